@@ -1,8 +1,8 @@
-"""The cheapest set whose rates add up to what is needed: a knapsack turned round.
+"""The cheapest set whose rates add up to what is needed: a knapsack problem in reverse.
 
-The greedy set by price per rollout, ended by the offer that ends it cheapest, is improved for as long as an exchange of
-at most two offers for at most two others saves anything. Few offers are solved by looking at all their sets.
-benchmarks.activation measures how far the result is from the cheapest set.
+A greedy set is taken by price per rollout and completed by the offer that completes it most cheaply. It is then
+improved as long as exchanging at most two offers for at most two others saves money. For a few offers all sets are
+tried. benchmarks.activation measures how far the result is from the cheapest set.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from itertools import combinations
 
 from swarm.capacity.prices import Offer, churn_reserve
 
-ALL_SETS = 8  # Offers up to which every set is looked at: 256
-EXCHANGED = 10  # Offers inside of the set, the dearest per rollout, and outside, the cheapest, that may change places
-MAX_EXCHANGES = 100  # Each saves something; a greedy set needs few
-ROUNDING = 1e-9  # Relative error of a sum of rates that is taken for rounding
+ALL_SETS = 8  # Up to this many offers all sets are tried: 256
+EXCHANGED = 10  # Offers considered for exchange: the dearest per rollout inside the set, and the cheapest outside
+MAX_EXCHANGES = 100  # Each exchange saves money; a greedy set needs few
+ROUNDING = 1e-9  # Relative error of a sum of rates that is put down to rounding
 
 
 def cover(offers: Sequence[Offer], need: float, *, held: Sequence[Offer] = ()) -> tuple[Offer, ...] | None:
-    """`held` and a cheap set of `offers` with a summed rate of at least `need` and their churn_reserve; None if all
-    together have less.
+    """Return `held` and a cheap set of `offers` whose rates add up to at least `need` plus their churn_reserve, or None
+    if all together fall short.
 
-    `offers` ascend by ratio, and of equal sets the one that comes first is chosen: put those first that should stay.
+    `offers` ascend by ratio. Among equal sets the first one wins, so put offers that should stay first.
     """
     rate, variance = _rate(held) - need * (1.0 - ROUNDING), _variance(held)
     if not _is_enough((rate, variance), (), offers):
@@ -46,7 +46,8 @@ def cover(offers: Sequence[Offer], need: float, *, held: Sequence[Offer] = ()) -
 
 
 def _greedy(offers: Sequence[Offer], rate: float, variance: float) -> list[Offer]:
-    """The offers in order, of which one that would be enough ends a set and is then left out: the cheapest such set."""
+    """Take the offers in order. An offer that would complete the set is noted as a candidate and left out. Return the
+    cheapest set that a candidate completes."""
     taken: list[Offer] = []
     ends: list[tuple[float, int, int]] = []
     price = 0.0
@@ -66,7 +67,7 @@ def _greedy(offers: Sequence[Offer], rate: float, variance: float) -> list[Offer
 def _exchanges(
     inside: Sequence[Offer], outside: Sequence[Offer]
 ) -> Iterator[tuple[tuple[Offer, ...], tuple[Offer, ...]]]:
-    """Up to two of `inside` for up to two of `outside`, those that save most first; none that saves nothing."""
+    """Yield exchanges of up to two of `inside` for up to two of `outside` that save money, the largest saving first."""
     pairs = [
         (gone, new)
         for gone in (*combinations(inside, 1), *combinations(inside, 2))
