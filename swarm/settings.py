@@ -30,7 +30,7 @@ TINY, TINY_WARM = "tiny", "tiny-warm"
 EMBEDDED = {TINY: 1e-3, TINY_WARM: 3e-4}
 """Models that are built in place instead of loaded, with a suitable learning rate for each"""
 
-SECTIONS = "What most people set", "Swarm", "Learning", "Engine", "Memory and disk", "Money"  # Of --help, in this order
+SECTIONS = "What most people set", "Swarm", "Learning", "Engine", "Memory and disk", "Money"  # The order in --help
 MOST, SWARM, LEARNING, ENGINE, MEMORY, MONEY = SECTIONS
 
 
@@ -62,7 +62,7 @@ def _as_weights(value: Any) -> Any:
 
 Whole = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Of a prompt or a completion
+Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Tokens of a prompt or a completion
 Bound = Annotated[int, Field(ge=0, le=1024)]  # Largest staleness in learner steps: older rollouts teach nothing
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or per 1e9 bytes, in the swarm's one currency; 0 is free

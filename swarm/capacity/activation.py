@@ -374,8 +374,8 @@ def dwell_decisions(saving: float) -> float:
 
 
 def gather_s(period_s: float) -> float:
-    """Return the seconds from news to the decision that they require: min(GATHER_S, GATHER_PART period_s). Waiting
-    answers news of one cause together."""
+    """Return the seconds from news to the decision that it requires: min(GATHER_S, GATHER_PART period_s). The wait lets
+    one decision answer all news of one cause."""
     return min(GATHER_S, GATHER_PART * period_s)
 
 

@@ -216,7 +216,7 @@ class CostBook:
         return account.sums, self._classes[account.device_class]
 
     def _make_room(self) -> None:
-        """If the book is full, close the account that was left first."""
+        """If the book is full, close the account of the sampler that left first."""
         if len(self._accounts) >= MAX_NODES:
             assert self._left, "more samplers are there than the estimator takes"
             oldest = next(iter(self._left))

