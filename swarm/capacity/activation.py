@@ -35,8 +35,7 @@ DWELL_DECISIONS = 20
 within that time is hardly ever exceeded later."""
 
 NOISE_SAVING = 0.15
-"""Savings up to this may be noise and need DWELL_DECISIONS in a row; larger ones need fewer, by the square of the
-ratio."""
+"""Savings up to this may be noise and need DWELL_DECISIONS in a row; larger ones fewer, by the square of the ratio."""
 
 QUICKEST_DECISIONS = 4  # Fewest decisions, whatever the saving: a newcomer's figures come from its first beats
 
@@ -147,9 +146,8 @@ class Activation:
         return self._reasons.get(node, "")
 
     def calls_for_decision(self, *, gone: Collection[str], came: int) -> bool:
-        """Return whether a decision is due gather_s() from now instead of with the next version: LOST_SHARE of the
-        active samplers are `gone` since the last one. The `came` newcomers count too while the active set does not
-        suffice."""
+        """Return whether a decision is due in gather_s() rather than with the next version: LOST_SHARE of the active
+        samplers are `gone`. The `came` newcomers count too while the active set does not suffice."""
         news = len(self._active.intersection(gone))
         if self.selection is None or not (self.selection.feasible and self.selection.has_margin):
             news += came
@@ -164,11 +162,8 @@ class Activation:
         now: float,
         idle_share: float | None = None,
     ) -> list[Change]:
-        """Decide and return the changes.
-
-        `workers` are all samplers that are present, at most MAX_NODES, with unique names. `idle_share` is the learner's
-        measured idle share over the last steps, None if it is unknown.
-        """
+        """Return the changes. `workers` are all present samplers, at most MAX_NODES, with unique names; `idle_share` is
+        the learner's measured share over the last steps, None if it is unknown."""
         names = [worker.name for worker in workers]
         assert len(set(names)) == len(names) <= MAX_NODES
         lost = self._active.difference(worker.name for worker in workers if fault_of(worker) is None)
@@ -243,8 +238,7 @@ class Activation:
         return self.selection, ""
 
     def _cheapest(self, search: Search, question: tuple[object, ...], *, present: frozenset[str]) -> Selection:
-        """Return the best set. The search is skipped while nothing has changed, and the model is asked only now and
-        then."""
+        """Return the best set. Skip the search while nothing changes, and ask the model only now and then."""
         self._decisions += 1
         if self._best is None or question != self._asked:
             more = len(present - self._asked_of) > MORE_PART * len(self._asked_of)
@@ -268,8 +262,7 @@ class Activation:
         return float("inf") if self._rules.budget_per_hour is None else self._rules.budget_per_hour
 
     def _cheaper(self, search: Search, held: Selection, best: Selection) -> Selection | None:
-        """Return the set that has saved enough for enough decisions, or None. It grows by whatever it would have
-        lacked.
+        """Return the set that has saved enough for enough decisions, grown by whatever it would have lacked, or None.
 
         It stays the same set and is judged by new figures each time: the set that looks cheapest at one decision owes
         part of that to errors in its favour.

@@ -45,8 +45,7 @@ class _Share:
 def thinned(
     demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, scale: float = 1.0
 ) -> tuple[Demand, tuple[UnitClass, ...]]:
-    """Return a demand and classes that behave like these and take less time to follow. Each worker counts `scale`
-    times."""
+    """Return a demand and classes that behave alike and take less time to follow. Each worker counts `scale` times."""
     groups = min(demand.groups_per_step, max(MIN_GROUPS, MAX_ROLLOUTS // demand.group_size))
     part = groups / demand.groups_per_step
     shares = [_share(members, scale=scale * part, part=part) for members in alike(demand, workers, install_s)]
@@ -55,8 +54,7 @@ def thinned(
 
 
 def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> list[list[Delayed]]:
-    """Return the workers with their installs, class by class: at most MAX_CLASSES, or 4 for each size of lockstep
-    engine."""
+    """Return the workers and installs by class: at most MAX_CLASSES, or 4 for each size of lockstep engine."""
     coarse = 1.0
     while True:
         found: dict[tuple[int, int, int], list[Delayed]] = {}
@@ -73,8 +71,7 @@ def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float])
 
 
 def _share(workers: Sequence[Delayed], *, scale: float, part: float) -> _Share:
-    """Make one class: each place of a continuous engine is a unit; a lockstep engine is one unit, with fewer samples if
-    thinned."""
+    """Make one class. A unit is a place of a continuous engine, or a lockstep engine, with fewer samples if thinned."""
     rate = math.fsum(worker.rollouts_per_s for worker, _ in workers)
     places = sum(worker.samples_at_once for worker, _ in workers)
     first, _ = workers[0]
@@ -89,8 +86,7 @@ def _share(workers: Sequence[Delayed], *, scale: float, part: float) -> _Share:
 
 
 def _whole(shares: Sequence[_Share], *, rate: float) -> tuple[UnitClass, ...]:
-    """Make units whole at the summed `rate`. Rounding errors carry over to the next class, so that small classes are
-    not distorted."""
+    """Make units whole at the summed `rate`. Rounding errors carry over to the next class and distort none."""
     found: list[tuple[_Share, int]] = []
     carried = 0.0
     for share in shares:

@@ -46,8 +46,8 @@ def cover(offers: Sequence[Offer], need: float, *, held: Sequence[Offer] = ()) -
 
 
 def _greedy(offers: Sequence[Offer], rate: float, variance: float) -> list[Offer]:
-    """Take the offers in order. An offer that would complete the set is noted as a candidate and left out. Return the
-    cheapest set that a candidate completes."""
+    """Take the offers in order, but leave out each one that would complete the set. Return the cheapest set so
+    completed."""
     taken: list[Offer] = []
     ends: list[tuple[float, int, int]] = []
     price = 0.0

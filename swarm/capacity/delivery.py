@@ -95,8 +95,7 @@ SET_ASIDE = 0.25
 """A mesh relay sets aside children that are slower than this share of the average, and waits for all others."""
 
 RELIEF_S = 3.0
-"""Until the children of a slow parent have another one: they complain, the learner gathers complaints and plans again.
-"""
+"""Until children of a slow parent get another one: they complain, the learner gathers complaints and plans again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +160,8 @@ def _mesh(plan: Plan, nbytes: float, chunk: float, caps: dict[NodeId, float]) ->
 def _dealt(
     relays: Mapping[NodeId, float], caps: Mapping[NodeId, float], learner: float, leaves: Container[NodeId]
 ) -> float:
-    """Return the bytes/s at which a mesh deals chunks: limited by all uplinks, and by the slowest downlink that relays
-    do not set aside. If some are set aside, the learner sends to relays alone, because its own links would have a
-    queue."""
+    """Return the bytes/s at which a mesh deals chunks, limited by all uplinks and by the slowest downlink not set
+    aside. If some are set aside, the learner sends to relays alone, because its own links would have a queue."""
     publics = sum(uplink for node, uplink in relays.items() if node not in leaves)
     leaf_count = sum(node in leaves for node in relays)
     bound = min(learner, (learner + sum(relays.values())) / len(relays), (learner + publics) / max(1, leaf_count))
@@ -279,9 +277,8 @@ MAX_SETS = 64
 def disseminate_by(
     *, learner_uplink_bytes_per_s: float, encoded_bytes: float, apply_s: float, scheme: Scheme | None = None
 ) -> Disseminate:
-    """Return a planner for versions of `encoded_bytes`; a worker has applied one `apply_s` after its last byte. If
-    `scheme` is None, the planner chooses. An unknown uplink counts as the median of the others, an unknown downlink as
-    infinite."""
+    """Return a planner for versions of `encoded_bytes`, applied `apply_s` after their last byte. Without a `scheme` the
+    planner chooses. An unknown uplink counts as the median of the others, an unknown downlink as infinite."""
     learner = PeerProfile(node=LEARNER, public=True, uplink_bytes_per_s=learner_uplink_bytes_per_s)
 
     @lru_cache(maxsize=MAX_SETS)

@@ -36,8 +36,7 @@ class Lengths:
 
     @staticmethod
     def lognormal(*, median: float, sigma: float, cap: float = math.inf) -> Lengths:
-        """Return the middles of MAX_LENGTHS equally likely slices of a lognormal, cut at `cap`; a single length if
-        sigma is 0."""
+        """Return the middles of MAX_LENGTHS equally likely slices, cut at `cap`. Sigma 0 gives one length."""
         if sigma == 0:
             return Lengths(tokens=(min(cap, median),))
         normal = NormalDist(math.log(median), sigma)

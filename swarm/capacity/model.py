@@ -57,8 +57,7 @@ class Prediction:
 
 
 def slack_s(*, publish_every_steps: int, max_staleness: int, train_step_s: float, latency_s: float) -> float:
-    """Return (S + 1 - kappa) T - latency: the time left to make a batch from a version whose first rollouts came that
-    late."""
+    """Return (S + 1 - kappa) T - latency: the time to make a batch of a version whose first rollouts came so late."""
     _check(publish_every_steps=publish_every_steps, train_step_s=train_step_s)
     _check_least_zero(max_staleness=max_staleness, latency_s=latency_s)
     return (max_staleness + 1 - publish_every_steps) * train_step_s - latency_s

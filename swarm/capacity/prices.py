@@ -59,8 +59,7 @@ def missing_share(*, departures_per_hour: float, replace_s: float) -> float:
 
 
 def churn_variance(present_rollouts_per_s: float, missing: float) -> float:
-    """Return the variance of what one sampler contributes: mu^2 p (1 - p), where p is the share of the time it is
-    missing."""
+    """Return the variance of one sampler's contribution: mu^2 p (1 - p), where p is its missing share."""
     return present_rollouts_per_s**2 * missing * (1.0 - missing)
 
 
@@ -74,8 +73,7 @@ def churn_reserve(variance: float) -> float:
 
 
 def traffic_per_hour(worker: Worker, *, down_bytes: float, up_bytes: float, versions_per_hour: float) -> float:
-    """Return the price of the metered traffic that versions cause at a sampler. Rollouts are a few kilobytes and not
-    counted."""
+    """Return the price of the metered traffic of versions at a sampler. Rollouts are kilobytes and not counted."""
     per_version = down_bytes * worker.down_cost_per_gb + up_bytes * worker.up_cost_per_gb
     return versions_per_hour * per_version / GB
 

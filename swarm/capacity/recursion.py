@@ -111,8 +111,7 @@ class Recursion:
         self.tally = Tally()
 
     def steps(self, count: int) -> float:
-        """Continue until `count` more batches are taken. Return the elapsed time; `tally` holds the sums of these
-        steps."""
+        """Take `count` more batches and return the seconds that they took; `tally` holds their sums."""
         self.tally = Tally()
         began = self._now
         self._changed()

@@ -138,9 +138,8 @@ class Market:
         return Delivery(install_s=max(like.install_s, own_s), down_bytes=like.down_bytes, up_bytes=like.up_bytes)
 
     def offers(self) -> list[Offer]:
-        """Return an offer for each sampler that would contribute, cheapest per rollout first. Among equals, kept
-        samplers come first, then faster ones. If nobody can be in time (S = 0), offer all of them; a sampler counts for
-        more the less it delays a step."""
+        """Return the offers of all who would contribute, cheapest per rollout first; among equals kept samplers first,
+        then faster ones. If nobody can be in time (S = 0), all offer, and count for more the less they delay a step."""
         offers = self._offers(waiting=False) or self._offers(waiting=True)
         return sorted(offers, key=lambda o: (o.ratio, o.name not in self._kept, -o.useful_rollouts_per_s, o.name))
 
@@ -168,8 +167,7 @@ class Market:
         )
 
     def missing_share(self, worker: Worker) -> float:
-        """Return the share of the time for which its place is empty. A loss is noticed and decided upon within one
-        publication period; then the replacement has to start."""
+        """A loss is noticed and decided upon within one publication period; then a replacement starts."""
         period_s = self.demand.publish_every_steps * self.demand.train_step_s
         return missing_share(departures_per_hour=worker.departures_per_hour, replace_s=worker.start_s + period_s)
 
@@ -265,11 +263,8 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A set of samplers and its plan.
-
-    `present_rollouts_per_s` is their useful rate while all are present. In `useful_rollouts_per_s` each sampler is
-    missing for its share of the time.
-    """
+    """A set and its plan. `present_rollouts_per_s` is its useful rate while all are present; in `useful_rollouts_per_s`
+    each sampler is missing for its share of the time."""
 
     names: tuple[str, ...]
     dissemination: Dissemination
@@ -290,11 +285,8 @@ def select(
     kept: Collection[str] = (),
     model: Model = capacity_model,
 ) -> Selection:
-    """Return the set to activate. Among equal choices, samplers in `kept` stay.
-
-    Workers' names are unique. Workers with an unknown rate (0) or with impossible figures are not chosen; `standby`
-    says so.
-    """
+    """Return the set to activate. Among equal choices, samplers in `kept` stay. Workers' names are unique; those with
+    an unknown rate (0) or impossible figures are not chosen, and `standby` says so."""
     return Search(demand, workers, disseminate, rules, kept=kept, model=model).select()
 
 
@@ -326,9 +318,8 @@ class Search:
         return self._demand.rollouts_per_step / self._demand.train_step_s
 
     def select(self, *, fixed: Collection[str] = (), after: Selection | None = None) -> Selection:
-        """Return the set to activate. Samplers in `fixed` are always in it, unless the budget forbids it. The goal and
-        the effort of `after`, an earlier selection, save asking the model; they are dropped if the model predicts that
-        they fall short."""
+        """Return the set to activate. It includes `fixed` unless the budget forbids it. The goal and effort of the
+        earlier selection `after` save asking the model; they are dropped if the model predicts that they fall short."""
         if self._rules.activate == "all" or not self._market.workers:
             return self._afforded(self.assess(tuple(self._market.workers)))
         found = None
@@ -517,8 +508,7 @@ class Search:
         return effort * self.base_rollouts_per_s * (1.0 + self._rules.least_margin)
 
     def _effort(self, trial: Trial) -> float:
-        """Return the useful rate that the model requires of samplers like these, divided by R / T; inf if no number
-        suffices."""
+        """Return the useful rate that the model needs of such samplers, over R / T; inf if no number suffices."""
         chosen = [self._market.workers[name] for name in trial.names]
         rate = sum(worker.rollouts_per_s for worker in chosen)
         if trial.present_rollouts_per_s == 0:

@@ -114,8 +114,7 @@ def settings_of(
 
 
 def planned_setting(scenario: Scenario, arm: str, *, max_staleness: int | None) -> Setting:
-    """Return the bound and the period that `plan` chooses for this arm, with `max_staleness` as the bound if it is
-    given."""
+    """Return the bound and period that `plan` chooses for this arm; `max_staleness`, if given, is the bound."""
     from swarm.capacity.model import NEARLY_BUSY
     from swarm.capacity.plan.arms import ArmPlanner
     from swarm.capacity.plan.scenario import online_of

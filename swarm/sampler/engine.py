@@ -117,10 +117,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """One completion: int32 ids and float32 behaviour log-probs, little-endian; `fault` says why there is none.
-
-    `spans` name the version of each token, in order and without gaps.
-    """
+    """One completion: int32 ids and float32 behaviour log-probs, little-endian; `fault` says why there is none. `spans`
+    name the version of each token, in order and without gaps."""
 
     token_ids: bytes
     logprobs: bytes

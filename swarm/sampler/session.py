@@ -32,11 +32,11 @@ from swarm.sampler.spool import Spool, SpooledAnswer
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.types import VersionId
 
-SAID_AGAIN_S = 60.0  # Shortest time between two lines: a run may drop some in each step
+SAID_AGAIN_S = 60.0  # Shortest time between two lines: a run that drops some in each step must not fill the terminal
 
 
 class Drops:
-    """The learner's counts of dropped rollouts by reason, and when to report them. `counts` begin with the learner."""
+    """The learner's counts of dropped rollouts by reason, and when to report them. `counts` run since its start."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}

@@ -60,8 +60,7 @@ R = TypeVar("R")
 
 
 class TransformersEngine:
-    """The calls of an `Engine` over `AutoModelForCausalLM.generate`, blocking. The caller has checked the file of an
-    install."""
+    """An `Engine`'s calls over `AutoModelForCausalLM.generate`, blocking. An install's file is checked before."""
 
     def __init__(self) -> None:
         self._model: Any = None

@@ -50,8 +50,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class TrialCache:
-    """Former trials of this node, in one file that is replaced as a whole. An unreadable file counts as empty.
-    Blocking."""
+    """Former trials of this node, in one file that is replaced whole; an unreadable one counts as empty. Blocking."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,8 +59,7 @@ class TrialCache:
         return self._read().get(key)
 
     def put(self, key: str, trial: Trial) -> None:
-        """Keep a trial, and drop the oldest beyond ENTRIES. If the disk is full the trial is not kept and will be
-        repeated."""
+        """Keep a trial; drop the oldest beyond ENTRIES. If the disk is full, it will be made again."""
         trials = self._read()
         trials.pop(key, None)
         trials[key] = trial
@@ -117,8 +115,7 @@ def assumed_rollouts_per_s(trial: Trial, context_tokens: int) -> float:
 
 
 def cache_key(started: Started, layout: Layout) -> str:
-    """Return everything a trial's figure depends on, readable: device, engine, libraries, places, model without
-    weights."""
+    """Return what a trial's figure depends on, readable: device, engine, libraries, places, model without weights."""
     config = next((file.content for file in layout.files if file.name == "config.json"), b"")
     model = digest(encode((layout.tensors, config))).hex()[:32]
     where = f"{started.device_name or 'a processor'} ({started.device}, {started.dtype})"

@@ -44,8 +44,7 @@ def sum_of_counts(counts: Any) -> int:
 
 
 def mapped_tensors(path: str, layout: Layout) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
-    """Yield the tensors of the file at `path`, in layout order: views of one read-only map, to be copied and never
-    kept."""
+    """Yield the file's tensors in layout order: views of one read-only map, to be copied and never kept."""
     import torch
 
     from swarm.learner.device import TORCH_DTYPES

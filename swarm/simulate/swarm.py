@@ -160,8 +160,7 @@ figure; one in a thousand is visible and decides nothing."""
 NOTICE_S = MISSED_BEATS * BEAT_S + 0.01  # Until the learner notices that a vanished sampler is silent
 
 WARMUP_SHARE, WARMUP_STEPS = 0.25, 10
-"""The part of a run that figures leave out, while engines start and places are empty: ten steps, or a quarter of the
-time if that is less."""
+"""Before figures count: ten steps, or a quarter of the time if that is less. Engines start and places are empty."""
 
 
 def warmup_steps(*, max_staleness: int, publish_every_steps: int) -> int:

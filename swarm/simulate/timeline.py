@@ -9,8 +9,7 @@ POINTS = 600  # Moments of a run at which the swarm is sampled: a picture would 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTaken:
-    """One batch: when it was taken, how long the learner waited for it, how old it was, and what the step before it
-    cost."""
+    """One batch: when it was taken, how long it was waited for, how old it was, and what the previous step cost."""
 
     at_s: float
     waited_s: float

@@ -31,12 +31,10 @@ TYPICAL = 1.5
 """Rate of the cheapest samplers, in R / T, with which settings are ranked: about what is chosen in the end."""
 
 LONGEST_PERIOD = 16
-"""Longest publication period, in steps, that is tried: rarer versions save little more traffic, and each pair takes 50
-ms."""
+"""Longest period between versions, in steps: rarer ones save little more traffic, and each pair takes 50 ms to try."""
 
 CLOSE = 1.05
-"""The search ends at a cost within this factor of the least estimate: estimates ignore churn and that samplers are
-whole."""
+"""The search ends within this factor of the least estimate: estimates ignore churn and that samplers are whole."""
 
 MAX_PLANNED = 3  # Settings of one arm that are planned fully: each takes up to some seconds
 AS_CHEAP = 1.01  # Costs per step within this factor count as equal: prices are not known better
@@ -192,8 +190,7 @@ class ArmPlanner:
         return sorted(best.values(), key=lambda one: (max(one[0], AS_CHEAP * least), one[1].max_staleness))
 
     def _estimate(self, typical: Arm) -> float:
-        """Estimate the cost of a step. If the cheapest samplers are more than enough, only the needed part of them is
-        counted."""
+        """Estimate the cost of a step, with only a part of the cheapest samplers if they are more than enough."""
         if not typical.feasible:
             return typical.cost_per_step
         learner = self.scenario.learner

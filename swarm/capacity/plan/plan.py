@@ -165,8 +165,7 @@ class NoFeasibleSet(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassLine:
-    """A class of the fleet: how many samplers are present at a time, how many of them are active; price and rate of
-    each."""
+    """A class of the fleet: how many are present at a time and how many of them are active; price and rate of each."""
 
     name: str
     online: int

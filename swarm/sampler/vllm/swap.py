@@ -227,8 +227,7 @@ class Swaps:
                 raise Unproven(why)
 
     async def _prove_sums(self, sums: tuple[int, ...], progress: Told) -> Proof:
-        """Compare the sums of all tensors that the workers still hold as they came. Raise Unproven with one that
-        differs."""
+        """Compare the sums of all tensors that the workers hold as they came. Raise Unproven if one differs."""
         call = self._engine.collective_rpc("echo_sums", args=(self._layout_json,))
         answers = await self._limited(_of_workers(call), self._reload_limit_s, "sum its weights", progress)
         workers = [msgspec.json.decode(answer, type=dict[str, int]) for answer in answers]
@@ -259,8 +258,7 @@ class Swaps:
         self._give_up(UNPROVEN)
 
     async def _limited(self, call: Awaitable[R], limit_s: float, what: str, progress: Told) -> R:
-        """Call `limited`, but stop soon if the core is gone: it would never answer, and the call would wait for its
-        limit."""
+        """Call `limited`, but stop soon if the core is gone, which would never answer."""
 
         def beat() -> None:
             if self._engine.errored:
@@ -275,8 +273,7 @@ class Swaps:
 
 
 async def limited(work: Awaitable[R], limit_s: float, what: str, progress: Told) -> R:
-    """Return the result of `work`. Raise TookTooLong after `limit_s`. Report progress meanwhile, because the limit is
-    ours."""
+    """Return the result of `work`. Raise TookTooLong after `limit_s`. Report progress: the limit is ours."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     ends_at = loop.time() + limit_s

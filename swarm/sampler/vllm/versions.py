@@ -123,8 +123,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
-    """Return vLLM's configuration for `command`. Raise UserError for an option that the model or the machine does not
-    allow."""
+    """Return vLLM's configuration. Raise UserError for an option that the model or the machine does not allow."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     options = command.options
@@ -263,11 +262,9 @@ def engine_dead_error() -> type[Exception]:
 
 
 def make_engine(config: Any, told: Callable[[], None]) -> Any:
-    """Return an AsyncLLM with its processes started. Blocking. `told` is called after every step that drew tokens.
-
-    The core's outputs are observed on their way into the front: vLLM's own interface for this, a statistics logger,
-    makes both sides record every token.
-    """
+    """Return an AsyncLLM with its processes started; blocking. `told` is called after every step that drew tokens. It
+    watches the core's outputs on their way into the front: vLLM's own interface, a statistics logger, makes both sides
+    record every token."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
