@@ -1,4 +1,4 @@
-"""Entry point: checks the Python version before anything that needs it is imported."""
+"""Entry point: it checks the Python version before it imports anything that needs it."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What can go wrong, by whose fault it is. The type says who has to act, the message what to do next."""
+"""What can go wrong, sorted by whose fault it is. The type says who has to act, the message what to do next."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ class EchoError(Exception):
 
 
 class UserError(EchoError):
-    """The person at the keyboard has to change something: one line, exit status 2."""
+    """The person at the keyboard has to change something. Shown as one line, with exit status 2."""
 
 
 class Damaged(UserError):
-    """A file of a run was changed or is gone. The message says which one, and how to save the rest."""
+    """A file of a run was changed or is missing. The message says which one, and how to save the rest."""
 
     def __init__(self, run_dir: Path, name: str, why: object) -> None:
         super().__init__(
@@ -26,7 +26,7 @@ class ProtocolError(EchoError):
 
 
 class TooLarge(ProtocolError):
-    """A body over its cap, refused before it was decoded."""
+    """A body exceeded its cap and was refused before it was decoded."""
 
 
 class ChildFailed(EchoError):
@@ -38,7 +38,7 @@ class PeerUnreachable(EchoError):
 
 
 def first_fault(error: BaseException) -> BaseException:
-    """The first plain exception of a group, or the exception itself."""
+    """Return the first plain exception of a group, or the exception itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,15 +1,15 @@
-"""Heavy work outside of the event loop: child processes (a trainer, an engine), and threads that may be abandoned.
+"""Heavy work outside the event loop: child processes (a trainer, an engine), and threads that may be abandoned.
 
-The parent (asyncio) starts `python -m MODULE` with the path of a Unix socket in the environment, so that the same child
-runs alone or as rank 0 under torchrun. A child that shows no progress for `hang_s` is killed; the caller gets
-ChildFailed and decides what to do. The child ends by itself when its parent is gone, which closes or resets the socket.
+The parent (asyncio) starts `python -m MODULE` and passes the path of a Unix socket in the environment, so that the same
+child runs alone or as rank 0 under torchrun. A child that makes no progress for `hang_s` is killed; the caller gets
+ChildFailed and decides what to do. When the parent is gone, the socket closes or resets and the child exits.
 
 Calls and answers are frames: a 4-byte big-endian length and msgpack. The parent sends Calls. The child sends Progress
-frames, and one Reply or Failure to each call. A child serves its calls in turn, or side by side if it can. Weights
-never travel here; they cross through memory-mapped files.
+frames and answers each call with one Reply or Failure, either in turn or side by side. Weights never travel here; they
+cross through memory-mapped files.
 
-A user's task may block for as long as it likes, and a stop must not wait for it. The threads of `asyncio.to_thread` are
-joined before the loop closes and before the process ends; that of `in_thread` is not.
+A user's task may block for as long as it likes, and a stop must not wait for it. Threads of `asyncio.to_thread` are
+joined before the loop closes and before the process ends; the thread of `in_thread` is not.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from swarm.errors import ChildFailed, UserError
 
 SOCKET_VARIABLE = "ECHO_NODE_CHILD_SOCKET"
 
-FRAME_BYTES = 1 << 30  # Only catches a broken stream: a batch of 8,192 rollouts of 8,192 tokens is 600 MB
-START_S = 120.0  # Longest wait for a child to import its libraries and connect: four of them importing at once took 7 s
-STOP_S = 5.0  # From the request to end until a child is killed
+FRAME_BYTES = 1 << 30  # Only catches a broken stream: 8,192 rollouts of 8,192 tokens are 600 MB
+START_S = 120.0  # Longest wait for a child to import libraries and connect: four at once took 7 s
+STOP_S = 5.0  # From the request to end until the child is killed
 PROGRESS_S = 1.0  # Shortest time between two progress frames
 R = TypeVar("R")
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The child is alive and at work. `said` is a line for the person at the terminal."""
+    """The child is alive and working. `said` is a line for the person at the terminal."""
 
     said: str = ""
 
@@ -74,7 +74,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Child:
-    """The parent's end. `name` is for messages; `python -m module arguments` is run."""
+    """The parent's end. It runs `python -m module arguments`; `name` appears in messages."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Child:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start the process and wait until it has connected. ChildFailed with the log's tail if it does not."""
+        """Start the process and wait until it connects. Raise ChildFailed with the log's tail if it does not."""
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
             path = os.path.join(directory, "child.sock")
             connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
@@ -138,15 +138,15 @@ class Child:
     async def call(self, command: msgspec.Struct, kind: UnionType) -> Any: ...
 
     async def call(self, command: msgspec.Struct, kind: Any) -> Any:
-        """Run one command; its answer is a `kind`. ChildFailed if the child dies, hangs or fails; UserError if the user
-        has to act. A call that is cancelled kills the child, whose state would be unknown."""
+        """Run one command and return its answer as a `kind`. Raise ChildFailed if the child dies, hangs or fails, and
+        UserError if the user has to act. A cancelled call kills the child, because its state would be unknown."""
         try:
             answer = await self._answer(msgspec.msgpack.encode(command))
         except TimeoutError as error:
             await self.kill()
             raise ChildFailed(f"the {self.name} made no progress for {self._hang_s:g} s and was killed") from error
         except OSError as error:
-            # torchrun may have more to say about the end of its rank 0.
+            # torchrun may have more to say about the end of its rank 0, so let it finish.
             await self.stop()
             raise ChildFailed(f"the {self.name} died; {self.log_tail()}") from error
         except asyncio.CancelledError:
@@ -161,7 +161,7 @@ class Child:
                 raise ChildFailed(f"the {self.name} failed: {message}; {self.log_tail()}")
 
     async def _answer(self, body: bytes) -> Reply | Failure:
-        """Send a command and wait for its answer. TimeoutError if the child is silent for too long."""
+        """Send a command and wait for its answer. Raise TimeoutError if the child is silent for too long."""
         assert self._writer is not None
         assert self._listening is not None
         if self._listening.done():
@@ -204,7 +204,7 @@ class Child:
             self._end_calls(str(error))
 
     async def stop(self) -> None:
-        """Close the channel, which ends the child; kill it if it does not go."""
+        """Close the channel, which ends the child; kill it if it stays."""
         self._hang_up()
         if self._process is None or self._process.returncode is not None:
             return
@@ -215,7 +215,7 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """End the child and its own children at once."""
+        """Kill the child and its own children at once."""
         self._hang_up()
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -235,8 +235,8 @@ class Child:
                 waiting.set_exception(ConnectionResetError(why))
 
     def log_tail(self) -> str:
-        """The last lines that the child and its own processes wrote, without the frames of tracebacks, and where the
-        rest is."""
+        """Return the last lines written by the child and its own processes, without traceback frames, and the path of
+        the log."""
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -262,7 +262,7 @@ class Child:
 
 
 async def read_frame(reader: asyncio.StreamReader, limit: int = FRAME_BYTES) -> bytes:
-    """OSError for a frame of more than `limit` bytes."""
+    """Return the next frame. Raise OSError if it is longer than `limit` bytes."""
     (size,) = struct.unpack(">I", await reader.readexactly(4))
     if size > limit:
         raise OSError(f"frame of {size} bytes")
@@ -270,7 +270,7 @@ async def read_frame(reader: asyncio.StreamReader, limit: int = FRAME_BYTES) -> 
 
 
 class ChildChannel:
-    """The child's end. When the parent is gone the process ends with `status_without_parent`."""
+    """The child's end. When the parent is gone, the process exits with `status_without_parent`."""
 
     def __init__(self, *, status_without_parent: int = 0) -> None:
         self._status_without_parent = status_without_parent
@@ -285,19 +285,19 @@ class ChildChannel:
         threading.Thread(target=self._read, name="parent", daemon=True).start()
 
     def progress(self) -> None:
-        """Tell the parent that work goes on. Cheap to call often."""
+        """Tell the parent that work goes on. Cheap enough to call often."""
         now = time.monotonic()
         if now - self._last_progress >= PROGRESS_S:
             self._last_progress = now
             self._send(Progress())
 
     def tell(self, line: str) -> None:
-        """Say a line to the person at the parent's terminal."""
+        """Print a line at the parent's terminal."""
         self._send(Progress(said=line))
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Tell the parent of progress during a call that cannot do so itself, such as a download."""
+        """Report progress during a call that cannot do so itself, such as a download."""
         over = threading.Event()
 
         def beat() -> None:
@@ -327,8 +327,8 @@ class ChildChannel:
                     return
 
     async def serve_side_by_side(self, kind: Any, handle: Callable[[Any], Awaitable[msgspec.Struct]]) -> None:
-        """Answer commands of the union `kind` with `handle(command)`, started in order and run side by side, until the
-        parent is gone. The parent limits how many there are at a time."""
+        """Answer commands of the union `kind` with `handle(command)`, started in order and run concurrently, until the
+        parent is gone. The parent limits how many run at a time."""
 
         async def answer(call: Call) -> None:
             try:
@@ -364,12 +364,12 @@ class ChildChannel:
                 while len(size := stream.read(4)) == 4:
                     self._commands.put(stream.read(struct.unpack(">I", size)[0]))
         finally:
-            # The parent is gone (end of file, or a reset if it died with an answer unread): nobody needs the result.
+            # The parent is gone (end of file, or a reset if it died with an unread answer), so nobody needs the result.
             os._exit(self._status_without_parent)
 
 
 class NoParent(ChildChannel):
-    """The channel of a process without a parent to report to, such as ranks 1 and up."""
+    """The channel of a process that reports to nobody, such as ranks 1 and up."""
 
     def __init__(self) -> None: ...
 
@@ -379,9 +379,9 @@ class NoParent(ChildChannel):
 
 
 async def in_thread(work: Callable[[], R]) -> R:
-    """What `work` returns or raises. If this is cancelled, `work` goes on alone until it or the process ends."""
+    """Return or raise what `work` does. If this is cancelled, `work` continues until it or the process ends."""
     done: Future[R] = Future()
-    # From now on a cancellation reaches only those who wait.
+    # From now on a cancellation reaches only the awaiting task.
     done.set_running_or_notify_cancel()
 
     def run() -> None:

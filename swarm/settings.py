@@ -1,8 +1,7 @@
-"""What a user may set, as pydantic models, and how settings are read from a TOML file and from flags.
+"""Everything a user may set, as pydantic models, and how settings are read from a TOML file and from flags.
 
-Every field is a key of the file. A field with a `Flag` is also an option of the command line (cli/options.py), and its
-`Change` says when it may be changed. So a new setting is one line here. An error in a file names the file, the key and
-the line.
+Every field is a key of the file. A field with a `Flag` is also a command-line option (cli/options.py), and its `Change`
+says when it may be changed. So a new setting is one line here. An error in a file names the file, the key and the line.
 """
 
 from __future__ import annotations
@@ -29,16 +28,15 @@ DEFAULT_PORT = 7700
 
 TINY, TINY_WARM = "tiny", "tiny-warm"
 EMBEDDED = {TINY: 1e-3, TINY_WARM: 3e-4}
-"""Models that are made on the spot and not loaded, with the learning rate that suits each."""
+"""Models that are built in place instead of loaded, with a suitable learning rate for each"""
 
-SECTIONS = "What most people set", "Swarm", "Learning", "Engine", "Memory and disk", "Money"  # Of --help, in this order
+SECTIONS = "What most people set", "Swarm", "Learning", "Engine", "Memory and disk", "Money"  # The order in --help
 MOST, SWARM, LEARNING, ENGINE, MEMORY, MONEY = SECTIONS
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Makes a setting an option of the command line. `default` describes the default if the field's own value does
-    not."""
+    """Makes a setting a command-line option. `default` describes the default if the field's own value does not."""
 
     section: str
     help: str
@@ -46,8 +44,8 @@ class Flag:
 
 
 class Change(Enum):
-    """When a setting of a run may be changed. One without this mark never may: the recorded batches depend on it, and
-    to train on them again would be another run."""
+    """When a setting of a run may be changed. A setting without this mark is fixed: the recorded batches depend on it,
+    and training on them with another value would be another run."""
 
     RESUMED = "when the run is resumed"
     RUNNING = "then, and by `echo-node set` while the learner runs"
@@ -64,23 +62,21 @@ def _as_weights(value: Any) -> Any:
 
 Whole = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Of a prompt or a completion
+Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Tokens of a prompt or a completion
 Bound = Annotated[int, Field(ge=0, le=1024)]  # Largest staleness in learner steps: older rollouts teach nothing
-Mbit = Annotated[float, Field(gt=0, le=1e6)]  # A rate of the line in Mbit/s; None: no cap
-Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or 1e9 bytes, in the one currency of the swarm; 0 is free
-Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time is longer or shorter
+Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
+Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or per 1e9 bytes, in the swarm's one currency; 0 is free
+Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time varies
 
 Rewards = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[float, Field(ge=-1e6, le=1e6)]],
     BeforeValidator(_as_weights),
     Field(max_length=16),
-]
-"""Weights of rewards by name. A flag gives them as NAME=WEIGHT, or as NAME for a weight of 1."""
+]  # Weights of rewards by name. A flag gives them as NAME=WEIGHT, or as NAME for a weight of 1.
 
 Bootstrap = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Field(max_length=32)
-]
-"""Members to begin with: host, host:port, URL or join line. A single one may be written without brackets."""
+]  # First members to contact: host, host:port, URL or join line. A single one may be written without brackets.
 
 
 class LeadConfig(BaseModel):
@@ -228,23 +224,22 @@ class LeadConfig(BaseModel):
 
     @property
     def resolved_reward_processes(self) -> int:
-        """By default a quarter of the cores, at most 8: the trainer and the network need the others."""
+        """By default a quarter of the cores, at most 8: the trainer and the network need the rest."""
         return self.reward_processes or max(1, min(8, (os.cpu_count() or 1) // 4))
 
     @property
     def resolved_learning_rate(self) -> float:
-        """By default that of EMBEDDED, or 1e-6, the usual rate for post-training a real model."""
+        """By default the rate in EMBEDDED, or 1e-6, which is usual for post-training a real model."""
         return self.learning_rate or EMBEDDED.get(self.model, 1e-6)
 
 
 CHANGEABLE = {
     name: mark for name, field in LeadConfig.model_fields.items() for mark in field.metadata if isinstance(mark, Change)
-}
-"""Settings that may differ when a run is resumed, and when."""
+}  # Settings that may differ when a run is resumed, and when
 
 
 class JoinConfig(BaseModel):
-    """One sampler or relay. Unless they are set, `host`, `port`, `tls` and `lan` depend on where the bootstraps are."""
+    """One sampler or relay. The defaults of `host`, `port`, `tls` and `lan` depend on where the bootstraps are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -316,7 +311,6 @@ class JoinConfig(BaseModel):
 
     @property
     def engine_options(self) -> EngineOptions:
-        """What the engine is started with."""
         from swarm.sampler.engine import EngineOptions
 
         named = {"arguments": "engine_arguments", "places": "batch_samples", "hang_s": "engine_hang_s"}
@@ -345,21 +339,22 @@ class DemoConfig(BaseModel):
 
     @property
     def vllm_samplers(self) -> int:
-        """With vLLM all samplers but the last have it: that both kinds draw for one batch is the point."""
+        """With vLLM, all samplers but the last use it: the point is that both engines draw for one batch."""
         return max(1, self.samplers - 1) if self.engine == "vllm" else 0
 
 
-MAX_FAULTS = 3  # Of a file that are told; more in one line would not be read
+MAX_FAULTS = 3  # Faults of a file that a message names; nobody would read more in one line
 MAX_SHOWN = 60  # Characters of a value or a name that a message repeats
 C = TypeVar("C", bound=BaseModel)
-Place = tuple[str | int, ...]  # Keys and, in a list, positions that lead to a value
+Place = tuple[str | int, ...]  # Path to a value: keys, and positions in lists
 
 
 def load_config(
     kind: type[C], file: Path | None, flags: dict[str, Any], *, before: Mapping[str, Any] | None = None
 ) -> C:
-    """A `kind` from the settings `before`, overridden by the TOML `file`, overridden by the flags that are not None.
-    UserError in one line, which names a setting as the flag or as the key of the file that it came from."""
+    """Return a `kind` built from the settings `before`, the TOML `file` and the flags that are not None; later ones
+    win. Raise a one-line UserError that names a setting by its flag, or by its key in the file if it came from there.
+    """
     values = read_toml(file) if file else {}
     given = {name: value for name, value in flags.items() if value is not None}
     try:
@@ -374,7 +369,7 @@ def load_config(
 
 
 def load_file(kind: type[C], file: Path) -> C:
-    """A `kind` from a TOML file alone. UserError in one line that names the file, the keys and their lines."""
+    """Return a `kind` from a TOML file alone. Raise a one-line UserError that names the file, keys and lines."""
     values = read_toml(file)
     try:
         return kind(**values)
@@ -383,7 +378,7 @@ def load_file(kind: type[C], file: Path) -> C:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The settings of a file, not checked yet. UserError if it cannot be read."""
+    """Return the settings of a file, unchecked. Raise UserError if it cannot be read."""
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:
@@ -393,16 +388,16 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """`: did you mean ...?`, or "" if no known name is similar."""
+    """Return `: did you mean ...?`, or "" if no known name is similar."""
     near = get_close_matches(name, list(known), n=1)
     return f": did you mean {near[0]}?" if near else ""
 
 
 def line_of(text: str, place: Place) -> int:
-    """The line, from 1, of the statement in a valid TOML text that gives the value at `place`. For a value that is not
-    there, the line of the table that it would be in; 0 if that is not there either."""
-    # The parser keeps no line numbers. A statement is complete when it parses by itself, and `place` is in the first
-    # one with which the text so far gives as much of it as the whole text does.
+    """Return the line, from 1, of the statement in a valid TOML text that sets the value at `place`. If the value is
+    missing, return the line of the table that it would be in, or 0 if that is missing too."""
+    # The parser keeps no line numbers. A statement is complete when it parses on its own. It sets `place` if it is the
+    # first one with which the text so far gives as much of `place` as the whole text does.
     lines, ends = text.split("\n"), [0]
     for end in range(1, len(lines) + 1):
         with suppress(tomllib.TOMLDecodeError):
@@ -410,7 +405,7 @@ def line_of(text: str, place: Place) -> int:
             ends.append(end)
 
     def depth(count: int) -> int:
-        """How many parts of `place` the first `count` statements give."""
+        """Return how many parts of `place` the first `count` statements set."""
         values: Any = tomllib.loads("\n".join(lines[: ends[count]]))
         for found, part in enumerate(place):
             try:
@@ -440,7 +435,7 @@ def _explain_flag(kind: type[BaseModel], fault: Any) -> str:
 def _explain_file(kind: type[BaseModel], file: Path, values: dict[str, Any], faults: Sequence[Any]) -> str:
     text = file.read_text()
     places = {fault["loc"] for fault in faults}
-    # pydantic also calls a list empty if all of its members are faulty.
+    # pydantic also reports a list as empty if all its members are faulty.
     own = [
         fault for fault in faults if not any(fault["loc"] == place[: len(fault["loc"])] != place for place in places)
     ]
@@ -451,7 +446,7 @@ def _explain_file(kind: type[BaseModel], file: Path, values: dict[str, Any], fau
 
 
 def _explain_key(kind: type[BaseModel], values: dict[str, Any], fault: Any) -> str:
-    """The fault with its key, such as `fleet vast-4090: price_per_h`."""
+    """Describe the fault with its key, such as `fleet vast-4090: price_per_h`."""
     key = _key(values, fault["loc"])
     match fault["type"]:
         case "extra_forbidden":
@@ -468,7 +463,7 @@ def _explain_key(kind: type[BaseModel], values: dict[str, Any], fault: Any) -> s
 
 
 def _known(kind: Any, place: Place) -> list[str]:
-    """The keys that could stand in place of the last part of `place`."""
+    """Return the keys that are valid in place of the last part of `place`."""
     for part in place[:-1]:
         if isinstance(part, str) and kind is not None:
             kind = _model_in(kind.model_fields[part].annotation)
@@ -476,14 +471,14 @@ def _known(kind: Any, place: Place) -> list[str]:
 
 
 def _model_in(annotation: Any) -> Any:
-    """The model of a field or of its list's entries; None for plain values."""
+    """Return the model of a field or of its list's entries, or None for plain values."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
 
 
 def _key(values: Any, loc: tuple[str | int, ...]) -> str:
-    """Keys with dots between them; the entries of a list of tables are called by their names."""
+    """Join keys with dots; entries of a list of tables are called by their names."""
     key, at = "", values
     for part in loc:
         if isinstance(at, dict):

@@ -1,4 +1,4 @@
-"""Plain data that several parts of the swarm share. No behaviour beyond reading its own fields."""
+"""Plain data that several parts of the swarm share, without behaviour beyond reading its own fields."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "over
 
 
 class VersionId(Message, frozen=True, order=True):
-    """A policy version. `version` counts learner steps; `incarnation` rises when a published one was lost."""
+    """A policy version. `version` counts learner steps; `incarnation` rises when a published version was lost."""
 
     incarnation: Count
     version: Count
@@ -65,9 +65,9 @@ StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class SamplingRules(Message, frozen=True):
-    """How to draw a completion. top_p is 1 and nothing is truncated, so that log-probs are the policy's own.
+    """How to draw a completion. top_p is 1 and nothing is truncated, so the log-probs are the policy's own.
 
-    It ends with a stop token, or with the token that completes a string of `stop`; either is part of it.
+    A completion ends with a stop token, or with the token that completes a string of `stop`; either belongs to it.
     """
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)]
@@ -103,7 +103,7 @@ class Lease(Message, frozen=True):
 
 
 class Span(Message, frozen=True):
-    """Tokens start..end (exclusive) of a completion were drawn by this version."""
+    """This version drew tokens start..end (exclusive) of a completion."""
 
     version: VersionId
     start: Count
@@ -111,7 +111,7 @@ class Span(Message, frozen=True):
 
 
 class Rollout(Message, frozen=True):
-    """One completion. Arrays are little-endian bytes: int32 ids, float32 behaviour log-probs, one mask byte a token.
+    """One completion. Arrays are little-endian bytes: int32 ids, float32 behaviour log-probs, one mask byte per token.
 
     A failed generation has finish "failed", no tokens and a reason; it is never trained on.
     """
@@ -141,13 +141,12 @@ class Rollout(Message, frozen=True):
         return min((span.version.version for span in self.spans), default=None)
 
     def tokens(self) -> array[int]:
-        """The token ids, unpacked."""
         return array("i", self.token_ids)
 
 
 class Prompt(Message, frozen=True):
     """A question of a task. The model sees `text`, inside the chat template if there is one; only the reward sees
-    `answer`. `messages` is a chat of several turns, as (role, content); `text` is its last content."""
+    `answer`. For a chat of several turns, `messages` holds (role, content) pairs, and `text` is the last content."""
 
     prompt_id: Id
     text: str
@@ -157,7 +156,7 @@ class Prompt(Message, frozen=True):
 
 
 class Score(Message, frozen=True):
-    """What a reward function says of one completion. `parts`: the rewards that were summed, by name, not weighted."""
+    """A reward function's result for one completion. `parts`: the summed rewards by name, unweighted."""
 
     reward: float
     exact: bool

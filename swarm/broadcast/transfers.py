@@ -202,7 +202,6 @@ class Transfers:
         self._measured_at = self._ticked_at = time.monotonic()
         self.uplink_bytes_per_s = 0.0
         self.rejected: Counter[str] = Counter()
-        self.rejected_of: Counter[NodeId] = Counter()
 
     # -- links -----------------------------------------------------------------------------------------------
 
@@ -339,7 +338,6 @@ class Transfers:
     def reject(self, link: Link, reason: str) -> None:
         """Count a fault of a peer: what it sent goes no further."""
         self.rejected[reason] += 1
-        self.rejected_of[link.node] += 1
         link.faults += 1
         if link.faults >= MAX_FAULTS:
             self._on_fault(link.node)

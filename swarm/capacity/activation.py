@@ -1,19 +1,20 @@
 """Which samplers are active: the selection, carried out without flapping.
 
-decide() is called once a publication period, and in between where calls_for_decision() says so. In this order:
+decide() is called once a publication period, and in between when calls_for_decision() says so. In this order:
 
-    nothing known yet (no step, no length, no rate), or `activate` all -> everybody is active
-    samplers that were active are gone and the rest lacks its margin   -> others step in, at once; nobody is stood by
-    the active ones are predicted to leave the learner idle beyond the goal, LITTLE_DECISIONS times in a row; or it is
-    measured to wait although they should suffice, and a larger margin is set
-                                                                       -> others step in; nobody is stood by
-    a set costs less by SAVING, for as many decisions in a row as dwell_decisions() says of the least of them
-                                                                       -> it is exchanged for that
+    nothing is known yet (no step, no length, no rate), or `activate` is all -> everybody is active
+    active samplers are gone and the rest lacks its margin -> others step in at once; nobody is stood by
+    the active set is predicted to leave the learner idle beyond the goal, LITTLE_DECISIONS times in a row
+                                                           -> others step in; nobody is stood by
+    the learner is measured to wait although the set should suffice
+                                                           -> the margin grows, so that others step in
+    a set costs less by SAVING, for as many decisions in a row as dwell_decisions() says of the smallest saving
+                                                           -> it replaces the active set
 
-So a set grows at once and shrinks slowly, the slower the less there is to save, and what it shrinks to would have been
-enough all the while: what it lacked at any of those decisions was added to it. After any change the count begins anew:
-a sampler that was just activated stays. Those whose rate is unknown are tried, a few at a time, and one of each class
-that nobody has proven, if by what it claims it would cost less than the dearest of the active.
+So a set grows at once and shrinks slowly, and more slowly if there is less to save. The smaller set would have been
+enough all the while: whatever it lacked at any of those decisions was added to it. Any change restarts the count, so a
+sampler that was just activated stays. Samplers with an unknown rate are tried, a few at a time. So is one sampler of
+each unproven class, if its claim makes it cheaper than the dearest active one.
 """
 
 from __future__ import annotations
@@ -27,58 +28,57 @@ from swarm.capacity.fleet import Demand, Disseminate, Worker
 from swarm.capacity.prices import fault_of
 from swarm.capacity.selection import Model, Rules, Search, Selection
 
-SAVING = 0.05  # Least relative saving for which samplers are exchanged: each exchange pays a start
+SAVING = 0.05  # Smallest relative saving for which samplers are exchanged: each exchange pays for a start
 
 DWELL_DECISIONS = 20
-"""Decisions for which a cheaper set must save: what noise of 10 % in every figure asks for at most in so many, it
-hardly ever exceeds later."""
+"""Decisions in a row for which a cheaper set must save money: the largest need that 10 % noise in every figure shows
+within that time is hardly ever exceeded later."""
 
 NOISE_SAVING = 0.15
-"""Least saving in a row up to which that may be noise: what is larger needs fewer decisions, by the square of it."""
+"""Savings up to this may be noise and need DWELL_DECISIONS in a row; larger ones fewer, by the square of the ratio."""
 
-QUICKEST_DECISIONS = 4  # However large: figures of a sampler that just came are of its first beats
+QUICKEST_DECISIONS = 4  # Fewest decisions, whatever the saving: a newcomer's figures come from its first beats
 
-LITTLE_DECISIONS = 3
-"""Decisions in a row that must find the learner idle for want of samplers, where none was lost: noise gives two."""
+LITTLE_DECISIONS = 3  # Decisions in a row that must find too few samplers if none was lost: noise alone gives two.
 
 BEST_EFFORT_SLACK = 0.03
-"""Idle share beyond the goal that is borne where the target can not be met: at the edge of what is possible predictions
-differ by so much between like sets."""
+"""Idle share above the goal that is tolerated if the target cannot be met: at the edge of what is possible, predictions
+for similar sets differ by this much."""
 
 OVER_BUDGET = 1.02
-"""Cost of the active set over the budget at which it is given up at once: the price of traffic wavers with the
-learner's step time. What is chosen is always within the budget."""
+"""Cost of the active set, relative to the budget, above which it is given up at once: the price of traffic varies with
+the learner's step time. A newly chosen set is always within the budget."""
 
 EFFORT_DECISIONS = 8
-"""Decisions after which the model is asked again what a rollout's worth of samplers is; between them it only checks."""
+"""Every so many decisions the model is asked again how much rate is needed; in between it only checks."""
 
 MORE_PART = 0.1
-"""Of those who were there when the model was asked last: so many newcomers, and what could not be met then may be."""
+"""Newcomers, relative to the samplers present when the model was last asked, that justify retrying a missed target."""
 
-MEASURED_STEP = 0.05  # By how much the margin grows when the learner is idle although the model says that it is not
-MAX_MEASURED = 0.5  # Largest such correction: beyond it the cause is none that more samplers mend
+MEASURED_STEP = 0.05  # Growth of the margin if the learner is idle although the model says it is not
+MAX_MEASURED = 0.5  # Largest such correction: beyond it, more samplers do not cure the cause
 
 MEASURE_AFTER = 6
-"""Decisions after a change before what is measured is held against the model: starts, and the median of the last steps,
-take as long."""
+"""Decisions after a change before measurements are held against the model: starts, and the median of the last steps,
+take this long."""
 
-MEASURED_KEPT = 0.98  # What is left of it after a decision at which the learner was not idle: halved in 35
+MEASURED_KEPT = 0.98  # Factor on the correction after each decision at which the learner was not idle: halved in 35
 
 LOST_SHARE = 0.02
-"""Of the active samplers, gone since the last decision, for which another one does not wait for the period to end: less
-than the least margin that is kept. A decision about a thousand samplers takes half a second of computing."""
+"""Share of the active samplers whose loss since the last decision calls for another one early. It is below the smallest
+margin. A decision about a thousand samplers takes half a second of computing."""
 
-GATHER_S = 10.0  # From the news to that decision, at most: of a class that vanishes many more are gone by then
-GATHER_PART = 0.05  # Of a publication period, the same
+GATHER_S = 10.0  # Longest wait from the news to that decision: if a class vanishes, many more are gone by then
+GATHER_PART = 0.05  # The same as a part of a publication period
 
 LATE_PERIODS = 2.0
-"""Publication periods after which a decision is due though no version was published: the learner waits, and what it
-waits for may never come."""
+"""Publication periods after which a decision is due without a new version: the learner may wait for something that
+never comes."""
 
-PROBES = 2  # Samplers of unknown rate that are tried at a time, or PROBE_PART of those that are active
+PROBES = 2  # Samplers of unknown rate that are tried at a time, if PROBE_PART of the active ones is not more
 PROBE_PART = 0.1
-PROBE_S = 1800.0  # How long one is tried: a cold start of ten minutes and the longest completion of a slow card fit
-MAX_NODES = 4096  # Samplers that a decision considers; the bound of the estimator's table
+PROBE_S = 1800.0  # How long one is tried: enough for a cold start of ten minutes and a slow card's longest completion
+MAX_NODES = 4096  # Samplers in one decision; the bound of the estimator's table
 NOTHING_KNOWN = "nothing is known yet: everybody is tried"
 TRIED = "your rate is not known yet: it is being measured"
 PROVES = "nobody of your class has shown yet what it can do: you are tried"
@@ -99,7 +99,7 @@ class Activated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoodBy:
-    """Lease nothing more to `node`; it keeps its weights up to date, finishes what it has, and is told why it waits."""
+    """Lease nothing more to `node`. It keeps its weights current, finishes its work, and is told why it waits."""
 
     node: str
     reason: str
@@ -109,7 +109,7 @@ Change = Activated | StoodBy
 
 
 class Activation:
-    """`active` is what the last decision left, `selection` its figures (None until anything was known)."""
+    """`active` is the set after the last decision, `selection` its figures (None until anything is known)."""
 
     def __init__(self, rules: Rules, *, model: Model = capacity_model) -> None:
         self._rules = rules
@@ -136,18 +136,18 @@ class Activation:
         return frozenset(self._active)
 
     def resume(self, active: Collection[str]) -> None:
-        """These are active already, as from before a restart."""
+        """Take these as active already, as before a restart."""
         assert not self._active
         self._active = set(active)
         self._reasons = dict.fromkeys(active, RESUMED)
 
     def reason(self, node: str) -> str:
-        """Why it is active or waits, in one line; an empty string for one that no decision has considered."""
+        """Return in one line why `node` is active or waits, or "" if no decision has considered it."""
         return self._reasons.get(node, "")
 
     def calls_for_decision(self, *, gone: Collection[str], came: int) -> bool:
-        """Whether a decision is due gather_s() from now instead of with the next version: since the last one, so many
-        of the active are `gone`, or so many `came` while those that are there do not suffice."""
+        """Return whether a decision is due in gather_s() rather than with the next version: LOST_SHARE of the active
+        samplers are `gone`. The `came` newcomers count too while the active set does not suffice."""
         news = len(self._active.intersection(gone))
         if self.selection is None or not (self.selection.feasible and self.selection.has_margin):
             news += came
@@ -162,8 +162,8 @@ class Activation:
         now: float,
         idle_share: float | None = None,
     ) -> list[Change]:
-        """What changes. `workers` are all samplers that are there, at most MAX_NODES, with unique names; `idle_share`
-        is the learner's as measured over the last steps, None if that is unknown."""
+        """Return the changes. `workers` are all present samplers, at most MAX_NODES, with unique names; `idle_share` is
+        the learner's measured share over the last steps, None if it is unknown."""
         names = [worker.name for worker in workers]
         assert len(set(names)) == len(names) <= MAX_NODES
         lost = self._active.difference(worker.name for worker in workers if fault_of(worker) is None)
@@ -205,7 +205,7 @@ class Activation:
         lost: bool,
         idle_share: float | None,
     ) -> tuple[Selection, str]:
-        """Who is to be active of those whose rate is known, and why those that are not yet."""
+        """Return which samplers of known rate are active, and the reason for newly activated ones."""
         present = {worker.name for worker in workers}
         active = frozenset(self._active & present) - self._probes
         search = Search(demand, workers, disseminate, rules, kept=active, model=self._model)
@@ -238,7 +238,7 @@ class Activation:
         return self.selection, ""
 
     def _cheapest(self, search: Search, question: tuple[object, ...], *, present: frozenset[str]) -> Selection:
-        """The best set; not searched for again while nothing has changed, and the model asked now and then."""
+        """Return the best set. Skip the search while nothing changes, and ask the model only now and then."""
         self._decisions += 1
         if self._best is None or question != self._asked:
             more = len(present - self._asked_of) > MORE_PART * len(self._asked_of)
@@ -249,7 +249,7 @@ class Activation:
         return self._best
 
     def _is_little(self, held: Selection, best: Selection, *, lost: bool, waits: bool) -> bool:
-        """Whether samplers are added. Where no set meets the target, what is possible is asked for."""
+        """Return whether to add samplers. If no set meets the target, the best possible idle share is the standard."""
         slack = 0.0 if best.feasible else BEST_EFFORT_SLACK
         idle = held.prediction.idle_share > best.idle_goal + slack
         idle = idle and best.prediction.idle_share < held.prediction.idle_share
@@ -262,10 +262,10 @@ class Activation:
         return float("inf") if self._rules.budget_per_hour is None else self._rules.budget_per_hour
 
     def _cheaper(self, search: Search, held: Selection, best: Selection) -> Selection | None:
-        """The set that would have saved enough, decision by decision, grown by what it would have lacked; else None.
+        """Return the set that has saved enough for enough decisions, grown by whatever it would have lacked, or None.
 
-        It stays the same set, judged by new figures each time: what looks cheapest at one decision owes some of that to
-        errors in its favour.
+        It stays the same set and is judged by new figures each time: the set that looks cheapest at one decision owes
+        part of that to errors in its favour.
         """
         tried = best
         if self._cheaper_set is not None:
@@ -288,8 +288,8 @@ class Activation:
         return selection, reason
 
     def _learn(self, held: Selection, best: Selection, *, waits: bool, started: bool) -> None:
-        """Correct the margin by what is measured, where the model says that the learner should not wait; not while
-        samplers that were activated just now may still be starting: what they will give is on its way."""
+        """Correct the margin if the learner waits although the model says it should not. Do not count while newly
+        activated samplers may still be starting."""
         self._unchanged += started
         if not waits:
             self._measured *= MEASURED_KEPT
@@ -299,9 +299,9 @@ class Activation:
     # -- who is tried -----------------------------------------------------------------------------------------
 
     def _worth_trying(self, workers: Sequence[Worker], chosen: Selection, *, now: float) -> list[Worker]:
-        """Of each class that nobody has proven, and of which nobody is chosen, the one whose turn it is: if its rent
-        for what it claims is no more than the most that is paid for a chosen one's. Else a class that is much faster
-        than all that are known would be undervalued for ever."""
+        """Return one sampler, the next in turn, of each class that is unproven and not among the chosen ones, if its
+        rent per claimed rollout is at most the highest rent per rollout of a chosen sampler. Otherwise a class that is
+        much faster than all known ones would be undervalued for ever."""
         shown = {worker.device_class for worker in workers if worker.name in chosen.active}
         most = max((_rent_per_rollout(worker) for worker in workers if worker.name in chosen.active), default=0.0)
         turns: dict[str, Worker] = {}
@@ -312,8 +312,8 @@ class Activation:
         return list(turns.values())
 
     def _tried(self, unknown: Sequence[Worker], most: int, budget_per_hour: float, *, now: float) -> list[str]:
-        """Of those whose rate is unknown, `most` within the budget: who is being tried goes on, then who was not tried
-        yet, the cheapest first. One that gave no rate in PROBE_S makes room for the next."""
+        """Return at most `most` of `unknown`, within the budget. Samplers being tried come first, then those never
+        tried, the cheapest first. One that gave no rate within PROBE_S makes room for the next."""
         queue = sorted(unknown, key=lambda worker: (*self._turn(worker.name, now=now), worker.cost_per_hour))
         tried: list[str] = []
         for worker in queue:
@@ -329,7 +329,7 @@ class Activation:
         return fault_of(worker) or (DEAR if worker.cost_per_hour > self._budget else UNMEASURED)
 
     def _turn(self, node: str, *, now: float) -> tuple[int, float]:
-        """Who is being tried, who is new, and then the others by when they were: a pair that ascends."""
+        """Return a sort key: samplers being tried, then new ones, then the others by when they were tried."""
         at = self._tried_at.get(node)
         if at is None:
             return (1, 0.0)
@@ -338,7 +338,7 @@ class Activation:
     # -- what changes -----------------------------------------------------------------------------------------
 
     def _become(self, names: Sequence[str], wanted: Mapping[str, str], standby: Mapping[str, str]) -> list[Change]:
-        """The changes, in the order of `names`, that leave those in `wanted` active; both maps say why."""
+        """Return the changes, in the order of `names`, that leave exactly `wanted` active. Both maps hold reasons."""
         changes: list[Change] = []
         reasons: dict[str, str] = {}
         for node in names:
@@ -356,23 +356,23 @@ class Activation:
 
 
 def relative_saving(cost: float, before: float) -> float:
-    """Of the price `before`: 1 - cost / before; 0 of nothing."""
+    """Return 1 - cost / before, or 0 if `before` is 0."""
     return 1.0 - cost / before if before > 0 else 0.0
 
 
 def dwell_decisions(saving: float) -> float:
-    """Decisions in a row for which a set must save at least so much: DWELL_DECISIONS (NOISE_SAVING / saving)^2, at most
-    DWELL_DECISIONS and at least QUICKEST_DECISIONS."""
+    """Return for how many decisions in a row a set must save at least this much: DWELL_DECISIONS (NOISE_SAVING /
+    saving)^2, between QUICKEST_DECISIONS and DWELL_DECISIONS."""
     return max(QUICKEST_DECISIONS, DWELL_DECISIONS * min(1.0, NOISE_SAVING / saving) ** 2)
 
 
 def gather_s(period_s: float) -> float:
-    """Seconds from news that call for a decision until it is made, so that news of the same cause are answered
-    together: min(GATHER_S, GATHER_PART period_s)."""
+    """Return the seconds from news to the decision that it requires: min(GATHER_S, GATHER_PART period_s). The wait lets
+    one decision answer all news of one cause."""
     return min(GATHER_S, GATHER_PART * period_s)
 
 
 def _rent_per_rollout(worker: Worker) -> float:
-    """By what it claims, where that is all that is known; infinite without a rate."""
+    """Return its rent per rollout, by its claim if it is unproven; infinite without a rate."""
     rate = worker.claimed_rollouts_per_s or worker.rollouts_per_s
     return worker.cost_per_hour / rate if rate > 0 else math.inf

@@ -1,9 +1,9 @@
-"""Workers as a few classes of units, and a large swarm as a small one that behaves like it: what a recursion follows.
+"""Workers as a few classes of units, and a large swarm as a small one that behaves like it: the input of a recursion.
 
-Merging: workers whose places are about as fast and which install at about the same time are one class. Thinning: where
-a step takes more than MAX_ROLLOUTS, groups and places are divided by the same number. Units are whole, so what a class
-lacks or has too much is passed on to the next one, which is its nearest, and in the end all units are made faster or
-slower by one factor: the summed rate is exact, the time of a sample nearly so.
+Merging: workers whose places are about equally fast and which install at about the same time form one class. Thinning:
+if a step takes more than MAX_ROLLOUTS, groups and places are divided by the same number. Units are whole, so what a
+class lacks or has in excess is passed on to the next one, which is its nearest. In the end one factor makes all units
+faster or slower: the summed rate is exact, the time of a sample nearly so.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from dataclasses import dataclass, replace
 from swarm.capacity.fleet import Demand, Worker
 from swarm.capacity.recursion import UnitClass
 
-LIKE_PLACES = 0.1  # Difference of two times of a place, as a share: a rate is not known better than to a tenth
+LIKE_PLACES = 0.1
+"""Relative difference between two places' times within a class: no rate is known to better than a tenth"""
 
 LIKE_INSTALL = 0.05
-"""Difference of two installs in training steps: what it can change in the idle share is a small part of that."""
+"""Difference between two installs in training steps: it can change the idle share by only a small part of that."""
 
-MAX_CLASSES = 24  # More are merged more coarsely: a prediction takes time with each
+MAX_CLASSES = 24  # More classes are merged more coarsely: each one costs prediction time
 
 MAX_ROLLOUTS = 256
-"""Rollouts of a thinned step: thirty steps in the time that a prediction may take, and a last one out of many is still
-waited for."""
+"""Rollouts of a thinned step: small enough for thirty steps in the time of a prediction, large enough that each step
+still waits for the last of many."""
 
-MIN_GROUPS = 16  # Groups of a thinned step, however large they are: with fewer, one of them would decide the step
-Delayed = tuple[Worker, float]  # A worker and its time of install in seconds
+MIN_GROUPS = 16  # Fewest groups of a thinned step, whatever their size: with fewer, one group would decide the step
+Delayed = tuple[Worker, float]  # A worker and its install time in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A class before its units are whole."""
+    """A class before its units are made whole."""
 
     units: float
     samples: int
@@ -44,7 +45,7 @@ class _Share:
 def thinned(
     demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, scale: float = 1.0
 ) -> tuple[Demand, tuple[UnitClass, ...]]:
-    """A demand and classes that behave alike and take less to follow; each worker counts `scale` times."""
+    """Return a demand and classes that behave alike and take less time to follow. Each worker counts `scale` times."""
     groups = min(demand.groups_per_step, max(MIN_GROUPS, MAX_ROLLOUTS // demand.group_size))
     part = groups / demand.groups_per_step
     shares = [_share(members, scale=scale * part, part=part) for members in alike(demand, workers, install_s)]
@@ -53,7 +54,7 @@ def thinned(
 
 
 def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> list[list[Delayed]]:
-    """The workers with their installs, class by class: at most MAX_CLASSES, or 4 for each size of lockstep engine."""
+    """Return the workers and installs by class: at most MAX_CLASSES, or 4 for each size of lockstep engine."""
     coarse = 1.0
     while True:
         found: dict[tuple[int, int, int], list[Delayed]] = {}
@@ -70,7 +71,7 @@ def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float])
 
 
 def _share(workers: Sequence[Delayed], *, scale: float, part: float) -> _Share:
-    """Each place of a continuous engine is a unit; an engine in lockstep is one, with fewer samples if thinned."""
+    """Make one class. A unit is a place of a continuous engine, or a lockstep engine, with fewer samples if thinned."""
     rate = math.fsum(worker.rollouts_per_s for worker, _ in workers)
     places = sum(worker.samples_at_once for worker, _ in workers)
     first, _ = workers[0]
@@ -85,7 +86,7 @@ def _share(workers: Sequence[Delayed], *, scale: float, part: float) -> _Share:
 
 
 def _whole(shares: Sequence[_Share], *, rate: float) -> tuple[UnitClass, ...]:
-    """Whole units of the summed `rate`. What rounding leaves is carried on, so that no class is bent for its size."""
+    """Make units whole at the summed `rate`. Rounding errors carry over to the next class and distort none."""
     found: list[tuple[_Share, int]] = []
     carried = 0.0
     for share in shares:

@@ -1,7 +1,7 @@
 """What a run costs, by node and class: rent while active, traffic both ways, and the learner's own price.
 
-A sampler on standby is not charged: whether its owner is paid for waiting is between them, and nothing here depends on
-it. Prices are per hour and per GB in one currency. All figures count from when the book was opened.
+A sampler on standby is not charged: nothing here depends on whether anybody pays its owner for waiting. Prices are per
+hour and per GB in one currency. All figures count from when the book was opened.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from swarm.capacity.fleet import GB
 from swarm.capacity.prices import HOUR_S
 
 MAX_NODES = 4096
-"""Accounts that are open at a time, as many as samplers are known; of those who left the oldest are closed first, and
-remain in the sums of their class."""
+"""Accounts open at a time, as many as known samplers. Accounts of departed samplers are closed first, the oldest first;
+the sums of their class keep them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostFigures:
-    """`total` is of learner, samplers' rent and all traffic; `rate_per_hour` what rent runs at now."""
+    """`total` covers the learner, the samplers' rent and all traffic; `rate_per_hour` is the current rent."""
 
     total: float
     steps: int
@@ -47,7 +47,7 @@ class CostFigures:
 
 @dataclass(slots=True, kw_only=True)
 class _Sums:
-    """Of one node or class, rent up to `charged_at`. `price_per_hour` is that of the `active` ones together."""
+    """Sums of one node or class, with rent up to `charged_at`. `price_per_hour` covers all `active` ones together."""
 
     charged_at: float
     price_per_hour: float = 0.0
@@ -59,14 +59,14 @@ class _Sums:
     tokens: int = 0
 
     def change(self, *, active: int, price_per_hour: float, now: float) -> None:
-        """So many more are active from now on, at so much more."""
+        """Change the number of active samplers and their summed price by these amounts from now on."""
         self.charge(now)
         self.active += active
-        # Exactly nothing where nobody is: sums of what came and went are off in the last digit.
+        # Exactly 0 if nobody is active: repeated sums are off in the last digit.
         self.price_per_hour = self.price_per_hour + price_per_hour if self.active else 0.0
 
     def charge(self, now: float) -> None:
-        """Charge what time has cost since it was last charged."""
+        """Charge for the time since the last charge."""
         elapsed_s = now - self.charged_at
         assert elapsed_s >= 0
         self.charged_at = now
@@ -86,8 +86,6 @@ class _Sums:
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """One sampler."""
-
     device_class: str
     sums: _Sums
     cost_per_hour: float = 0.0
@@ -96,11 +94,11 @@ class _Account:
 
 
 class CostBook:
-    """Times are monotonic seconds and never go back. What is said of a node without an account is counted in the totals
-    of work, since it was done, and costs nothing.
+    """Times are monotonic seconds and never go back. Work by a node without an account is counted in the totals and
+    costs nothing.
 
-    Classes are charged by the summed price of their active ones, so an event takes no time that grows with the swarm:
-    thousands may leave at once.
+    A class is charged by the summed price of its active samplers, so the time for an event does not grow with the
+    swarm: thousands may leave at once.
     """
 
     def __init__(
@@ -132,7 +130,7 @@ class CostBook:
         *,
         now: float,
     ) -> None:
-        """Open an account, on standby; of one that is there already only the prices change, from now on."""
+        """Open an account, on standby. For an existing account only the prices change, from now on."""
         prices = (_price(cost_per_hour), _price(down_cost_per_gb), _price(up_cost_per_gb))
         self._left.pop(node, None)
         account = self._accounts.get(node)
@@ -145,20 +143,20 @@ class CostBook:
         account.cost_per_hour, account.down_cost_per_gb, account.up_cost_per_gb = prices
 
     def activated(self, node: str, *, now: float) -> None:
-        """It is paid for from now on."""
+        """The sampler is paid from now on."""
         self._set_active(node, True, now)
 
     def stood_by(self, node: str, *, now: float) -> None:
         self._set_active(node, False, now)
 
     def left(self, node: str, *, now: float) -> None:
-        """It is gone. Its account stays to be seen until its place is needed."""
+        """The sampler is gone. Its account remains visible until its place is needed."""
         self._set_active(node, False, now)
         if node in self._accounts:
             self._left[node] = None
 
     def traffic(self, node: str, *, down_bytes: float, up_bytes: float) -> None:
-        """So much more went to and from a sampler."""
+        """Count these additional bytes to and from a sampler."""
         assert down_bytes >= 0
         assert up_bytes >= 0
         if (account := self._accounts.get(node)) is not None:
@@ -171,7 +169,7 @@ class CostBook:
         self._learner_traffic += nbytes * self._learner_up_price / GB
 
     def accepted(self, node: str, *, rollouts: int, tokens: int) -> None:
-        """Rollouts of a sampler were accepted, with so many completion tokens in all."""
+        """Count accepted rollouts of a sampler and their completion tokens."""
         assert rollouts >= 0
         assert tokens >= 0
         account = self._accounts.get(node)
@@ -180,13 +178,12 @@ class CostBook:
             sums.tokens += tokens
 
     def stepped(self) -> None:
-        """The learner made a step."""
         self._steps += 1
 
     # -- what it comes to -------------------------------------------------------------------------------------
 
     def figures(self, now: float) -> CostFigures:
-        """Everything up to now."""
+        """Return everything up to now."""
         by_class = {name: sums.tally(now) for name, sums in self._classes.items()}
         tallies = [*by_class.values(), self._strangers.tally(now)]
         learner = self._learner_price * (now - self._opened_at) / HOUR_S
@@ -200,7 +197,7 @@ class CostBook:
         )
 
     def by_node(self, now: float) -> dict[str, Tally]:
-        """The accounts up to now."""
+        """Return the accounts up to now."""
         return {node: account.sums.tally(now) for node, account in self._accounts.items()}
 
     # -- accounts ---------------------------------------------------------------------------------------------
@@ -219,7 +216,7 @@ class CostBook:
         return account.sums, self._classes[account.device_class]
 
     def _make_room(self) -> None:
-        """Close the account of the one that left first, if the book is full."""
+        """If the book is full, close the account of the sampler that left first."""
         if len(self._accounts) >= MAX_NODES:
             assert self._left, "more samplers are there than the estimator takes"
             oldest = next(iter(self._left))
@@ -232,7 +229,7 @@ class CostBook:
 
 
 def _price(value: float) -> float:
-    """ValueError in one line if it is no price."""
+    """Return `value`, or raise a one-line ValueError if it is not a price."""
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"a price must be a number of at least 0, not {value}")
     return value

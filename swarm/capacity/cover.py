@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from swarm.capacity.prices import Offer, churn_reserve
 
-ALL_SETS = 8  # Offers up to which every set is looked at: 256
-EXCHANGED = 10  # Offers inside of the set, the dearest per rollout, and outside, the cheapest, that may change places
-MAX_EXCHANGES = 100  # Each saves something; a greedy set needs few
-ROUNDING = 1e-9  # Relative error of a sum of rates that is taken for rounding
+ALL_SETS = 8  # Up to this many offers all sets are tried: 256
+EXCHANGED = 10  # Offers considered for exchange: the dearest per rollout inside the set, and the cheapest outside
+MAX_EXCHANGES = 100  # Each exchange saves money; a greedy set needs few
+ROUNDING = 1e-9  # Relative error of a sum of rates that is put down to rounding
 
 
 class Sums(NamedTuple):
@@ -45,10 +45,10 @@ NOTHING = Sums((), 0.0, 0.0, 0.0)
 
 
 def cover(offers: Sequence[Offer], need: float, *, held: Sequence[Offer] = ()) -> tuple[Offer, ...] | None:
-    """Return `held` and a cheap set of `offers` with a summed rate of at least `need` and their churn_reserve; None if
-    all together have less.
+    """Return `held` and a cheap set of `offers` whose rates add up to at least `need` plus their churn_reserve, or None
+    if all together fall short.
 
-    `offers` ascend by ratio, and of equal sets the one that comes first is chosen: put those first that should stay.
+    `offers` ascend by ratio. Among equal sets the first one wins, so put offers that should stay first.
     """
     start = NOTHING._replace(rate=-need * (1.0 - ROUNDING)).and_also(held)
     if not start.and_also(offers).is_enough:
@@ -69,7 +69,8 @@ def cover(offers: Sequence[Offer], need: float, *, held: Sequence[Offer] = ()) -
 
 
 def _greedy(offers: Sequence[Offer], start: Sums) -> list[Offer]:
-    """Take offers in order. One that would be enough ends a set and is then left out. Return the cheapest such set."""
+    """Take the offers in order, but leave out each one that would complete the set. Return the cheapest set so
+    completed."""
     taken: list[Offer] = []
     ends: list[tuple[float, int, int]] = []
     if start.is_enough:

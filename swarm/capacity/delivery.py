@@ -1,15 +1,15 @@
-"""How long a version takes to each peer of a fleet: the broadcast's own plan, with bytes that flow like water.
+"""How long a version takes to reach each peer of a fleet: the broadcast's own plan, with bytes that flow like water.
 
-Theory of operation. In a mesh and in a star every peer that lacks something is served alike up to its own downlink: the
-rates are filled to one level, which rises whenever a peer is done. A mesh is bound by all uplinks together, by the
-learner's own while chunks are still dealt, and by what publics and learner send to leaves (two leaves are never
-linked); and everybody waits for the slowest downlink, unless it is so slow that relays set it aside. In trees each link
-has a rate of its own: what its parent receives in that stripe, its share of the parent's uplink over all its slots, its
-share of the child's downlink over all stripes; shares are max-min fair. Chunks are passed on whole, hop by hop, which
-adds to the flow's time.
+Theory of operation. In a mesh and in a star, every peer that lacks something is served equally, up to its own downlink:
+rates fill to one level, which rises whenever a peer is done. A mesh is bound by the sum of all uplinks, by the
+learner's uplink while chunks are still dealt, and by what publics and the learner send to leaves (two leaves are never
+linked). Everybody waits for the slowest downlink, unless it is so slow that relays set it aside. In trees each link has
+its own rate: the least of the rate at which its parent receives that stripe, its share of the parent's uplink over all
+its slots, and its share of the child's downlink over all stripes. Shares are max-min fair. Chunks are passed on whole,
+hop by hop, which adds to the flow's time.
 
 Left out: latency, loss, deaths, pulls, and that shares follow queues. docs/broadcast.md compares it with the simulation
-of every chunk. Install times that a running swarm has measured replace the planned ones.
+of every chunk. Install times measured in a running swarm replace the planned ones.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from swarm.types import NodeId
 
 
 def sustained(once: Disseminate, *, period_s: float) -> Disseminate:
-    """`once` says how a single version travels; this, how one does of many, published every `period_s`. Who needs
-    longer than a period misses some: it begins the newest when the one before is there. What it holds is older by up to
-    m - 1 periods, as if each came so much later, and it moves a version in its `install_s`, not in each period: its
-    line is never idle."""
+    """Turn `once`, the plan of a single version, into the plan of one of many versions, published every `period_s`.
+
+    A worker that needs m periods misses some versions: it starts the newest when the previous one has arrived. What it
+    holds is up to m - 1 periods older, as if each version came that much later. Its line is never idle, so it moves one
+    version per `install_s`, not per period.
+    """
 
     def disseminate(workers: Sequence[Worker]) -> Dissemination:
         plan = once(workers)
@@ -49,9 +51,9 @@ def sustained(once: Disseminate, *, period_s: float) -> Disseminate:
 
 
 def measured_first(planned: Disseminate, installs_s: Mapping[str, float]) -> Disseminate:
-    """`planned`, with the install times that were measured in place of planned ones. Who is on standby gets every
-    version too, so a measured time holds for any set. Where it was not measured the median of its class stands, or of
-    all; a plan on unknown uplinks is believed only where nothing was measured at all."""
+    """Return `planned` with measured install times in place of planned ones. Standby samplers get every version too, so
+    a measured time holds for any set. An unmeasured worker gets the median of its class, or of all; a plan on unknown
+    uplinks is believed only if nothing was measured at all."""
 
     def disseminate(workers: Sequence[Worker]) -> Dissemination:
         plan = planned(workers)
@@ -80,26 +82,26 @@ def _first(*values: float | None) -> float:
     return next((value for value in values if value is not None), 0.0)
 
 
-WIRE_BYTES = 1514 / 1448  # Bytes of Ethernet, IP and TCP for each byte of payload: links are shaped by these
-CHUNK_HEADER_BYTES = 48  # Frame header, index, kind, and the record that TLS makes of it
+WIRE_BYTES = 1514 / 1448  # Bytes of Ethernet, IP and TCP per byte of payload: links are shaped by these
+CHUNK_HEADER_BYTES = 48  # Frame header, index, kind, and TLS record
 
 ROUNDS = 12
-"""Of fixing the rates of trees: what binds a link is found within about as many rounds as the trees are deep."""
+"""Rounds of fixing the rates of trees: a link's limit is found within about as many rounds as the trees are deep."""
 
-STEADY = 1e-3  # Rates that change by less between two rounds are taken for final
+STEADY = 1e-3  # Rates that change by less between two rounds are final
 
 
 SET_ASIDE = 0.25
-"""A relay of a mesh sets children aside that take less than this of the average; all others it waits for."""
+"""A mesh relay sets aside children that are slower than this share of the average, and waits for all others."""
 
 RELIEF_S = 3.0
-"""Until children of a slow parent have another: they complain, the learner gathers complaints and plans anew."""
+"""Until children of a slow parent get another one: they complain, the learner gathers complaints and plans again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Seconds from publication until each peer has all, and bytes on the wire: received by each peer, sent by each
-    node, the learner among them."""
+    """Seconds from publication until each peer has all bytes, and bytes on the wire: received by each peer, sent by
+    each node including the learner."""
 
     arrival_s: dict[NodeId, float]
     up_bytes: dict[NodeId, float]
@@ -107,7 +109,7 @@ class Flow:
 
 
 def flow_of(plan: Plan, *, encoded_bytes: float, downlinks: Mapping[NodeId, float]) -> Flow:
-    """The way of a version of `encoded_bytes`; who is not in `downlinks` (bytes/s) has one that limits nothing."""
+    """Follow a version of `encoded_bytes`. A node missing from `downlinks` (bytes/s) has an unlimited one."""
     chunk = min(plan.chunk_bytes, encoded_bytes)
     wire = WIRE_BYTES * (1 + CHUNK_HEADER_BYTES / chunk)
     caps = {node: downlinks.get(node) or math.inf for node in plan.peers}
@@ -119,7 +121,7 @@ def flow_of(plan: Plan, *, encoded_bytes: float, downlinks: Mapping[NodeId, floa
 
 
 def level_of(caps: Iterable[float], capacity: float) -> float:
-    """The level to which water of `capacity` fills vessels of these caps; infinite if all are full before."""
+    """Return the level to which water of `capacity` fills vessels of these caps, or inf if all are full before."""
     ascending = sorted(caps)
     left = capacity
     for at, cap in enumerate(ascending):
@@ -158,8 +160,8 @@ def _mesh(plan: Plan, nbytes: float, chunk: float, caps: dict[NodeId, float]) ->
 def _dealt(
     relays: Mapping[NodeId, float], caps: Mapping[NodeId, float], learner: float, leaves: Container[NodeId]
 ) -> float:
-    """Bytes/s at which a mesh deals chunks: what all uplinks allow, and the slowest downlink of those that relays do
-    not set aside. Where some are set aside the learner sends to relays alone: its own links would have a queue."""
+    """Return the bytes/s at which a mesh deals chunks, limited by all uplinks and by the slowest downlink not set
+    aside. If some are set aside, the learner sends to relays alone, because its own links would have a queue."""
     publics = sum(uplink for node, uplink in relays.items() if node not in leaves)
     leaf_count = sum(node in leaves for node in relays)
     bound = min(learner, (learner + sum(relays.values())) / len(relays), (learner + publics) / max(1, leaf_count))
@@ -185,7 +187,7 @@ def _star(plan: Plan, nbytes: float, caps: dict[NodeId, float]) -> Flow:
 def _filled(
     nbytes: float, caps: dict[NodeId, float], level: Callable[[Sequence[NodeId]], float]
 ) -> dict[NodeId, float]:
-    """When each has `nbytes`, all being filled to the `level` for those who wait. Who can take more is full before."""
+    """Return when each node has `nbytes` if all waiting nodes are filled to the `level`. Faster nodes finish first."""
     waiting = sorted(caps, key=lambda node: caps[node])
     missing = dict.fromkeys(waiting, nbytes)
     now, full_at = 0.0, {}
@@ -213,7 +215,7 @@ def _trees(plan: Plan, nbytes: float, chunk: float, caps: dict[NodeId, float]) -
     up_bytes = dict.fromkeys(uplinks, 0.0)
     chunks = math.ceil(nbytes / chunk)
     for stripe, tree in enumerate(plan.trees):
-        # The first chunk of the stripe is on its way hop by hop, the rest flows behind it.
+        # The stripe's first chunk travels hop by hop; the rest flows behind it.
         rest = chunk * (len(range(stripe, chunks, stripes)) - 1)
         begins = {plan.learner.node: 0.0}
         for child in _downwards(tree, plan.learner.node):
@@ -227,8 +229,8 @@ def _trees(plan: Plan, nbytes: float, chunk: float, caps: dict[NodeId, float]) -
 
 
 def _rates(plan: Plan, caps: dict[NodeId, float], *, relieved: bool) -> list[dict[NodeId, float]]:
-    """Bytes/s at which each peer receives each stripe. Every stripe gets the same share of a downlink: the peer has all
-    when the last of them is there. `relieved`: children of a peer with a slow downlink are not held up by it."""
+    """Return the bytes/s at which each peer receives each stripe. All stripes get the same share of a downlink, because
+    a peer is done when the last stripe is. `relieved`: a peer with a slow downlink does not slow down its children."""
     stripes = len(plan.trees)
     most = {node: cap / stripes for node, cap in caps.items()}
     fed: dict[NodeId, list[tuple[int, NodeId]]] = {}
@@ -257,7 +259,7 @@ def _rates(plan: Plan, caps: dict[NodeId, float], *, relieved: bool) -> list[dic
 
 
 def _downwards(tree: Tree, root: NodeId) -> list[NodeId]:
-    """All peers of a tree, parents before children."""
+    """Return all peers of a tree, parents before children."""
     children = children_of(tree)
     order = list(children.get(root, ()))
     for node in order:
@@ -266,17 +268,17 @@ def _downwards(tree: Tree, root: NodeId) -> list[NodeId]:
 
 
 LEARNER = NodeId("learner of the version")
-"""No worker is named so: names have no blanks in a swarm, and come with a number in a scenario."""
+"""No worker has this name: names in a swarm have no blanks, and names in a scenario end with a number."""
 
 MAX_SETS = 64
-"""Sets that are remembered: a search asks for the same few again and again. A thousand workers take a megabyte."""
+"""Sets whose plans are cached: a search asks for the same few again and again. A thousand workers take a megabyte."""
 
 
 def disseminate_by(
     *, learner_uplink_bytes_per_s: float, encoded_bytes: float, apply_s: float, scheme: Scheme | None = None
 ) -> Disseminate:
-    """Plans for versions of `encoded_bytes` that a worker has applied `apply_s` after its last byte. `scheme` None is
-    the planner's choice. An unknown uplink is taken for the median of the others, an unknown downlink for infinite."""
+    """Return a planner for versions of `encoded_bytes`, applied `apply_s` after their last byte. Without a `scheme` the
+    planner chooses. An unknown uplink counts as the median of the others, an unknown downlink as infinite."""
     learner = PeerProfile(node=LEARNER, public=True, uplink_bytes_per_s=learner_uplink_bytes_per_s)
 
     @lru_cache(maxsize=MAX_SETS)

@@ -1,11 +1,11 @@
-"""Running estimates of what the model needs, from what the swarm measures.
+"""Running estimates of the model's inputs, from what the swarm measures.
 
-Every figure is a median over a bounded window, so that one stall moves nothing. A sampler's rate has two sources: its
-own claim, in every beat, and the rollouts that were accepted from it while it was active. The second is less than it
-could do, since pacing lets samplers wait; but that is so for all alike. So a claim is believed up to CLAIM_FACTOR times
-what the sampler's accepted rollouts say when scaled as they are for the others, and before it has proven anything up to
-what proven samplers of its class do, or did before they left. In a class that has proven nothing a claim counts up to
-CLAIM_FACTOR times what the best class does, and is passed on as it is: one of them may be tried. A claim of 1e9 gains
+Every figure is a median over a bounded window, so one stall moves nothing. A sampler's rate has two sources: its own
+claim, in every beat, and the rollouts accepted from it while it was active. The second understates what it can do,
+since pacing makes samplers wait, but equally so for all. So a claim counts up to CLAIM_FACTOR times the sampler's
+accepted rate, scaled as for the others. Before a sampler has proven anything, its claim counts up to the rate of the
+proven samplers of its class, present or former. In an unproven class a claim counts up to CLAIM_FACTOR times the rate
+of the best class, and the claim itself is passed on, so that one of the class may be tried. A claim of 1e9 gains
 nothing, and a sampler that gives nothing for JUDGED_S counts for nothing.
 
 Figures that make no sense change nothing.
@@ -23,47 +23,45 @@ from statistics import median, median_low
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.prices import HOUR_S
 
-MAX_CLASSES = 256  # Device classes that are told apart; nodes name their own, so any further class counts as OTHER
+MAX_CLASSES = 256  # Device classes told apart; nodes name their own, so any further class counts as OTHER
 OTHER = "other"
-MAX_NODES = 4096  # Samplers that are remembered, as many as the table of leases
+MAX_NODES = 4096  # Samplers that are remembered, as many as in the table of leases
 
 CLAIMS = 9  # Beats whose claims are remembered: four may be nonsense
-CLASS_WINDOW = 33  # Starts of a class that are remembered, and rates of those of its samplers that left
+CLASS_WINDOW = 33  # Starts of a class that are remembered, and rates of its samplers that left
 
-STEPS = 15
-"""Steps whose training time is remembered: seven may have been disturbed, and a new length of batches shows soon."""
+STEPS = 15  # Steps whose training time is remembered: seven may have been disturbed, and a new batch length shows soon
 
 IDLE_STEPS = 9
-LENGTHS = 4096  # Completions whose lengths are remembered: the 99th percentile is among them forty times
-LENGTHS_A_CALL = 256  # Of one report: no sampler's batch crowds out all others
+LENGTHS = 4096  # Completion lengths that are remembered: forty lie above the 99th percentile
+LENGTHS_A_CALL = 256  # Lengths taken from one report: one sampler's batch must not crowd out all others
 
-PROVEN_ROLLOUTS = 16
-"""Accepted rollouts from which on a sampler's rate counts as proven: their number is then good to 25 %."""
+PROVEN_ROLLOUTS = 16  # Accepted rollouts after which a sampler's rate counts as proven: the count is then good to 25 %.
 
 PROVEN_HALF_S = 3600.0
-"""Active seconds after which what was accepted counts half: a card that grew slower shows within an hour or two."""
+"""Active seconds after which older work counts half: a card that became slower shows within an hour or two."""
 
 MIN_RATE = 1e-6
-"""Rollouts per second below which a claim is ignored: one in eleven days. The model can not divide by less."""
+"""Rollouts per second below which a claim is ignored: one in eleven days. The model cannot divide by less."""
 
 CLAIM_FACTOR = 2.0
-"""How much better than others' a sampler's claim over its accepted rollouts may be: places, lengths and luck differ by
+"""How far a sampler's claim may exceed its accepted rollouts, compared with others: places, lengths and luck differ by
 less."""
 
 JUDGED_S = 3600.0
-"""Active seconds after which a sampler may be judged though it never gave PROVEN_ROLLOUTS: if others of its claim would
-have. A cold start takes a quarter of it."""
+"""Active seconds after which a sampler may be judged although it never gave PROVEN_ROLLOUTS, if others with its claim
+would have. A cold start takes a quarter of this."""
 
 PRIOR_HOURS = 24.0
-"""Departures are counted as if so many sampler-hours at the start value had been seen before: a class that nobody has
-left yet is not thought immortal."""
+"""Sampler-hours at the start value that departures begin with, so that a class nobody has left is not thought immortal.
+"""
 
-REMEMBERED_HOURS = 1000.0  # Sampler-hours of a class after which what was seen counts half
+REMEMBERED_HOURS = 1000.0  # Sampler-hours of a class after which its history is halved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartValues:
-    """What is assumed until it is observed. None: there is no demand before that.
+    """What is assumed until it is observed. If a field is None, there is no demand before that.
 
     `start_s`: cold start of marketplace and home samplers, 10 minutes in the median. `departures_per_hour`: between
     marketplace hosts (1 in 150 h) and homes (1 in 24 h).
@@ -77,8 +75,8 @@ class StartValues:
 
 @dataclass(slots=True, kw_only=True)
 class SamplerSeen:
-    """What is known of one sampler. `profile` is what it says of itself but for its rate. `active_since` is None on
-    standby, `began_at` is set until its first rollout."""
+    """What is known of one sampler. `profile` is what it says of itself, except its rate. `active_since` is None on
+    standby; `began_at` is set from its activation until its first rollout."""
 
     profile: Worker
     joined_at: float
@@ -98,13 +96,13 @@ class SamplerSeen:
         return median(self.claims) if self.claims else None
 
     def active_until(self, now: float) -> float:
-        """Seconds in all."""
+        """Return its active seconds in all."""
         return self.active_s + (0.0 if self.active_since is None else max(0.0, now - self.active_since))
 
 
 @dataclass(slots=True, kw_only=True)
 class ClassSeen:
-    """What is known of a device class. `hours` of samplers that are gone; those present are added when asked."""
+    """What is known of a device class. `hours` are of departed samplers; those present are added when asked."""
 
     hours: float = 0.0
     vanished: float = 0.0
@@ -113,12 +111,12 @@ class ClassSeen:
 
 
 def class_among(known: Collection[str], device_class: str) -> str:
-    """The class under which one of `device_class` is kept, where these are known already."""
+    """Return the name under which a node of `device_class` is kept, given the `known` classes."""
     return device_class if device_class in known or len(known) < MAX_CLASSES - 1 else OTHER
 
 
 class Estimator:
-    """Times are monotonic seconds. A node that did not join, or has left, is unknown: what is said of it is ignored."""
+    """Times are monotonic seconds. Reports about a node that has not joined, or has left, are ignored."""
 
     def __init__(self, start: StartValues) -> None:
         self._start = start
@@ -131,7 +129,7 @@ class Estimator:
     # -- what the learner sees --------------------------------------------------------------------------------
 
     def trained(self, train_step_s: float) -> None:
-        """A step took so long."""
+        """A step took this long."""
         if 0 < train_step_s < math.inf:
             self._train_s.append(train_step_s)
 
@@ -147,7 +145,7 @@ class Estimator:
             return
         self._lengths.extend(tokens[:LENGTHS_A_CALL])
         if sampler.began_at is not None and tokens:
-            # What it did while it started says nothing of its rate: that is counted from here on.
+            # Work during the start says nothing about its rate: count from here on.
             self._classes[sampler.device_class].starts_s.append(now - sampler.began_at)
             sampler.began_at, sampler.active_since = None, now
             return
@@ -167,7 +165,7 @@ class Estimator:
         *,
         now: float,
     ) -> None:
-        """A sampler is there, on standby; price 0 is a volunteer. Of one that is known only the prices change."""
+        """A sampler is present, on standby. Price 0 is a volunteer. For a known sampler only the prices change."""
         sampler = self._samplers.get(node)
         if sampler is None:
             if len(self._samplers) >= MAX_NODES:
@@ -184,14 +182,14 @@ class Estimator:
         )
 
     def rate(self, node: str, rollouts_per_s: float, samples_at_once: int, lockstep: bool) -> None:
-        """What a sampler says that it does at full load, in places that are filled together or one by one."""
+        """Take a sampler's claimed rate at full load; its places are filled together (`lockstep`) or one by one."""
         sampler = self._samplers.get(node)
         if sampler is not None and MIN_RATE <= rollouts_per_s < math.inf and samples_at_once >= 1:
             sampler.claims.append(rollouts_per_s)
             sampler.profile = replace(sampler.profile, samples_at_once=samples_at_once, lockstep=lockstep)
 
     def link(self, node: str, uplink_bytes_per_s: float, downlink_bytes_per_s: float, public: bool) -> None:
-        """What is measured of a sampler's links; 0 is unknown."""
+        """Take the measured speeds of a sampler's links; 0 is unknown."""
         sampler = self._samplers.get(node)
         if sampler is not None and 0 <= uplink_bytes_per_s < math.inf and 0 <= downlink_bytes_per_s < math.inf:
             sampler.profile = replace(
@@ -202,7 +200,7 @@ class Estimator:
             )
 
     def activated(self, node: str, *, now: float) -> None:
-        """It is given work from now on."""
+        """The sampler is given work from now on."""
         sampler = self._samplers.get(node)
         if sampler is not None and sampler.active_since is None:
             sampler.active_since = sampler.began_at = now
@@ -215,7 +213,7 @@ class Estimator:
             sampler.active_since = sampler.began_at = None
 
     def left(self, node: str, *, vanished: bool, now: float) -> None:
-        """It is gone; `vanished`: without a word."""
+        """The sampler is gone, without notice if it `vanished`."""
         sampler = self._samplers.get(node)
         if sampler is None:
             return
@@ -231,8 +229,8 @@ class Estimator:
     # -- the estimates ----------------------------------------------------------------------------------------
 
     def workers(self, now: float) -> list[Worker]:
-        """All samplers. `start_s` is from being activated to the first accepted rollout, generation included. A rate
-        of 0 is unknown: neither the sampler nor a proven one of its class has said one that can be believed."""
+        """Return all samplers. `start_s` is the time from activation to the first accepted rollout, including its
+        generation. A rate of 0 is unknown: neither the sampler nor a proven one of its class has a credible rate."""
         believed = self._believed(now)
         rates, proven = self._rates(believed), self._proven_classes(believed)
         present = self._present_hours(now)
@@ -263,7 +261,7 @@ class Estimator:
     def demand(
         self, *, groups_per_step: int, group_size: int, publish_every_steps: int, max_staleness: int
     ) -> Demand | None:
-        """What the learner needs; None while no step or no length is known."""
+        """Return what the learner needs, or None while no step or no length is known."""
         lengths = self.lengths()
         train_step_s = self.train_step_s()
         if lengths is None or train_step_s is None:
@@ -278,15 +276,15 @@ class Estimator:
         )
 
     def lengths(self) -> Lengths | None:
-        """Of accepted completions; None where they are neither observed nor supposed."""
+        """Return the lengths of accepted completions, or None if they are neither observed nor assumed."""
         return Lengths.of(self._lengths) if self._lengths else self._start.lengths
 
     def train_step_s(self) -> float | None:
-        """None where it is neither observed nor supposed."""
+        """Return the training time of a step, or None if it is neither observed nor assumed."""
         return median(self._train_s) if self._train_s else self._start.train_step_s
 
     def idle_share(self) -> float | None:
-        """Of the last steps; None before the first."""
+        """Return the idle share over the last steps, or None before the first."""
         return median(self._idle) if self._idle else None
 
     def _present_hours(self, now: float) -> dict[str, float]:
@@ -299,7 +297,7 @@ class Estimator:
     # -- rates ------------------------------------------------------------------------------------------------
 
     def _rates(self, believed: Mapping[str, float]) -> dict[str, float]:
-        """Of each sampler, from its claims within what was accepted; see the head of this file."""
+        """Return each sampler's rate: its claim, limited as the head of this file says."""
         usual = self._proven_classes(believed)
         most = CLAIM_FACTOR * max(usual.values()) if usual else math.inf
         rates = {}
@@ -314,8 +312,8 @@ class Estimator:
         return rates
 
     def _proven_classes(self, believed: Mapping[str, float]) -> dict[str, float]:
-        """What those of each class do who have proven it: who is there, else who was. One that gives nothing says
-        nothing of its class: it may still be fetching its first version."""
+        """Return the rate of each proven class: its present proven samplers, else its former ones. A sampler that gives
+        nothing says nothing about its class: it may still be fetching its first version."""
         by_class: dict[str, list[float]] = {}
         for node, own in believed.items():
             if self._samplers[node].proven:
@@ -324,10 +322,10 @@ class Estimator:
         return gone | {name: median_low(rates) for name, rates in by_class.items()}
 
     def _believed(self, now: float) -> dict[str, float]:
-        """Claims of samplers that can be judged, each limited by its own accepted rollouts: those that have proven
-        themselves, and those that would have by now if they were like these."""
+        """Return the claims of samplers that can be judged, each limited by its own accepted rollouts: the proven
+        samplers, and those that would be proven by now if they worked like these."""
         claims = {node: claim for node, sampler in self._samplers.items() if (claim := sampler.claim) is not None}
-        # The time in which it gave none counts too: who stopped would be believed for ever.
+        # Time without output counts too: otherwise a sampler that stopped would be believed for ever.
         active = {node: self._samplers[node].active_until(now) for node in claims}
         proven = {node: self._samplers[node] for node in claims if self._samplers[node].proven and active[node] > 0}
         if not proven:

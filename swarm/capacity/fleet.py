@@ -1,6 +1,6 @@
-"""What the capacity model has to know: lengths of completions, samplers, what the learner needs, what a version costs.
+"""What the capacity model needs to know: completion lengths, samplers, the learner's demand, the cost of a version.
 
-Rates are per second, prices per hour, traffic prices per GB (1e9 bytes), all in one currency that nobody names.
+Rates are per second, prices per hour, traffic prices per GB (1e9 bytes). All prices share one unnamed currency.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-MAX_LENGTHS = 64  # Equally likely lengths that stand for a distribution: its 99th percentile is still among them
+MAX_LENGTHS = 64  # Equally likely lengths that represent a distribution; they still include its 99th percentile
 GB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """How long completions are: equally likely numbers of tokens, ascending, at least one, all positive."""
+    """How long completions are: equally likely token counts, ascending, at least one, all positive."""
 
     tokens: tuple[float, ...]
 
@@ -26,7 +26,7 @@ class Lengths:
 
     @staticmethod
     def of(tokens: Sequence[float]) -> Lengths:
-        """Those of observed completions; ValueError where there are none."""
+        """Return the lengths of observed completions. Raise ValueError if there are none."""
         if not tokens:
             raise ValueError("no lengths were observed")
         ordered = sorted(tokens)
@@ -36,7 +36,7 @@ class Lengths:
 
     @staticmethod
     def lognormal(*, median: float, sigma: float, cap: float = math.inf) -> Lengths:
-        """Lognormal, cut at `cap`: the middles of MAX_LENGTHS equally likely slices. Sigma 0 is one length."""
+        """Return the middles of MAX_LENGTHS equally likely slices, cut at `cap`. Sigma 0 gives one length."""
         if sigma == 0:
             return Lengths(tokens=(min(cap, median),))
         normal = NormalDist(math.log(median), sigma)
@@ -49,20 +49,24 @@ class Lengths:
 
 
 def mean_longest(lengths: Sequence[float], count: int) -> float:
-    """Mean of the longest of `count` lengths: the i-th of n ascending ones is it with (i/n)^count - ((i-1)/n)^count."""
+    """Return the mean of the longest of `count` lengths: the i-th of n ascending lengths is the longest with
+    probability (i/n)^count - ((i-1)/n)^count."""
     most = len(lengths)
     return sum(length * ((i / most) ** count - ((i - 1) / most) ** count) for i, length in enumerate(lengths, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One sampler. `rollouts_per_s` is what it measured with this model, at full load: the room that the weights leave
-    for the KV cache decides it, not the card's name. `claimed_rollouts_per_s` is 0, except where nobody of its class
-    has shown yet what it can do: then it is what the sampler says, and `rollouts_per_s` how much of that is counted on.
+    """One sampler.
 
-    Its engine has `samples_at_once` places; `lockstep`: they are filled together and end together (transformers), else
-    each goes on alone (vLLM). 0 is unknown for links, free for prices. `start_s` is from a decision to its first sample
-    (load and first full version), `departures_per_hour` how often one of its class goes without a word.
+    `rollouts_per_s` is measured with this model at full load: it depends on the room that the weights leave for the KV
+    cache, not on the card's name. `claimed_rollouts_per_s` is 0 unless nobody of its class has proven a rate yet; then
+    it is the sampler's own claim, and `rollouts_per_s` is the part of it that counts.
+
+    Its engine has `samples_at_once` places. In `lockstep` they start and end together (transformers), otherwise each
+    runs on its own (vLLM). A link of 0 is unknown, a price of 0 is free. `start_s` is the time from a decision to its
+    first sample (loading and the first full version). `departures_per_hour` is how often a sampler of its class
+    vanishes.
     """
 
     name: str
@@ -82,7 +86,7 @@ class Worker:
 
     @property
     def place_s(self) -> float:
-        """Mean time that one place takes for what it does at once: a sample, or in lockstep the longest of a batch."""
+        """Mean time of one place for one sample, or in lockstep for the longest of a batch."""
         return self.samples_at_once / self.rollouts_per_s
 
 
@@ -104,8 +108,8 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dissemination:
-    """What one version takes to reach a set of workers, in their order: seconds from its publication to each install,
-    bytes that each receives and sends on, and bytes that the learner sends."""
+    """How one version reaches a set of workers, in their order: the seconds from its publication to each install, the
+    bytes that each worker receives and sends on, and the bytes that the learner sends."""
 
     install_s: tuple[float, ...]
     down_bytes: tuple[float, ...]
@@ -114,9 +118,9 @@ class Dissemination:
 
     @property
     def broadcast_s(self) -> float:
-        """Until the last of them has installed it."""
+        """Seconds until the last worker has installed it."""
         return max(self.install_s, default=0.0)
 
 
 Disseminate = Callable[[Sequence[Worker]], Dissemination]
-"""The planner's answer for a set of workers; swarm/capacity/delivery.py makes one."""
+"""Plans how a version reaches a set of workers; swarm/capacity/delivery.py makes such functions."""

@@ -1,8 +1,8 @@
-"""How fast samplers must be, and what the learner waits with those there are (docs/capacity.md derives all of this).
+"""How fast samplers must be, and how long the learner waits with a given set (derived in docs/capacity.md).
 
 Symbols: R `rollouts_per_step`, T `train_step_s`, kappa `publish_every_steps`, S `max_staleness`, T_b `broadcast_s`
 (from a publication until samplers have installed it), T_gen `generation_s` (of one rollout, in the mean), mu the summed
-`rollouts_per_s`. Times in seconds, rates in rollouts per second. Arguments that make no sense raise a ValueError that
+`rollouts_per_s`. Times are seconds, rates are rollouts per second. Arguments that make no sense raise a ValueError that
 names them.
 """
 
@@ -20,30 +20,32 @@ from swarm.capacity.recursion import Recursion, UnitClass
 Binds = Literal["learner", "rate", "broadcast", "generation"]
 """What a step waits for (`binds`).
 
-learner: its own training; the learner is idle for at most NEARLY_BUSY of the time.
-rate: the samplers' work; more samplers would help.
-broadcast: versions on their way; a faster broadcast would help, or a larger max_staleness.
+learner: its own training; the learner is idle for at most NEARLY_BUSY of the time. rate: the samplers' work; more
+samplers would help. broadcast: versions in transit; a faster broadcast would help, or a larger max_staleness.
 generation: the last answers of a batch; shorter or more even answers would help, or a larger max_staleness.
 """
 
 NEARLY_BUSY = 0.02  # Idle share below which the learner counts as busy, and the default target
-NEARLY_ALL_WORK = 0.05  # The learner waits for the samplers' rate if they are idle for less than this share of time
+NEARLY_ALL_WORK = 0.05  # The learner waits for the samplers' rate if they are idle for at most this share of the time
 
 ROLLOUTS = 10_000
 """Rollouts that a prediction follows, in about 40 ms. On 81 fleets the mean error was 0.46 points with 6,000, 0.34 with
 8,000 and 0.31 with 12,000."""
 
 MIN_STEPS = 12  # Fewest steps that a prediction follows after the first ones: fewer would show one step's luck
-MAX_STEPS = 400  # Most steps that it follows: where a step is a few rollouts, more would add nothing
-PLENTY = 32.0  # Times R / T: if that rate is not enough, no rate is
-RATE_PRECISION = 0.005  # Of mu_min: rates are known far less precisely than that
+MAX_STEPS = 400  # Most steps that it follows: if a step is a few rollouts, more would add nothing
+PLENTY = 32.0  # Times R / T: if this rate is not enough, no rate is
+RATE_PRECISION = 0.005  # Relative precision of mu_min: rates are known far less precisely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Shares of 1, in the long run. `idle_share` is of the learner's time, `discarded_share` of all that is generated,
-    `mean_staleness` in steps over the rollouts that are trained on, `step_s` from batch to batch, `rollouts_per_s` what
-    is trained on, `samplers_idle_share` of the places' time weighted by their rates."""
+    """The long-run mean. Shares are of 1.
+
+    `idle_share` is of the learner's time, `discarded_share` of all generated rollouts, `samplers_idle_share` of the
+    places' time weighted by their rates. `mean_staleness` is in steps, over the trained rollouts. `step_s` is the time
+    from batch to batch. `rollouts_per_s` counts trained rollouts.
+    """
 
     idle_share: float
     discarded_share: float
@@ -55,14 +57,14 @@ class Prediction:
 
 
 def slack_s(*, publish_every_steps: int, max_staleness: int, train_step_s: float, latency_s: float) -> float:
-    """(S + 1 - kappa) T - latency: the time left to make a batch of a version whose first rollouts came that late."""
+    """Return (S + 1 - kappa) T - latency: the time to make a batch of a version whose first rollouts came so late."""
     _check(publish_every_steps=publish_every_steps, train_step_s=train_step_s)
     _check_least_zero(max_staleness=max_staleness, latency_s=latency_s)
     return (max_staleness + 1 - publish_every_steps) * train_step_s - latency_s
 
 
 def fresh_every_steps(*, publish_every_steps: int, max_staleness: int) -> int:
-    """kappa ceil((S + 2 - kappa) / kappa): steps from one batch that needs a new version to the next that does."""
+    """Return kappa ceil((S + 2 - kappa) / kappa): steps from one batch that needs a new version to the next one."""
     return math.ceil((max_staleness + 2 - publish_every_steps) / publish_every_steps) * publish_every_steps
 
 
@@ -85,8 +87,8 @@ def shortfall(demand: Demand, *, broadcast_s: float, generation_s: float) -> str
 
 
 def predict(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> Prediction:
-    """What the learner and these workers do in the long run. `install_s[i]` is from the publication of a version to its
-    install by worker i. Without workers the learner is idle for good."""
+    """Return what the learner and these workers do in the long run. `install_s[i]` is the time from a version's
+    publication to its install by worker i. Without workers the learner is idle for ever."""
     check_fleet(demand, workers, install_s)
     if not workers:
         return Prediction(
@@ -108,8 +110,8 @@ def mu_min(
     *,
     idle_target: float = NEARLY_BUSY,
 ) -> float:
-    """Return the least summed rate at which workers like these leave the learner idle for at most `idle_target`; inf if
-    no number of them does."""
+    """Return the least summed rate at which workers like these leave the learner idle for at most `idle_target`, or inf
+    if no number of them does."""
     check_fleet(demand, workers, install_s)
     if not 0 < idle_target < 1:
         raise ValueError(f"idle_target is {idle_target:g}, it must be between 0 and 1")
@@ -134,7 +136,7 @@ def mu_min(
 
 
 def check_demand(demand: Demand) -> None:
-    """Raise a ValueError of one line if the demand makes no sense."""
+    """Raise a one-line ValueError if the demand makes no sense."""
     _check(
         train_step_s=demand.train_step_s,
         groups_per_step=demand.groups_per_step,
@@ -150,7 +152,7 @@ def check_demand(demand: Demand) -> None:
 
 
 def check_fleet(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> None:
-    """Raise a ValueError of one line if anything makes no sense, or if there is not one install for each worker."""
+    """Raise a one-line ValueError if any figure makes no sense, or if there is not one install for each worker."""
     check_demand(demand)
     if len(workers) != len(install_s):
         raise ValueError(f"install_s has {len(install_s)} entries for {len(workers)} workers")
@@ -170,11 +172,11 @@ def binds(
     broadcast_s: float,
     rollouts_per_s: float,
 ) -> Binds:
-    """Which is the largest part of a step that is longer than training.
+    """Return the largest part of a step that is longer than training.
 
-    Where samplers always work it is their work. Else the bound holds the learner up, and the step in closed form
-    (docs/capacity.md), solved for batch_s, says how long a batch of a version took after its arrival: R / mu of it is
-    work, the rest waiting for the last answers.
+    If samplers always work, it is their work. Otherwise the bound holds the learner up. The closed form of a step
+    (docs/capacity.md), solved for batch_s, gives the time from a version's arrival to its full batch: R / mu of it is
+    work, the rest is waiting for the last answers.
     """
     if 1 - demand.train_step_s / step_s <= NEARLY_BUSY:
         return "learner"

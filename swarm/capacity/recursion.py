@@ -1,18 +1,18 @@
-"""The pacing rule in the mean: how fast batches become ready where samplers are counted, not named.
+"""The pacing rule in the mean: how fast batches become ready if samplers are counted instead of named.
 
-Theory of operation. Workers that are alike are one class: so many *units* that begin and end alone (a place of a
-continuous engine; a whole engine in lockstep, with `samples` at once), one time of install for all of them. What
-is known of a group is how many of its samples wait, are at work or are done, and the oldest version among them; what is
-known of the rest is counts by deadline. In these the rule of docs/staleness.md is followed from event to event: a unit
-that is free takes a sample of a group that was begun, else opens a group if `_may_open` allows; the learner takes the B
-ready groups that are due earliest, trains, publishes; each class installs what was published `install_s` later. A unit
-of several samples asks one batch ahead, as sampler/session.py does, and begins that with what it holds then.
+Theory of operation. Similar workers form one class of *units* that start and end alone (a place of a continuous engine;
+a whole engine in lockstep, with `samples` at once) and share one install time. Of a group it keeps how many of its
+samples wait, run or are done, and the oldest version among them; the rest is counts by deadline. On these it follows
+the rule of docs/staleness.md from event to event: a free unit takes a sample of a started group, else opens a group if
+the pacing allows it; the learner takes the B ready groups that are due earliest, trains, and publishes; each class
+installs a publication `install_s` later. A unit of several samples asks one batch ahead, as sampler/session.py does,
+and starts that batch with the version that it holds then.
 
 Lengths are dealt, not drawn: a pack of the equally likely lengths, shuffled in the same way in every call, is dealt to
-its end before the next. So one answer belongs to one question, and few steps give the mean.
+its end before the next. So equal questions have equal answers, and few steps give the mean.
 
-What it leaves out, and what therefore only a simulation of the real plane shows: how long questions and answers travel,
-failures, departures.
+It leaves out the travel time of requests and answers, failures, and departures; only a simulation of the real plane
+shows these.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from swarm.capacity.fleet import Demand, mean_longest
 from swarm.rollout.plane.rules import Pacing, deadline
 
 PACK = 1024
-"""Lengths in a pack, at least: a group's are then nearly independent of one another, and the longest comes as often as
-it should."""
+"""Fewest lengths in a pack: a group's lengths are then nearly independent, and the longest comes as often as it should.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitClass:
-    """`units` that are alike: each does `samples` at once in `unit_s` seconds in the mean, which is the time of the
-    longest of `longest_of` lengths. A version is installed `install_s` after it was published."""
+    """`units` that are alike. Each runs `samples` at once in `unit_s` seconds in the mean, the time of the longest of
+    `longest_of` lengths. A version is installed `install_s` after its publication."""
 
     units: int
     samples: int
@@ -48,7 +48,7 @@ class UnitClass:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Sums. `busy` is the units' time at work times their rates, in rollouts."""
+    """Sums. `busy` is each unit's working time multiplied by its rate, in rollouts."""
 
     steps: int = 0
     finished: int = 0
@@ -60,8 +60,8 @@ class Tally:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """`opened` is the version that it was opened for, `oldest` the oldest that drew a sample, `versions` the sum of
-    those that did. `waiting` samples are not leased, `unfinished` ones not done."""
+    """`opened` is the version for which it was opened, `oldest` the oldest version that drew a sample, `versions` the
+    sum of all that did. `waiting` samples are not leased, `unfinished` ones are not done."""
 
     opened: int
     waiting: int
@@ -74,7 +74,7 @@ class _Group:
 
 @dataclass(slots=True, eq=False)
 class _Unit:
-    """One unit of class `one` at work on `running`, or free `since` then; `queued` is its next batch."""
+    """A unit of class `one`. It works on `running`, or has been free `since` then; `queued` is its next batch."""
 
     one: int
     since: float = 0.0
@@ -83,7 +83,7 @@ class _Unit:
 
 
 class Recursion:
-    """Follows these classes for as many steps as asked. Times are in seconds from its start."""
+    """Follows these classes for as many steps as asked. Times are seconds from its start."""
 
     def __init__(self, demand: Demand, classes: Sequence[UnitClass]) -> None:
         self._demand = demand
@@ -111,7 +111,7 @@ class Recursion:
         self.tally = Tally()
 
     def steps(self, count: int) -> float:
-        """Go on until `count` more batches were taken; the time that it took, with sums in `tally` from zero."""
+        """Take `count` more batches and return the seconds that they took; `tally` holds their sums."""
         self.tally = Tally()
         began = self._now
         self._changed()
@@ -127,8 +127,8 @@ class Recursion:
     # -- units -----------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Something happened after which units that were refused may begin: who is free for the longest time is asked
-        first, then those that ask ahead."""
+        """Let refused units try again after an event: first the free ones, longest free first, then those that ask
+        ahead."""
         self._refused.clear()
         asking = [(free[0].since, one) for one, free in enumerate(self._free) if free]
         heapq.heapify(asking)
@@ -145,7 +145,7 @@ class Recursion:
                     break
 
     def _begin(self, unit: _Unit) -> bool:
-        """Have a unit that is free begin what it may; False if that is nothing."""
+        """Let a free unit start what it may. Return False if that is nothing."""
         held, cls = self._held[unit.one], self._classes[unit.one]
         if not unit.queued and (held, False) not in self._refused:
             unit.queued = self._claim(held, cls.samples)
@@ -168,7 +168,7 @@ class Recursion:
         return True
 
     def _ask_ahead(self, unit: _Unit) -> bool:
-        """Have a unit that works lease its next batch; False if it may not yet."""
+        """Let a working unit lease its next batch. Return False if it may not yet."""
         held = self._held[unit.one]
         if (held, True) in self._refused:
             return False
@@ -180,7 +180,7 @@ class Recursion:
         return True
 
     def _claim(self, held: int, most: int, *, ahead: bool = False) -> list[_Group]:
-        """At most so many samples, of groups that were begun, which who asks ahead does not get, then of new ones."""
+        """Lease at most `most` samples: of started groups first, unless the unit asks ahead, then of new ones."""
         claimed: list[_Group] = []
         if self._unfilled:
             for group in [group for group in self._unfilled if group.opened <= held]:
@@ -215,7 +215,7 @@ class Recursion:
             self._changed()
 
     def _finished(self, group: _Group) -> bool:
-        """True if by this a group is due later than was thought."""
+        """Count a finished sample of `group`. Return True if the group is now due later than assumed."""
         self.tally.finished += 1
         group.finished += 1
         group.unfinished -= 1
@@ -258,8 +258,8 @@ class Recursion:
         self._changed()
 
     def _expire(self) -> None:
-        """Drop what can be in no batch any more; what is at work goes on, for nothing. A group that was leased ahead is
-        kept while all that was begun of it is fresh."""
+        """Drop groups that no batch can take any more; running samples continue in vain. A group that was leased ahead
+        stays while all its started samples are fresh."""
         stale = self._next_batch - self._demand.max_staleness - 1
         ready = self._ready.pop(stale, [])
         self._ready_groups -= len(ready)
@@ -294,7 +294,7 @@ def _opened(group: _Group) -> int:
 
 
 def _dealt(lengths: Sequence[float]) -> Iterator[float]:
-    """All of them equally often, in an order without a pattern."""
+    """Yield all lengths equally often, in an order without a pattern."""
     pack = [*lengths] * -(-PACK // len(lengths))
     order = Random(0)
     while True:

@@ -1,14 +1,15 @@
 """The cheapest set of samplers that keeps the learner busy.
 
-The set must have the model's least rate (`mu_min`, from the lengths, the places and the installs of a set) and two
-margins on it: a share for errors of the estimates, and a reserve for samplers that are missing at any time. Samplers
-are ranked by price per rollout that counts, and the cheapest set that has the rate is searched for (cover.py).
+Theory of operation. A set must reach the model's least rate (`mu_min`, which depends on the lengths, the places and the
+install times of the set) plus two margins: a share for errors of the estimates, and a reserve for samplers that are
+missing at any time. Samplers are ranked by their price per useful rollout, and cover.py searches for the cheapest set
+that reaches the rate.
 
-How long a version takes depends on the set, and the set on how long it takes: planned, chosen and planned again, at
-most MAX_ROUNDS times; of the sets that have the rate by their own plan the cheapest stands. Samplers that are not in
-the last planned set are supposed to fare like those of their class, or like all, with the version passing their own
-downlink. Where no set meets the target, as always at S = 0, NEAR_LEAST more than the least possible idle share is the
-aim instead.
+How long a version takes depends on the set, and the set depends on how long a version takes. So the search plans,
+chooses and plans again, at most MAX_ROUNDS times. Among the sets that reach the rate by their own plan, the cheapest
+wins. A sampler outside the last planned set is assumed to fare like its class (or like all samplers, if its class is
+not in the plan), limited by its own downlink. If no set meets the target, as always at S = 0, the search aims for at
+most NEAR_LEAST above the least possible idle share.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from swarm.capacity.prices import (
 
 
 def reasons(market: Market, active: Collection[str], *, budget_spent_per_hour: float | None) -> dict[str, str]:
-    """Why each sampler that is not in `active` waits; the budget is given where it is what keeps them out."""
+    """Return why each sampler outside `active` waits. `budget_spent_per_hour` is None unless the budget is why."""
     chosen = frozenset(active)
     dearest = max((per_thousand(market, market.workers[name]) for name in active), default=0.0)
     useful = sum(market.offer(market.workers[name]).useful_rollouts_per_s for name in active)
@@ -61,7 +62,7 @@ def reasons(market: Market, active: Collection[str], *, budget_spent_per_hour: f
 
 
 def per_thousand(market: Market, worker: Worker) -> float:
-    """Price of a thousand of its rollouts, useful or not."""
+    """Return the price of a thousand of its rollouts, useful or not."""
     return 1000 * market.price_per_hour(worker) / (worker.rollouts_per_s * HOUR_S)
 
 
@@ -76,19 +77,18 @@ UNMEASURED = "your rate is not known yet: it is measured when your turn comes to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """How one version reaches one sampler: seconds until it is installed, bytes that it receives and sends on."""
+    """How one version reaches one sampler: seconds until it is installed, bytes received and bytes passed on."""
 
     install_s: float
     down_bytes: float
     up_bytes: float
 
 
-NO_DELIVERY_KNOWN = Delivery(install_s=0.0, down_bytes=0.0, up_bytes=0.0)
-"""Before anything was planned: the first plan corrects it."""
+NO_DELIVERY_KNOWN = Delivery(install_s=0.0, down_bytes=0.0, up_bytes=0.0)  # Until the first plan
 
 
 class Market:
-    """The samplers that may be chosen, and `refused`: why others may not. Names are unique."""
+    """The samplers to choose from, and in `refused` why the others are excluded. Names are unique."""
 
     def __init__(
         self, demand: Demand, workers: Sequence[Worker], disseminate: Disseminate, *, kept: Collection[str]
@@ -109,17 +109,17 @@ class Market:
 
     @property
     def versions_per_hour(self) -> float:
-        """Of a learner that never waits."""
+        """The rate of a learner that never waits."""
         return HOUR_S / (self.demand.publish_every_steps * self.demand.train_step_s)
 
     def plan(self, names: Sequence[str]) -> Dissemination:
-        """How a version reaches this set."""
+        """Plan how a version reaches this set."""
         if not names:
             return Dissemination(install_s=(), down_bytes=(), up_bytes=(), learner_up_bytes=0.0)
         return self._disseminate([self.workers[name] for name in names])
 
     def suppose(self, names: Sequence[str], plan: Dissemination) -> None:
-        """From now on reckon with `plan`, for the samplers in it and as typical for the others."""
+        """Use `plan` from now on: as it is for its samplers, and its medians for the others."""
         by_class: dict[str | None, list[Delivery]] = {}
         for name, install_s, down, up in zip(names, plan.install_s, plan.down_bytes, plan.up_bytes, strict=True):
             delivery = self._deliveries[name] = Delivery(install_s=install_s, down_bytes=down, up_bytes=up)
@@ -128,7 +128,7 @@ class Market:
         self._typical.update({name: _median_delivery(members) for name, members in by_class.items()})
 
     def delivery_to(self, worker: Worker) -> Delivery:
-        """As planned, or as supposed of one that was in no plan."""
+        """Return the planned delivery, or an assumed one if no plan has included this worker."""
         if (known := self._deliveries.get(worker.name)) is not None:
             return known
         like = self._typical.get(worker.device_class, self._typical[None])
@@ -138,8 +138,8 @@ class Market:
         return Delivery(install_s=max(like.install_s, own_s), down_bytes=like.down_bytes, up_bytes=like.up_bytes)
 
     def offers(self) -> list[Offer]:
-        """Of all who would contribute, the cheapest per rollout first; of equal ones those that are kept, then the
-        faster. Where none of them could be in time (S = 0) all are there, by how little they delay a step."""
+        """Return the offers of all who would contribute, cheapest per rollout first; among equals kept samplers first,
+        then faster ones. If nobody can be in time (S = 0), all offer, and count for more the less they delay a step."""
         offers = self._offers(waiting=False) or self._offers(waiting=True)
         return sorted(offers, key=lambda o: (o.ratio, o.name not in self._kept, -o.useful_rollouts_per_s, o.name))
 
@@ -148,7 +148,7 @@ class Market:
         return [offer for offer in offers if offer.useful_rollouts_per_s > 0]
 
     def offer(self, worker: Worker, *, waiting: bool = False) -> Offer:
-        """`waiting`: reckon with a learner that waits for every version."""
+        """Return the worker's offer. If `waiting`, assume a learner that waits for every version."""
         delivery = self.delivery_to(worker)
         share_of = waiting_share if waiting else usable_share
         present = worker.rollouts_per_s * share_of(self.demand, install_s=delivery.install_s, place_s=worker.place_s)
@@ -167,7 +167,7 @@ class Market:
         )
 
     def missing_share(self, worker: Worker) -> float:
-        """A loss is noticed and decided upon within a publication period; then another one starts."""
+        """A loss is noticed and decided upon within one publication period; then a replacement starts."""
         period_s = self.demand.publish_every_steps * self.demand.train_step_s
         return missing_share(departures_per_hour=worker.departures_per_hour, replace_s=worker.start_s + period_s)
 
@@ -181,29 +181,30 @@ def _median_delivery(deliveries: Sequence[Delivery]) -> Delivery:
 
 
 MAX_ROUNDS = 6
-"""Of planning and choosing. Two agree at once where links do not bind; more only follow noise of the plan."""
+"""Rounds of planning and choosing. Two agree at once if links are not the limit; more only follow noise in the plan."""
 
-MAX_TRIMS = 3  # Times that a set which has too much by its own plan is made smaller
-MAX_EFFORTS = 4  # Times that a set is chosen for what the model says is needed, or a little more
+MAX_TRIMS = 3  # How many times a set that has too much by its own plan is made smaller
+MAX_EFFORTS = 4  # How many times a set is chosen for the rate that the model asks for, or slightly more
 
-EFFORT_STEP = 1.05
-"""By how much more is asked for when the model says that a set which has what is needed does not do after all."""
+EFFORT_STEP = 1.05  # Factor on the required rate if the model finds that a set which reaches it still falls short
 
 NEAR_LEAST = 0.01
-"""Idle share beyond the least possible that is accepted where the target can not be met: more samplers would cost and
+"""Idle share above the least possible that is accepted if the target cannot be met: more samplers would cost money and
 hardly shorten the step."""
 
 KEPT_EXCESS = 0.005
-"""Relative price by which those who are active already may exceed the cheapest set and stay: less than any figure is
-known to."""
+"""How much more than the cheapest set, as a share, the active one may cost and still stay: figures are less precise."""
 
-SHRINK = 0.5  # Between the sizes of sets that are tried for the least idle share
+SHRINK = 0.5  # Ratio between the set sizes that are tried for the least idle share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the user wants. `budget_per_hour` is for samplers and their traffic, the learner not counted; with
-    `activate` all, it still holds. `least_margin`: share of the rate beyond what is needed, for errors of estimates."""
+    """What the user wants.
+
+    `budget_per_hour` covers samplers and their traffic, not the learner; it also holds with `activate` "all".
+    `least_margin` is a share of the required rate, added for errors of the estimates.
+    """
 
     activate: Literal["all", "cheapest"] = "cheapest"
     idle_target: float = 0.02
@@ -220,7 +221,7 @@ class Rules:
 
 
 class Model(Protocol):
-    """What selection asks of swarm.capacity.model."""
+    """The part of swarm.capacity.model that selection uses."""
 
     def predict(self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], /) -> Prediction: ...
 
@@ -233,13 +234,14 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Who is active and what that means.
+    """The active samplers and what they achieve.
 
-    `feasible`: the predicted idle share, with all of them there, is within the target and the cost within the budget.
-    `needed_rollouts_per_s` with margins, `useful_rollouts_per_s` what the set has of it; both count what arrives in
-    time. `idle_goal` is the target, or what was aimed at where that can not be met; `effort` what is needed for it
-    without margins, over R / T. `cost_per_hour` of rent, starts and versions' traffic.
-    `standby` says in one line why each of the others waits, and `why` what is chosen or what is wrong.
+    `feasible`: the predicted idle share, with all of them present, is within the target, and the cost is within the
+    budget. `needed_rollouts_per_s` includes the margins; `useful_rollouts_per_s` is what the set delivers of it. Both
+    count only rollouts that arrive in time. `idle_goal` is the target, or the goal that replaced it because the target
+    cannot be met. `effort` is the rate needed for that goal without margins, divided by R / T. `cost_per_hour` is rent,
+    starts and the traffic of versions. `standby` says in one line why each other sampler waits; `why` explains the
+    choice or the problem.
     """
 
     active: tuple[str, ...]
@@ -261,16 +263,15 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A set and its plan."""
+    """A set and its plan. `present_rollouts_per_s` is its useful rate while all are present; in `useful_rollouts_per_s`
+    each sampler is missing for its share of the time."""
 
     names: tuple[str, ...]
     dissemination: Dissemination
     price_per_hour: float
     present_rollouts_per_s: float
-    """What counts of their rates while all are there."""
 
     useful_rollouts_per_s: float
-    """The same with each one missing for its share of the time."""
 
     reserve_rollouts_per_s: float
 
@@ -284,13 +285,13 @@ def select(
     kept: Collection[str] = (),
     model: Model = capacity_model,
 ) -> Selection:
-    """The set to be active. Of equal choices those stay that are in `kept`. Workers' names are unique; those whose
-    rate is 0 (unknown) or whose figures make no sense are not chosen, and `standby` says so."""
+    """Return the set to activate. Among equal choices, samplers in `kept` stay. Workers' names are unique; those with
+    an unknown rate (0) or impossible figures are not chosen, and `standby` says so."""
     return Search(demand, workers, disseminate, rules, kept=kept, model=model).select()
 
 
 class Search:
-    """One choice among these workers. What was planned and asked of the model is remembered while it lasts."""
+    """One choice among these workers. It caches plans and predictions."""
 
     def __init__(
         self,
@@ -317,8 +318,8 @@ class Search:
         return self._demand.rollouts_per_step / self._demand.train_step_s
 
     def select(self, *, fixed: Collection[str] = (), after: Selection | None = None) -> Selection:
-        """`fixed` ones are in the set in any case, unless the budget forbids it. What an earlier selection aimed at and
-        needed saves asking the model, and is given up if the model predicts that it is too little."""
+        """Return the set to activate. It includes `fixed` unless the budget forbids it. The goal and effort of the
+        earlier selection `after` save asking the model; they are dropped if the model predicts that they fall short."""
         if self._rules.activate == "all" or not self._market.workers:
             return self._afforded(self.assess(tuple(self._market.workers)))
         found = None
@@ -334,8 +335,8 @@ class Search:
         return self._afforded(found)
 
     def assess(self, names: Collection[str], *, after: Selection | None = None) -> Selection:
-        """This set and no other, less those that can not be chosen, whatever it costs. What is needed is taken from
-        `after`, else asked of the model."""
+        """Return the figures of exactly this set, without workers that cannot be chosen, whatever it costs. The
+        required rate comes from `after` if it is given, else from the model."""
         trial = self._try([name for name in names if name in self._market.workers])
         selection = self._selection(trial, self._effort(trial) if after is None else after.effort)
         return replace(selection, standby=self._reasons(selection))
@@ -359,7 +360,7 @@ class Search:
         return None
 
     def _found(self, cheapest: Trial, effort: float) -> Selection:
-        """The set that is there already instead of `cheapest`, if it has what it needs and costs hardly more."""
+        """Return the set that is active already instead of `cheapest` if it reaches the rate and costs hardly more."""
         kept = self._try(self._kept)
         if (
             self._is_enough(kept, effort)
@@ -370,7 +371,7 @@ class Search:
         return self._selection(cheapest, effort)
 
     def _settle(self, effort: float, fixed: Collection[str]) -> Trial | None:
-        """Plan and choose until the choice stands; None if all together are too slow."""
+        """Plan and choose until the choice is stable. Return None if all samplers together are too slow."""
         best: Trial | None = None
         names: tuple[str, ...] | None = None
         for _ in range(MAX_ROUNDS):
@@ -384,8 +385,8 @@ class Search:
         return best and self._trimmed(best, effort, fixed)
 
     def _trimmed(self, trial: Trial, effort: float, fixed: Collection[str]) -> Trial:
-        """Without those that this set does not need by its own plan: where plans differ from set to set the rounds may
-        end at one with too many."""
+        """Drop samplers that this set does not need by its own plan: if plans differ from set to set, the rounds may
+        end at a set with too many."""
         for _ in range(MAX_TRIMS):
             trial = self._try(trial.names)
             names = self._choose(self._least(effort), fixed, among=trial.names)
@@ -412,7 +413,7 @@ class Search:
     # -- where the target can not be met ----------------------------------------------------------------------
 
     def _aim_lower(self, fixed: Collection[str]) -> list[str]:
-        """Set the goal to the least idle share that is possible and NEAR_LEAST; those who would contribute, ranked."""
+        """Set the goal to NEAR_LEAST above the least possible idle share. Return the contributing samplers, ranked."""
         offers = self._market.offers()
         ranked = [o.name for o in offers if o.name in fixed] + [o.name for o in offers if o.name not in fixed]
         least = min(self._idle_of(ranked, size) for size in _sizes(len(ranked)))
@@ -420,7 +421,7 @@ class Search:
         return ranked
 
     def _smallest(self, ranked: Sequence[str], *, least: int) -> Selection:
-        """The smallest of the ranked sets that reaches the goal, but no smaller than the `least` first."""
+        """Return the smallest prefix of `ranked` that reaches the goal, with at least `least` samplers."""
         sizes = _sizes(len(ranked))
         enough = min(size for size in sizes if self._idle_of(ranked, size) <= self._goal)
         too_few = max((size for size in sizes if size < enough), default=0)
@@ -439,7 +440,7 @@ class Search:
     # -- the budget -------------------------------------------------------------------------------------------
 
     def _afforded(self, wanted: Selection) -> Selection:
-        """`wanted` if the budget allows it, else the most useful set that it does allow."""
+        """Return `wanted` if the budget allows it, else the most useful set within the budget."""
         budget = self._rules.budget_per_hour
         selection = wanted
         if budget is not None and wanted.cost_per_hour > budget:
@@ -448,7 +449,7 @@ class Search:
         return replace(selection, standby=self._reasons(selection))
 
     def _within(self, budget: float, wanted: Selection) -> Selection:
-        """Leave out the least useful set that makes the rest cheap enough: a cover with price and rate exchanged."""
+        """Leave out the least useful set that makes the rest cheap enough: a cover with price and rate swapped."""
         allowed = budget
         trial = self._try(())
         for _ in range(MAX_ROUNDS):
@@ -477,7 +478,7 @@ class Search:
     # -- sets -------------------------------------------------------------------------------------------------
 
     def _try(self, names: Collection[str]) -> Trial:
-        """Plan for this set; remembered."""
+        """Plan for this set, or return its cached plan."""
         key = tuple(sorted(names))
         if key not in self._trials:
             self._trials[key] = self._planned(key, self._market.plan(key))
@@ -503,11 +504,11 @@ class Search:
         return self._least(effort) + trial.reserve_rollouts_per_s
 
     def _least(self, effort: float) -> float:
-        """What is needed, with the margin for errors, without the reserve."""
+        """Return the required rate with the margin for errors, without the reserve."""
         return effort * self.base_rollouts_per_s * (1.0 + self._rules.least_margin)
 
     def _effort(self, trial: Trial) -> float:
-        """What the model needs of samplers like these, in rollouts that count, over R / T; inf if no number will do."""
+        """Return the useful rate that the model needs of such samplers, over R / T; inf if no number suffices."""
         chosen = [self._market.workers[name] for name in trial.names]
         rate = sum(worker.rollouts_per_s for worker in chosen)
         if trial.present_rollouts_per_s == 0:

@@ -1,1 +1,1 @@
-"""The commands. Nothing here imports torch or numpy: `echo-node --help` answers at once."""
+"""The commands. Nothing here imports torch or numpy, so that `echo-node --help` answers at once."""

@@ -38,22 +38,20 @@ VLLM_START_S = 300.0
 VLLM_MEMORY = 0.8  # Share of the GPU's memory for all engines of the demo together; the learner's model is tiny
 STOP_S = 15.0  # A node that was asked to stop is killed after this long, which covers a sampler's drain
 BEAT_S = 1.0  # Beats on one machine cost nothing, and a killed sampler is noticed in three seconds
-TARGET = 0.95  # Held-out exact match at which the demo stops; 0.9 is what it promises
+TARGET = 0.95  # Held-out exact match at which the demo stops; it promises 0.9
 LEARNED = 0.9
-EVAL_PROMPTS = (
-    500  # They give a share of 0.95 to within 0.02 (two standard deviations); 100, the default, to within 0.04
-)
+EVAL_PROMPTS = 500  # A share of 0.95 is then known to 0.02 (two standard deviations); with 100, the default, to 0.04
 
 STARTING_S = 5.0
-"""How long a resumed learner loads its model and trains again on the batches since the last checkpoint. Half of the
-kills come within this time of its start."""
+"""Half of the kills come within this time of a learner's start: it is loading its model and repeating the batches since
+the last checkpoint."""
 
 RUNNING_S = 3.0
-"""The others come within this time of its first answer to samplers: ten of them fit into a demo that learns in 30 s."""
+"""The other kills come within this time of its first answer to samplers: ten fit into a demo that learns in 30 s."""
 
 
 class Demo:
-    """One demonstration. Lines and view go to stderr when stdout is for JSON."""
+    """One demonstration. Lines and view go to stderr if stdout is for JSON."""
 
     def __init__(self, options: DemoConfig, *, to_stderr: bool) -> None:
         self._options = options
@@ -72,7 +70,7 @@ class Demo:
         self._kill_when_running_for_s = math.inf
 
     async def run(self) -> dict[str, Any]:
-        """Run to the end. Returns the summary that --json prints."""
+        """Run to the end. Return the summary that --json prints."""
         if self._options.kill_one and self._options.samplers < 2:
             raise UserError("--kill-one needs a second sampler that goes on: --samplers 2 or more")
         await asyncio.to_thread(choose_engine, self._options.engine)
@@ -104,7 +102,7 @@ class Demo:
             self._logs.mkdir(parents=True)
         except FileExistsError as error:
             raise UserError(f"{self._run_dir} holds another demo: choose another --run-dir") from error
-        # A learner that is to be killed writes checkpoints often, so that some kills meet one that is being written.
+        # A learner that will be killed checkpoints often, so that some kills hit a checkpoint that is being written.
         often = "checkpoint_every_steps = 10\n" if options.kill_learner else ""
         config.write_text(f'beat_s = {BEAT_S}\nschedule = "linear"\neval_prompts = {EVAL_PROMPTS}\n{often}')
         flags = ["--config", config, "--steps", options.steps, "--max-staleness", options.max_staleness]
@@ -130,14 +128,14 @@ class Demo:
         return process
 
     async def _start_samplers(self, url: str) -> None:
-        """Start those with vLLM first: the others are quick, and the run might be over before vLLM has begun."""
+        """Start vLLM samplers first: the others are quick, and the run might be over before vLLM has started."""
         vllm, others = self._options.vllm_samplers, self._options.samplers - self._options.vllm_samplers
         if vllm:
             self._say(f"starting {vllm} samplers with vLLM, and {others} with transformers once they are up")
         for number in range(vllm):
             share = ("--gpu-memory-share", f"{VLLM_MEMORY / vllm:.2f}") if gpu_build() else ()
             await self._join(url, number, "vllm", *share)
-            # While one measures how much memory a GPU has left, no other may take any.
+            # While one measures the free memory of a GPU, no other may take any.
             if share or number == vllm - 1:
                 await self._wait_for_vllm(url, number + 1)
         for number in range(vllm, self._options.samplers):
@@ -149,7 +147,7 @@ class Demo:
         await self._start(name, "join", *flags, "--device-class", engine, *arguments)
 
     async def _wait_for_vllm(self, url: str, wanted: int) -> None:
-        """Wait until `wanted` samplers with vLLM hold weights, or the run is over without them."""
+        """Wait until `wanted` vLLM samplers hold weights, or the run ends without them."""
         began, told_s = time.monotonic(), 0.0
         async for status in self._statuses(url):
             for number, process in enumerate(self._nodes[1:]):
@@ -167,7 +165,7 @@ class Demo:
                 self._say(f"waiting for vLLM: {up} of {wanted}, {waited_s:.0f} s")
 
     async def _statuses(self, url: str) -> AsyncIterator[dict[str, Any] | None]:
-        """What the learner says of itself, or None if it does not answer, every POLL_S until it has ended."""
+        """Yield the learner's status, or None if it does not answer, every POLL_S until it has ended."""
         async with PeerClient(plain_address(url)) as peer:
             while self._nodes[0].returncode is None:
                 status = None
@@ -201,8 +199,8 @@ class Demo:
             raise EchoError(f"the learner ended early: {self._log_tail(self._learner_name())}")
 
     def _check_samplers(self) -> None:
-        """Without any sampler a learner waits for ever, but a demo should not. An exit status of 0 is a farewell; a
-        sampler that pauses comes back too late."""
+        """Raise EchoError if every sampler is out: a learner would wait for ever, but a demo should not. Exit status 0
+        is a normal end; a sampler that pauses comes back too late."""
         if all(self._is_out(number) for number in range(len(self._nodes) - 1)):
             raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
 
@@ -214,7 +212,7 @@ class Demo:
         for sampler in status["samplers"]:
             counts = {f"rollouts_{name}": sampler["verdicts"].get(name, 0) for name in ("accepted", "duplicate")}
             self._by_sampler[sampler["node"]] = {"engine": sampler["device_class"], **counts}
-        # In the middle of learning: half of the steps, or half of the reward, whichever comes first.
+        # In the middle of learning: half of the steps or half of the reward, whichever comes first.
         half_way = status["step"] >= status["steps"] // 2 or status["metrics"].get("reward", 0.0) >= 0.5
         if self._options.kill_one and not self._killed and half_way:
             self._killed = True
@@ -224,7 +222,7 @@ class Demo:
     # -- killing the learner ---------------------------------------------------------------------------------
 
     def _draw_kill(self) -> None:
-        """Draw when to kill the learner that was just started; the last of several kills comes as it finishes."""
+        """Draw when to kill the new learner; the last of several kills comes as it finishes."""
         self._kill_at = self._kill_when_running_for_s = math.inf
         left = self._options.kill_learner - self._learner_kills
         if left == 0 or left == 1 < self._options.kill_learner:
@@ -235,13 +233,13 @@ class Demo:
             self._kill_when_running_for_s = self._random.uniform(0.0, RUNNING_S)
 
     async def _kill_learner_if_due(self, status: dict[str, Any] | None) -> None:
-        """SIGKILL the learner when its moment has come, and have a new one go on with the run."""
+        """SIGKILL the learner if its time has come, and start a new one that continues the run."""
         state = status["state"] if status is not None else "no answer"
         if state == "running" and math.isinf(self._kill_at):
             self._kill_at = time.monotonic() + self._kill_when_running_for_s
         ending = state in ("finishing", "finished") and self._learner_kills < self._options.kill_learner
         due = ending or time.monotonic() >= self._kill_at
-        # Once there is a summary, the samplers are gone and the run cannot go on.
+        # Once there is a summary, the samplers are gone and the run cannot continue.
         if not due or (self._run_dir / "summary.json").exists():
             return
         learner = self._nodes[0]
@@ -259,7 +257,7 @@ class Demo:
         return f"learner-{self._learner_kills}" if self._learner_kills else "learner"
 
     async def _stop_all(self) -> None:
-        """End every node: they are asked first, and killed after STOP_S."""
+        """Ask every node to end, and kill it after STOP_S."""
         for process in self._nodes:
             if process.returncode is None:
                 process.terminate()
@@ -328,7 +326,7 @@ class Demo:
 
 
 def verdict(*, learned: bool, control: bool, steps: int) -> str:
-    """What a demo has shown, in a line."""
+    """Return in a line what a demo has shown."""
     match learned, control:
         case True, False:
             return "It learned: the last version copies digits that it never trained on."
@@ -341,7 +339,7 @@ def verdict(*, learned: bool, control: bool, steps: int) -> str:
 
 
 def next_steps(run_dir: Path, picture: Path) -> list[str]:
-    """What the user can do now, as commands."""
+    """Return commands that the user can run now."""
     command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
     quoted = shlex.quote(str(run_dir))
     return [

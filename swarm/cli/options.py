@@ -1,4 +1,4 @@
-"""Options of the command line: those of a command come from the settings that it takes, in sections."""
+"""Command-line options: each command takes its options from its settings, in sections."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typer.core import TyperCommand
 from swarm.settings import SECTIONS, Flag
 
 KINDS = {int: "<int>", float: "<number>", Path: "<path>"}
-"""What the help says of a value; it is a text for everything else."""
+"""Placeholders for values in the help; all other types are text"""
 
-OTHER = "Other"  # Section of options that name none
+OTHER = "Other"  # Section of options without one
 
 
 class Sections(TyperCommand):
-    """A command whose help has its options in sections."""
+    """A command whose help lists its options in sections."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in (*SECTIONS, OTHER)}
@@ -36,8 +36,8 @@ class Sections(TyperCommand):
 
 
 def with_settings(kind: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command an option for each setting of `kind` that is a flag. What is given of them arrives as its first
-    argument, by name; `kind` checks the values, so that flags and file are refused in the same words."""
+    """Give a command an option for each setting of `kind` that has a flag. The given values arrive by name in its first
+    argument. `kind` checks them, so that flags and files get the same error messages."""
     options = {name: made for name, field in kind.model_fields.items() if (made := _option(name, field)) is not None}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,7 +55,7 @@ def with_settings(kind: type[BaseModel]) -> Callable[[Callable[..., None]], Call
 
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter | None:
-    """The option of a setting; None for one that only a file sets."""
+    """Return the option of a setting, or None if only a file sets it."""
     flag = next((one for one in field.metadata if isinstance(one, Flag)), None)
     if flag is None:
         return None
@@ -77,7 +77,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter | None:
 
 
 def _plain(annotation: Any) -> Any:
-    """Without None and constraints: int of `Annotated[int, Field(ge=1)] | None`."""
+    """Strip None and constraints: int from `Annotated[int, Field(ge=1)] | None`."""
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])
     if NoneType in get_args(annotation):
@@ -86,7 +86,7 @@ def _plain(annotation: Any) -> Any:
 
 
 def _in_words(field: FieldInfo) -> str:
-    """What the setting is unless it is given; nothing for what is then not there."""
+    """Return the default in words, or "" if there is nothing to say."""
     match field.get_default():
         case bool(value):
             return "yes" if value else "no"

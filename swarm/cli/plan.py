@@ -1,4 +1,4 @@
-"""Commands about a swarm that is not there yet: plan. They need a scenario file, no model and no network."""
+"""Commands about a swarm that does not exist yet: plan. They need a scenario file, but no model and no network."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = Fal
 
 @contextmanager
 def progress(*, shown: bool) -> Iterator[Progress]:
-    """A bar on stderr, told what is done and which share of it, for as long as the block runs."""
+    """Show a bar on stderr during the block. The yielded function takes the current work and the share that is done."""
     if not shown:
         yield lambda what, share: None
         return
@@ -55,7 +55,7 @@ def progress(*, shown: bool) -> Iterator[Progress]:
 
 
 def planned(scenario: Scenario, *, idle_target: float, progress: Progress | None = None) -> Plan:
-    """The plan by the broadcasts that a swarm would make. UserError where no setting could work."""
+    """Plan with the broadcasts that a swarm would make. Raise UserError if no setting could work."""
     from swarm.capacity.plan.plan import NoFeasibleSet, plan_for
 
     try:
@@ -65,7 +65,7 @@ def planned(scenario: Scenario, *, idle_target: float, progress: Progress | None
 
 
 def broadcasts_of(scenario: Scenario) -> Broadcasts:
-    """How versions travel in this scenario."""
+    """Return how versions travel in this scenario."""
     from swarm.capacity.delivery import disseminate_by
     from swarm.capacity.plan.scenario import BYTES_PER_MBIT
 
@@ -81,7 +81,7 @@ def broadcasts_of(scenario: Scenario) -> Broadcasts:
 
 
 def plan_json(found: Plan) -> dict[str, Any]:
-    """Plain values; savings are shares of each baseline's cost per step."""
+    """Return the plan as plain values; savings are shares of each baseline's cost per step."""
     from dataclasses import asdict
 
     from swarm.capacity.plan.plan import saving

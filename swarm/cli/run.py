@@ -1,4 +1,4 @@
-"""The command line. Imports no torch, no numpy: `echo-node --help` answers at once."""
+"""The command line. It imports neither torch nor numpy, so that `echo-node --help` answers at once."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ if TYPE_CHECKING:
     from swarm.node.sampler import SamplerNode
     from swarm.report.live import LiveView
 
-DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT
-"""Exit statuses."""
+DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT  # Exit statuses
 
-LEAVE_S = 3.0  # After a second signal a node gets this long: its last words to others take at most a second
+LEAVE_S = 3.0  # A node gets this long after a second signal: its last words to others take at most a second
 R = TypeVar("R")
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
-    # Plain text: no name is cut, however narrow the terminal, and rich's help would take as long to import as the rest.
+    # Plain text: it cuts no name in a narrow terminal, and importing rich's help would double the start-up time.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -140,7 +139,7 @@ def lead(
 def _refuse_mixed(
     flags: dict[str, Any], *, resume: Path | None, from_run: Path | None, picks: bool, check: bool
 ) -> None:
-    """UserError for options of `lead` that exclude one another."""
+    """Raise UserError for options of `lead` that exclude one another."""
     if resume is not None and "run_dir" in flags:
         raise UserError("--resume says which run directory: leave --run-dir out")
     if resume is not None and from_run is not None:
@@ -195,9 +194,9 @@ app.add_typer(export_app, name="export")
 
 
 def run() -> None:
-    """Run a command; every foreseen fault is one line on stderr and an exit status."""
+    """Run a command. Every expected fault is one line on stderr and an exit status."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # A command that runs an event loop has its own words for it.
+        # Commands with an event loop install their own handlers.
         signal.signal(signal.SIGINT, _stop_at_once)
     try:
         arguments = sys.argv[1:] or ["--help"]
@@ -226,7 +225,7 @@ def _explained(error: typer.TyperException) -> str:
 
 
 def _stop_at_once(number: int, _: object) -> None:
-    """Ctrl-C in a command that has nothing to finish: a line, and the end."""
+    """Handle Ctrl-C in a command that has nothing to finish: print a line and end."""
     # A second signal ends it without cleaning up.
     signal.signal(number, signal.SIG_DFL)
     typer.echo("echo-node: stopped", err=True)
@@ -251,7 +250,7 @@ def _run(work: Coroutine[Any, Any, R]) -> R:
 
 
 async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: bool) -> R:
-    """Run `work`; SIGINT, SIGTERM and SIGHUP cancel it, so that everything it started is stopped."""
+    """Run `work`. SIGINT, SIGTERM and SIGHUP cancel it, so that everything it started is stopped."""
     task = asyncio.ensure_future(work)
     _on_stop(task.cancel, stop_with_stdin=stop_with_stdin)
     try:
@@ -263,7 +262,7 @@ async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: boo
 async def _until_asked_to_stop(
     node: LearnerNode | RelayNode | SamplerNode, *, stop_with_stdin: bool, view: LiveView | None = None
 ) -> bool | None:
-    """Run `node`. The first signal asks it to end, the second cancels it. Its last words come below the view."""
+    """Run `node`. The first signal asks it to end, the second cancels it. Its last words appear below the view."""
     task = asyncio.ensure_future(node.run())
     asked = said = False
 
@@ -282,7 +281,7 @@ async def _until_asked_to_stop(
             return
         say_last("stopped")
         task.cancel()
-        # A name lookup that hangs would keep the process alive.
+        # A hanging name lookup would keep the process alive.
         end = threading.Timer(LEAVE_S, os._exit, (STOPPED,))
         end.daemon = True
         end.start()
@@ -300,7 +299,7 @@ async def _until_asked_to_stop(
 def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A signal that was ignored when we started stays ignored: nohup.
+        # A signal that was ignored at our start stays ignored, as under nohup.
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, action)
     if stop_with_stdin:

@@ -1,4 +1,4 @@
-"""Commands about a run that exists: status, set, verify, export, report. They need no model."""
+"""Commands about an existing run: status, set, verify, export, report. They need no model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RunDirectory = Annotated[Path, typer.Argument(help="The run's directory.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
-BREACHED = 1  # Exit status of `verify` when an invariant does not hold; that of damage is 2, like all bad input
+BREACHED = 1  # Exit status of `verify` if an invariant does not hold; damage gives 2, like all bad input
 LOST_SHOWN = 50  # Lines about what was lost: more of them say nothing new
 
 export_app = typer.Typer(help="Write parts of a run for other programs.")
@@ -96,8 +96,8 @@ def _salvage(run_dir: Path, to: Path) -> None:
 
 
 def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str, str]]:
-    """What the journal of a run proves, the whole checkpoints that it was compared with, and by name what is wrong with
-    damaged parts. Blocking."""
+    """Return what the run's journal proves, the whole checkpoints it was compared with, and the fault of each damaged
+    part by name. Blocking."""
     from swarm.learner.checkpoint.files import damaged_checkpoints, fault_of, whole_checkpoints
     from swarm.node.prompts import RECORD, read_record
     from swarm.rollout.journal.verify import verify_run
@@ -183,7 +183,7 @@ def _config(run_dir: Path) -> LeadConfig:
 
 
 def _readers(run_dir: Path, config: LeadConfig) -> tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]:
-    """The run's prompts by number, with token ids, and the text of token ids."""
+    """Return functions for the run's prompts by number, with token ids, and for the text of token ids."""
     from swarm.node.prompts import check_data, open_prompts, open_task, read_record
 
     files = run_dir / "model"
@@ -196,7 +196,7 @@ def _readers(run_dir: Path, config: LeadConfig) -> tuple[Callable[[int], Prompt]
 
 
 def _the_running_one() -> Path:
-    """The run under runs/ that has a control socket. UserError unless there is exactly one."""
+    """Return the run under runs/ that has a control socket. Raise UserError unless there is exactly one."""
     from swarm.node.control import SOCKET, is_led
 
     found = [path.parent for path in Path("runs").glob(f"*/{SOCKET}") if is_led(path.parent)]
@@ -205,7 +205,7 @@ def _the_running_one() -> Path:
     return found[0]
 
 
-WATCH_S = 2.0  # Between two looks of --watch: few figures change faster
+WATCH_S = 2.0  # Between two updates of --watch: few figures change faster
 RESIZE_S = 0.25  # How soon a watched screen follows a resize of its terminal
 
 
@@ -220,7 +220,7 @@ def status(
     console, found = Console(), asyncio.run(_fetch(url))
     if watch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # The way to end this one: it is no fault, and nothing is said.
+            # This is the normal way to end it, so nothing is printed.
             signal.signal(number, signal.default_int_handler)
         try:
             _watch(console, url, found, as_json=as_json)
@@ -233,7 +233,7 @@ def status(
 
 
 def _watch(console: Console, url: str, found: dict[str, Any], *, as_json: bool) -> None:
-    """Show for ever: a screen that is drawn again in place, or, if there is no terminal, a line each time."""
+    """Show the status for ever: redraw a screen in place or, without a terminal, print a line each time."""
     from rich.live import Live
 
     from swarm.report.terminal import plain_line
@@ -243,7 +243,7 @@ def _watch(console: Console, url: str, found: dict[str, Any], *, as_json: bool) 
             words = one if isinstance(one, str) else json.dumps(one) if as_json else plain_line(one)
             print(words, flush=True)
             time.sleep(WATCH_S)
-    # An alternate screen: no terminal wraps its lines again when it is resized.
+    # On an alternate screen no terminal wraps lines again when it is resized.
     last: RenderableType = ""
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -260,7 +260,7 @@ def _watch(console: Console, url: str, found: dict[str, Any], *, as_json: bool) 
 
 
 def _looks(url: str, found: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
-    """The status that is known, then that of each moment; a line where there is no answer."""
+    """Yield the known status, then each new one, or a line if there is no answer."""
     yield found
     while True:
         try:
@@ -284,7 +284,7 @@ async def _fetch(text: str) -> dict[str, Any]:
     from swarm.node.bootstrap import address_of, read_bootstrap
 
     try:
-        # Nothing secret is asked, so any answer is believed, encrypted or not.
+        # The request contains no secret, so any answer is believed, encrypted or not.
         async with PeerClient(await address_of(read_bootstrap(text), SystemRandom())) as peer:
             found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=10.0))
     except PeerUnreachable as error:

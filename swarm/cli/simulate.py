@@ -87,7 +87,7 @@ def simulate(
 def settings_of(
     scenario: Scenario, arm: str, *, hours: float | None, max_staleness: int | None, publish_every_steps: int | None
 ) -> Settings:
-    """What is to be simulated; UserError where that makes no sense."""
+    """Return what to simulate. Raise UserError if that makes no sense."""
     from swarm.simulate.outcome import Settings
 
     if arm not in get_args(Arm):
@@ -114,7 +114,7 @@ def settings_of(
 
 
 def planned_setting(scenario: Scenario, arm: str, *, max_staleness: int | None) -> Setting:
-    """The bound and the period that `plan` chooses for this arm; of one bound if that is given."""
+    """Return the bound and period that `plan` chooses for this arm; `max_staleness`, if given, is the bound."""
     from swarm.capacity.model import NEARLY_BUSY
     from swarm.capacity.plan.arms import ArmPlanner
     from swarm.capacity.plan.scenario import online_of
@@ -129,7 +129,7 @@ def planned_setting(scenario: Scenario, arm: str, *, max_staleness: int | None) 
 
 
 def draw(simulation: CapacitySimulation, figures: SwarmFigures, file: Path, title: str) -> None:
-    """Write the picture to a file that `_check_plot` found good. UserError if the disk does not take it."""
+    """Write the picture to a file that `_check_plot` accepted. Raise UserError if it cannot be written."""
     from swarm.report.charts import picture
 
     measured = figures.capacity
@@ -144,7 +144,7 @@ def draw(simulation: CapacitySimulation, figures: SwarmFigures, file: Path, titl
 
 
 def _check_plot(file: Path) -> None:
-    """UserError if the picture could not be written: before the run, which takes minutes."""
+    """Raise UserError if the picture could not be written, before the run, which takes minutes."""
     if file.suffix != ".svg":
         raise UserError(f"--plot {file}: name a file that ends with .svg")
     if not file.parent.is_dir():
@@ -152,7 +152,7 @@ def _check_plot(file: Path) -> None:
 
 
 def charts_of(simulation: CapacitySimulation) -> list[Chart]:
-    """What the learner waited for, who sampled, how fast and how fresh versions were, and what it cost, by the hour."""
+    """Return charts over the hours: the learner's waits, the active samplers, speed and age of versions, costs."""
     from swarm.report.charts import Chart, Curve
     from swarm.report.figures import Column
 
@@ -212,7 +212,7 @@ def charts_of(simulation: CapacitySimulation) -> list[Chart]:
 def as_object(
     scenario: Scenario, settings: Settings, figures: SwarmFigures, *, seed: int, arm: str, activate: str
 ) -> dict[str, Any]:
-    """For --json. What has no end (a step that never came) is null."""
+    """Return the object for --json. An infinite value (a step that never came) is null."""
     found = {
         "scenario": scenario.scenario.name,
         "currency": scenario.scenario.currency,
@@ -248,7 +248,7 @@ def figures_table(scenario: Scenario, settings: Settings, figures: SwarmFigures)
 
 
 def rows_of(scenario: Scenario, settings: Settings, figures: SwarmFigures) -> list[tuple[str, str]]:
-    """Names and values, as a person reads them."""
+    """Return names and values as a person reads them."""
     measured, happened, currency = figures.capacity, figures.happened, scenario.scenario.currency
     return [
         ("learner idle", f"{measured.idle_share:.1%}"),
@@ -283,7 +283,7 @@ def rows_of(scenario: Scenario, settings: Settings, figures: SwarmFigures) -> li
 
 
 def classes_table(scenario: Scenario, figures: SwarmFigures) -> RenderableType:
-    """What each class cost and did; those that did nothing are left out."""
+    """Show what each class cost and did; leave out idle classes."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2))

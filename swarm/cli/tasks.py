@@ -106,7 +106,7 @@ def _show(prompt: Prompt, reader: Prompts | None) -> None:
 async def _show_scored(
     config: LeadConfig, asked: Sequence[tuple[Prompt, Sequence[str]]], reader: Prompts | None
 ) -> int:
-    """Show prompts with what each of their answers earns in a reward process, as in a run. Returns how many failed."""
+    """Show prompts with what each of their answers earns in a reward process, as in a run. Return how many failed."""
     from swarm.node.checking import reward_pool
     from swarm.tasks.reward_pool import Completion
     from swarm.types import Score
@@ -158,7 +158,7 @@ def _reader(config: LeadConfig, task: Task) -> Prompts:
 
 
 def _files_of(model: str) -> Path:
-    """The directory of a model's small files, from the cache if it is an id."""
+    """Return the directory of a model's small files, from the cache if `model` is an id."""
     if (path := Path(model)).is_dir():
         return path
     from huggingface_hub import snapshot_download

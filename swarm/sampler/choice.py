@@ -1,4 +1,4 @@
-"""Which engine a sampler takes. No library is loaded for it: importing torch alone would take seconds."""
+"""Which engine a sampler uses. This imports no library: importing torch alone would take seconds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from swarm.sampler.engine import EngineKind
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.versions import dotted
 
-MIN_COMPUTE = (8, 0)  # From this compute capability a GPU has bf16; an older one can be asked for by name
-NVIDIA_SMI_S = 15.0  # A driver that nobody uses takes seconds to wake up, some for each GPU
+MIN_COMPUTE = (8, 0)  # From this compute capability on a GPU has bf16; an older one can be requested by name
+NVIDIA_SMI_S = 15.0  # An unused driver takes seconds to wake up, some for each GPU
 NO_GPU = "no GPU that vLLM supports was found"
 GPU_BUILD = "pip install 'echo-node[vllm]'; in a checkout bin/setup --engine vllm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """An engine, and in a few words why this one."""
+    """An engine, and briefly why this one."""
 
     kind: EngineKind
     why: str
@@ -37,8 +37,8 @@ class Gpu(NamedTuple):
 
 
 def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") -> Chosen:
-    """`auto` takes vLLM if there are a GPU and a release of it that it supports, else transformers. Blocks for
-    NVIDIA_SMI_S at most. UserError if vLLM is asked for by name and there is none, with what installs it."""
+    """Choose vLLM for `auto` if there is a GPU and a supported release of vLLM, else transformers. Block for at most
+    NVIDIA_SMI_S. Raise UserError, with the command that installs vLLM, if vLLM is requested by name and missing."""
     match wanted:
         case "auto":
             return _best(device)
@@ -66,13 +66,13 @@ def _best(device: str) -> Chosen:
 
 
 def gpu_build() -> str | None:
-    """The name and version of vLLM's own build, which is for GPUs; None if it is not installed."""
+    """Return the name and version of vLLM's own build, which is for GPUs, or None if it is not installed."""
     version = vllm_versions.installed("vllm")
     return version and f"vllm {version}"
 
 
 def _gpu() -> Gpu | str:
-    """The first GPU that this process may use, or why there is none."""
+    """Return the first GPU that this process may use, or why there is none."""
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,compute_cap", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, timeout=NVIDIA_SMI_S, check=True)
@@ -90,8 +90,8 @@ def _gpu() -> Gpu | str:
 
 
 def _read(line: str, named: str | None) -> Gpu | None:
-    """A GPU from a line of nvidia-smi, or None if CUDA_VISIBLE_DEVICES (`named`: numbers or beginnings of UUIDs), which
-    it ignores, hides that one. A driver too old to know compute capabilities says [N/A]."""
+    """Return the GPU in a line of nvidia-smi, or None if CUDA_VISIBLE_DEVICES (`named`: numbers or beginnings of UUIDs)
+    hides it, which nvidia-smi ignores. A driver too old to know compute capabilities says [N/A]."""
     row = re.fullmatch(r"(\d+), (\S+), (.+), (\d+)\.(\d+)", line.strip())
     if row is None:
         return None

@@ -1,6 +1,6 @@
 """What an engine is: the calls that a worker makes, whichever library answers them.
 
-Failures are values: `Sampled.fault` of a sample, `NotInstalled` of an install. An engine that raises is broken and is
+Failures are values: `Sampled.fault` for a sample, `NotInstalled` for an install. An engine that raises is broken and is
 restarted.
 """
 
@@ -15,15 +15,15 @@ from swarm.broadcast.version.manifest import Layout
 from swarm.types import Finish, SamplingRules, Span, VersionId
 
 Proof = Literal["sums", "sums and probe", "probe"]
-"""How it was shown what an engine holds: by the chunk table's sums over its own parameters or, where it keeps its
-weights in another form, by the log-probs of a probe."""
+"""How it was shown what an engine holds: by the chunk table's sums over its own parameters, or by the log-probs of a
+probe if it keeps its weights in another form."""
 
 EngineKind = Literal["transformers", "vllm", "scripted"]  # The scripted one has no model: it is for rehearsals
 EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner of the machine asks of its engine; `arguments` are the library's own, by its names.
+    """What the machine's owner asks of its engine; `arguments` are the library's own, by its names.
 
     At most `places` samples are drawn side by side. An engine that is busy and draws no token for `hang_s` is broken.
     In an engine without a model each sample grows by `rehearse_tokens_per_s` (None: at once), varied by up to the share
@@ -43,7 +43,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Build the model that `directory` configures and `layout` describes; no weights yet."""
+    """Build the model that `directory` configures and `layout` describes, without weights."""
 
     directory: str
     layout: Layout
@@ -51,11 +51,11 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What runs where. `device_name` is the maker's, if there is one; `versions` those of the libraries.
+    """What runs where. `device_name` is the maker's name, if there is one; `versions` are the libraries' versions.
 
-    `places` samples fit side by side, of up to `context_tokens` with their prompts (0: nobody knows a limit), of a
-    vocabulary of `vocab_size`. An engine in `lockstep` begins and ends them together, answers one `Generate` at a time
-    and installs between two; others begin each sample by itself, and install beneath running ones.
+    `places` samples fit side by side, each of up to `context_tokens` with its prompt (0: no known limit), from a
+    vocabulary of `vocab_size`. A `lockstep` engine starts and ends them together, answers one `Generate` at a time, and
+    installs between two; another engine starts each sample on its own and installs beneath running ones.
     """
 
     engine: str
@@ -70,9 +70,9 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):
-    """Take the weights at `path` (layout order, memory-mapped) as `version`. The file is checked against `tensor_sums`,
-    the chunk table's, before the engine sees it, and what the engine holds afterwards as well. The file does not change
-    until the answer."""
+    """Take the weights at `path` (layout order, memory-mapped) as `version`. The file is checked against the chunk
+    table's `tensor_sums` before the engine sees it, and afterwards the engine's weights are too. The file does not
+    change until the answer."""
 
     version: VersionId
     path: str
@@ -80,10 +80,10 @@ class Install(msgspec.Struct, frozen=True, tag=True):
 
 
 class Installed(msgspec.Struct, frozen=True, tag=True):
-    """The engine holds exactly the version that was asked for, as `proof` shows.
+    """The engine holds exactly the requested version, as `proof` shows.
 
-    `seconds` are those of the whole call without the wait for a running batch; during `pause_s` of them no sample was
-    drawn. `check_s` went into the file's sums, `reload_s` into the weights, `proof_s` into the proof.
+    `seconds` is the whole call without the wait for a running batch; during `pause_s` of it no sample was drawn.
+    `check_s` was spent on the file's sums, `reload_s` on the weights, `proof_s` on the proof.
     """
 
     seconds: float
@@ -95,8 +95,8 @@ class Installed(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotInstalled(msgspec.Struct, frozen=True, tag=True):
-    """Why the engine does not hold the version. `fault` "file": the file is not what was signed, and the engine still
-    holds what it held. "engine": the weights that it holds now could not be proven; it must be restarted."""
+    """Why the engine does not hold the version. `fault` "file": the file differs from what was signed, and the engine
+    keeps its old weights. "engine": the engine's present weights could not be proven, and it must be restarted."""
 
     fault: Literal["file", "engine"]
     why: str
@@ -110,16 +110,15 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True):
-    """Draw these samples with the installed version. `trial`: whatever it holds will do, for the speed alone."""
+    """Draw these samples with the installed version. In a `trial` any weights will do, since only the speed counts."""
 
     jobs: tuple[Job, ...]
     trial: bool = False
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """One completion: int32 ids and float32 behaviour log-probs, little-endian; `fault` says why there is none.
-
-    `spans` name the version of each token, in order and without gaps."""
+    """One completion: int32 ids and float32 behaviour log-probs, little-endian; `fault` says why there is none. `spans`
+    name the version of each token, in order and without gaps."""
 
     token_ids: bytes
     logprobs: bytes
@@ -129,8 +128,8 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """Answers in the order of the jobs. `steps` tokens were drawn one after another in `seconds`: those of the longest
-    sample, finished or not; their sum over batches where not all were drawn side by side."""
+    """Answers in the order of the jobs. `steps` is the length of the longest sample, finished or not, drawn in
+    `seconds`; if not all were drawn side by side, it is summed over the batches."""
 
     samples: tuple[Sampled, ...]
     seconds: float
@@ -138,15 +137,15 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 ASSUMED_SAMPLE_TOKENS = 4096
-"""Prompt and completion of a sample for which no limit was set: contexts of 40,000 tokens and more are seldom used, and
-an engine that reserved them would draw one sample at a time."""
+"""Prompt and completion of a sample without a limit: contexts of 40,000 tokens and more are seldom used, and an engine
+that reserved them would draw one sample at a time."""
 
 Command = Start | Install | Generate
-Told = Callable[[], None]  # To be called whenever work goes on
+Told = Callable[[], None]  # Called whenever work goes on
 
 
 class Engine(Protocol):
-    """A model that generates, in a process of its own. `progress` is called while a call goes on."""
+    """A model that generates, in its own process. `progress` is called while a call goes on."""
 
     async def start(self, command: Start, progress: Told) -> Started: ...
 

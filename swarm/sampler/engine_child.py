@@ -13,7 +13,7 @@ from swarm.sampler.engine import Command, Engine, Generate, Install, Start
 
 
 def main() -> None:
-    # Connected before the libraries are loaded, so that the node knows early that we run.
+    # Connect before loading the libraries, so that the node soon knows that we run.
     channel = ChildChannel()
     serve(_make(sys.argv[1]), channel)
 
@@ -36,7 +36,7 @@ def _make(kind: str) -> Callable[[], Engine]:
 
 
 def serve(make: Callable[[], Engine], channel: ChildChannel) -> None:
-    """Answer the node's commands with the engine that `make` makes until the node goes."""
+    """Answer the node's commands with the engine that `make` builds, until the node goes."""
 
     async def run() -> None:
         engine = make()

@@ -1,7 +1,7 @@
-"""How leases get into an engine, and answers out: a batch at a time, or each sample by itself.
+"""How leases enter an engine and answers leave it: a batch at a time, or each sample on its own.
 
-A feed holds leases until they are drawn. `room` waits until it can take more, so what it holds is bounded by the
-engine's places and a share ahead of them.
+A feed holds leases until they are drawn. `room` waits until it can take more, so a feed holds at most the engine's
+places and a share ahead of them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from swarm.rollout.client import Answer, SampleName, SealedLease
 from swarm.sampler.worker import EngineWorker
 from swarm.types import SampleSpec
 
-AHEAD = 4  # One sample is held ahead for 4 places: enough to refill them during a request, and few, since they age
+AHEAD = 4  # One sample is held ahead per 4 places: enough to refill them during a request, and few, since they age
 
 Done = Callable[[list[Answer]], Awaitable[None]]
 
 
 class Room(NamedTuple):
-    """How many samples can be added, and how many of these begin at once in free places; see LeaseRequest."""
+    """How many samples can be added, and how many of these start at once in free places; see LeaseRequest."""
 
     capacity: int
     at_once: int
 
 
 class BatchFeed:
-    """One batch in the engine, and one ahead of it. `running` is how many samples are in the engine."""
+    """One batch in the engine and one ahead of it. `running` counts the samples in the engine."""
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine
@@ -46,12 +46,12 @@ class BatchFeed:
         self._next.put_nowait(leases)
 
     def take_back(self) -> set[SampleName]:
-        """Forget what has not begun, and return it."""
+        """Forget the samples that have not started, and return them."""
         leases = [] if self._next.empty() else self._next.get_nowait()
         return {name for sealed in leases for name in sealed.samples()}
 
     async def run(self, done: Done) -> None:
-        """Draw until cancelled; ChildFailed if the engine breaks. `done` is awaited before more answers come."""
+        """Draw until cancelled. Raise ChildFailed if the engine breaks. `done` is awaited before more answers come."""
         follows = False
         while True:
             leases = await self._next.get()
@@ -65,13 +65,13 @@ class BatchFeed:
             self._idle.set()
 
     async def idle(self) -> None:
-        """Return when nothing is being drawn and `done` has all answers."""
+        """Return when nothing is running and `done` has all answers."""
         await self._idle.wait()
 
 
 class SampleFeed:
-    """Each sample begins when a place is free; answers are handed on together with those that came meanwhile. Half of
-    what is ahead waits in the engine itself, so that a free place is filled in its next step."""
+    """Each sample starts when a place is free; answers that arrive together are handed on together. Half of the samples
+    ahead wait in the engine itself, so that its next step fills a free place."""
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine
@@ -79,13 +79,13 @@ class SampleFeed:
         self._answers: list[Answer] = []
         self._ahead = -(-engine.places // AHEAD)
         self._in_engine = engine.places + self._ahead // 2
-        # Each of these has one waiter, which looks for itself what there is.
+        # Each event has one waiter, which checks the state itself.
         self._beginnable, self._answered, self._roomy, self._idle = (asyncio.Event() for _ in range(4))
         self._idle.set()
         self.running = 0
 
     async def room(self) -> Room:
-        """Return once half of the samples ahead are missing: a request for each single one would be too many."""
+        """Return once half of the samples ahead are missing: a request for each one would be too many."""
         while 2 * self._missing() < self._ahead:
             self._roomy.clear()
             await self._roomy.wait()
@@ -120,7 +120,7 @@ class SampleFeed:
 
     async def _draw(self, sealed: SealedLease, spec: SampleSpec) -> None:
         answer = await self._engine.draw(sealed, spec)
-        self._answers.append(answer)  # Not in one line: the list may have been handed on while this waited.
+        self._answers.append(answer)  # Not in one line: `_answers` may have been replaced while this waited.
         self.running -= 1
         self._answered.set()
         self._beginnable.set()
@@ -131,7 +131,7 @@ class SampleFeed:
             self._answered.clear()
             answers, self._answers = self._answers, []
             if answers:
-                # Those of one lease side by side: its token goes back once with all of them.
+                # Answers of one lease are adjacent, so that its token goes back only once.
                 await done(sorted(answers, key=lambda answer: answer.lease.lease.group_id))
             self._roomy.set()
             if not self.running and not self._answers:
@@ -142,5 +142,5 @@ Feed = BatchFeed | SampleFeed
 
 
 def feed_of(engine: EngineWorker) -> Feed:
-    """The feed for an engine that is loaded."""
+    """Return the feed for a loaded engine."""
     return BatchFeed(engine) if engine.lockstep else SampleFeed(engine)

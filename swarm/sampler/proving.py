@@ -1,14 +1,14 @@
-"""What an engine should make of a probe: its log-probs, recomputed from the weights in the file.
+"""What an engine should answer to a probe: its log-probs, recomputed from the weights in the file.
 
-Sums over an engine's parameters show which numbers it holds, but not their order, nor numbers that it keeps in another
-form. So the log-probs of a fixed sequence are compared with those that transformers computes in float32 from the
-memory-mapped file, one layer at a time.
+Sums over an engine's parameters show which numbers it holds, but neither their order nor numbers that it keeps in
+another form. So the log-probs of a fixed sequence are compared with those that transformers computes in float32 from
+the memory-mapped file, one layer at a time.
 
-In float32 the two agree to about 1e-5; a difference of 1e-4 may be a tensor that was not taken or a permutation, but
+In float32 the two agree to about 1e-5. A difference of 1e-4 may be a tensor that was not taken or a permutation, but
 changes in the last bits of a few numbers stay below it. In 16 bits the engine's own rounding moves a log-prob by about
-2**-8 of the logits, so the mean over the sequence is compared: it shows weights of another run, stale embeddings and
-mixed-up layers, but not a version that is one step too old. The sums show that, wherever the engine keeps its
-parameters as they came.
+2**-8 of the logits, so the mean over the sequence is compared. It reveals weights of another run, stale embeddings and
+mixed-up layers, but not a version that is one step too old. The sums reveal that, if the engine keeps its parameters as
+they came.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PROBE_TOKENS = 32  # Enough for every layer to mix positions; a prefill of one b
 FLOAT32_ERROR = 1e-4
 BFLOAT16_ERROR = 0.02
 FLOAT32_SHARE = 2.0**-20
-BFLOAT16_SHARE = 2.0**-7  # Of the largest logit of a position: what rounding may add where logits are large
+BFLOAT16_SHARE = 2.0**-7  # Of a position's largest logit: what rounding may add if logits are large
 THREADS = 2  # The reference is computed while the engine draws, which needs the other cores more
 
 
 def probe_tokens(vocabulary: int, limit: int) -> tuple[int, ...]:
-    """The fixed sequence for a model of `vocabulary` tokens that takes sequences of at most `limit`."""
+    """Return the fixed sequence for a model of `vocabulary` tokens that takes sequences of at most `limit` tokens."""
     return tuple(Random(0).choices(range(vocabulary), k=min(PROBE_TOKENS, limit)))
 
 
@@ -45,12 +45,12 @@ class Expected:
         self._largest = largest
 
     def difference(self, held: list[float], dtype: str) -> str | None:
-        """Why an engine of `dtype` ("float32" or one of 16 bits) that computes `held` does not hold the weights; None
-        if it does as far as a probe can show."""
+        """Return why an engine of `dtype` ("float32" or a 16-bit one) that computes `held` has other weights, or None
+        if the probe shows no difference."""
         if len(held) != len(self.logprobs):
             return f"{len(held)} log-probs instead of {len(self.logprobs)}"
         errors = [abs(one - other) for one, other in zip(held, self.logprobs, strict=True)]
-        # Compared so that a NaN is a difference, and summed, because the largest of several may not be a NaN.
+        # Compared so that a NaN fails, and summed, because the maximum of several values may hide a NaN.
         mean = sum(errors) / len(errors)
         if dtype == "float32":
             bound = max(FLOAT32_ERROR, FLOAT32_SHARE * max(self._largest))
@@ -66,7 +66,7 @@ class Expected:
 
 
 class Reference:
-    """The model of `directory` without weights. WrongWeights if its tensors are not those of `layout`."""
+    """The model of `directory` without weights. Raise WrongWeights if its tensors do not match `layout`."""
 
     def __init__(self, directory: str, layout: Layout) -> None:
         config = AutoConfig.from_pretrained(Path(directory))
@@ -84,7 +84,7 @@ class Reference:
 
     @torch.no_grad()
     def expect(self, path: str, token_ids: tuple[int, ...]) -> Expected:
-        """The log-probs of `token_ids` by the weights in the file at `path`. Blocking."""
+        """Return the log-probs of `token_ids` with the weights in the file at `path`. Blocking."""
         torch.set_num_threads(THREADS)
         self._weights = {
             name: tensor for spec, tensor in mapped_tensors(path, self._layout) for name in (spec.name, *spec.aliases)

@@ -1,8 +1,8 @@
 """An engine without a model, for trying out a network of many nodes on one machine.
 
-Weights are checked as by every engine. Answers are well-formed and worthless: tokens of the prompt in the order of a
-seeded draw. Never let it sample for a run that is to learn. A rehearsal gives it the speed of a large model's engine:
-all samples of a batch grow side by side at that rate, so a batch takes as long as its longest.
+It checks weights like every engine. Its answers are well-formed and worthless: tokens of the prompt in a seeded random
+order. Never let it sample for a run that should learn. A rehearsal gives it the speed of a large model's engine: all
+samples of a batch grow side by side at that rate, so a batch takes as long as its longest sample.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.weights import wrong_tensor
 from swarm.types import Span, VersionId
 
-LOGPROB = -1.0  # What it claims of every token
+LOGPROB = -1.0  # Reported for every token
 TOO_SLOW = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
 
 
 class ScriptedEngine:
-    """An `Engine`. With the argument `continuous` it draws each sample by itself, in as many places as it is given,
-    else a batch at a time."""
+    """An `Engine`. With the argument `continuous` it draws each sample on its own in its places, else a batch at a
+    time."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -86,7 +86,7 @@ class ScriptedEngine:
             return Generated(samples=tuple(samples), seconds=time.perf_counter() - began, steps=steps)
 
     def _draw(self, job: Job) -> Sampled:
-        """Tokens of the prompt up to a stop string, a stop token or the limit."""
+        """Return tokens of the prompt up to a stop string, a stop token or the limit."""
         random = Random(job.seed)
         limit, stops = job.rules.max_new_tokens, job.rules.stop_token_ids
         plain = [token for token in job.prompt_token_ids if token not in stops] or [0]

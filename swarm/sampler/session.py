@@ -3,14 +3,15 @@
     refresh   weight map -> engine; the receiver keeps the map up to date meanwhile
     ask       leases, as many as the feed has room for -> feed
     generate  feed -> engine -> answer queue
-    submit    what an earlier process left in the spool, then answer queue -> learner, one submission at a time
+    submit    the spool of an earlier process, then answer queue -> learner, one submission at a time
     beat      a sign of life every beat_s, and after every install
 
-Order that matters: an install reads the weight map, so nothing is applied to it meanwhile (`Receiver.steady`). What an
-earlier process generated is submitted before the learner hears that the rest of its leases is void, and that before new
-leases are asked for. A batch is in the spool before it is in the answer queue, and until its verdicts are here. A
-sample is in `_in_hand` from its lease to its verdict; every question names these, so that the learner knows of leases
-that were lost on the way. At the end they are handed back, unless they are in the spool for the next session.
+The order matters. An install reads the weight map, so nothing is written to the map meanwhile (`Receiver.steady`). The
+spool of an earlier process is submitted first; then the learner hears that the rest of its leases is void; then new
+leases are requested. A batch is in the spool before it enters the answer queue, and stays there until its verdicts
+arrive. A sample is in `_in_hand` from its lease to its verdict; every request names these samples, so that the learner
+learns which leases were lost in transit. At the end they are handed back, unless the spool keeps them for the next
+session.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from swarm.sampler.spool import Spool, SpooledAnswer
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.types import VersionId
 
-SAID_AGAIN_S = 60.0  # Least time between two lines, so that a run which drops some each step does not fill the terminal
+SAID_AGAIN_S = 60.0  # Shortest time between two lines: a run that drops some in each step must not fill the terminal
 
 
 class Drops:
-    """The learner's counts by reason, and when to speak of them. `counts` are those since the learner started."""
+    """The learner's counts of dropped rollouts by reason, and when to report them. `counts` run since its start."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -43,11 +44,11 @@ class Drops:
         self._said_at: float | None = None
 
     def hear(self, told: Iterable[DroppedRollouts], *, now: float) -> str | None:
-        """Take the newest counts. Return a line for the terminal if they grew since the last line, at most one in
-        SAID_AGAIN_S; `now` in monotonic seconds."""
-        # They are shown on a terminal.
+        """Take the newest counts. Return a line for the terminal if they grew since the last line, at most one per
+        SAID_AGAIN_S. `now` is in monotonic seconds."""
+        # The reasons are shown on a terminal, so only printable characters pass.
         self.counts = {"".join(c if c.isprintable() else "?" for c in one.reason): one.rollouts for one in told}
-        # A learner that started again counts from zero.
+        # A restarted learner counts from zero.
         self._said = {reason: min(count, self.counts.get(reason, 0)) for reason, count in self._said.items()}
         grown = {reason: count - self._said.get(reason, 0) for reason, count in sorted(self.counts.items())}
         grown = {reason: more for reason, more in grown.items() if more}
@@ -59,16 +60,16 @@ class Drops:
 
 
 ASK_WAIT_S = 10.0  # How long the learner may hold a request for leases open
-AHEAD_WAIT_S = 1.0  # The same if no place was free: places that become free meanwhile should not stay empty
-DRAIN_S = 10.0  # After a request to stop, what is running gets this long to finish and to be submitted
-FAREWELL_S = 3.0  # Time limit for handing leases back: a node that leaves does not wait for a dead learner
-MIN_BEAT_S = 0.2  # A learner may ask for no more than five beats a second
-AGAIN_S = 1.0  # Pause before weights that could not be read are looked at again: a catch-up repairs them meanwhile
+AHEAD_WAIT_S = 1.0  # The same if no place was free: a place that becomes free meanwhile should not stay empty
+DRAIN_S = 10.0  # After a request to stop, running samples get this long to finish and to be submitted
+FAREWELL_S = 3.0  # Time limit for handing leases back: a leaving node does not wait for a dead learner
+MIN_BEAT_S = 0.2  # A learner may ask for at most five beats a second
+AGAIN_S = 1.0  # Pause before reading unreadable weights again: a catch-up repairs them meanwhile
 
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStatus:
-    """What the node shows of itself. `standby`: why it waits in reserve, "" if it does not."""
+    """What the node shows of itself. `standby` says why it waits in reserve, or is ""."""
 
     state: str = "starting"
     standby: str = ""
@@ -78,19 +79,19 @@ class SamplerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What was generated at once, and its name in the spool, if it is there."""
+    """Answers that were generated together, and their name in the spool if they are there."""
 
     answers: list[Answer]
     spooled: str | None
 
     def samples(self) -> set[SampleName]:
-        """The answered ones: others of the same leases may still be drawn."""
+        """The answered samples; others of the same leases may still be running."""
         return {(one.group_id, one.index) for answer in self.answers for one in answer.rollouts}
 
 
 class Session:
-    """One session with a learner, until the run ends, this node stops, or a fault needs a new session. `launch` starts
-    the engine's process; `client` repeats its calls until they get through."""
+    """One session with a learner, until the run ends, this node stops, or a fault requires a new session. `launch`
+    starts the engine's process; `client` repeats its calls until they succeed."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class Session:
         self._over = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> bool:
-        """Work until the learner says that the run is over (True), or until `stop` is set (False)."""
+        """Work until the learner says that the run is over (return True), or until `stop` is set (return False)."""
         try:
             async with asyncio.TaskGroup() as group:
                 asking = group.create_task(self._ask())
@@ -157,8 +158,9 @@ class Session:
                 await asyncio.sleep(AGAIN_S)
 
     async def _install(self) -> None:
-        """Have the engine take what the map holds; it goes on with the old weights until then. ProofFailed if what it
-        holds now is not that; ProtocolError if the map is not what was signed, which is mended."""
+        """Let the engine take the map's weights; it keeps drawing with the old ones until then. Raise ProofFailed if
+        the engine then holds something else. Raise ProtocolError if the map differs from what was signed; the map is
+        then repaired."""
         weights = self._receiver.weights
         assert weights is not None
         async with self._receiver.steady() as version:
@@ -169,7 +171,7 @@ class Session:
                 self._installed.notify_all()
         elif refused.fault == "file":
             if await self._receiver.recheck() == 0:
-                # Nothing to mend: the table's sums and its regions say different things, so the learner is wrong.
+                # Nothing to repair: the table's sums contradict the signed regions, so the learner is wrong.
                 self._wrong = version.head.version
             raise ProtocolError(refused.why)
         else:
@@ -207,7 +209,8 @@ class Session:
                 continue
             self._status.state = f"waiting ({answer.reason})"
             if answer.reason in ("paced", "standby"):
-                # The learner held these open; of other reasons the next beat tells whether we are on standby.
+                # The learner held these requests open. After other reasons the next beat says whether we are on
+                # standby.
                 self._hear_standby(answer.detail)
                 continue
             if answer.reason == "finished":
@@ -238,7 +241,7 @@ class Session:
             self._answers.task_done()
 
     async def _settle(self) -> None:
-        """Submit what an earlier process of this node generated; whatever else it held is void."""
+        """Submit what an earlier process of this node generated; the rest of its leases is void."""
         verdicts: Counter[str] = Counter()
         for name in await in_thread(self._spool.names):
             verdicts += await self._hand_in(self._reopened(await in_thread(self._spool.read, name)))
@@ -250,7 +253,7 @@ class Session:
         self._settled.set()
 
     def _reopened(self, spooled: list[SpooledAnswer]) -> list[Answer]:
-        """Answers under leases of this learner for this node; others are left out."""
+        """Return the answers under this learner's leases for this node; leave out the others."""
         answers = []
         for one in spooled:
             try:
@@ -260,7 +263,7 @@ class Session:
         return answers
 
     async def _hand_in(self, answers: list[Answer]) -> Counter[str]:
-        """Submit, and count the verdicts. A portion that the learner does not take is lost, alone."""
+        """Submit, and count the verdicts. If the learner refuses one portion, only that portion is lost."""
         verdicts = Counter[str]()
 
         def refused(rollouts: int, fault: ProtocolError) -> None:
@@ -291,7 +294,7 @@ class Session:
             self._say(f"standby: {why}" if why else "active again")
 
     async def _news(self, known: VersionId | None, patience_s: float) -> None:
-        """Wait for another version than `known` to be installed, or for `patience_s`."""
+        """Wait until a version other than `known` is installed, at most for `patience_s`."""
         try:
             async with asyncio.timeout(patience_s), self._installed:
                 await self._installed.wait_for(lambda: self._engine.installed != known)
@@ -301,7 +304,7 @@ class Session:
     # -- leaving ---------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Hand back what has not begun, then let what is running finish and be submitted."""
+        """Hand back what has not started, then let running samples finish and be submitted."""
         await self._hand_back(self._feed.take_back() if self._feed else set(), forget=False)
         try:
             async with asyncio.timeout(DRAIN_S):
@@ -328,8 +331,8 @@ def _order(version: VersionId | None) -> tuple[int, int]:
 
 
 def verdicts_of(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> Counter[str]:
-    """Count the verdicts. The learner accepts the news that a generation failed; here it counts as "failed", so that an
-    engine which only fails is noticed."""
+    """Count the verdicts. The learner accepts the report of a failed generation; here it counts as "failed", so that an
+    engine that only fails is noticed."""
     failed = {one.rollout_id for answer in answers for one in answer.rollouts if one.finish == "failed"}
     return Counter(
         "failed" if one.verdict == "accepted" and one.rollout_id in failed else one.verdict for one in verdicts

@@ -1,8 +1,8 @@
-"""Answers that have no verdict yet, on disk: what was generated survives an outage, and the end of this process.
+"""Answers without a verdict, on disk: generated rollouts survive an outage and the end of this process.
 
-One file a batch, STATE_DIR/spool/SWARM/NUMBER.batch: the BLAKE3 of the rest, then msgpack. If the process is killed a
-file is whole or absent; a power cut may damage it, which its digest shows. Submitting twice is harmless. Blocking; any
-thread may call.
+Each batch is one file, STATE_DIR/spool/SWARM/NUMBER.batch: the BLAKE3 of the rest, then msgpack. If the process is
+killed, a file is whole or absent; a power cut may damage it, which its digest shows. Submitting twice is harmless.
+Calls block, and any thread may make them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from swarm.rollout.client import Answer
 from swarm.types import Rollout
 
 SPOOL_BYTES = 1 << 30  # Three of the largest batches (4,096 rollouts of 8,192 tokens are 302 MB)
-SPOOL_FILES = 64  # A process leaves four at most, which its successor submits first: a dozen deaths in one outage
-MAX_AGE_S = 86_400.0  # A day: the longest time limit that a learner gives a lease. What is older is stale.
+SPOOL_FILES = 64  # A process leaves at most four for its successor to submit: a dozen deaths in one outage
+MAX_AGE_S = 86_400.0  # A day, the longest time limit of a lease. Anything older is stale.
 DIGEST_BYTES = 32  # BLAKE3, before the content
 
 
 class SpooledAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """A lease as the learner sealed it, and the rollouts that answer it."""
+    """A lease as sealed by the learner, and the rollouts that answer it."""
 
     token: bytes
     rollouts: tuple[Rollout, ...]
 
 
 class Spool:
-    """The spool of one swarm. Batches of other swarms under `directory` and old ones are removed. `say` is called in
-    the caller's thread when a batch cannot be kept."""
+    """The spool of one swarm. Old batches, and batches of other swarms under `directory`, are removed. `say` is called
+    in the caller's thread if a batch cannot be kept."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Spool:
         self._next = max((int(path.stem) for path in self._files()), default=0) + 1
 
     def keep(self, answers: Sequence[Answer]) -> str | None:
-        """Write a batch; return its name, or None if there is no room, which is said the first time."""
+        """Write a batch and return its name, or None if there is no room, which is reported the first time."""
         body = msgspec.msgpack.encode([SpooledAnswer(answer.lease.token, answer.rollouts) for answer in answers])
         content = digest(body) + body
         with self._lock:
@@ -84,12 +84,12 @@ class Spool:
             return name
 
     def names(self) -> list[str]:
-        """The batches that are kept, the oldest first."""
+        """Return the kept batches, oldest first."""
         with self._lock:
             return [path.stem for path in self._files()]
 
     def read(self, name: str) -> list[SpooledAnswer]:
-        """A batch; nothing, and the file is removed, if it is damaged."""
+        """Return a batch. If it is damaged, remove the file and return an empty list."""
         path = self._path(name)
         try:
             if path.stat().st_size > self._cap_bytes:
@@ -111,7 +111,7 @@ class Spool:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _make_room(self, nbytes: int) -> None:
-        """Drop the oldest batches until one of `nbytes` fits. UserError if it never would."""
+        """Drop the oldest batches until `nbytes` fit. Raise UserError if they never would."""
         if nbytes > self._cap_bytes:
             raise UserError(f"a batch of {nbytes} bytes is over the spool's cap of {self._cap_bytes}")
         files = [(path, path.stat().st_size) for path in self._files()]

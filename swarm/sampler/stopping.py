@@ -7,30 +7,30 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-SPARE = 8  # Tokens decoded before those that matter: the first of a text may lose a space or half a character
+SPARE = 8  # Tokens decoded before the relevant ones: the first of a text may lose a space or half a character
 
 
 class StopStrings:
-    """Looks for `stops` in completions as they grow. The text is that of all tokens, special ones among them."""
+    """Looks for `stops` in completions as they grow. The text covers all tokens, including special ones."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
-        # A token is a byte at least.
+        # A token has at least one byte.
         self._window = SPARE + max(len(stop.encode()) for stop in stops)
 
     def reached(self, rows: Sequence[Sequence[int]]) -> list[bool]:
-        """Of each completion that had not reached one before its last token: whether it has now."""
+        """Return for each completion whether its last token completed a stop string."""
         tails = [list(row[-self._window :]) for row in rows]
         texts = self._tokenizer.decode_batch(tails, skip_special_tokens=False)
         return [any(stop in text for stop in self._stops) for text in texts]
 
     def end(self, token_ids: Sequence[int]) -> int | None:
-        """After how many tokens a completion has reached one; None if it has not."""
+        """Return after how many tokens a completion has reached a stop string, or None if it has not."""
         prefixes = [token_ids[:count] for count in range(1, len(token_ids) + 1)]
         return next((count for count, done in enumerate(self.reached(prefixes), 1) if done), None)
 
 
 def load_tokenizer(directory: str) -> Tokenizer:
-    """The model's own, which every learner publishes with it."""
+    """Load the model's own tokenizer, which every learner publishes with it."""
     return Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""Generation with transformers: works wherever torch does, one batch at a time, a swap between batches."""
+"""Generation with transformers: it works wherever torch does, one batch at a time, with swaps between batches."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.weights import check_coverage, mapped_tensors, wrong_tensor
 from swarm.types import Finish, Span, VersionId
 
-CPU_SHARE = 0.5  # Of the memory that is available on a machine without a GPU: its owner wants to go on working
+CPU_SHARE = 0.5  # Of the available memory on a machine without a GPU: its owner wants to go on working
 
 DRAW_COPIES = 8
-"""Float32 rows over the vocabulary that one draw holds at most: logits as they come and as float32, scaled, noise, its
-logarithm, their difference, the choice, and what the softmax takes."""
+"""Most float32 rows over the vocabulary that one draw holds: logits as they come and as float32, scaled, noise, its
+logarithm, their difference, the choice, and the softmax's temporaries."""
 
 R = TypeVar("R")
 
 
 class TransformersEngine:
-    """The calls of an `Engine` over `AutoModelForCausalLM.generate`, blocking. The file of an install was checked."""
+    """An `Engine`'s calls over `AutoModelForCausalLM.generate`, blocking. An install's file is checked before."""
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -80,10 +80,11 @@ class TransformersEngine:
         config = AutoConfig.from_pretrained(Path(command.directory))
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        # Outside of from_pretrained nothing ties the embeddings, and an untied head would keep random weights.
+        # Only from_pretrained ties the embeddings by itself; an untied head would keep random weights.
         model.tie_weights()
         model.to(device).eval()
-        # The model's own defaults (a repetition penalty, say) would bend the distribution that the lease asks for.
+        # The model's own defaults (such as a repetition penalty) would distort the distribution that the lease asks
+        # for.
         model.generation_config = GenerationConfig()
         if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
@@ -139,8 +140,8 @@ class TransformersEngine:
         return Generated(samples=ordered, seconds=time.monotonic() - began, steps=steps)
 
     def _generate_batch(self, jobs: list[Job], spent_s: float, progress: Told) -> tuple[Iterable[Sampled], int]:
-        """Draw jobs of one limit and one set of stops, padded on the left to one length; `spent_s` of their time have
-        passed. Also how many tokens were drawn of the longest."""
+        """Draw jobs with one limit and one set of stops, left-padded to one length; `spent_s` of their time has passed.
+        Also return how many tokens the longest drew."""
         rules = jobs[0].rules
         width = max(len(job.prompt_token_ids) for job in jobs)
         pad = rules.stop_token_ids[0] if rules.stop_token_ids else 0
@@ -174,7 +175,7 @@ class TransformersEngine:
         return StopsRows(StopStrings(self._tokenizer, stops), len(jobs), width)
 
     def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float], end: int | None) -> Sampled:
-        """`end`: after how many tokens a stop string was reached."""
+        """Cut the completion. `end` is the number of tokens after which a stop string was reached."""
         stops = job.rules.stop_token_ids
         length = next((i + 1 for i, token in enumerate(token_ids[:end]) if token in stops), end or len(token_ids))
         finish: Finish = "stop" if token_ids[length - 1] in stops or length == end else "length"
@@ -189,8 +190,8 @@ class TransformersEngine:
 
 
 class Threaded:
-    """An `Engine` of one that blocks: its calls run one after another in a thread. A file is checked beside a running
-    batch, not after it."""
+    """An `Engine` over a blocking one: its calls run one after another in a thread. A file is checked while a batch
+    runs, not after it."""
 
     def __init__(self, engine: TransformersEngine) -> None:
         self._engine = engine
@@ -221,7 +222,7 @@ class Threaded:
 
 
 class SeededDraw(LogitsProcessor):
-    """Draws each row's token with the row's own generator, whatever else is in the batch, and notes its log-prob.
+    """Draws each row's token with the row's own generator, whatever else is in the batch, and records its log-prob.
 
     argmax(logits / T - log q) with q ~ Exp(1) is an exact draw from softmax(logits / T) (the Gumbel-max trick).
     Temperature 0 is greedy; its log-probs are those at temperature 1.
@@ -248,7 +249,7 @@ class SeededDraw(LogitsProcessor):
 
 
 class StopsRows(StoppingCriteria):
-    """Ends each row of a batch with its own stop string; `ends` are the tokens that each had by then."""
+    """Ends each row of a batch at its own stop string; `ends` holds each row's number of tokens at that point."""
 
     def __init__(self, stops: StopStrings, rows: int, width: int) -> None:
         self._stops = stops
@@ -264,20 +265,20 @@ class StopsRows(StoppingCriteria):
 
 
 def _places(options: EngineOptions, shape: Shape, context_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
-    """How many of the samples that are wanted fit beside the model; a batch holds all of them to its end."""
+    """Return how many of the requested samples fit beside the model; a batch holds all of them to its end."""
     if device.type == "cuda":
         free_bytes, share = torch.cuda.mem_get_info(device)[0], options.gpu_memory_share
     else:
         free_bytes, share = free_host_bytes(), CPU_SHARE
     tokens = options.max_model_len or ASSUMED_SAMPLE_TOKENS
     one_bytes = sample_bytes(shape, min(tokens, context_tokens or tokens), dtype.itemsize)
-    # At least one, since most samples are shorter than they may be.
+    # At least one, since most samples stay below their limit.
     return max(1, min(options.places, int(free_bytes * share) // one_bytes))
 
 
 def sample_bytes(shape: Shape, tokens: int, dtype_bytes: int) -> int:
-    """Memory of one sample of `tokens`: keys and values of each token in each layer, as if no layer had a window, and
-    the probabilities of one token while it is drawn."""
+    """Return the memory of one sample of `tokens`: keys and values of each token in each layer, ignoring attention
+    windows, and the probabilities while one token is drawn."""
     return 2 * shape.layers * shape.keys * dtype_bytes * tokens + DRAW_COPIES * 4 * shape.vocab_size
 
 
@@ -290,7 +291,7 @@ def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
 
 
 def _batch_key(job: Job) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
-    # The long ones first: they need most of the time that their leases leave.
+    # Long ones first: they need most of the time that their leases leave.
     return (-job.rules.max_new_tokens, job.rules.stop_token_ids, job.rules.stop)
 
 

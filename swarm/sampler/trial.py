@@ -1,11 +1,11 @@
 """The trial at join: how fast this engine draws with all its places filled.
 
-Speed does not depend on the weights, so prompts are random and any weights do. Rounds grow from 4 tokens a sample to
-64, so a slow machine gets a figure too, of short samples. The first round counts only if it is the only one: libraries
-compile and allocate in it. A round is never cancelled, which would cost the engine; its jobs end by their own time
-limit, and the tokens drawn until then count.
+Speed does not depend on the weights, so the trial uses random prompts and any weights. Rounds grow from 4 tokens a
+sample to 64, so a slow machine gets a figure too, from short samples. The first round counts only if it is the only
+one, because libraries compile and allocate in it. A round is never cancelled, which would cost the engine; its jobs end
+by their own time limit, and the tokens drawn until then count.
 
-The result is kept in the node's state directory: a device, engine and model are tried out once.
+The result is kept in the node's state directory: each device, engine and model is tried out once.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from swarm.net.wire import digest, encode
 from swarm.sampler.engine import Generate, Generated, Job, Started
 from swarm.types import SamplingRules
 
-ASSUMED_CONTEXT = 4096  # Of a model whose configuration states none
-LIMIT_S = 30.0  # Longest trial. Weights take longer to come than this wherever speed matters.
+ASSUMED_CONTEXT = 4096  # For a model whose configuration states none
+LIMIT_S = 30.0  # Longest trial. Weights take longer to arrive than this wherever speed matters.
 PROMPT_TOKENS = 64
-MAX_TOKENS = 64  # New tokens of a sample in the longest rounds: enough that the prompt is a small part of the time
-ROUNDS = (4, 4, 16, MAX_TOKENS, MAX_TOKENS)  # At a token a second and sample the second one, the first to count, ends
+MAX_TOKENS = 64  # New tokens of a sample in the longest rounds: enough that the prompt takes a small part of the time
+ROUNDS = (4, 4, 16, MAX_TOKENS, MAX_TOKENS)
+"""Even at one token a second per sample, the second one, the first to count, ends"""
 
-ENTRIES = 32  # Trials kept: a machine has a few devices and its node meets a few models
+ENTRIES = 32  # Trials kept: a machine has a few devices, and its node meets a few models
 CACHE_BYTES = 64 * 1024  # ENTRIES of under 1 KiB. A larger file is not ours.
 ASSUMED_TOKENS = 1024.0  # Mean completion until the first batch: between short answers and long reasoning (over 2,000)
 
-Draw = Callable[[Generate], Coroutine[Any, Any, Generated]]  # A call to the engine
+Draw = Callable[[Generate], Coroutine[Any, Any, Generated]]  # Calls the engine
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """The engine drew `tokens_per_s` in all with `places` samples side by side; it took `seconds` to find out."""
+    """The engine drew `tokens_per_s` in total with `places` samples side by side; the trial took `seconds`."""
 
     tokens_per_s: Annotated[float, msgspec.Meta(ge=0)]
     places: Annotated[int, msgspec.Meta(ge=1)]
@@ -49,7 +50,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class TrialCache:
-    """Former trials of this node, in one file that is replaced whole; one that cannot be read is empty. Blocking."""
+    """Former trials of this node, in one file that is replaced whole; an unreadable one counts as empty. Blocking."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -58,7 +59,7 @@ class TrialCache:
         return self._read().get(key)
 
     def put(self, key: str, trial: Trial) -> None:
-        """Keep a trial; the oldest of more than ENTRIES goes. On a full disk it is not kept, but made again."""
+        """Keep a trial; drop the oldest beyond ENTRIES. If the disk is full, it will be made again."""
         trials = self._read()
         trials.pop(key, None)
         trials[key] = trial
@@ -86,9 +87,9 @@ async def try_out(
     limit_s: float = LIMIT_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trial:
-    """How fast the engine that `started` describes draws, from the cache or by trying, for `limit_s` (and the token
-    under way). A rate of 0 means that nothing was drawn in time; it is not kept. Raises what a call of the engine
-    raises."""
+    """Return how fast the engine that `started` describes draws, from the cache or by trying for `limit_s` (and the
+    current token). A rate of 0 means that nothing was drawn in time; it is not kept. Faults of the engine's calls pass
+    through."""
     key = cache_key(started, layout)
     if (known := await in_thread(cache.get, key)) is not None:
         return known
@@ -108,13 +109,13 @@ async def try_out(
 
 
 def assumed_rollouts_per_s(trial: Trial, context_tokens: int) -> float:
-    """Completions a second with all places filled, until some were seen. Half of a short context is more than any task
-    uses."""
+    """Return the completions per second with all places filled, until some are seen. No task uses more than half of a
+    short context."""
     return trial.tokens_per_s / min(ASSUMED_TOKENS, (context_tokens or ASSUMED_CONTEXT) / 2)
 
 
 def cache_key(started: Started, layout: Layout) -> str:
-    """What a trial's figure depends on, to be read: device, engine, libraries, places, model without weights."""
+    """Return what a trial's figure depends on, readable: device, engine, libraries, places, model without weights."""
     config = next((file.content for file in layout.files if file.name == "config.json"), b"")
     model = digest(encode((layout.tensors, config))).hex()[:32]
     where = f"{started.device_name or 'a processor'} ({started.device}, {started.dtype})"
@@ -123,14 +124,14 @@ def cache_key(started: Started, layout: Layout) -> str:
 
 
 def lengths_in(context_tokens: int) -> tuple[int, int]:
-    """Tokens of a prompt and most new ones of a sample that fit in a context."""
+    """Return the tokens of a prompt and the most new tokens of a sample that fit in a context."""
     prompt = max(1, min(PROMPT_TOKENS, context_tokens // 2))
     return prompt, max(1, min(MAX_TOKENS, context_tokens - prompt))
 
 
 def rate_of(rounds: Sequence[tuple[int, float]]) -> float:
-    """Tokens per second of the rounds, each (tokens drawn, seconds), that drew at least half as many as the longest.
-    The first counts only where no other drew any."""
+    """Return the tokens per second of those rounds, each (tokens drawn, seconds), that drew at least half as many
+    tokens as the largest. The first round counts only if no other drew any."""
     counted = rounds[1:] if any(drawn for drawn, _ in rounds[1:]) else rounds[:1]
     most = max((drawn for drawn, _ in counted), default=0)
     chosen = [(drawn, seconds) for drawn, seconds in counted if 2 * drawn >= most]
@@ -139,8 +140,8 @@ def rate_of(rounds: Sequence[tuple[int, float]]) -> float:
 
 
 def calls_of(started: Started, number: int, prompt_tokens: int, tokens: int, time_limit_s: float) -> list[Generate]:
-    """The calls of one round: one of all places for an engine in lockstep, else one of each. Prompts are random and new
-    in each round, so that no cache of prefixes helps."""
+    """Return the calls of one round: one call for all places of a lockstep engine, else one per place. Prompts are
+    random and new in each round, so that no prefix cache helps."""
     random = Random(f"trial {number}")
     rules = SamplingRules(temperature=1.0, max_new_tokens=tokens, stop_token_ids=())
     jobs = [
@@ -164,6 +165,6 @@ async def _drawn(engine: Draw, calls: Sequence[Generate]) -> int:
 
 
 def _tokens_of(call: Generate, generated: Generated) -> int:
-    """Tokens that one call drew: those of whole samples, and of each that was cut off as many as the longest had."""
+    """Return the tokens that one call drew. A sample that was cut off counts as long as the longest."""
     cut_off = min(generated.steps, call.jobs[0].rules.max_new_tokens)
     return sum(len(one.token_ids) // 4 or cut_off for one in generated.samples)

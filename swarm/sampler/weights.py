@@ -1,5 +1,7 @@
-"""A version's weights as a file: whether they are what was signed, and whether a model has the same tensors. torch is
-loaded when it is needed: an engine without a model does without."""
+"""A version's weights as a file: whether they match the signature, and whether a model has the same tensors.
+
+torch is imported only when it is needed: an engine without a model does without it.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ class WrongWeights(EchoError):
 
 
 def wrong_tensor(path: str, layout: Layout, sums: tuple[int, ...], progress: Callable[[], None]) -> str | None:
-    """Return what in the file at `path` is not what was signed, None if all is right. Blocking. Reads the whole file,
-    so an engine finds it in memory."""
+    """Return what in the file at `path` differs from what was signed, or None. Blocking. It reads the whole file, so an
+    engine then finds it in memory."""
     with open(path, "rb") as file:
         held = file.seek(0, 2)
         if held != layout.total_bytes:
@@ -36,13 +38,13 @@ def wrong_tensor(path: str, layout: Layout, sums: tuple[int, ...], progress: Cal
 
 
 def sum_of_counts(counts: Any) -> int:
-    """`tensor_sum` of 16-bit words that occur `counts` times (65,536 of numpy's uint64), for weights on a device: they
+    """Return the `tensor_sum` of 16-bit words that occur `counts` times (65,536 of numpy's uint64): weights on a device
     are counted there."""
     return int((counts * MIX).sum(dtype=counts.dtype))
 
 
 def mapped_tensors(path: str, layout: Layout) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
-    """The tensors of the file at `path`, in layout order: views of one read-only map, to be copied and never kept."""
+    """Yield the file's tensors in layout order: views of one read-only map, to be copied and never kept."""
     import torch
 
     from swarm.learner.device import TORCH_DTYPES
@@ -53,7 +55,7 @@ def mapped_tensors(path: str, layout: Layout) -> Iterator[tuple[TensorSpec, torc
 
 
 def check_coverage(own: Mapping[str, torch.Tensor], layout: Layout) -> None:
-    """Every tensor of the model comes in the stream, and nothing else does; WrongWeights names one that differs."""
+    """Check that the stream carries exactly the model's tensors. Raise WrongWeights that names one that differs."""
     held = {name: tuple(tensor.shape) for name, tensor in own.items()}
     sent = {name: spec.shape for spec in layout.tensors for name in (spec.name, *spec.aliases)}
     for name in sorted(held.keys() | sent.keys()):

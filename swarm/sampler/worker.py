@@ -1,4 +1,4 @@
-"""The engine child, as the sampler node uses it: leases in, answers out, versions installed, its speed measured."""
+"""The engine child as seen by the sampler node: leases in, answers out, versions installed, its speed measured."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from swarm.sampler.engine import (
 from swarm.sampler.trial import Trial, TrialCache, assumed_rollouts_per_s, try_out
 from swarm.types import Rollout, SampleSpec, VersionId
 
-MAX_PER_S = 1e9  # What a beat may tell of; only an engine without a model comes near it
-MIN_S = 1e-6  # What a clock may not see
-LENGTHS_KEPT = 512  # By which a batch with free places is compared with a full one: four batches of 128 places
+MAX_PER_S = 1e9  # Largest rate that a beat may report; only an engine without a model comes near it
+MIN_S = 1e-6  # Shorter times may be invisible to a clock
+LENGTHS_KEPT = 512  # Lengths by which a partial batch is compared with a full one: four batches of 128 places
 RATE_SMOOTHING = 0.3  # Weight of the newest batch in the measured rate: three batches forget a slow start
-TURNS = 2  # Single samples count after this many times the places: the short ones, which end first, look too fast
+TURNS = 2  # Single samples count after this many times the places: the short ones end first and look too fast
 
 
 class Rates:
-    """Measured rates of an engine that draws `places` samples side by side; before the first answer, assumed ones.
+    """Measured rates of an engine that draws `places` samples side by side; assumed rates until the first answer.
 
     `rollouts_per_s` is its rate while it works, `full_rollouts_per_s` the rate with all places filled, `tokens_per_s`
-    how fast one sample grows. `most_tokens_per_s` caps what all places draw together, if it was measured: a few samples
-    grow faster than many.
+    the growth of one sample. `most_tokens_per_s`, if measured, caps what all places draw together: a few samples grow
+    faster than many.
     """
 
     def __init__(self, places: int, *, most_tokens_per_s: float = 0.0, assumed_rollouts_per_s: float = 0.0) -> None:
@@ -59,26 +59,26 @@ class Rates:
         return self._rollouts_per_s or self._assumed_rollouts_per_s
 
     def batch(self, generated: Generated, between_s: float) -> None:
-        """A batch was answered, `between_s` after the end of the last one, if it could have begun then."""
+        """Count a batch. `between_s` is the time since the end of the last one, if it could have started then."""
         count = len(generated.samples)
         self._rollouts_per_s = _smoothed_rate(self._rollouts_per_s, count, generated.seconds)
         self._note_lengths(generated)
         if count:
             full = max(count, self._places)
             took_s = generated.seconds * self._stretch(count, full) + between_s
-            # Times are averaged: the mean of rates would be more than what comes of them.
+            # Times are averaged: the mean of rates would exceed the actual throughput.
             self._full_batch_s = _smoothed(self._full_batch_s, took_s)
             self.full_rollouts_per_s = min(MAX_PER_S, full / max(self._full_batch_s, MIN_S))
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds)
 
     def sample(self, generated: Generated, side_by_side: int) -> None:
-        """One sample of `side_by_side` was answered; its time begins when it waits for a place. A sample that was
-        refused at once does not count."""
+        """Count one of `side_by_side` samples; its time includes the wait for a place. Samples refused at once do not
+        count."""
         if generated.steps == 0:
             return
         self._answered += 1
         self._most_side_by_side = max(self._most_side_by_side, side_by_side)
-        # A plain mean at first: the first sample of all would count for hundreds.
+        # A plain mean at first: otherwise the very first sample would weigh like hundreds.
         weight = max(RATE_SMOOTHING / self._places, 1 / self._answered)
         self._note_lengths(generated)
         self._sample_s = _smoothed(self._sample_s, max(generated.seconds, MIN_S), weight)
@@ -86,7 +86,7 @@ class Rates:
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds, weight)
         if self._answered < TURNS * self._most_side_by_side:
             return
-        # By means of times, as in `batch`: short samples would make the mean of rates a multiple of what is done.
+        # Times are averaged, as in `batch`: short samples would inflate a mean of rates.
         self._rollouts_per_s = min(MAX_PER_S, self._side_by_side / self._sample_s)
         full = min(MAX_PER_S, max(self._places, self._side_by_side) / self._sample_s)
         if self._most_tokens_per_s and self._lengths:
@@ -97,8 +97,8 @@ class Rates:
         self._lengths.extend(length for one in generated.samples if (length := len(one.token_ids) // 4))
 
     def _stretch(self, count: int, full: int) -> float:
-        """How much longer a batch of `full` takes than one of `count`: its longest sample is longer. Small batches,
-        where samplers are too many, must not make the engine look slow."""
+        """Return how much longer a batch of `full` takes than one of `count`, because its longest sample is longer.
+        Small batches, which occur if there are too many samplers, must not make the engine look slow."""
         if count == full or not self._lengths:
             return 1.0
         lengths = Lengths.of(self._lengths).tokens
@@ -110,7 +110,7 @@ def _smoothed_rate(before: float, count: int, seconds: float, weight: float = RA
 
 
 def _smoothed(before: float, value: float, weight: float = RATE_SMOOTHING) -> float:
-    """A mean that forgets; 0 is no measurement."""
+    """Return an exponentially smoothed mean; 0 means not measured."""
     return before + weight * (value - before) if before and value else value or before
 
 
@@ -118,12 +118,12 @@ ENGINE_MODULE = "swarm.sampler.engine_child"
 
 
 class ProofFailed(ChildFailed):
-    """The engine does not hold what the learner signed, after an install that should have given it that."""
+    """After an install the engine does not hold what the learner signed."""
 
 
 class EngineWorker:
-    """One engine process. `installed` is the version that it is proven to hold; it only rises (I4). `device_class` is
-    the maker's name of the GPU once it is known, else the kind of engine."""
+    """One engine process. `installed` is the version that it provably holds; it only rises (I4). `device_class` is the
+    maker's name of the GPU once it is known, else the kind of engine."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class EngineWorker:
         await self._child.start()
 
     async def load(self, layout: Layout) -> Started:
-        """Build the model that the swarm trains, from the files that came with its layout."""
+        """Build the swarm's model from the files that came with its layout."""
         self._files_dir.mkdir(parents=True, exist_ok=True)
         for file in layout.files:
             (self._files_dir / file.name).write_bytes(file.content)
@@ -166,8 +166,8 @@ class EngineWorker:
         return started
 
     async def try_out(self, layout: Layout) -> Trial | None:
-        """Measure how fast it draws with all places filled, unless this device was measured with this model before.
-        None for an engine without a model."""
+        """Measure the speed with all places filled, unless it is cached for this device and model. Return None for an
+        engine without a model."""
         assert self._started is not None
         if self.kind == "scripted":
             return None
@@ -182,7 +182,7 @@ class EngineWorker:
         return trial
 
     async def install(self, head: Head, table: ChunkTable, weights: Path) -> NotInstalled | None:
-        """Have the engine take the weights; None if it has. The file must not change meanwhile."""
+        """Let the engine take the weights. Return None if it has. The file must not change meanwhile."""
         command = Install(version=head.version, path=str(weights), tensor_sums=table.tensor_sums)
         done: Installed | NotInstalled = await self._child.call(command, Installed | NotInstalled)
         if isinstance(done, NotInstalled):
@@ -194,7 +194,7 @@ class EngineWorker:
 
     async def draw_batch(self, leases: list[SealedLease], *, follows: bool = False) -> list[Answer]:
         """Draw every sample of the leases in one call. `follows`: they were at hand when the last batch ended, so the
-        time between (an install, the spool) counts as part of the batch's."""
+        time between (an install, the spool) counts as part of this batch's time."""
         now = time.monotonic()
         between_s = now - self._ended_at if follows else 0.0
         jobs = tuple(_job(sealed, spec, now) for sealed in leases for spec in sealed.lease.samples)
@@ -221,8 +221,8 @@ class EngineWorker:
         return Answer(lease=sealed, rollouts=(_rollout(sealed.lease.group_id, spec.index, sampled),))
 
     def check_fits(self, leases: list[SealedLease]) -> None:
-        """UserError if a sample is longer than this engine can draw: submitted as failed, such samples would cost their
-        groups, which larger machines can draw."""
+        """Raise UserError if a sample is longer than this engine can draw. Submitting it as failed would spoil its
+        group, which larger machines can draw."""
         most = self._started.context_tokens if self._started else 0
         for sealed in leases:
             tokens = len(sealed.lease.prompt_token_ids) + sealed.lease.rules.max_new_tokens

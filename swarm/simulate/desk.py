@@ -1,9 +1,9 @@
-"""The learner's desk in a simulation of capacity: the real rollout plane, and the questions that wait at it.
+"""The learner's desk in a capacity simulation: the real rollout plane, and the requests that wait for it.
 
-Theory of operation. A question that finds nothing stays here and is tried again when something changed, as
-rollout/api.py does it. Questions of one *case* (same version, ahead of the engine or not) get the same answer until
-then, so only the oldest of each case is asked again: a fleet of a thousand that waits costs no more than one sampler.
-Rewards come at once. Rollouts carry no log-probs, and as many token ids as tell long answers from short ones.
+Theory of operation. A request that gets nothing stays here and is tried again after a change, as in rollout/api.py.
+Requests of one *case* (same version, ahead of the engine or not) get the same answer until then, so only the oldest of
+each case is tried: a waiting fleet of a thousand costs no more than one sampler. Rewards come at once. Rollouts carry
+no log-probs, and only enough token ids to tell long answers from short ones.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, SwarmId, VersionId
 
 BEAT_S = 5.0  # The default of a real run; a sampler counts as gone after three
-COARSE_TOKENS = 64  # Token ids that the longest answer carries: the plane prefers groups whose answers are long so far
-LEASE_LIMIT_S = 1e7  # Samplers of a simulation answer or die: no lease is ever overdue
+COARSE_TOKENS = 64  # Token ids of the longest answer: the plane prefers groups whose answers are long so far
+LEASE_LIMIT_S = 1e7  # Simulated samplers answer or die: no lease is ever overdue
 SWARM = SwarmId("capacity")
 SCORE = Score(reward=0.0, exact=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One sample of a lease. `share` in [0, 1) is its place in the distribution of lengths, by its seed."""
+    """One sample of a lease. `share` in [0, 1), from its seed, is its place in the distribution of lengths."""
 
     lease: Lease
     index: int
@@ -36,8 +36,8 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class Question:
-    """Of a sampler that holds `held` and takes on `capacity` samples, `at_once` of which begin at once. `given` is
-    called with what it gets, whenever that is."""
+    """The request of a sampler that holds version `held` and takes `capacity` samples, `at_once` of which start at
+    once. `given` is called with what it gets, whenever that is."""
 
     node: NodeId
     held: int
@@ -53,7 +53,7 @@ class Question:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Rollouts so far: handed in, trained on (with the sum of their staleness), thrown away, lost with their nodes."""
+    """Rollouts so far: handed in, trained on (with their summed staleness), discarded, lost with nodes, failed."""
 
     generated: int = 0
     trained: int = 0
@@ -86,7 +86,7 @@ class Desk:
     # -- samplers --------------------------------------------------------------------------------------------
 
     def ask(self, question: Question) -> None:
-        """Answer now, or as soon as there is something; a node has one question at a time."""
+        """Answer now, or as soon as there is something. A node has one question at a time."""
         waiting = self._waiting.get(question.case)
         if waiting:
             waiting[question.node] = question
@@ -94,13 +94,13 @@ class Desk:
             self._waiting.setdefault(question.case, {})[question.node] = question
 
     def withdraw(self, question: Question) -> None:
-        """It is not asked any more."""
+        """Stop asking this question."""
         waiting = self._waiting.get(question.case)
         if waiting is not None and waiting.get(question.node) is question:
             del waiting[question.node]
 
     def submit(self, node: NodeId, job: Job, *, version: int, failed: bool = False, now: float) -> None:
-        """What `version` made of `job`."""
+        """Hand in what `version` made of `job`."""
         rollout = _rollout(job, version, failed=failed)
         judged, *rest = self.plane.submit(node, job.lease, rollout, now=now, fault="")
         assert isinstance(judged, Judged)
@@ -111,10 +111,10 @@ class Desk:
             self.counts.discarded += not failed
         self._perform(rest)
         if failed:
-            self.retry_all()  # Its sample may be for others, though not for the one that is first in line.
+            self.retry_all()  # Its sample may suit other nodes than the first in line.
 
     def silent(self, alive: Iterable[NodeId], *, now: float) -> list[NodeId]:
-        """Who has missed three beats, all of `alive` having been heard meanwhile."""
+        """Return the nodes that have missed three beats; all of `alive` have beaten meanwhile."""
         for one in alive:
             self.plane.beat(one, now=now)
         silent = [effect for effect in self.plane.tick(now=now) if isinstance(effect, NodeSilent)]
@@ -122,14 +122,14 @@ class Desk:
         return [effect.node for effect in silent]
 
     def leave(self, node: NodeId) -> None:
-        """`node` says that it goes; what it held is for others."""
+        """Let `node` leave with notice; its samples are free for others."""
         self.counts.lost += len(self.plane.leased.held_by(node))
         self.plane.leave(node)
 
     # -- the learner -----------------------------------------------------------------------------------------
 
     def take(self, *, now: float) -> list[Rollout] | None:
-        """The next batch if it is there; I1 is checked for every rollout of it."""
+        """Return the next batch if it is ready. I1 is checked for every rollout of it."""
         if not self.plane.can_take(now=now):
             return None
         step = self.plane.next_batch
@@ -145,24 +145,24 @@ class Desk:
         return batch
 
     def changed(self) -> bool:
-        """Whether something happened since the last `retry` after which a question may find an answer."""
+        """Return whether anything since the last `retry` may have made an answer possible."""
         return self.plane.leased.chances != self._told
 
     def retry(self) -> None:
-        """Ask the oldest question of each case again, until one of it is refused."""
+        """Try the oldest questions of each case again until one is refused."""
         self._told = self.plane.leased.chances
         for waiting in list(self._waiting.values()):
             while waiting:
                 node, question = next(iter(waiting.items()))
                 if not self._try(question):
                     break
-                # With what it got it may have asked again already, and keeps its place in the line.
+                # Its answer may have made it ask again already; it then keeps its place in the line.
                 if waiting.get(node) is question:
                     del waiting[node]
         self._waiting = {case: waiting for case, waiting in self._waiting.items() if waiting}
 
     def retry_all(self) -> None:
-        """Ask every question again."""
+        """Try every question again."""
         waiting, self._waiting = self._waiting, {}
         for questions in waiting.values():
             for question in questions.values():

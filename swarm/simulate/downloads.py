@@ -1,15 +1,15 @@
-"""Who gets which version when: broadcasts to those who hold the one before, transfers of their own for all others.
+"""Who gets which version when: broadcasts to nodes that hold the previous one, and separate transfers for all others.
 
-Theory of operation. A broadcast goes to the learner's roster: everybody who was last known to hold weights, dead ones
-among them until that is known. Its times and bytes are those of the planner's forest as a fluid (`disseminate_by`). The
-learner's uplink carries one version after another, the newest next; what was published meanwhile is skipped, and the
-next patch is larger by that. A participant that vanishes meanwhile holds up those who have not got the version yet for
-STALL_S: the part of the forest below it looks for other parents.
+Theory of operation. A broadcast goes to the learner's roster: all nodes last known to hold weights, including dead ones
+until their death is known. Its times and bytes come from the planner's forest as a fluid (`disseminate_by`). The
+learner's uplink carries one version after another, the newest next; versions published meanwhile are skipped, and the
+next patch is larger by that. If a member vanishes during a broadcast, those still waiting for the version are held up
+for STALL_S while the part of the forest below it looks for other parents.
 
-Who starts, returns, or was not done with one version when the next one went out, fetches alone: a patch over all the
-versions that it missed, or everything if its disk is empty. It receives at its own downlink, at most its part of what
-the publics and the learner can send to all that fetch; who sends is drawn by uplink. In a star the learner alone sends,
-and those who fetch share its uplink with those who still wait for a broadcast.
+A node that starts, returns, or was not done with one version when the next one went out fetches alone: a patch over all
+the versions that it missed, or everything if its disk is empty. It receives at its own downlink, at most at its share
+of what the publics and the learner can send to all fetching nodes; the sender is drawn by uplink. In a star only the
+learner sends, and fetching nodes share its uplink with nodes that still wait for a broadcast.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from swarm.simulate.machines import Node
 from swarm.simulate.timeline import Carried
 from swarm.simulate.world import World
 
-STALL_S = 8.0  # A child takes a parent that sends nothing for gone after so long (broadcast/forest/courier.py)
+STALL_S = 8.0  # A child gives up a parent that sends nothing for this long (broadcast/forest/courier.py)
 
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """One version on its way to the roster. `stalls` counts those who vanished meanwhile; `done_at` is when the last
-    one had it, as planned, `due_at` when each."""
+    """One version on its way to the roster. `stalls` counts members that are gone. `due_at` are the members' planned
+    times of arrival. `done_at` is the last of these, plus STALL_S for each member that vanished on the way."""
 
     version: int
     done_at: float
@@ -41,7 +41,7 @@ class Flight:
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """Bytes so far: received in broadcasts and in transfers of one's own, sent by the learner."""
+    """Bytes so far: received in broadcasts and in separate transfers (`join`), sent by the learner."""
 
     broadcast_bytes: float = 0.0
     join_bytes: float = 0.0
@@ -50,9 +50,9 @@ class Traffic:
 
 
 class Weights:
-    """`deltas`: patches are sent, else every version is whole. `star`: by the learner alone. What happens outside:
-    `moved(node, down, up)`, bytes of a node or of the learner (None); `installed`, a node has a version and its engine
-    is up."""
+    """With `deltas` patches are sent, else whole versions. In a `star` only the learner sends. It reports `moved(node,
+    down, up)`, bytes of a node or of the learner (None), and `installed`: a node has a version and its engine is
+    running."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Weights:
     # -- broadcasts ------------------------------------------------------------------------------------------
 
     def publish(self, version: int) -> None:
-        """`version` is there; it is carried as soon as the one before has left the learner."""
+        """Publish `version`; it is carried as soon as the previous one has left the learner."""
         self.newest = version
         wait_s = max(0.0, self._uplink_free_at - self._world.now)
         if version:
@@ -98,7 +98,7 @@ class Weights:
         self._roster.pop(node.name, None)
 
     def vanished(self, node: Node) -> None:
-        """`node` is gone; whoever it would have fed waits until that is noticed."""
+        """`node` is gone; the nodes it would have fed wait until they notice."""
         for flight in self._under_way():
             if node.name in flight.members:
                 flight.stalls += 1
@@ -138,7 +138,7 @@ class Weights:
                 self._arrive_later(node, flight, found.install_s[i], 0)
 
     def _follows(self, node: Node) -> bool:
-        """Whether `node` holds what the next patch is for and has nothing else to fetch."""
+        """Return whether `node` holds the base of the next patch and is fetching nothing else."""
         return node.ready and not node.busy and (not self._deltas or node.disk == self.carried)
 
     def _arrive_later(self, node: Node, flight: Flight, delay_s: float, stalls: int) -> None:
@@ -157,7 +157,7 @@ class Weights:
     # -- transfers of one's own --------------------------------------------------------------------------------
 
     def fetch(self, node: Node) -> None:
-        """Bring `node` up to date, and start its engine if it does not run."""
+        """Bring `node` up to date, and start its engine if it is not running."""
         if node.busy:
             return
         target, life = self.newest, node.life
@@ -182,7 +182,7 @@ class Weights:
         node.disk = version
         self._roster[node.name] = node
         self._installed(node, version)
-        # Who is not among those that the version now under way goes to would never hear of it.
+        # A node outside the current broadcast would never hear of its version.
         if version < self.carried:
             self.fetch(node)
 
@@ -202,7 +202,7 @@ class Weights:
         return pool / max(1, self._fetching)
 
     def _senders(self) -> list[Node]:
-        """Nodes with weights that others can dial; in a star they send nothing."""
+        """Return the nodes with weights that others can dial; in a star they send nothing."""
         if self._star:
             return []
         return [node for node in self._roster.values() if node.there and node.worker.public]

@@ -1,8 +1,8 @@
-"""The learner of a simulated swarm: its batches, steps and publications, and what they show of its time.
+"""The learner of a simulated swarm: its batches, steps and publications, and how it spends its time.
 
-Theory of operation. `Learner` takes a batch from the real rollout plane (desk.Desk), trains for
-`train_step_s`, publishes every `publish_every_steps` and takes the next one as soon as it is there; what it waits in
-between is its idle time. All that happens depends on the arguments and the seed alone.
+Theory of operation. `Learner` takes a batch from the real rollout plane (desk.Desk), trains for `train_step_s`,
+publishes every `publish_every_steps`, and takes the next batch as soon as it is ready; the wait in between is its idle
+time. Everything depends only on the arguments and the seed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from swarm.types import Rollout, VersionId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityFigures:
-    """Measured after the warm-up. `idle_share` is the learner's, of all time; `discarded_share` is of the rollouts that
-    were generated, `mean_staleness` of those that were trained on; `step_s` is from batch to batch; `rollouts_per_s`
-    were trained on. A learner that gets no batch any more is idle (1.0)."""
+    """Measured after the warm-up. `idle_share` is of the learner's time, `discarded_share` of the generated rollouts,
+    `mean_staleness` over the trained rollouts. `step_s` is the time from batch to batch; `rollouts_per_s` counts
+    trained rollouts. A learner that gets no more batches is idle (1.0)."""
 
     idle_share: float
     discarded_share: float
@@ -37,7 +37,7 @@ class CapacityFigures:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Sums up to a moment; figures are of the difference of two."""
+    """Sums up to a moment; figures come from the difference of two."""
 
     at: float = 0.0
     steps: int = 0
@@ -48,8 +48,8 @@ class Tally:
 
 
 class Learner:
-    """Batches, steps and publications. `publish` is called with each version, `taken` with each batch and the
-    seconds that it was waited for."""
+    """Batches, steps and publications. `publish` is called with each version, `taken` with each batch and the seconds
+    that the learner waited for it."""
 
     def __init__(
         self,
@@ -70,7 +70,6 @@ class Learner:
         self._taken = taken
 
     def begin(self) -> None:
-        """Publish version 0."""
         self.publish(0)
 
     def publish(self, version: int) -> None:
@@ -78,7 +77,7 @@ class Learner:
         self._publish(version)
 
     def look(self) -> None:
-        """Take a batch if it is there, and go on with the questions that wait if anything changed."""
+        """Take a batch if it is ready, and retry waiting questions if anything changed."""
         if self.waiting_since is not None and (batch := self._desk.take(now=self._world.now)) is not None:
             waited_s = self._world.now - self.waiting_since
             self.idle_s += waited_s
@@ -99,7 +98,7 @@ class Learner:
 
 
 def tally_of(learner: Learner, desk: Desk, occupancy: Occupancy, *, now: float) -> Tally:
-    """All sums as they are now."""
+    """Return all sums as they are now."""
     occupancy.change(now=now)
     waited_s = 0.0 if learner.waiting_since is None else now - learner.waiting_since
     return Tally(
@@ -113,7 +112,7 @@ def tally_of(learner: Learner, desk: Desk, occupancy: Occupancy, *, now: float) 
 
 
 def figures_between(before: Tally, after: Tally, demand: Demand, digest: str) -> CapacityFigures:
-    """What was measured between two moments, which may be in the middle of a step."""
+    """Return what was measured between two moments, either of which may be within a step."""
     was, now = before.counts, after.counts
     passed_s, idle_s = after.at - before.at, after.idle_s - before.idle_s
     busy_s = passed_s - idle_s

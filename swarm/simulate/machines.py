@@ -1,11 +1,11 @@
-"""The nodes of a simulated swarm: who is there, who is rented, what is on whose disk, and what all of it costs.
+"""The nodes of a simulated swarm: which are present or rented, what is on their disks, and what they cost.
 
-Theory of operation. A node comes and goes by itself: it is there for `mean_session_h` on average, then away as long as
-its class's `duty` says, both exponential. It goes without a word in `mean_session_h / mtbf_h` of all cases, else it
-says so and hands its samples back. A volunteer that is there fetches weights and stays warm: it waits for work, free of
-charge. A rented class is on offer while it is "there", and is started when the learner wants it. What a node had on its
-disk stays there over its absences, but a machine that is given back loses it. At the start the disks of those who are
-there hold version 0, which is the base model.
+Theory of operation. A node comes and goes by itself: it is present for `mean_session_h` on average, then away as long
+as its class's `duty` implies, both exponential. It vanishes without notice in `mean_session_h / mtbf_h` of all cases;
+otherwise it says goodbye and hands its samples back. A volunteer that is present fetches weights and stays warm: it
+waits for work, free of charge. A rented class is on offer while it is "there", and starts when the learner wants it. A
+node's disk survives its absences, but a machine that is given back loses it. At the start, the disks of present nodes
+hold version 0, which is the base model.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from swarm.capacity.plan.scenario import FleetClass, Scenario, class_workers
 from swarm.simulate.sampler import Sampler
 
 HOUR_S = 3600.0
-MIN_ABSENCE_S = 600.0  # Mean absence at least: a host comes back or another takes its place
+MIN_ABSENCE_S = 600.0  # Smallest mean absence: a host comes back, or another takes its place
 
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """One machine. `sampler` is its engine while that has weights, `wanted`: the learner gives it work, `known`: the
-    learner believes it to be there, `disk`: the newest version on its disk, `busy`: a transfer of its own is under way.
-    `life` rises with each change of presence, so that what was scheduled for a former one is told apart."""
+    """One machine. `sampler` is its engine while that has weights. `wanted`: the learner gives it work. `known`: the
+    learner believes it is present. `disk`: the newest version on its disk. `busy`: a transfer to it is under way.
+    `life` rises with each change of presence, which marks events scheduled for an earlier one as outdated."""
 
     worker: Worker
     kind: FleetClass
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def paid(self) -> bool:
-        """Whether its time costs its price now."""
+        """Whether its time is being paid."""
         return self.there and (self.wanted and self.ready if self.kind.volunteer else self.running)
 
     def session_s(self, random: Random) -> float:
@@ -62,12 +62,12 @@ class Node:
         return random.expovariate(1 / max(MIN_ABSENCE_S, mean_s))
 
     def vanishes(self, random: Random) -> bool:
-        """Whether it goes without a word."""
+        """Draw whether it leaves without notice."""
         return random.random() < self.kind.mean_session_h / self.kind.mtbf_h
 
 
 def nodes_of(scenario: Scenario, random: Random) -> dict[str, Node]:
-    """All nodes by name; each is there with its class's duty."""
+    """Return all nodes by name; each is present with the probability of its class's duty."""
     nodes: dict[str, Node] = {}
     for kind in scenario.fleet:
         for worker in class_workers(scenario, kind, kind.count, random=random):
@@ -77,7 +77,7 @@ def nodes_of(scenario: Scenario, random: Random) -> dict[str, Node]:
 
 
 class Costs:
-    """The cost book of a run, in which all nodes have accounts. Uploads of rollouts are metered traffic too."""
+    """The cost book of a run, with an account for every node. Uploads of rollouts are metered traffic too."""
 
     def __init__(self, scenario: Scenario, nodes: Iterable[Node]) -> None:
         self._upload_bytes = scenario.rollout.upload_bytes_per_token
@@ -93,27 +93,27 @@ class Costs:
             self._book.joined(one.name, one.device_class, *prices, now=0.0)
 
     def pay(self, node: Node, *, now: float) -> None:
-        """Whether the node's time is paid may have changed."""
+        """Update whether the node is paid."""
         if node.paid:
             self._book.activated(node.name, now=now)
         else:
             self._book.stood_by(node.name, now=now)
 
     def moved(self, node: Node | None, down: float, up: float) -> None:
-        """Bytes that a node, or the learner (None), received and sent."""
+        """Count bytes that a node, or the learner (None), received and sent."""
         if node is None:
             self._book.learner_sent(up)
         else:
             self._book.traffic(node.name, down_bytes=down, up_bytes=up)
 
     def generated(self, node: Node, tokens: Sequence[float]) -> None:
-        """Rollouts of these lengths were handed in."""
+        """Count handed-in rollouts of these lengths."""
         total = round(sum(tokens))
         self._book.accepted(node.name, rollouts=len(tokens), tokens=total)
         self._book.traffic(node.name, down_bytes=0.0, up_bytes=total * self._upload_bytes)
 
     def stepped(self, *, now: float) -> float:
-        """What was spent since the last step."""
+        """Count a step, and return what was spent since the previous one."""
         self._book.stepped()
         before, self._stepped = self._stepped, self._book.figures(now).total
         return self._stepped - before

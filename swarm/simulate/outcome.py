@@ -1,4 +1,4 @@
-"""What a simulation of a whole swarm is asked for, and what it answers."""
+"""The settings of a whole-swarm simulation, and its results."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from swarm.simulate.downloads import Traffic
 from swarm.simulate.learner import CapacityFigures, Tally
 
 HOUR_S = 3600.0
-LEARNER = "learner"  # The class under which the learner's own costs are
+LEARNER = "learner"  # The class of the learner's own costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is simulated of a scenario. `deltas`: patches are sent, else whole versions; `scheme`: the way that they
-    take, None for the planner's choice."""
+    """What to simulate of a scenario. With `deltas` patches are sent, else whole versions. `scheme` is how they travel;
+    with None the planner chooses."""
 
     hours: float
     max_staleness: int
@@ -27,7 +27,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happened:
-    """What befell the fleet since the start. `joins` are transfers of a first or a missed version."""
+    """What happened to the fleet since the start. `joins` are transfers of a first or a missed version."""
 
     joins: int
     left: int
@@ -40,8 +40,8 @@ class Happened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmFigures:
-    """Measured after the warm-up, `happened` since the start. `broadcast_s` is the mean time of a version to the last
-    active sampler, `active` and `there` are means over time."""
+    """Measured after the warm-up, `happened` since the start. `broadcast_s` is the mean time until a version reaches
+    its last active sampler; `active` and `there` are means over time."""
 
     hours: float
     capacity: CapacityFigures
@@ -61,7 +61,7 @@ class SwarmFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """All that adds up, as it is at one moment. `moments`: those of the timeline until then."""
+    """All sums at one moment. `moments` counts the timeline's moments until then."""
 
     tally: Tally
     costs: CostFigures
@@ -79,7 +79,7 @@ def figures_of(
     broadcast_s: float,
     happened: Happened,
 ) -> SwarmFigures:
-    """What was measured between two moments."""
+    """Return what was measured between two moments."""
     was, now = before.costs, after.costs
     cost_was, cost_now = _cost_by_class(was), _cost_by_class(now)
     hours = (after.tally.at - before.tally.at) / HOUR_S

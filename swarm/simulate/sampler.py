@@ -1,8 +1,8 @@
-"""A sampler in a simulation of capacity: an engine with places, and the questions that keep them filled.
+"""A sampler in a capacity simulation: an engine with places, and the requests that keep them filled.
 
-A continuous engine (vLLM) fills each place by itself and asks whenever some are free. A lockstep engine (transformers)
-fills all places together, waits for the longest, and asks for one batch ahead, as sampler/session.py does. A sample is
-drawn by the version that was installed when it began. Times in seconds, lengths in tokens.
+A continuous engine (vLLM) fills each place on its own and asks whenever some are free. A lockstep engine (transformers)
+fills all places together, waits for the longest sample, and asks one batch ahead, as sampler/session.py does. A sample
+is drawn by the version that was installed when it started. Times are in seconds, lengths in tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Finished = Callable[[], None]
 
 
 def token_s(worker: Worker, lengths: Lengths) -> float:
-    """Seconds that one place takes for one token, such that the fleet's stated rate comes out at full load."""
+    """Return the seconds per token of one place that give the fleet's stated rate at full load."""
     if worker.lockstep:
         return worker.place_s / mean_longest(lengths.tokens, worker.samples_at_once)
     return worker.place_s / lengths.mean
 
 
 class Occupancy:
-    """Places of active samplers and how many are in use, over time."""
+    """The number of active samplers' places, and of those in use, over time."""
 
     def __init__(self) -> None:
         self.places = 0
@@ -36,7 +36,7 @@ class Occupancy:
         self._since = 0.0
 
     def change(self, *, now: float, places: int = 0, used: int = 0) -> None:
-        """So many more from now on."""
+        """Change the numbers of places by these amounts from now on."""
         self.place_s += self.places * (now - self._since)
         self.used_s += self.used * (now - self._since)
         self._since = now
@@ -44,14 +44,14 @@ class Occupancy:
         self.used += used
 
     def sums(self, *, now: float) -> tuple[float, float]:
-        """Seconds of places so far, and of those in use."""
+        """Return the place-seconds so far, and those in use."""
         self.change(now=now)
         return self.place_s, self.used_s
 
 
 class Sampler:
-    """One life of one sampler. `over` is called after each answer that was handed in, `tokens` are their lengths, for
-    whoever wants to know and empties it."""
+    """One life of one sampler. `over` is called after each answer that is handed in. `tokens` collects the lengths of
+    answers; its reader empties it."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Sampler:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in its hands."""
+        """Whether it has no samples."""
         return not self._running and not self._queued
 
     def activate(self) -> None:
-        """Ask for work from now on, with what is installed."""
+        """Ask for work from now on, with the installed version."""
         assert self.alive
         if not self.active:
             self.active = True
@@ -97,7 +97,7 @@ class Sampler:
             self._ask()
 
     def stand_by(self) -> None:
-        """Ask no more; what runs is finished and handed in, what waits behind it is handed back."""
+        """Stop asking. Running samples finish and are handed in; queued ones are handed back."""
         if self.active:
             self.active = False
             self._occupancy.change(now=self._world.now, places=-self.worker.samples_at_once)
@@ -107,7 +107,7 @@ class Sampler:
             self._queued = []
 
     def vanish(self) -> None:
-        """Be gone without a word."""
+        """Disappear without notice."""
         active = self.active
         self._withdraw()
         self.alive = self.active = False
@@ -116,7 +116,7 @@ class Sampler:
         )
 
     def install(self, version: int) -> None:
-        """Begin with `version` from now on. Runs go on with theirs."""
+        """Start samples with `version` from now on; running ones keep theirs."""
         if self.installed is None or version > self.installed:
             self.installed = version
             if self._question is not None:
@@ -182,7 +182,7 @@ class Sampler:
             return
         self._use(-len(jobs))
         if self.worker.lockstep:
-            self._withdraw()  # It was asked ahead; now the engine is free.
+            self._withdraw()  # The question was asked ahead; now the engine is free.
         for job in jobs:
             self._desk.submit(self.node, job, version=version, failed=failed, now=self._world.now)
             if not failed:

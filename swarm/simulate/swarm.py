@@ -1,19 +1,19 @@
 """The whole swarm on a virtual clock: what `echo-node simulate` runs.
 
-Real are the rollout plane, the relay forest's planner, the estimator, the activation and the cost book. Simulated are
-time, engines (sampler.py), transfers as a fluid (weights.py), the lives of nodes (fleet.py), and gossip as sampled
-delays. The rules of the house:
-- A volunteer that is there fetches weights, stays warm, and is paid while it is active. A rented machine is started
-  when it is activated, paid from then on, and given back once it is on standby and has handed in what it had begun.
-- What the learner knows is late: a sampler that vanishes is noticed after three missed beats, a node without an engine
-  by gossip. Activation is asked once a publication period, and in between where it says that news call for it.
+The rollout plane, the relay forest's planner, the estimator, the activation and the cost book are the real ones. Time,
+engines (sampler.py), transfers (downloads.py, as a fluid), the lives of nodes (machines.py) and gossip (sampled delays)
+are simulated. The rules:
+- A volunteer that is present fetches weights, stays warm, and is paid while active. A rented machine starts when it is
+  activated, is paid from then on, and is given back once it is on standby and has handed in what it had begun.
+- The learner's knowledge is late: it notices a vanished sampler after three missed beats, and a node without an engine
+  through gossip. Activation is asked once a publication period, and in between when it says that news requires it.
 - FAILED_SHARE of all generations fail; their samples are leased again.
-All that happens depends on the scenario, the settings and the seed.
+A run depends only on the scenario, the settings and the seed.
 
-The delays of gossip were compared with the packet-level simulator with 20 and 100 nodes, half of them public, 5 % loss,
-2 s rounds: newcomers that others can dial were known after 1.2 s at best, 1.2 and 1.2 s (median), 13 and 6.5 s (slowest
-of ten); deaths after 38.5 to 41.2 s and 38.6 to 41.4 s. tests/simulation/test_capacity_news.py repeats it. A head was
-everywhere within 0.9 s: small beside any transfer, and left out.
+The gossip delays were compared with the packet-level simulator with 20 and 100 nodes, half of them public, 5 % loss, 2
+s rounds. Newcomers that others can dial were known after 1.2 s at best, 1.2 and 1.2 s (median), 13 and 6.5 s (slowest
+of ten); deaths after 38.5 to 41.2 s and 38.6 to 41.4 s. tests/simulation/test_capacity_news.py repeats it. A head
+reached everybody within 0.9 s; that is small beside any transfer and left out.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from swarm.types import NodeId, Rollout
 
 RULES = GossipRules()
 GREETING_S = 1.2  # From a start to a record that others pass on: a hello, its answer, and the dial back
-MISSED_SHARE = 0.15  # Newcomers whose record was not pushed all the way at once; rounds bring it
-MISSED_ROUNDS = 6  # Most rounds that took
-DEATH_SPREAD_S = 1.6  # The last beat that was heard is up to a round old, and the watch of it as late
+MISSED_SHARE = 0.15  # Newcomers whose record the first push did not spread everywhere; later rounds do
+MISSED_ROUNDS = 6  # Most rounds that this took
+DEATH_SPREAD_S = 1.6  # The last beat is up to a round old, and the watch notices its absence up to a round late
 
 
 def newcomer_s(random: Random) -> float:
-    """Seconds from the start of a node until the learner knows of it."""
+    """Draw the seconds from a node's start until the learner knows it."""
     if random.random() < MISSED_SHARE:
         return GREETING_S + random.random() * MISSED_ROUNDS * RULES.round_s
     return GREETING_S + 0.5 * random.random()
 
 
 def death_s(random: Random) -> float:
-    """Seconds from the end of a node that nobody else watches until the learner takes it for dead."""
+    """Draw the seconds from a node's end, watched by nobody else, until the learner declares it dead."""
     return RULES.dead_rounds * RULES.round_s + random.uniform(-DEATH_SPREAD_S, DEATH_SPREAD_S)
 
 
 class Choice:
-    """Who is active. A node says its rate and its links when it joins; a machine that could be rented is known by what
-    the market says of it. Figures of the scenario stand in for what is not observed yet."""
+    """Who is active. A node reports its rate and links when it joins; a rentable machine is known by its market data.
+    Figures of the scenario stand in until they are observed."""
 
     def __init__(self, scenario: Scenario, settings: Settings, rules: Rules) -> None:
         self._scenario = scenario
@@ -82,7 +82,7 @@ class Choice:
         self._sustained = sustained(self.disseminate_by(self._version_bytes), period_s=period_s)
 
     def joined(self, worker: Worker, *, now: float) -> None:
-        """The learner knows of a node, or of an offer."""
+        """The learner has learned of a node or of an offer."""
         estimator, name = self._estimator, worker.name
         prices = (worker.cost_per_hour, worker.down_cost_per_gb, worker.up_cost_per_gb)
         estimator.joined(name, worker.device_class, *prices, now=now)
@@ -101,19 +101,19 @@ class Choice:
         self._estimator.generated(name, [max(1, round(count)) for count in tokens], now=now)
 
     def stepped(self, train_step_s: float, waited_s: float, *, now: float) -> None:
-        """A batch was taken after `waited_s`."""
+        """The learner took a batch after waiting for `waited_s`."""
         self._estimator.trained(train_step_s)
         self._estimator.idle(waited_s / (waited_s + train_step_s))
 
     @property
     def calls_for_decision(self) -> bool:
-        """Whether what happened since the last decision calls for another one soon."""
+        """Whether news since the last decision requires another one soon."""
         return self._activation.calls_for_decision(gone=self._gone, came=self._came)
 
     def decide(self, *, now: float) -> tuple[list[str], list[str]]:
-        """Who is to be active from now on, and who on standby, of those for whom that changes."""
+        """Return the nodes to activate and the nodes to put on standby."""
         if self._everybody and not self._changed:
-            return [], []  # It asks the model all the same, which takes long.
+            return [], []  # The activation would ask the model even so, which takes long.
         self._changed = False
         self._gone, self._came = set(), 0
         settings, learner = self._settings, self._scenario.learner
@@ -154,23 +154,23 @@ class Choice:
 
 
 FAILED_SHARE = 0.001
-"""Generations that fail: an engine out of memory, a box that is restarted by its owner. Nobody publishes the figure;
-one in a thousand is visible and decides nothing."""
+"""Share of generations that fail, such as an engine out of memory or a box restarted by its owner. Nobody publishes the
+figure; one in a thousand is visible and decides nothing."""
 
-NOTICE_S = MISSED_BEATS * BEAT_S + 0.01  # Until the watch of silence has noticed a sampler that vanished
+NOTICE_S = MISSED_BEATS * BEAT_S + 0.01  # Until the learner notices that a vanished sampler is silent
 
 WARMUP_SHARE, WARMUP_STEPS = 0.25, 10
-"""Before figures count: ten steps, or a quarter of the time if that is less. Engines start, places are empty."""
+"""Before figures count: ten steps, or a quarter of the time if that is less. Engines start and places are empty."""
 
 
 def warmup_steps(*, max_staleness: int, publish_every_steps: int) -> int:
-    """As many as the model leaves out, 2 (S + 1 + kappa): until then the first version is fresh enough, and a fleet
-    that is too slow lives on what it made before it was asked for."""
+    """Return at least as many steps as the model leaves out, 2 (S + 1 + kappa). Until then the first version is fresh
+    enough, and a fleet that is too slow lives on rollouts that it made in advance."""
     return max(WARMUP_STEPS, 2 * (max_staleness + 1 + publish_every_steps))
 
 
 class CapacitySimulation:
-    """One run. `tell` gets a line for each event of interest, `progress` the share of the time that is over."""
+    """One run. `tell` gets a line for each event of interest, `progress` the share of the time that has passed."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class CapacitySimulation:
         self._decided_at = 0.0
 
     def run(self) -> SwarmFigures:
-        """From an empty swarm to the end."""
+        """Run from an empty swarm to the end."""
         self.learner.begin()
         for node in self.nodes.values():
             if node.there:
@@ -256,11 +256,11 @@ class CapacitySimulation:
     # -- nodes come and go -----------------------------------------------------------------------------------
 
     def _come(self, node: Node) -> None:
-        """A node is back, or there for the first time."""
+        """Let a node come back, or come for the first time."""
         if node.there:
             return
         if node.known:
-            # It says so itself before its silence is noticed.
+            # The node announces itself before its silence is noticed.
             self.desk.leave(NodeId(node.name))
             self._forgotten(node, vanished=True)
         self._arrive(node, known_s=newcomer_s(self._fates) if node.kind.volunteer else 0.0)
@@ -299,7 +299,7 @@ class CapacitySimulation:
             self._leave(node)
 
     def _leave(self, node: Node) -> None:
-        """With a word: whatever it holds is for others at once."""
+        """Leave with notice: the node's leases are free for others at once."""
         self._happened["left"] += node.running
         self._say(f"{node.name} leaves", node.running)
         self._end_life(node)
@@ -349,7 +349,7 @@ class CapacitySimulation:
     # -- weights ---------------------------------------------------------------------------------------------
 
     def _installed(self, node: Node, version: int) -> None:
-        """A node has a version and its engine is up."""
+        """A node holds a version and its engine is running."""
         if node.sampler is None:
             node.sampler = Sampler(
                 node.worker,
@@ -414,7 +414,7 @@ class CapacitySimulation:
         self.learner.look()
 
     def _give_back(self, node: Node) -> None:
-        """A rented machine that has nothing left to do; its disk is lost."""
+        """Return a rented machine that has nothing left to do; its disk is lost."""
         if node.kind.volunteer or not node.running or (node.sampler is not None and not node.sampler.idle):
             return
         self.desk.plane.leave(NodeId(node.name))

@@ -1,15 +1,15 @@
-"""What a simulated swarm looked like over time: for a picture, and for whoever wants the numbers behind it."""
+"""A simulated swarm over time: the numbers for a picture, and for other readers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-POINTS = 600  # Moments of a run at which the swarm is looked at: more would not be seen in a picture
+POINTS = 600  # Moments of a run at which the swarm is sampled: a picture would not show more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTaken:
-    """One batch: when it was taken, how long it was waited for, how old it was, and what the step before it cost."""
+    """One batch: when it was taken, how long it was waited for, how old it was, and what the previous step cost."""
 
     at_s: float
     waited_s: float
@@ -20,7 +20,7 @@ class StepTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The swarm at one moment. `used_share` is of the places of active samplers, since the moment before."""
+    """The swarm at one moment. `used_share` is of the active samplers' places, since the previous moment."""
 
     at_s: float
     there: int
@@ -32,7 +32,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A version on its way, until its last active sampler had it."""
+    """The time from a version's departure until its last active sampler had it."""
 
     from_s: float
     to_s: float
@@ -40,7 +40,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that a reader of the picture will ask about."""
+    """An event that a reader of the picture will ask about."""
 
     at_s: float
     text: str
@@ -48,7 +48,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Timeline:
-    """All of it, in order of time. `waiting_since_s`: the learner waits at the end, since then."""
+    """Everything in order of time. `waiting_since_s` is set if the learner is waiting at the end."""
 
     steps: list[StepTaken] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)

@@ -1,9 +1,9 @@
-"""Virtual time: a heap of events, one source of randomness, and a digest over all that happened.
+"""Virtual time: a heap of events, one source of randomness, and a digest of everything that happened.
 
-Theory of operation. An event is (time, sequence number, label, callback); the sequence number makes the order of
-simultaneous events the order in which they were scheduled, so that a run depends on its seed alone. Each event
-writes its time and label to the trace before it runs, `note` adds what came of it, and the trace is folded into a
-running BLAKE3: two runs are the same run if their digests are the same.
+Theory of operation. An event is (time, sequence number, label, callback). The sequence number runs simultaneous events
+in the order in which they were scheduled, so that a run depends only on its seed. Each event writes its time and label
+to the trace before it runs, and `note` adds its results. The trace is folded into a running BLAKE3: two runs are the
+same if their digests are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Callback = Callable[[], None]
 
 
 class World:
-    """The clock and the events to come. `watch`, if set, is called after every event; `tell` gets trace lines."""
+    """The clock and the coming events. `watch`, if set, is called after every event; `tell` gets trace lines."""
 
     def __init__(self, random: Random, *, tell: Callable[[str], None] | None = None) -> None:
         self.random = random
@@ -31,7 +31,7 @@ class World:
         self._digest = blake3()
 
     def schedule(self, delay_s: float, label: str, callback: Callback) -> None:
-        """Have `callback` run `delay_s` from now."""
+        """Run `callback` `delay_s` from now."""
         assert delay_s >= 0
         self._sequence += 1
         heapq.heappush(self._heap, (self.now + delay_s, self._sequence, label, callback))
@@ -44,7 +44,7 @@ class World:
             self._tell(line)
 
     def run_until(self, over: Callable[[], bool]) -> None:
-        """Run events until `over` or until none is left."""
+        """Run events until `over` returns true or none is left."""
         while self._heap and not over():
             self.now, _, label, callback = heapq.heappop(self._heap)
             self.events += 1
@@ -54,5 +54,5 @@ class World:
                 self.watch()
 
     def trace_digest(self) -> str:
-        """BLAKE3 of the trace so far, in hexadecimal."""
+        """Return the BLAKE3 of the trace so far, in hexadecimal."""
         return self._digest.hexdigest()

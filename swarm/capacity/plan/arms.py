@@ -1,9 +1,8 @@
-"""One way to run a scenario: how versions travel, which settings, who is active; and what that costs.
+"""One way to run a scenario: how versions travel, which settings, which samplers are active, and what it costs.
 
-The bound S and the period kappa are chosen in two stages, because a choice of samplers takes seconds: of each pair it
-is predicted what the cheapest samplers would do, about as many as will be active, and so what a step would cost; the
-best are then planned in earnest. Of those that cost about the same the smallest bound wins: fresher rollouts learn
-better.
+The bound S and the period kappa are chosen in two stages, because a choice of samplers takes seconds. First each pair
+is ranked by the predicted cost of a step with the cheapest samplers, about as many as will be active. Then the best
+pairs are planned fully. Among those of about the same cost the smallest bound wins: fresher rollouts learn better.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ Payload = Literal["full", "delta"]
 Activate = Literal["all", "cheapest"]
 
 Broadcasts = Callable[[Scheme, float], Disseminate]
-"""How versions of so many bytes reach samplers, by the swarm's own plan or from the learner alone."""
+"""Returns how versions of this size reach samplers, by the swarm's own plan or from the learner alone."""
 
 TYPICAL = 1.5
-"""Times R / T that the cheapest samplers have on whom settings are ranked: about what is chosen in the end."""
+"""Rate of the cheapest samplers, in R / T, with which settings are ranked: about what is chosen in the end."""
 
 LONGEST_PERIOD = 16
-"""Steps between versions that are looked at: rarer ones save little more traffic, and each pair takes 50 ms."""
+"""Longest period between versions, in steps: rarer ones save little more traffic, and each pair takes 50 ms to try."""
 
 CLOSE = 1.05
-"""Times the least estimate at which the search ends: estimates leave out churn, and that samplers are whole."""
+"""The search ends within this factor of the least estimate: estimates ignore churn and that samplers are whole."""
 
-MAX_PLANNED = 3  # Settings of one arm that are planned in earnest: each takes up to some seconds
-AS_CHEAP = 1.01  # Times the least cost per step that counts as the same: prices are not known better
+MAX_PLANNED = 3  # Settings of one arm that are planned fully: each takes up to some seconds
+AS_CHEAP = 1.01  # Costs per step within this factor count as equal: prices are not known better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """What was chosen, and its figures. Prices per hour: `rent` of samplers and their starts, `traffic` of samplers and
-    learner, `learner`; `cost_per_hour` is their sum. `feasible`: idle within the target."""
+    """The choice and its figures. Prices per hour: `rent` of samplers and their starts, `traffic` of samplers and
+    learner, and `learner`; `cost_per_hour` is their sum. `feasible`: idle within the target."""
 
     scheme: Scheme
     payload: Payload
@@ -86,7 +85,7 @@ class Arm:
 
 
 class ArmPlanner:
-    """ArmPlanner of one scenario over the same workers."""
+    """Plans arms of one scenario over the same workers."""
 
     def __init__(
         self, scenario: Scenario, workers: Sequence[Worker], broadcasts: Broadcasts, *, idle_target: float
@@ -97,7 +96,7 @@ class ArmPlanner:
         self.broadcasts = broadcasts
 
     def cheapest(self, scheme: Scheme, payload: Payload) -> Arm:
-        """With the settings and the active set of least cost per step."""
+        """Return the arm whose settings and active set have the least cost per step."""
         ranked = self._ranked(scheme, payload)
         least_estimate = min(estimate for estimate, _ in ranked)
         arms: list[Arm] = []
@@ -110,7 +109,7 @@ class ArmPlanner:
         return min(near, key=lambda arm: (arm.max_staleness, arm.cost_per_step))
 
     def arm(self, scheme: Scheme, payload: Payload, setting: Setting, activate: Activate) -> Arm:
-        """With these settings."""
+        """Choose the active set for these settings."""
         disseminate = self.disseminate(scheme, payload, setting)
         selection = select(self.demand(setting), self.workers, disseminate, self.rules(activate))
         chosen = [worker for worker in self.workers if worker.name in set(selection.active)]
@@ -119,7 +118,7 @@ class ArmPlanner:
     def arm_of(
         self, scheme: Scheme, payload: Payload, setting: Setting, activate: Activate, chosen: Sequence[Worker]
     ) -> Arm:
-        """Of this set."""
+        """Return the arm with exactly these workers."""
         plan = self.disseminate(scheme, payload, setting)(chosen)
         prediction = predict(self.demand(setting), chosen, plan.install_s)
         versions_per_hour = HOUR_S / (setting.publish_every_steps * prediction.step_s)
@@ -179,8 +178,8 @@ class ArmPlanner:
     # -- settings ---------------------------------------------------------------------------------------------
 
     def _ranked(self, scheme: Scheme, payload: Payload) -> list[tuple[float, Setting]]:
-        """The best of each bound, and about what it costs: the cheapest first, of those that cost about the same the
-        one of the smallest bound."""
+        """Return the best setting of each bound with its estimated cost. The cheapest come first; among about equal
+        costs, the smallest bound."""
         cheapest = self._cheapest_workers()
         best: dict[int, tuple[float, Setting]] = {}
         for setting in settings_of(self.scenario):
@@ -191,7 +190,7 @@ class ArmPlanner:
         return sorted(best.values(), key=lambda one: (max(one[0], AS_CHEAP * least), one[1].max_staleness))
 
     def _estimate(self, typical: Arm) -> float:
-        """About the cost of a step: where the cheapest samplers are more than enough, of a part of them."""
+        """Estimate the cost of a step, with only a part of the cheapest samplers if they are more than enough."""
         if not typical.feasible:
             return typical.cost_per_step
         learner = self.scenario.learner
@@ -201,7 +200,7 @@ class ArmPlanner:
         return price * typical.step_s / HOUR_S
 
     def _cheapest_workers(self) -> list[Worker]:
-        """The cheapest per rollout, about as many as will be active."""
+        """Return the cheapest samplers per rollout, about as many as will be active."""
         needed = TYPICAL * self.scenario.learner.rollouts_per_step / self.scenario.learner.train_step_s
         chosen: list[Worker] = []
         for worker in sorted(self.workers, key=lambda one: one.cost_per_hour / one.rollouts_per_s):
@@ -212,8 +211,8 @@ class ArmPlanner:
 
 
 def settings_of(scenario: Scenario) -> list[Setting]:
-    """Pairs of S and kappa to choose from: every kappa up to S + 1 and to LONGEST_PERIOD, or S - 1 alone by the rule of
-    the paper."""
+    """Return the pairs of S and kappa to choose from: every kappa up to S + 1 and LONGEST_PERIOD, or only S - 1 under
+    the paper's rule."""
     rule = scenario.staleness.kappa_rule
     return [
         Setting(max_staleness=bound, publish_every_steps=period)

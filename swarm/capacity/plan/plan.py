@@ -17,7 +17,8 @@ from swarm.capacity.prices import HOUR_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """One of them: `gpus` beside the learner or all there are, prices per hour and per learner step."""
+    """A way to train without a swarm. `gpus` counts those beside the learner (async_dc) or all of them (colocated);
+    prices are per hour and per learner step."""
 
     name: str
     gpus: int
@@ -27,7 +28,7 @@ class Reference:
 
 
 def references_of(scenario: Scenario) -> tuple[Reference, ...]:
-    """Those that the file describes."""
+    """Return the references that the scenario file describes."""
     found = []
     if (colocated := scenario.baseline.colocated) is not None:
         step_s = colocated.gen_s + colocated.switch_s + colocated.train_s
@@ -52,19 +53,19 @@ def _reference(name: str, gpus: int, step_s: float, price_per_hour: float) -> Re
 
 
 def saving(cost_per_step: float, reference: Reference) -> float:
-    """Share of the reference's cost per step that is saved; negative where it is cheaper."""
+    """Return the share of the reference's cost per step that is saved; negative if the reference is cheaper."""
     return 1 - cost_per_step / reference.cost_per_step
 
 
-MAX_MORE = 64  # Samplers of one class that are tried as an addition: who lacks more needs another plan, not advice
-MAX_STEPS = 16  # By which S is raised at most
-WORTH_SAYING = 0.01  # Least change of the idle share, or least relative saving, that is told
-MAX_ADVICE = 3  # Changes that are told: who reads more follows none
+MAX_MORE = 64  # Samplers of one class that are tried as an addition: a larger gap needs another plan, not advice
+MAX_STEPS = 16  # Largest increase of S that is tried
+WORTH_SAYING = 0.01  # Smallest change of the idle share, or smallest relative saving, that is reported
+MAX_ADVICE = 3  # Changes that are reported: nobody follows more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A change and what it does: idle share and cost per step afterwards."""
+    """A change, and the idle share and cost per step that it leads to."""
 
     change: str
     idle_share: float
@@ -72,8 +73,8 @@ class Advice:
 
 
 def advice_for(planner: ArmPlanner, arm: Arm) -> tuple[Advice, ...]:
-    """The best first; none where no small change is worth while. While the learner waits: what ends that, the cheapest
-    first. Else: what makes a step cheaper."""
+    """Return the best changes first, or none if no small change is worthwhile. If the learner waits, these are changes
+    that end that, the cheapest first; otherwise changes that make a step cheaper."""
     if arm.feasible:
         found = [one for one in _cheaper(planner, arm) if one.cost_per_step < (1 - WORTH_SAYING) * arm.cost_per_step]
         return tuple(sorted(found, key=lambda one: one.cost_per_step)[:MAX_ADVICE])
@@ -97,7 +98,7 @@ def _more_samplers(planner: ArmPlanner, arm: Arm) -> list[Advice]:
 
 
 def _enough(larger: Callable[[int], Arm], most: int, idle_target: float) -> tuple[int, Arm]:
-    """The least change that brings the idle share under the target, or about as low as the largest does."""
+    """Return the least change that brings the idle share under the target, or about as low as the largest does."""
     goal = max(idle_target, larger(most).idle_share + WORTH_SAYING)
     number = 1 + bisect_left(range(1, most), True, key=lambda count: larger(count).idle_share <= goal)
     return number, larger(number)
@@ -115,7 +116,7 @@ def _larger_bounds(planner: ArmPlanner, arm: Arm) -> list[Advice]:
 
 
 def _faster_broadcast(planner: ArmPlanner, arm: Arm) -> list[Advice]:
-    """Versions in half the time; it costs what it costs now."""
+    """Try versions in half the time, at no extra cost per hour."""
     chosen = _workers(planner, arm)
     install_s = planner.disseminate(arm.scheme, arm.payload, arm.setting)(chosen).install_s
     prediction = predict(planner.demand(arm.setting), chosen, [seconds / 2 for seconds in install_s])
@@ -125,7 +126,7 @@ def _faster_broadcast(planner: ArmPlanner, arm: Arm) -> list[Advice]:
 
 
 def _cheaper(planner: ArmPlanner, arm: Arm) -> list[Advice]:
-    """A quarter more of a class that is used up: dearer ones would wait."""
+    """Try a quarter more of each class that is used up; more of any other class would only wait."""
     found = []
     for one in planner.scenario.fleet:
         if arm.by_class.get(one.name, 0) < one.online:
@@ -153,17 +154,18 @@ def _advice(change: str, arm: Arm) -> Advice:
     return Advice(change=change, idle_share=arm.idle_share, cost_per_step=arm.cost_per_step)
 
 
-Progress = Callable[[str, float], None]  # Told what is being worked out, and which share of all is done
-STAGES = len(get_args(Payload)) * len(get_args(Scheme)) + 1  # ArmPlanner, and the advice: about as long each
+Progress = Callable[[str, float], None]  # Receives what is being computed, and the share of everything that is done
+STAGES = len(get_args(Payload)) * len(get_args(Scheme)) + 1
+"""The arms of each payload and scheme, and the advice: about equally long"""
 
 
 class NoFeasibleSet(ValueError):
-    """Not one sampler could deliver in time, whatever the settings: the message is the inequality that fails."""
+    """No sampler could deliver in time at any setting; the message is the inequality that fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassLine:
-    """A class of the fleet: how many are there at a time and how many of them are active; price and rate of each."""
+    """A class of the fleet: how many are present at a time and how many of them are active; price and rate of each."""
 
     name: str
     online: int
@@ -175,7 +177,7 @@ class ClassLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`arms`: every scheme and payload, with all samplers active and with the cheapest set, at the same settings.
-    `chosen` is the cheapest set with relay and deltas, which is how a swarm runs; `advice` is for it."""
+    `chosen` is the cheapest set with relay and deltas, which is how a swarm runs; `advice` refers to it."""
 
     scenario: str
     currency: str
@@ -191,8 +193,8 @@ class Plan:
 def plan_for(
     scenario: Scenario, broadcasts: Broadcasts, *, idle_target: float = NEARLY_BUSY, progress: Progress | None = None
 ) -> Plan:
-    """The plan for the samplers that are there at a time, with the links that their classes have in the mean.
-    NoFeasibleSet where none of them could ever deliver in time."""
+    """Plan for the samplers that are present at a time, with the quantiles of their classes' links. Raise NoFeasibleSet
+    if none of them could ever deliver in time."""
     tell = progress or (lambda what, share: None)
     workers = online_of(scenario, random=None)
     planner = ArmPlanner(scenario, workers, broadcasts, idle_target=idle_target)
@@ -233,7 +235,7 @@ def _class_lines(scenario: Scenario, arm: Arm) -> tuple[ClassLine, ...]:
 
 
 def _check_some_is_in_time(planner: ArmPlanner, workers: list[Worker]) -> None:
-    """With deltas, sent to the sampler of the fastest line alone, at one of the settings."""
+    """Check that deltas sent only to the sampler with the fastest line arrive in time at one of the settings."""
     best = max(workers, key=lambda worker: worker.downlink_bytes_per_s)
     faults: dict[Setting, str] = {}
     for setting in settings_of(planner.scenario):

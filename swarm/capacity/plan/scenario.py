@@ -1,7 +1,7 @@
 """A scenario: a learner, its rollouts, and a fleet that could be rented or admitted, as docs/scenarios.md describes.
 
-Rates of links are in Mbit/s, prices in one currency per hour, traffic prices per GB (1e9 bytes). What a person writes
-is checked here alone: whoever holds a Scenario holds positive rates and prices that are numbers.
+Link rates are in Mbit/s, prices in one currency per hour, traffic prices per GB (1e9 bytes). User input is checked here
+alone: the rates of a Scenario are positive and its prices are numbers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from swarm.capacity.fleet import Demand, Lengths, Worker
 BYTES_PER_MBIT = 1e6 / 8
 
 MAX_NODES = 10_000
-"""Of one class. Planning takes seconds for a thousand; ten times that is beyond any swarm that was reported."""
+"""Nodes of one class. Planning takes seconds for a thousand; ten times that exceeds any swarm on record."""
 
 MAX_CLASSES = 64
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""Multiples of it, modulo 1, are spread evenly and in no order that another quantity has."""
+"""Multiples of it, modulo 1, are spread evenly, in an order that is unrelated to any other quantity."""
 
 Positive = Annotated[float, Field(strict=True, gt=0, le=1e15)]
 Price = Annotated[float, Field(strict=True, ge=0, le=1e6)]
@@ -61,7 +61,7 @@ class Model(Table):
 
 
 class Delta(Table):
-    """[delta]: bytes of the patch over `k` learner steps are bytes_bf16 * f1 * k ** exp, never more than all."""
+    """[delta]: a patch over `k` learner steps has bytes_bf16 * f1 * k ** exp bytes, at most the full model's."""
 
     f1: PositiveShare
     exp: Share
@@ -112,9 +112,9 @@ class Rollout(Table):
 
 
 class Staleness(Table):
-    """[staleness]. `S`: the bounds to choose from. `kappa_rule`: publish as rarely as is cheapest where even a late
-    rollout is fresh enough ("safe"), or every S - 1 steps as ECHO-2 does ("paper"). `safety_margin`: rate to have over
-    the rate needed, for churn and groups that are replaced."""
+    """[staleness]. `S`: the bounds to choose from. `kappa_rule`: publish as rarely as is cheapest while even a late
+    rollout is fresh enough ("safe"), or every S - 1 steps like ECHO-2 ("paper"). `safety_margin`: available over needed
+    rate, to cover churn and replaced groups."""
 
     S: Annotated[tuple[Annotated[int, Field(strict=True, ge=0, le=1024)], ...], Field(min_length=1, max_length=8)]
     kappa_rule: Literal["safe", "paper"] = "safe"
@@ -122,9 +122,9 @@ class Staleness(Table):
 
 
 class FleetClass(Table):
-    """[[fleet]]: nodes of one kind. `duty`: the share of a day that one is there; it stays for `mean_session_h` at a
-    time and vanishes without a word every `mtbf_h`. `reachable`: the share that others can dial. A `volunteer` is paid
-    for work alone and waits for nothing, what is rented is paid from its start to its end."""
+    """[[fleet]]: nodes of one kind. `duty`: the share of a day that a node is present; it stays for `mean_session_h` at
+    a time and vanishes without notice every `mtbf_h`. `reachable`: the share that others can dial. A `volunteer` is
+    paid only for work and stays ready; a rented machine is paid from its start to its end."""
 
     name: Name
     gpu: Text = ""
@@ -147,7 +147,7 @@ class FleetClass(Table):
 
     @property
     def online(self) -> int:
-        """How many are there at a time."""
+        """How many are present at a time."""
         return max(1, round(self.count * self.duty))
 
 
@@ -178,7 +178,7 @@ class Baseline(Table):
 
 
 class Departure(Table):
-    """[[simulation.departures]]: all nodes of `fleet` vanish at `at_h` within `within_s`, and come back by and by."""
+    """[[simulation.departures]]: all nodes of `fleet` vanish at `at_h` within `within_s`, and come back one by one."""
 
     fleet: Name
     at_h: Annotated[float, Field(strict=True, ge=0, le=1e5)]
@@ -220,19 +220,19 @@ class Scenario(Table):
 
 
 def lengths_of(scenario: Scenario) -> Lengths:
-    """Of completions, in tokens."""
+    """Return the lengths of completions, in tokens."""
     rollout = scenario.rollout
     return Lengths.lognormal(median=rollout.median, sigma=rollout.sigma, cap=rollout.cap)
 
 
 def delta_bytes(scenario: Scenario, steps_apart: int) -> float:
-    """Bytes of the patch between two versions that many learner steps apart."""
+    """Return the bytes of the patch between two versions that are `steps_apart` learner steps apart."""
     delta, full = scenario.delta, scenario.model.bytes_bf16
     return min(full, full * delta.f1 * math.pow(steps_apart, delta.exp))
 
 
 def demand_of(scenario: Scenario, *, max_staleness: int, publish_every_steps: int) -> Demand:
-    """What the learner needs at that bound and that period."""
+    """Return what the learner needs at this bound and period."""
     learner = scenario.learner
     return Demand(
         train_step_s=learner.train_step_s,
@@ -245,13 +245,13 @@ def demand_of(scenario: Scenario, *, max_staleness: int, publish_every_steps: in
 
 
 def online_of(scenario: Scenario, *, random: Random | None) -> list[Worker]:
-    """As many of each class as are there at a time; links drawn by `random`, or the same every time: each class's
-    quantiles."""
+    """Return as many workers of each class as are present at a time. `random` draws their links; without it they are
+    the class's quantiles, the same every time."""
     return [worker for one in scenario.fleet for worker in class_workers(scenario, one, one.online, random=random)]
 
 
 def class_workers(scenario: Scenario, one: FleetClass, count: int, *, random: Random | None) -> list[Worker]:
-    """`count` nodes of a class, named CLASS-0 and so on."""
+    """Return `count` nodes of a class, named CLASS-0 and so on."""
     mean_tokens = lengths_of(scenario).mean
     workers = []
     for number, (down_bytes_per_s, up_bytes_per_s, public) in enumerate(_links(one, count, random)):
@@ -276,7 +276,7 @@ def class_workers(scenario: Scenario, one: FleetClass, count: int, *, random: Ra
 
 
 def _links(one: FleetClass, count: int, random: Random | None) -> list[tuple[float, float, bool]]:
-    """Downlink and uplink in bytes/s and whether it can be dialled, of each node."""
+    """Return each node's downlink and uplink in bytes/s, and whether it can be dialled."""
     if random is not None:
         return [
             (
@@ -294,6 +294,6 @@ def _links(one: FleetClass, count: int, random: Random | None) -> list[tuple[flo
 
 
 def _quantiles(median_mbps: float, sigma: float, count: int) -> list[float]:
-    """Bytes/s: the middles of `count` equally likely slices of a lognormal, ascending."""
+    """Return the middles of `count` equally likely slices of a lognormal, in bytes/s, ascending."""
     normal = NormalDist()
     return [median_mbps * BYTES_PER_MBIT * math.exp(sigma * normal.inv_cdf((i + 0.5) / count)) for i in range(count)]

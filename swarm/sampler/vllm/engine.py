@@ -1,8 +1,8 @@
-"""The engine for real GPUs: vLLM, one request a sample, batched while they run, weights changed beneath them.
+"""The engine for real GPUs: vLLM, one request per sample, batched while they run, with weights changed beneath them.
 
-This process holds vLLM's front; its core and workers are processes of their own, which end with this one. A sample is
-drawn by the lease's rules, never by the model's own defaults, and its log-probs are those of the distribution that it
-was drawn from. A sample that vLLM cannot draw exactly as the lease says is a fault.
+This process holds vLLM's front; its core and workers are separate processes that end with this one. A sample is drawn
+by the lease's rules, never by the model's own defaults, and its log-probs belong to the distribution it was drawn from.
+A sample that vLLM cannot draw exactly as the lease says is a fault.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.swap import UNPROVEN, Swaps, TokenWatch, last, limited
 
 START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
-GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even say so, it is left alone
+GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even confirm that, it is left alone
 TIME_LIMIT = "time limit"
 
 
 class VllmEngine:
-    """An `Engine` over vLLM's AsyncLLM. `extension` names the class that its workers are extended by."""
+    """An `Engine` over vLLM's AsyncLLM. `extension` names the class that extends its workers."""
 
     def __init__(self, extension: str = vllm_versions.EXTENSION) -> None:
         self._extension = extension
@@ -56,8 +56,8 @@ class VllmEngine:
         self._progress: Told = lambda: None
 
     async def start(self, command: Start, progress: Told) -> Started:
-        """Build the model with dummy weights. UserError if the options or this machine's vLLM do not allow it,
-        WrongWeights if the layout is another model's."""
+        """Build the model with dummy weights. Raise UserError if the options or this machine's vLLM do not allow it,
+        and WrongWeights if the layout belongs to another model."""
         vllm_versions.check()
         is_cuda = torch.version.cuda is not None
         _check_device(command.options.device, is_cuda=is_cuda)
@@ -98,7 +98,7 @@ class VllmEngine:
     # -- samples -----------------------------------------------------------------------------------------------
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
-        """Draw the jobs beside all others. Raises vLLM's EngineDeadError if its processes are gone."""
+        """Draw the jobs beside all others. Raise vLLM's EngineDeadError if its processes are gone."""
         assert self._swaps is not None
         assert self._swaps.version is not None or self._swaps.unproven or command.trial
         self._progress = progress
@@ -109,7 +109,7 @@ class VllmEngine:
         return Generated(samples=tuple(sampled for sampled, _ in drawn), seconds=seconds, steps=steps)
 
     async def _sample(self, swaps: Swaps, job: Job, trial: bool) -> tuple[Sampled, int]:
-        """One completion and how many tokens were drawn, of a failed one as well."""
+        """Return one completion and how many tokens were drawn, also if it failed."""
         if fault := swaps.unproven or self._why_not(job):
             return _failed(fault), 0
         if job.rules.stop:
@@ -137,7 +137,7 @@ class VllmEngine:
         return (_failed(fault) if fault else _sampled(swaps, job, drawn, trial)), len(drawn.token_ids)
 
     def _why_not(self, job: Job) -> str:
-        """Why vLLM cannot draw this job as the lease has it; empty if it can."""
+        """Return why vLLM cannot draw this job as the lease says, or "" if it can."""
         model = self._config.model_config
         if job.time_limit_s <= 0:
             return TIME_LIMIT
@@ -154,7 +154,7 @@ class VllmEngine:
     def _give_up(self, request: str, fault: str) -> None:
         if request in self._running:
             self._running[request] = self._running[request] or fault
-            # If the core is gone the request ends by itself, with that error.
+            # If the core is gone, the request ends by itself with that error.
             asyncio.ensure_future(self._engine.abort(request)).add_done_callback(_retrieve)
 
     def _give_up_all(self, fault: str) -> None:
@@ -162,7 +162,7 @@ class VllmEngine:
             self._give_up(request, fault)
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
-        """Check, swap, prove, beneath whatever is drawn. Raises vLLM's EngineDeadError if its processes are gone."""
+        """Check, swap and prove beneath running samples. Raise vLLM's EngineDeadError if its processes are gone."""
         assert self._swaps is not None
         return await self._swaps.install(command, progress)
 
@@ -179,7 +179,7 @@ class VllmEngine:
             due_s = self._watch.due_s(now=time.monotonic())
         print("vLLM is busy and has drawn no token for too long: this process ends", file=sys.stderr, flush=True)
         if os.getpgrp() == os.getpid():
-            # The node started this process as the first of a group: vLLM's own go with it, however they hang.
+            # The node started this process as the leader of a group: vLLM's processes die with it, however they hang.
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(70)
 
@@ -209,7 +209,7 @@ def _failed(fault: str) -> Sampled:
 
 
 def _retrieve(done: asyncio.Future[None]) -> None:
-    """Look at a result nobody waits for, so that asyncio does not report it as never seen."""
+    """Read a result that nobody awaits, so that asyncio does not report it."""
     if not done.cancelled():
         done.exception()
 

@@ -1,8 +1,8 @@
 """What runs inside vLLM's workers: an extension of their class, called by name with plain strings.
 
-vLLM takes new weights by `reload_weights`, which copies them into the parameters that its kernels know and, on CPUs,
-packs them again. It packs what was loaded: a head that is tied to the embeddings is not loaded and would keep the old
-weights, so embeddings and heads are packed once more afterwards.
+vLLM takes new weights through `reload_weights`, which copies them into the parameters that its kernels know and, on
+CPUs, packs them again. It packs only what was loaded: a head tied to the embeddings is not loaded and would keep the
+old weights, so embeddings and heads are packed once more afterwards.
 
 A worker ends with the engine's process, however that ended: vLLM's own processes would wait for its calls for ever.
 """
@@ -35,11 +35,11 @@ SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for
 
 
 class EchoWorker:
-    """The calls. Their names must not be those of vLLM's own workers."""
+    """The calls. Their names must differ from those of vLLM's own workers."""
 
     def echo_reload(self, path: str, layout: bytes) -> str:
-        """Take the weights of the file; empty, or why the model did not take all of them. Only plain values travel, so
-        the answer is a string."""
+        """Take the weights of the file. Return "", or why the model did not take all of them. Only plain values travel,
+        so the answer is a string."""
         worker: Any = self
         model = worker.model_runner.get_model()
         loaded = set[str]()
@@ -64,9 +64,9 @@ class EchoWorker:
                 module.quant_method.process_weights_after_loading(module)
 
     def echo_sums(self, layout: bytes) -> bytes:
-        """By stream name, as JSON, the sum of what this worker counts of the tensor: its shard, or all of it if it is
-        the first of several that hold the same. Summed over all workers modulo 2^64 they are `tensor_sum`. A tensor
-        that is not in here lies in this worker in another form."""
+        """Return as JSON, by stream name, the sum of the part of each tensor that this worker counts: its shard, or the
+        whole tensor if it is the first of several workers that hold it. Summed over all workers modulo 2^64 they are
+        `tensor_sum`. A missing tensor has another form in this worker."""
         worker: Any = self
         specs = {spec.name: spec for spec in msgspec.json.decode(layout, type=Layout).tensors}
         model = worker.model_runner.get_model()
@@ -88,8 +88,8 @@ def _named(path: str, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
 def _parts(
     module: Any, path: str, name: str, parameter: torch.Tensor, fused: dict[str, list[str]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """The pieces of a parameter that are tensors of the stream or shards of them: the name, the piece, and whether the
-    worker of this rank counts it."""
+    """Yield the pieces of a parameter that are tensors of the stream or their shards: the name, the piece, and whether
+    the worker of this rank counts it."""
     size = getattr(module, "tp_size", 1)
     parent, _, own = path.rpartition(".")
     if isinstance(module, VocabParallelEmbedding):
@@ -101,21 +101,21 @@ def _parts(
         rows = parameter.split([extent // size for extent in module.output_sizes])
         replicas = getattr(module, "num_kv_head_replicas", 1)
         for i, (piece, part) in enumerate(zip(fused[own], rows, strict=True)):
-            # With fewer heads of keys and values than workers, several hold the same.
+            # If there are fewer key-value heads than workers, several workers hold the same ones.
             counted = (size > 1 or rank == 0) and (i == 0 or rank % replicas == 0)
             yield f"{parent}.{piece}.{name}" if parent else f"{piece}.{name}", part, counted
     else:
-        # All ranks hold the same norms and the biases that are added after the ranks' shares are summed.
+        # All ranks hold the same norms, and the same biases that are added after the ranks' shares are summed.
         split = isinstance(module, ColumnParallelLinear) or (isinstance(module, RowParallelLinear) and name == "weight")
         yield f"{path}.{name}" if path else name, parameter, (split and size > 1) or rank == 0
 
 
 def _is_whole(part: torch.Tensor, spec: TensorSpec, module: Any) -> bool:
-    """Whether `part` can be the tensor or its shard: neither freed, nor padded, nor in a dtype that rounds it."""
+    """Return whether `part` can be the tensor or its shard: not freed, not padded, not in a dtype that rounds it."""
     items = spec.nbytes // TORCH_DTYPES[spec.dtype].itemsize
     exact = part.dtype in (TORCH_DTYPES[spec.dtype], torch.float32)
     if isinstance(module, VocabParallelEmbedding):
-        # Of a small vocabulary a late worker may hold nothing but padding.
+        # With a small vocabulary a late worker may hold only padding.
         return exact and part.shape == (module.shard_indices.num_org_elements, *spec.shape[1:])
     size = getattr(module, "tp_size", 1)
     replicas = getattr(module, "num_kv_head_replicas", 1)
@@ -123,7 +123,7 @@ def _is_whole(part: torch.Tensor, spec: TensorSpec, module: Any) -> bool:
 
 
 def _sum(part: torch.Tensor, dtype: torch.dtype) -> int:
-    """`tensor_sum` of the items as the stream has them, counted where they lie."""
+    """Return `tensor_sum` of the items as the stream has them, counted where they are stored."""
     total = 0
     flat = part.detach().reshape(-1)
     for start in range(0, flat.numel(), SUM_BLOCK_ITEMS):
@@ -134,14 +134,14 @@ def _sum(part: torch.Tensor, dtype: torch.dtype) -> int:
 
 
 def _end_with_engine(engine_pid: int) -> None:
-    """Wait for the engine's process to end, then end vLLM's process that started this one, and this one."""
+    """Wait for the engine's process to end, then end the vLLM process that started this one, and this one."""
     starter = os.getppid()
     try:
         engine = os.pidfd_open(engine_pid)
     except ProcessLookupError:
         os._exit(0)
     select.select([engine], [], [])
-    # The engine started the core, and the core this worker; with one worker the two may be one.
+    # The engine started the core, and the core this worker; with one worker the two may be the same process.
     if starter not in (engine_pid, 1) and os.getppid() == starter:
         os.kill(starter, signal.SIGKILL)
     os._exit(0)

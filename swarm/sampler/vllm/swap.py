@@ -1,12 +1,12 @@
-"""New weights beneath running samples, the proof that vLLM holds them, and whether it still draws.
+"""New weights beneath running samples, the proof that vLLM holds them, and a watch on whether it still draws.
 
-The file is checked against the signed sums; what a probe must give is computed from it; all samples are paused and
-their caches dropped; the workers reload from a path that no version had before; the version's label is set; all resume,
-a probe before them. No sample that ends before the proof is handed on, and if the proof fails, none that the new
+The steps: check the file against the signed sums; compute from it what a probe must give; pause all samples and drop
+their caches; let the workers reload from a path that no version had before; set the version's label; resume, with a
+probe first. No sample that ends before the proof is handed on. If the proof fails, neither is any sample that the new
 weights touched. Each token's label is exact, since it changes only while nothing is drawn.
 
-vLLM schedules nothing while it is paused, not even a probe, so the probe is the first thing after the pause. A forward
-pass beside its scheduler would prove other code than the one that draws.
+While paused, vLLM schedules nothing, not even a probe, so the probe is the first thing after the pause. A forward pass
+outside its scheduler would test other code than the code that draws.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from swarm.types import Span, VersionId
 
 
 class TokenWatch:
-    """An engine that has samples to draw, is not paused and has drawn no token for `hang_s` hangs."""
+    """An engine hangs if it has samples to draw, is not paused and has drawn no token for `hang_s`."""
 
     def __init__(self, hang_s: float) -> None:
         self._hang_s = hang_s
@@ -52,7 +52,7 @@ class TokenWatch:
         self._alive_at = now
 
     def pause(self) -> None:
-        """Nothing is drawn until `resume`; the caller bounds how long."""
+        """Expect no token until `resume`; the caller limits how long."""
         self._paused = True
 
     def resume(self, *, now: float) -> None:
@@ -60,19 +60,19 @@ class TokenWatch:
         self._alive_at = now
 
     def due_s(self, *, now: float) -> float:
-        """Seconds until the engine counts as hanging if it draws nothing; 0 or less if it hangs now."""
+        """Return the seconds until the engine counts as hanging if it draws nothing; 0 or less if it hangs now."""
         if self._samples == 0 or self._paused:
             return self._hang_s
         return self._alive_at + self._hang_s - now
 
 
 R = TypeVar("R")
-PAUSE_S = 60.0  # A pause waits for the step in flight; the longest, a full prefill, takes seconds
+PAUSE_S = 60.0  # A pause waits for the current step; the longest, a full prefill, takes seconds
 CALL_S = 30.0  # A label, a cache reset, a resume: messages to the core that take milliseconds
 RELOAD_S = 60.0
 RELOAD_BYTES_PER_S = 50e6  # A reload copies from memory at GB/s, but from a spinning disk at this
-PROBE_S = 60.0  # A probe is a prefill of 32 tokens, drawn before all else; on a CPU it waits for a step of many samples
-BEAT_S = 1.0  # How often the node hears of progress while a call with a limit of its own is under way
+PROBE_S = 60.0  # A probe is a prefill of 32 tokens and goes first; on a CPU it waits for a step of many samples
+BEAT_S = 1.0  # How often the node hears of progress during a call that has its own limit
 UNPROVEN = "weights not proven"
 
 
@@ -81,15 +81,15 @@ class TookTooLong(EchoError):
 
 
 class Unproven(EchoError):
-    """It is not known what the engine holds."""
+    """It is unknown what the engine holds."""
 
 
-Parts = dict[str, float]  # Seconds that the parts of an install took, by their names in Installed
+Parts = dict[str, float]  # Seconds of an install's parts, by their names in Installed
 
 
 @contextmanager
 def timed(parts: Parts, name: str) -> Iterator[None]:
-    """Add what this takes to `parts`."""
+    """Add the duration of the block to `parts`."""
     began = time.monotonic()
     try:
         yield
@@ -99,7 +99,7 @@ def timed(parts: Parts, name: str) -> Iterator[None]:
 
 class Swaps:
     """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends all running samples with a fault.
-    `version` is the one that was proven last. Once `unproven` says why, no install can mend it."""
+    `version` is the last proven one. Once `unproven` gives a reason, no install can repair the engine."""
 
     def __init__(
         self,
@@ -131,16 +131,16 @@ class Swaps:
         self._probes = 0
 
     async def settled(self) -> None:
-        """Return when it is known whether what was drawn until now can be handed on; an install's limits bound it."""
+        """Return when it is known whether everything drawn so far can be handed on; an install's limits bound this."""
         await self._settled.wait()
 
     def touched(self, spans: tuple[Span, ...]) -> bool:
-        """Whether weights that could not be proven drew some of these."""
+        """Return whether weights that could not be proven drew some of these spans."""
         return bool(self.unproven) and any(span.version == self._suspect for span in spans)
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
-        """Check, swap, prove. Raises vLLM's EngineDeadError if its processes are gone, and UserError if the file cannot
-        be linked to."""
+        """Check, swap, prove. Raise vLLM's EngineDeadError if its processes are gone, and UserError if the file cannot
+        be linked."""
         async with self._installing:
             began = time.monotonic()
             if self.unproven:
@@ -159,8 +159,8 @@ class Swaps:
             return Installed(seconds=time.monotonic() - began, proof=proof, **parts)
 
     async def _swap(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
-        """Change the weights beneath the samples and prove it. If that fails, every sample that the new weights may
-        have touched is given up; Unproven or TookTooLong."""
+        """Change the weights beneath the samples and prove them. If that fails, give up every sample that the new
+        weights may have touched, and raise Unproven or TookTooLong."""
         expected = await self._expect(path, parts, progress)
         probing: asyncio.Task[list[float]] | None = None
         self._settled.clear()
@@ -185,7 +185,7 @@ class Swaps:
     async def _swap_paused(
         self, command: Install, path: Path, expected: Expected | None, parts: Parts, progress: Told
     ) -> tuple[Proof, asyncio.Task[list[float]] | None]:
-        """The part of a swap in which nothing is drawn. If a probe is `expected` it is queued at the end."""
+        """Do the part of a swap during which nothing is drawn. If a probe is `expected`, queue it at the end."""
         engine, probing, label = self._engine, None, str(command.version)
         paused_at = time.monotonic()
         self._watch.pause()
@@ -199,21 +199,21 @@ class Swaps:
                 proof = await self._prove_sums(command.tensor_sums, progress)
             if expected is not None:
                 probing = asyncio.create_task(self._probe())
-                # It sends its request before the resume is sent.
+                # Let it send its request before the resume is sent.
                 await asyncio.sleep(0)
         except BaseException as error:
-            # Before they go on: nothing more is to be drawn for them.
+            # Before samples resume: nothing more may be drawn for them.
             self._distrust(error)
             raise
         finally:
-            # Whatever happened: samples that stand still for ever would not even notice that they are given up.
+            # Always resume: paused samples would not even notice that they are given up.
             await self._limited(engine.resume_generation(), CALL_S, "resume", progress)
             self._watch.resume(now=time.monotonic())
             parts["pause_s"] = time.monotonic() - paused_at
         return proof, probing
 
     async def _expect(self, path: Path, parts: Parts, progress: Told) -> Expected | None:
-        """What the probe must give, computed while samples are drawn; None if this install needs no probe."""
+        """Compute what the probe must give, while samples are drawn. Return None if this install needs no probe."""
         if not self._needs_probe:
             return None
         with timed(parts, "proof_s"):
@@ -227,7 +227,7 @@ class Swaps:
                 raise Unproven(why)
 
     async def _prove_sums(self, sums: tuple[int, ...], progress: Told) -> Proof:
-        """Compare the sums of all tensors that the workers still hold as they came. Unproven names one that differs."""
+        """Compare the sums of all tensors that the workers hold as they came. Raise Unproven if one differs."""
         call = self._engine.collective_rpc("echo_sums", args=(self._layout_json,))
         answers = await self._limited(_of_workers(call), self._reload_limit_s, "sum its weights", progress)
         workers = [msgspec.json.decode(answer, type=dict[str, int]) for answer in answers]
@@ -253,12 +253,12 @@ class Swaps:
         return vllm_versions.prompt_logprobs(output, self._tokens)
 
     def _distrust(self, error: BaseException) -> None:
-        """From here on nothing that the engine draws is handed on."""
+        """Hand on nothing that the engine draws from here on."""
         self.unproven = self.unproven or f"{UNPROVEN}: {error}"
         self._give_up(UNPROVEN)
 
     async def _limited(self, call: Awaitable[R], limit_s: float, what: str, progress: Told) -> R:
-        """`limited`, but for a core that is gone: a call that it has not answered would wait for its limit."""
+        """Call `limited`, but stop soon if the core is gone, which would never answer."""
 
         def beat() -> None:
             if self._engine.errored:
@@ -273,7 +273,7 @@ class Swaps:
 
 
 async def limited(work: Awaitable[R], limit_s: float, what: str, progress: Told) -> R:
-    """The result of `work`; TookTooLong after `limit_s`. The node hears of progress meanwhile: the limit is ours."""
+    """Return the result of `work`. Raise TookTooLong after `limit_s`. Report progress: the limit is ours."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     ends_at = loop.time() + limit_s
@@ -289,7 +289,7 @@ async def limited(work: Awaitable[R], limit_s: float, what: str, progress: Told)
 
 
 async def last(outputs: AsyncIterator[Any]) -> Any:
-    """Of a request that answers once, at its end."""
+    """Return the answer of a request that answers once, at its end."""
     answer = None
     async for output in outputs:
         answer = output
@@ -297,7 +297,7 @@ async def last(outputs: AsyncIterator[Any]) -> Any:
 
 
 async def _of_workers(call: Awaitable[R]) -> R:
-    """Unproven for what a worker raises, which arrives as a plain Exception; the core's own death keeps its type."""
+    """Raise Unproven for a worker's error, which arrives as a plain Exception; the core's own death keeps its type."""
     dead = vllm_versions.engine_dead_error()
     try:
         return await call
@@ -309,8 +309,8 @@ async def _of_workers(call: Awaitable[R]) -> R:
 
 @contextmanager
 def _linked(path: Path, version: VersionId) -> Iterator[Path]:
-    """The same file by a name that no version had before, since vLLM may cache by name. A link that a killed process
-    left behind is removed: it would keep the blocks of a removed file."""
+    """Link the file to a name that no version had before, since vLLM may cache by name. Remove links left behind by a
+    killed process: they would keep the blocks of a removed file."""
     fresh = path.with_name(f"{path.name}.{version}")
     try:
         for left in path.parent.glob(f"{path.name}.*"):

