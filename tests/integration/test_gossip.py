@@ -98,6 +98,7 @@ def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tm
     assert all(node.process.poll() is None for node in [*dialable[1:], *leaves, late])
 
 
+@pytest.mark.slow
 def test_a_join_line_pins_the_swarm_and_encrypts(swarm: Swarm, tmp_path: Path) -> None:
     """TLS on loopback, because it was asked for; a join line of another swarm leads nowhere."""
     learner = swarm.lead("--port", "0", "--tls", *ENDLESS)

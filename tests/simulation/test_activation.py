@@ -37,6 +37,7 @@ def noisy_plan(noise: Noise, random: Random) -> Disseminate:
     return disseminate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "max_staleness", "seed"),
     [
@@ -140,6 +141,7 @@ def test_from_a_start_in_which_nothing_is_known_the_cheapest_remain_and_stay() -
     assert swarm.periods(80) <= 2
 
 
+@pytest.mark.slow
 def test_a_third_lost_is_replaced_at_once_and_nothing_flaps_after_it() -> None:
     swarm = settled([*cards(20, 0.3, 0.2, "cheap"), *cards(20, 0.5, 0.9, "dear")], 2)
     lost = set(sorted(swarm.activation.active)[::3])

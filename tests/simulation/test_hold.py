@@ -58,6 +58,7 @@ def test_the_swarms_of_that_test_are_what_they_are_said_to_be() -> None:
     assert any(one.capacity < one.group_size for one in drawn)
 
 
+@pytest.mark.slow
 def test_without_hold_the_same_swarms_discard() -> None:
     """The sweep is hard enough for the rule to matter."""
     wasteful = [
