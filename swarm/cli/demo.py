@@ -156,7 +156,7 @@ class Demo:
             up = sum(s["installed"] is not None for s in status["samplers"]) if status else 0
             waited_s = time.monotonic() - began
             if up >= wanted:
-                self._say(f"vLLM is up in {up} samplers after {waited_s:.0f} s")
+                self._say(f"vLLM is up in {up} sampler{'' if up == 1 else 's'} after {waited_s:.0f} s")
                 return
             if waited_s > VLLM_START_S:
                 raise EchoError(f"vLLM did not start in {VLLM_START_S:.0f} s: {self._log_tail('sampler-0')}")

@@ -31,8 +31,8 @@ def test_a_sampler_with_vllm_draws_for_a_learner(tmp_path: Path) -> None:
     assert (summary["steps"], summary["verified"]) == (4, True)
     (sampler,) = summary["by_sampler"]
     assert sampler["engine"] == "vllm"
-    assert sampler["rollouts_accepted"] == summary["rollouts_accepted"] > 0
-    assert "vLLM is up in 1 samplers after" in done.stderr
+    assert sampler["rollouts_accepted"] >= 4 * 32 * 16
+    assert "vLLM is up in 1 sampler after" in done.stderr
 
 
 @pytest.mark.long
