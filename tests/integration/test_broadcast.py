@@ -116,6 +116,7 @@ def test_a_learner_that_is_killed_in_the_middle_goes_on_with_its_version(swarm: 
         eventually(lambda: is_complete(relay, "1.0"), relay, "versions of the next life are newer")  # noqa: B023
 
 
+@pytest.mark.long
 def test_relays_outlive_a_learner_that_begins_another_model(swarm: Swarm, publisher: Publisher) -> None:
     (relay,) = swarm.linked_relays(publisher, 1)
     publisher.publish()

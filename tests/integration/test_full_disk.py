@@ -56,7 +56,7 @@ def _is_paused(learner: Learner) -> bool:
     return status["state"] == "paused" and "has no room for" in status["fault"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_full_disk_pauses_the_run_and_breaks_nothing(swarm: Swarm, disk: Path) -> None:
     learner = swarm.lead("--port", "0", "--steps", "1000000", "--checkpoint-every-steps", "5", name="disk/run")
     sampler = swarm.scripted(learner.url(), name="sampler")

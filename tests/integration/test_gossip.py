@@ -1,4 +1,4 @@
-"""Two dozen real nodes on loopback, without a model: they find one another, and nothing depends on one of them."""
+"""A dozen real nodes on loopback, without a model: they find one another, and nothing depends on one of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
 
 ENDLESS = ("--steps", "1000000", "--lan", "--max-staleness", "9", "--publish-every-steps", "10")
-"""Twenty nodes on two cores: a version every ten steps is often enough to be followed."""
-RELAYS, SAMPLERS, LEAVES = 7, 10, 5
+"""A dozen nodes on two cores: a version every ten steps is often enough to be followed."""
+RELAYS, SAMPLERS, LEAVES = 4, 5, 3
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def contributors(learner: Learner) -> set[str]:
 
 @pytest.mark.slow
 def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tmp_path: Path) -> None:
-    """One life of 23 nodes: joined through different members, then the first relay dies, then the learner moves."""
+    """One life of 13 nodes: joined through different members, then the first relay dies, then the learner moves."""
     identity = str(tmp_path / "identity")
     learner = swarm.lead("--port", "0", "--state-dir", identity, *ENDLESS)
     first = swarm.relay(learner.url(), "--lan", name="relay-0")

@@ -14,7 +14,7 @@ from swarm.process import Child
 from swarm.settings import LeadConfig
 from tests.unit.trainers import group
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 HANG_S = 120.0
 LINEAGE = b"\1" * 32

@@ -59,6 +59,7 @@ def test_what_a_killed_sampler_generated_is_accepted_when_it_comes_back(swarm: S
         eventually(lambda: accepted() > before, again, "it goes on")
 
 
+@pytest.mark.long
 def test_a_learner_that_never_answers_does_not_hold_a_leaver(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", *ENDLESS)
     sampler = swarm.scripted(learner.url(), name="sampler")

@@ -65,7 +65,7 @@ def test_an_example_is_planned(name: str) -> None:
     assert "What would help most next:" in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_narrow_terminal_is_enough(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text((EXAMPLES / "lab-4b.toml").read_text().replace("S = [2, 3, 6, 11]", "S = [3]"))
@@ -75,7 +75,7 @@ def test_a_narrow_terminal_is_enough(tmp_path: Path) -> None:
     assert "…" not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fleet_that_is_too_small_is_shown_with_what_binds_and_what_would_help(tmp_path: Path) -> None:
     file = tmp_path / "few.toml"
     text = (EXAMPLES / "lab-4b.toml").read_text().replace("S = [2, 3, 6, 11]", "S = [6]")

@@ -83,7 +83,7 @@ def test_samplers_join_late_leave_politely_and_outlive_their_learner(swarm: Swar
     assert late.says("another swarm")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_engine_and_a_killed_trainer_are_replaced(swarm: Swarm) -> None:
     """One life, in which all say what they do; the trainer makes the same weights again."""
     learner = swarm.lead("--port", "0", "--checkpoint-every-steps", "4", *ENDLESS)
@@ -183,7 +183,7 @@ def test_of_what_is_no_run_nothing_is_verified_or_exported(tmp_path: Path) -> No
     assert not to.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_target_that_is_not_reached_is_exit_status_1(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", "--steps", "2", "--target", "0.9")
     sampler = swarm.join(learner.url(), name="sampler")

@@ -68,7 +68,7 @@ class Trees:
 @pytest.mark.parametrize(
     ("scheme", "by_learner", "by_relays"),
     [
-        ("star", 5, [0, 0, 0, 0, 0]),
+        pytest.param("star", 5, [0, 0, 0, 0, 0], marks=pytest.mark.long),
         pytest.param("chain", 1, [1, 1, 1, 1, 0], marks=pytest.mark.long),
         pytest.param("tree", 2, [2, 1, 0, 0, 0], marks=pytest.mark.long),
         ("forest", 1, [0.8, 0.8, 0.8, 0.8, 0.8]),

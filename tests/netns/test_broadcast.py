@@ -116,6 +116,7 @@ def test_an_upload_cap_is_kept_on_the_wire_and_leaves_receive_and_send(
     assert highest_mbit(readings[0]) > 0.5 * CAP_MBIT
 
 
+@pytest.mark.long
 def test_the_learners_upload_cap_is_kept_on_the_wire(swarm: Swarm, network: Hosts, tmp_path: Path) -> None:
     """Of a star the learner sends every copy, and nothing but its cap holds it up."""
     one, *others = list(network)[:3]

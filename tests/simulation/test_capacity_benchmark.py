@@ -13,7 +13,7 @@ from swarm.capacity.model import predict
 from tests.simulator.capacity import run_fixed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_of_a_few_cells_are_near_what_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = "--staleness 1,2 --broadcast 0.3,1 --ratios 0.85,1.3 --steps 15 --json"
     assert capacity.main(arguments.split()) == 0

@@ -51,7 +51,7 @@ class Learner:
             self.delays.append(self.swarm.world.now - self._since)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_newcomers_are_known_as_late_as_packet_by_packet() -> None:
     real = Learner().newcomers()
     random = Random(1)

@@ -150,7 +150,7 @@ def test_without_anybody_the_learner_waits() -> None:
     assert figures.cost_per_hour == pytest.approx(10.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_figures() -> None:
     of = scenario(machines("restless", 0.1, volunteer=True, **RESTLESS), machines("steady", 0.2))
     short = replace(SETTINGS, hours=1.0)
@@ -182,7 +182,7 @@ def test_a_third_of_the_active_killed_is_made_up_for_within_three_periods_and_by
     assert min(active) >= 0.85 * planned[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_those_who_step_in_for_a_class_that_vanished_count_for_what_they_can_do() -> None:
     """Only the slowest class is left of those that have shown anything: others are not taken for as slow."""
     of = scenario(

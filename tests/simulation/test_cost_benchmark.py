@@ -15,7 +15,7 @@ from swarm.settings import load_file
 LAB = load_file(Scenario, Path(__file__).parents[2] / "examples" / "lab-4b.toml")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_half_an_hour_of_the_chosen_arm_costs_what_was_planned() -> None:
     arm = cheapest_arm(LAB.model_copy(update={"baseline": Baseline()}), "relay", "delta")
     found = measure(LAB, arm, hours=0.5, seed=1)

@@ -74,6 +74,7 @@ async def test_a_tied_head_that_keeps_the_old_weights_is_noticed(tmp_path: Path)
         assert "the probe's log-probs are off" in done.why
 
 
+@pytest.mark.long
 async def test_a_bit_that_flips_in_fused_weights_is_found_by_the_sums_and_nothing_of_it_is_handed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ def test_what_is_missed_is_told_by_the_exit_status() -> None:
     assert not sampler.met({"swaps_met": False}, quick=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_quick_run_measures_throughput(capsys: pytest.CaptureFixture[str]) -> None:
     assert sampler.main(["--engine", "transformers", "--quick", "--parts", "throughput", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -138,7 +138,7 @@ def test_a_quick_run_measures_throughput(capsys: pytest.CaptureFixture[str]) -> 
     assert figures["throughput_ratio"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_log_probs_after_swaps_are_compared_with_those_of_the_published_weights(tmp_path: Path) -> None:
     found = await measured_accuracy(
         "transformers", tmp_path, architecture="llama", tied=False, dtype="float32", swaps=2, device="cpu"

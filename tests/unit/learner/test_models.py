@@ -68,7 +68,7 @@ def test_lessons_leave_the_held_out_numbers_alone_and_are_of_all_skills() -> Non
         assert 450 < shown < 650
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_base_has_all_four_skills_and_a_few_learner_steps_elicit_the_one_that_is_rewarded(tmp_path: Path) -> None:
     base = tmp_path / "model"
     model, tokenizer = load_model("tiny-warm", 0, base)
