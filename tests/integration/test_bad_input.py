@@ -49,6 +49,7 @@ def test_lead_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) ->
     assert not run_dir.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "arguments", "words"),
     [
@@ -74,6 +75,7 @@ def test_lead_refuses_unknown_keys_in_its_file(tmp_path: Path) -> None:
     assert "lead.toml, line 1: max_stalenes is no key of this file: did you mean max_staleness?" in line
 
 
+@pytest.mark.slow
 def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "run"
     done = command("lead", "--check", "--port", "0", "--run-dir", str(run_dir))
@@ -84,6 +86,7 @@ def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_lead_check_refuses_what_a_run_would_come_to_later_and_leaves_nothing(tmp_path: Path) -> None:
     given = ("--task", "python:tests.integration.odd_reward:FailingTask", "--run-dir", str(tmp_path / "run"))
     assert "the reward failed for prompt odd-held: it raised ValueError" in _refused(
@@ -146,6 +149,7 @@ def test_demo_refuses_to_kill_its_only_sampler(tmp_path: Path) -> None:
     assert "--samplers 2" in _refused("demo", "--samplers", "1", "--kill-one", "--run-dir", str(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_an_unknown_device_is_the_users_to_mend(tmp_path: Path) -> None:
     (tmp_path / "lead.toml").write_text('device = "abacus"\n')
     arguments = ("lead", "--port", "0", "--run-dir", str(tmp_path / "run"), "--config", str(tmp_path / "lead.toml"))

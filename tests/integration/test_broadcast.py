@@ -70,6 +70,7 @@ def newer(found: str | None, than: str) -> bool:
     return found is not None and [*map(int, found.split("."))] > [*map(int, than.split("."))]
 
 
+@pytest.mark.slow
 def test_what_a_poisoned_relay_passes_on_is_refused_and_had_from_others(swarm: Swarm, publisher: Publisher) -> None:
     given = ("--role", "relay", "--lan")
     liar = swarm.join(publisher.url(), *given, name="liar", module="tests.integration.poisoned_relay")
@@ -85,6 +86,7 @@ def test_what_a_poisoned_relay_passes_on_is_refused_and_had_from_others(swarm: S
     assert all(relay.says("sent wrong chunks again and again") for relay in relays)
 
 
+@pytest.mark.slow
 def test_a_relay_that_is_killed_in_the_middle_holds_up_nobody_and_comes_back(
     swarm: Swarm, publisher: Publisher
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_relay_that_is_killed_in_the_middle_holds_up_nobody_and_comes_back(
     assert [swarm.weights(f"relay-{number}") == whole for number in range(3)] == [True, True, True]
 
 
+@pytest.mark.slow
 def test_a_learner_that_is_killed_in_the_middle_goes_on_with_its_version(swarm: Swarm, publisher: Publisher) -> None:
     relays = swarm.linked_relays(publisher, 2)
     publisher.publish()

@@ -83,6 +83,7 @@ def test_the_best_version_is_kept_and_no_alarm_goes_off(learned: dict[str, Any])
     assert right_answers(run_dir / "best") >= 40
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_a_model_to_lead_with(learned: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = Path(learned["run_dir"]) / "checkpoints" / f"step-{learned['steps']:06}"
     with swarm_in(tmp_path) as swarm:

@@ -8,10 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from swarm.broadcast.store.store import VersionStore
 from swarm.broadcast.store.weight_map import open_weights
 from tests.builders import KEY, layout
 from tests.publishers import Publisher, hand_over, receiver_store
+
+pytestmark = pytest.mark.slow
 
 MODEL = layout(("embed", "BF16", (1024, 1024)), ("scale", "F32", (70_000,)))
 KILLS = 24

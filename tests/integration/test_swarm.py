@@ -110,6 +110,7 @@ def test_a_killed_engine_and_a_killed_trainer_are_replaced(swarm: Swarm) -> None
     assert "diverged" not in kinds
 
 
+@pytest.mark.slow
 def test_a_run_ends_and_says_goodbye(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", "--steps", "6", "--publish-every-steps", "3", "--tensorboard")
     sampler = swarm.join(learner.url(), name="sampler")

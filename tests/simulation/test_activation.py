@@ -14,6 +14,8 @@ from swarm.capacity.fleet import Disseminate, Dissemination, Worker
 from swarm.capacity.selection import Rules
 from tests.capacity import RateCondition, by_downlink, demand, random_fleet, worker
 
+pytestmark = pytest.mark.slow
+
 DECISIONS = 500
 
 SETTLING = 60
@@ -37,7 +39,6 @@ def noisy_plan(noise: Noise, random: Random) -> Disseminate:
     return disseminate
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "max_staleness", "seed"),
     [
@@ -141,7 +142,6 @@ def test_from_a_start_in_which_nothing_is_known_the_cheapest_remain_and_stay() -
     assert swarm.periods(80) <= 2
 
 
-@pytest.mark.slow
 def test_a_third_lost_is_replaced_at_once_and_nothing_flaps_after_it() -> None:
     swarm = settled([*cards(20, 0.3, 0.2, "cheap"), *cards(20, 0.5, 0.9, "dear")], 2)
     lost = set(sorted(swarm.activation.active)[::3])
@@ -153,7 +153,6 @@ def test_a_third_lost_is_replaced_at_once_and_nothing_flaps_after_it() -> None:
     assert swarm.periods(40) <= 2
 
 
-@pytest.mark.slow
 def test_cheaper_samplers_that_join_are_tried_and_replace_dear_ones() -> None:
     swarm = settled(cards(20, 0.4, 0.9, "dear"), 3)
     new = cards(20, 0.3, 0.1, "cheap")

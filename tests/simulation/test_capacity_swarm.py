@@ -13,6 +13,8 @@ from swarm.capacity.selection import Rules
 from swarm.simulate.outcome import LEARNER, Settings, SwarmFigures
 from swarm.simulate.swarm import CapacitySimulation, Choice
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = Settings(hours=2.0, max_staleness=4, publish_every_steps=1)
 
 TRAIN_STEP_S = 240.0
@@ -89,7 +91,6 @@ def test_a_steady_fleet_keeps_the_learner_busy_at_the_price_of_whom_it_takes() -
     assert figures.cost_per_step == pytest.approx(figures.cost_per_hour * TRAIN_STEP_S / 3600, rel=0.02)
 
 
-@pytest.mark.slow
 def test_a_class_that_vanishes_is_replaced_at_once_by_who_is_on_standby() -> None:
     run, figures = after_a_departure()
     assert figures.happened.vanished == 8
@@ -107,7 +108,6 @@ def test_after_a_departure_the_learner_is_busy_again_within_three_periods() -> N
     assert sum(later) / (sum(later) + TRAIN_STEP_S * len(later)) < 0.02
 
 
-@pytest.mark.slow
 def test_a_version_that_is_missed_is_made_up_for_by_a_patch_and_a_first_one_is_whole() -> None:
     of = scenario(machines("restless", 0.1, volunteer=True, **RESTLESS), machines("steady", 0.2, volunteer=True))
     run = simulation(of)

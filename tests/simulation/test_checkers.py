@@ -28,6 +28,8 @@ from tests.simulator.rollouts.disk import Disk
 from tests.simulator.rollouts.ledger import Ledger, ScoredRollout
 from tests.simulator.rollouts.scenario import NAMED, TINY, Crash, SamplerCrash, parse_crash, scenario_named
 
+pytestmark = pytest.mark.slow
+
 Breakage = Callable[[pytest.MonkeyPatch], None]
 
 

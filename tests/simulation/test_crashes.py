@@ -26,6 +26,8 @@ from tests.simulator.rollouts.scenario import (
     scenario_named,
 )
 
+pytestmark = pytest.mark.slow
+
 SMALL = pytest.mark.parametrize("small", [TINY, TINY_SEQUENTIAL], ids=lambda small: small.name)
 SAMPLERS = pytest.mark.parametrize("node", [NodeId(f"s{i}") for i in range(TINY.samplers)])
 

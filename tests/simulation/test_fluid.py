@@ -17,6 +17,8 @@ from tests.simulator.broadcast.network import PACKET_OVERHEAD, NetworkShape
 from tests.simulator.broadcast.seeds import MBIT, draw_uplink
 from tests.simulator.broadcast.swarm import BroadcastSwarm, Host
 
+pytestmark = pytest.mark.slow
+
 SIZE_BYTES = 32 << 20
 
 

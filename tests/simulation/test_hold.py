@@ -12,6 +12,8 @@ from tests.simulator.rollouts.cluster import Cluster
 from tests.simulator.rollouts.figures import Figures
 from tests.simulator.rollouts.scenario import NAMED, UNLIMITED_HOLD, BoundChange, Scenario, scenario_named
 
+pytestmark = pytest.mark.slow
+
 SEEDS_QUICK = 34
 """Each S from 0 to 16 twice."""
 
@@ -58,7 +60,6 @@ def test_the_swarms_of_that_test_are_what_they_are_said_to_be() -> None:
     assert any(one.capacity < one.group_size for one in drawn)
 
 
-@pytest.mark.slow
 def test_without_hold_the_same_swarms_discard() -> None:
     """The sweep is hard enough for the rule to matter."""
     wasteful = [
