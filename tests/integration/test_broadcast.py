@@ -12,6 +12,8 @@ from tests.integration.processes import Node, Publisher, Swarm, eventually, free
 
 ENDLESS = ("--steps", "1000000", "--lan")
 SIZE = 48 << 20
+SLOW_LINE = ("--max-download", "100")
+"""Mbit/s: a version takes four seconds, so that what is killed once some of it has come is killed in the middle."""
 
 
 @pytest.fixture
@@ -90,11 +92,12 @@ def test_what_a_poisoned_relay_passes_on_is_refused_and_had_from_others(swarm: S
 def test_a_relay_that_is_killed_in_the_middle_holds_up_nobody_and_comes_back(
     swarm: Swarm, publisher: Publisher
 ) -> None:
-    relays = swarm.linked_relays(publisher, 3)
+    relays = swarm.linked_relays(publisher, 3, *SLOW_LINE)
     publisher.publish()
     victim = relays[1]
     eventually(lambda: held(victim) > 0.2, victim, "it holds some of the version")
     victim.kill()
+    assert not any(is_complete(relay, "0.0") for relay in (relays[0], relays[2]))
     for relay in (relays[0], relays[2]):
         eventually(lambda: is_complete(relay, "0.0"), relay, "the others get all of it")  # noqa: B023
     again = swarm.relay(publisher.url(), "--lan", name="relay-1")
@@ -105,10 +108,11 @@ def test_a_relay_that_is_killed_in_the_middle_holds_up_nobody_and_comes_back(
 
 @pytest.mark.slow
 def test_a_learner_that_is_killed_in_the_middle_goes_on_with_its_version(swarm: Swarm, publisher: Publisher) -> None:
-    relays = swarm.linked_relays(publisher, 2)
+    relays = swarm.linked_relays(publisher, 2, *SLOW_LINE)
     publisher.publish()
     eventually(lambda: held(relays[0]) > 0.1, relays[0], "it holds some of the version")
     publisher.kill()
+    assert not any(is_complete(relay, "0.0") for relay in relays)
     port = int(publisher.url().rpartition(":")[2])
     again = Publisher(swarm.directory, "publisher-1", port, size=SIZE)
     swarm.nodes.append(again)

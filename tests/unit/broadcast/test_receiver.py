@@ -416,3 +416,4 @@ async def test_a_layout_that_nobody_gives_at_first_is_asked_for_again(world: Wor
     host.refusals = 3
     await learner.publish(0)
     await until(lambda: host.holds(0))
+    assert host.refusals == 0
