@@ -41,13 +41,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from benchmarks import learning_swarm
 from benchmarks.learning_figures import MODES, Case, Figures, Mode, Run, figures_of, row, table
 from benchmarks.learning_swarm import RunFailed
 from swarm.errors import UserError
 from swarm.settings import LeadConfig, load_config
+from swarm.types import ObjectiveName
 
 STEPS = 120
 """The baseline has just learned all by then, so that what is slower to learn shows."""
@@ -143,11 +144,9 @@ def cases(bounds: Sequence[int], modes: Sequence[Mode], objectives: Sequence[str
 
 def _objectives(text: str) -> list[str]:
     """UserError for one that does not exist."""
-    from swarm.learner.objective import objective_named
-
-    names = list(dict.fromkeys(text.split(",")))
-    for name in names:
-        objective_named(name)
+    names, known = list(dict.fromkeys(text.split(","))), get_args(ObjectiveName)
+    if wrong := [name for name in names if name not in known]:
+        raise UserError(f"there is no objective {wrong[0]!r}: give some of {', '.join(known)}")
     return names
 
 

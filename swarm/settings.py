@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_ar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from swarm.errors import UserError
+from swarm.types import ObjectiveName, Schedule
 
 if TYPE_CHECKING:
     from swarm.sampler.engine import EngineOptions
@@ -125,12 +126,12 @@ class LeadConfig(BaseModel):
     ] = None
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     schedule: Annotated[
-        Literal["constant", "linear", "cosine", "wsd"],
+        Schedule,
         Flag(LEARNING, "How the learning rate changes over --steps, after its warm-up."),
     ] = "constant"
     learning_rate_floor: Annotated[float, Field(ge=0, le=1)] = 0.1
     minibatches: Annotated[int, Field(ge=1, le=64)] = 2
-    objective: Annotated[str, Flag(LEARNING, "Explained in docs/learner.md.")] = "grpo"
+    objective: Annotated[ObjectiveName, Flag(LEARNING, "Explained in docs/learner.md.")] = "grpo"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0, le=9)] = 0.28
     advantage_normalisation: Literal["group", "none"] = "group"

@@ -22,7 +22,7 @@ from swarm.cli.runs import export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
-from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig
+from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config, read_toml
 
 if TYPE_CHECKING:
     from swarm.node.joining import RelayNode
@@ -104,13 +104,7 @@ def lead(
     stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train a model on a task. The samplers that join generate its rollouts."""
-    from rich.console import Console
-
-    from swarm.node.checking import check_run
-    from swarm.node.learner import LearnerNode
     from swarm.node.rundir import forked_config, resumed_config
-    from swarm.report.live import LiveView, follow
-    from swarm.settings import load_config, read_toml
 
     _refuse_mixed(flags, resume=resume, from_run=from_run, picks=best or step is not None, check=check)
     origin = None
@@ -118,6 +112,13 @@ def lead(
         settings, origin = forked_config(from_run, flags, config, step=step, best=best)
     else:
         settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
+    # A second of imports, after everything that takes none to refuse.
+    from rich.console import Console
+
+    from swarm.node.checking import check_run
+    from swarm.node.learner import LearnerNode
+    from swarm.report.live import LiveView, follow
+
     if check:
         _run(_until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin))
         return
@@ -156,11 +157,9 @@ def _refuse_mixed(
 @with_settings(JoinConfig)
 def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
     """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
+    settings = load_config(JoinConfig, config, flags)
     from swarm.node.joining import RelayNode
     from swarm.node.sampler import SamplerNode
-    from swarm.settings import load_config
-
-    settings = load_config(JoinConfig, config, flags)
 
     async def work() -> None:
         node = RelayNode(settings, _say) if settings.role == "relay" else SamplerNode(settings, _say)
@@ -173,10 +172,10 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
 @with_settings(DemoConfig)
 def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
     """Run a learning swarm on this machine. One learner and a few samplers, with a live view."""
+    settings = load_config(DemoConfig, None, flags)
     from swarm.cli.demo import Demo
-    from swarm.settings import load_config
 
-    demo = Demo(load_config(DemoConfig, None, flags), to_stderr=as_json)
+    demo = Demo(settings, to_stderr=as_json)
     summary = _run(_until_signalled(demo.run(), stop_with_stdin=False))
     if as_json:
         typer.echo(json.dumps(summary))

@@ -7,14 +7,14 @@ from typing import Literal
 import msgspec
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.types import Schedule
+from swarm.types import ObjectiveName, Schedule
 
 
 class LearningRules(msgspec.Struct, frozen=True):
     """What a learner step optimises; docs/learner.md has the formulas. `longest_completion` is the token limit of a
     rollout; the soft punishment grows over the last `overlong_margin` tokens before it."""
 
-    objective: str = "grpo"
+    objective: ObjectiveName = "grpo"
     clip_low: float = 0.2
     clip_high: float = 0.28
     advantage_normalisation: Literal["group", "none"] = "group"

@@ -1,4 +1,5 @@
-"""What a learner step makes smaller. A new objective is one function here, under @objective.
+"""What a learner step makes smaller. A new objective is one function here, under @objective, and its name in
+types.ObjectiveName.
 
 Every formula is in docs/learner.md as it is coded, with its source. Behaviour log-probs are claims of untrusted
 samplers, so no finite claim may make anything infinite or NaN: tokens that do not count are masked and every ratio is
@@ -13,9 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from swarm.errors import UserError
 from swarm.learner.messages import LearningRules
-from swarm.settings import closest
 
 # For both signs of the advantage, since min() alone leaves the ratio of a bad token unbounded. Far outside any clip in
 # use, so that it binds only on absurd claims.
@@ -62,7 +61,7 @@ class Objective:
     wants_proximal: bool
 
 
-OBJECTIVES: dict[str, Objective] = {}  # By the name that `--objective` takes
+OBJECTIVES: dict[str, Objective] = {}  # By the name that `--objective` takes, see types.ObjectiveName
 
 
 def objective(*, wants_proximal: bool = False) -> Callable[[Formula], Formula]:
@@ -72,14 +71,6 @@ def objective(*, wants_proximal: bool = False) -> Callable[[Formula], Formula]:
         return formula
 
     return register
-
-
-def objective_named(name: str) -> Objective:
-    """UserError for an objective that does not exist."""
-    if name not in OBJECTIVES:
-        known = closest(name, OBJECTIVES) or f"; known ones: {', '.join(OBJECTIVES)}"
-        raise UserError(f"there is no objective {name!r}{known}")
-    return OBJECTIVES[name]
 
 
 # -- objectives --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismat
 from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup, TrainRollout
-from swarm.learner.objective import Tokens, kl_to_reference, objective_named
+from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_reference
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.types import Schedule
 
@@ -144,7 +144,7 @@ class Update:
         check_rules(command.learning)
         self._command = command
         self._at = learning
-        self._objective = objective_named(command.learning.objective)
+        self._objective = OBJECTIVES[command.learning.objective]
         self.alarms = Alarms(command.alarms)
 
     def step(self, groups: Sequence[TrainGroup], step: int) -> tuple[dict[str, float], tuple[Alarm, ...]]:
@@ -334,8 +334,7 @@ def adamw(model: Any, learning_rate: float) -> torch.optim.AdamW:
 
 
 def check_rules(rules: LearningRules) -> None:
-    """UserError for an objective that does not exist, and for a margin that would punish every completion."""
-    objective_named(rules.objective)
+    """UserError for a margin that would punish every completion."""
     if rules.overlong == "punish" and rules.overlong_margin > rules.longest_completion:
         raise UserError(
             f"overlong_margin = {rules.overlong_margin} is more than the {rules.longest_completion} tokens of the "

@@ -40,7 +40,7 @@ def _refused(*arguments: str) -> str:
         (("--unknown", "1"), "No such option"),
         (("--max-stalenes", "1"), "did you mean --max-staleness?"),
         (("--kl-weight", "1"), "write kl_weight = ... in a TOML file and name that with --config"),
-        (("--objective", "grop"), "there is no objective 'grop': did you mean grpo?"),
+        (("--objective", "grop"), "--objective grop: input should be 'grpo', "),
     ],
 )
 def test_lead_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -59,7 +59,7 @@ class World:
             peer_at=peers.at,
             learner=lambda: (KEY.node_id, self.learner_at),
             head=lambda: self.head,
-            publics=lambda: [(node, at[0]) for node, at in self.publics.items()],
+            publics=lambda: [(node, at[0]) for node, at in self.publics.items() if node != key.node_id],
             public_at=lambda node: self.publics.get(node, []),
             uplink_of=lambda node: 0.0,
             upload=upload,

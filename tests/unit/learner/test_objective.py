@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.errors import UserError
 from swarm.learner.messages import ComputeRules, LearningRules, Save, Train
 from swarm.learner.objective import (
     ICEPOP_HIGH,
@@ -23,12 +23,13 @@ from swarm.learner.objective import (
     Tokens,
     kl_to_reference,
 )
+from swarm.types import ObjectiveName
 from tests.unit.trainers import group, trainer_in
 
 RULES = LearningRules()
 LOW, HIGH = 1 - RULES.clip_low, 1 + RULES.clip_high
 
-NAMES = ["grpo", "decoupled_ppo", "icepop", "cispo", "tis"]
+NAMES: list[ObjectiveName] = ["grpo", "decoupled_ppo", "icepop", "cispo", "tis"]
 
 Claim = tuple[float, float, float, float]
 """Log-prob now, behaviour's, proximal's, advantage."""
@@ -98,7 +99,7 @@ WEIGHTS = [-4.0, *beside(ICEPOP_LOW), 0.0, *beside(WEIGHT_CAP), *beside(ICEPOP_H
 
 
 def test_the_references_are_of_all_objectives() -> None:
-    assert sorted(OBJECTIVES) == sorted(NAMES)
+    assert sorted(OBJECTIVES) == sorted(NAMES) == sorted(get_args(ObjectiveName))
     assert [name for name in NAMES if OBJECTIVES[name].wants_proximal] == ["decoupled_ppo", "icepop"]
 
 
@@ -255,19 +256,12 @@ def test_the_distance_is_finite_never_negative_and_zero_where_masked(values: lis
 # -- in a learner step -------------------------------------------------------------------------------------------
 
 
-def rules_for(name: str) -> LearningRules:
+def rules_for(name: ObjectiveName) -> LearningRules:
     return LearningRules(objective=name)
 
 
-def test_an_objective_that_does_not_exist_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^there is no objective 'gpro': did you mean grpo\?$"):
-        trainer_in(tmp_path, learning=rules_for("gpro"))
-    with pytest.raises(UserError, match=r"^there is no objective 'best'; known ones: grpo, decoupled_ppo, [^\n]*$"):
-        trainer_in(tmp_path, learning=rules_for("best"))
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_with_any_objective_makes_rewarded_tokens_likelier(name: str, tmp_path: Path) -> None:
+def test_a_step_with_any_objective_makes_rewarded_tokens_likelier(name: ObjectiveName, tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, learning=rules_for(name))
 
     def likelihood() -> float:
@@ -282,7 +276,7 @@ def test_a_step_with_any_objective_makes_rewarded_tokens_likelier(name: str, tmp
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_log_probs_leave_finite_weights(name: str, tmp_path: Path) -> None:
+def test_hostile_log_probs_leave_finite_weights(name: ObjectiveName, tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, learning=rules_for(name))
     figures = trainer.step(Train(step=0, groups=(group([1.0, 0.0], logprob=-1e4), group([0.0, 1.0])))).metrics
     assert all(torch.isfinite(p).all() for p in trainer._model.parameters())
@@ -323,7 +317,7 @@ def test_without_a_weight_there_is_no_distance_and_no_second_model(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["grpo", "decoupled_ppo"])
-def test_micro_batches_add_up_to_the_whole(name: str, tmp_path: Path) -> None:
+def test_micro_batches_add_up_to_the_whole(name: ObjectiveName, tmp_path: Path) -> None:
     """However a minibatch is cut, the step and its figures are the same."""
     rules = LearningRules(objective=name, kl_weight=0.1)
     batch = (group([1.0, 0.0, 0.5, 0.25]), group([0.0, 1.0, 0.0, 0.0]))
@@ -335,9 +329,3 @@ def test_micro_batches_add_up_to_the_whole(name: str, tmp_path: Path) -> None:
     assert second == pytest.approx(first, rel=1e-4, abs=1e-7)
     pairs = zip(whole._model.parameters(), cut._model.parameters(), strict=True)
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in pairs)
-
-
-def test_a_margin_that_punishes_every_completion_is_one_clear_line(tmp_path: Path) -> None:
-    rules = LearningRules(overlong="punish", overlong_margin=7, longest_completion=6)
-    with pytest.raises(UserError, match=r"^overlong_margin = 7 is more than the 6 tokens [^\n]*$"):
-        trainer_in(tmp_path, learning=rules)

@@ -64,18 +64,12 @@ def test_a_rehearsed_step_takes_as_long_as_it_is_to(tmp_path: Path) -> None:
     assert slow.metrics == quick.step(command).metrics
 
 
-@pytest.mark.parametrize(
-    ("rules", "line"),
-    [
-        (LearningRules(objective="gpro"), "there is no objective 'gpro': did you mean grpo"),
-        (LearningRules(overlong="punish", overlong_margin=9, longest_completion=8), "overlong_margin = 9"),
-    ],
-)
 def test_rules_that_no_step_can_follow_are_refused_before_the_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: LearningRules, line: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rules = LearningRules(overlong="punish", overlong_margin=9, longest_completion=8)
     monkeypatch.setattr(ranks_module, "load_model", lambda *_: pytest.fail("it was loaded"))
-    with pytest.raises(UserError, match=line):
+    with pytest.raises(UserError, match=r"^overlong_margin = 9 is more than the 8 tokens [^\n]*$"):
         trainer_in(tmp_path, learning=rules)
 
 
