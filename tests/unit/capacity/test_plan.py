@@ -134,6 +134,7 @@ def test_a_fleet_that_is_too_small_is_told_what_would_help() -> None:
     assert best.idle_share <= 0.02 < arm.idle_share
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_too_small_is_told_to_be_raised() -> None:
     arms = arms_of(scenario(staleness={"S": (1,)}))
     arm = arms.cheapest("relay", "delta")
@@ -181,7 +182,7 @@ def test_planning_tells_what_it_is_at_and_how_far(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ArmPlanner, "cheapest", at_once)
     monkeypatch.setattr("swarm.capacity.plan.plan.advice_for", lambda *_: ())
     told: list[tuple[str, float]] = []
-    one = scenario(staleness={"S": (3,)})
+    one = scenario(staleness={"S": (3,)}, fleet=fleet(2))
     plan_for(one, broadcasts_of(one), progress=lambda what, share: told.append((what, share)))
     assert [what for what, _ in told][-2:] == ["planning relay delta", "what would help most next"]
     assert [share for _, share in told] == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8])

@@ -103,11 +103,11 @@ class Swarm:
         return sum(kind in ("activated", "stood_by") for kind, _ in self.events)
 
 
-async def settled(*names_and_prices: tuple[str, float], **settings: Any) -> Swarm:
+async def settled(*names_and_prices: tuple[str, float], decisions: int = DECISIONS, **settings: Any) -> Swarm:
     swarm = Swarm(**settings)
     for name, price in names_and_prices:
         swarm.offer(name, price)
-    for _ in range(DECISIONS):
+    for _ in range(decisions):
         await swarm.step()
     return swarm
 
@@ -290,7 +290,7 @@ def test_measured_installs_stand_for_their_class_and_for_all() -> None:
 
 
 async def test_status_tells_what_predictions_are_made_from() -> None:
-    swarm = await settled(("a1", 0.0), ("a2", 0.0))
+    swarm = await settled(("a1", 0.0), ("a2", 0.0), decisions=3)
     inputs = swarm.provisioning.status()["capacity"]["inputs"]
     assert inputs["train_step_s"] == STEP_S
     assert set(inputs["lengths"]) == {10}
@@ -328,7 +328,7 @@ async def test_a_budget_that_tries_nobody_is_told_to_both_sides() -> None:
 
 @pytest.mark.parametrize(("rate", "activate"), [(5e-324, "all"), (5e-324, "cheapest"), (1e-6, "all")])
 async def test_no_claim_of_a_rate_ends_the_run(rate: float, activate: str) -> None:
-    swarm = await settled(*PRICED, activate=activate)
+    swarm = await settled(*PRICED, decisions=3, activate=activate)
     node = NodeId("z")
     swarm.provisioning.offered(node, Offer(device_class="z", samples_at_once=4096, full_rollouts_per_s=rate))
     await swarm.provisioning.decide()
