@@ -320,10 +320,12 @@ class Search:
     def select(self, *, fixed: Collection[str] = (), after: Selection | None = None) -> Selection:
         """Return the set to activate. It includes `fixed` unless the budget forbids it. The goal and effort of the
         earlier selection `after` save asking the model; they are dropped if the model predicts that they fall short."""
+        if after is not None and math.isinf(after.effort):
+            after = None
         if self._rules.activate == "all" or not self._market.workers:
-            return self._afforded(self.assess(tuple(self._market.workers)))
+            return self._afforded(self.assess(tuple(self._market.workers), after=after))
         found = None
-        if after is not None and math.isfinite(after.effort):
+        if after is not None:
             self._goal = after.idle_goal
             found = self._as_before(fixed, after.effort)
         if found is None:

@@ -226,6 +226,14 @@ def test_the_model_is_asked_a_few_times_for_a_thousand_samplers(
         assert (again.predictions, again.least_rates) <= (3, 0)
 
 
+def test_where_all_are_active_the_model_is_not_asked_again_how_many_are_needed() -> None:
+    rules, fleet = Rules(activate="all"), random_fleet(30, Random(1))
+    first, again = select(demand(), fleet, by_downlink, rules), Counting()
+    found = Search(demand(), fleet, by_downlink, rules, model=again).select(after=first)
+    assert (again.predictions, again.least_rates) == (1, 0)
+    assert (found.active, found.effort) == (first.active, first.effort)
+
+
 # -- with the model itself ----------------------------------------------------------------------------------------
 
 
