@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ def test_a_choice_costs_at_most_two_percent_more_than_the_best(seed: int, count:
     check_choice(seed, count, share)
 
 
+@pytest.mark.slow
 def test_so_it_does_of_fourteen() -> None:
     check_choice(seed=1, count=14, share=0.6)
 

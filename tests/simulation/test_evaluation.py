@@ -31,7 +31,7 @@ def training_s(prompts: int, *, max_staleness: int) -> float:
     return figures.busy_s + figures.idle_s
 
 
-@pytest.mark.parametrize("max_staleness", [0, 2])
+@pytest.mark.parametrize("max_staleness", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_large_round_takes_no_more_from_training_than_it_may(max_staleness: int) -> None:
     """It is open for all of the run. Its share, and as much again for what an engine that draws a batch at once, with
     five of them where four did, leaves empty."""

@@ -116,6 +116,7 @@ def test_of_two_bounds_that_cost_the_same_the_smaller_is_planned() -> None:
     assert (arm.max_staleness, arm.publish_every_steps) == (6, 1)
 
 
+@pytest.mark.slow
 def test_without_deltas_versions_are_rarer_and_the_step_dearer() -> None:
     arms = arms_of(scenario(staleness={"S": (11,)}))
     full, delta = arms.cheapest("relay", "full"), arms.cheapest("relay", "delta")

@@ -89,7 +89,7 @@ def test_flags_reach_the_settings_and_nothing_else_does(monkeypatch: pytest.Monk
         given.append((kind, file, flags))
         raise UserError("enough")
 
-    monkeypatch.setattr("swarm.settings.load_config", load)
+    monkeypatch.setattr(cli, "load_config", load)
     words = ["--steps", "7", "--no-chat", "--rewards", "exact=1", "--rewards", "math", "--hold-s", "inf"]
     with pytest.raises(UserError):
         app(["lead", *words], standalone_mode=False)

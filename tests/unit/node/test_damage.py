@@ -212,7 +212,9 @@ def resume(run_dir: Path) -> tuple[object, ...]:
     return ("lead", "--resume", run_dir, "--steps", 9)
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize(
+    "kind", ["flipped", "deleted", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("truncated", "empty"))]
+)
 def test_every_file_and_every_command(whole: Path, tmp_path: Path, terminal: Terminal, kind: str) -> None:
     """No command ends in a traceback, changes what it reads, or says more than one line; what matters is refused."""
     for name in files_of(whole):
