@@ -44,7 +44,7 @@ def test_many_random_swarms_hold_every_invariant(first: int) -> None:
         assert run(RANDOM, seed).steps == Scenario.random(seed).steps
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "paced"])
 def test_a_named_swarm_takes_all_its_steps_and_measures_the_last_version(name: str, seed: int) -> None:
     figures = run(name, seed)

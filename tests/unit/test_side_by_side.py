@@ -14,6 +14,7 @@ from tests.conftest import MEASURED, SMALL, SWARMS, unit_of_work
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_each_ring_of_swarms_is_of_one_process_and_ends_with_what_is_measured(tmp_path: Path) -> None:
     (measured,), small = MEASURED, min(SMALL)
     for ring in (*SWARMS, "unit"):

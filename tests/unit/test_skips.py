@@ -49,6 +49,7 @@ def test_import(): pytest.importorskip("no_such_module")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-n", "2", "--dist", "loadgroup")], ids=["one after another", "side by side"])
 def test_a_silent_skip_fails_and_one_that_says_why_is_one(options: tuple[str, ...], tmp_path: Path) -> None:
     said = _run(tmp_path, {**SILENT, "speaking": SPEAKING}, *options)

@@ -20,6 +20,7 @@ def test_long(): pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one after another", "side by side"])
 def test_what_was_left_out_is_said_with_the_command_that_runs_it(options: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
