@@ -26,8 +26,9 @@ RECORD = "task.json"  # Records what a run's prompts depend on besides its confi
 CHUNK = 1000  # Prompts that are encoded at a time to measure them
 LOOKED_AT = 64  # Training prompts of an endless task that are measured before the run
 
-TOKENS_PER_BYTE = 6
-"""Most tokens assumed for a byte of text: NFKC turns the three bytes of U+FDFA into 18 characters."""
+TOKENS_PER_BYTE = 11
+"""Most tokens assumed for a byte of text: NFKC turns the three bytes of U+FDFA into 18 characters of 33 bytes, each of
+which may be a token."""
 
 SPECIAL_TOKENS = 64  # More than any tokenizer puts around a text
 TRIES = 64  # Prompts tried one after the other in place of one that is too long
