@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from swarm.capacity.prices import HOUR_S
 from swarm.cli.plan import Json, ScenarioFile, broadcasts_of, load_scenario, progress
 from swarm.errors import UserError
 
@@ -29,7 +30,6 @@ Activate = Literal["all", "cheapest"]
 
 MAX_HOURS = 24.0 * 31  # A month: at a thousand nodes half an hour of computing
 GB = 1e9
-HOUR_S = 3600.0
 
 
 def simulate(

@@ -17,9 +17,9 @@ from random import Random
 from swarm.capacity.cost import CostBook, CostFigures
 from swarm.capacity.fleet import Worker
 from swarm.capacity.plan.scenario import FleetClass, Scenario, class_workers
+from swarm.capacity.prices import HOUR_S
 from swarm.simulate.sampler import Sampler
 
-HOUR_S = 3600.0
 MIN_ABSENCE_S = 600.0  # Smallest mean absence: a host comes back, or another takes its place
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from swarm.broadcast.forest.planner import Scheme
 from swarm.capacity.cost import CostFigures
+from swarm.capacity.prices import HOUR_S
 from swarm.simulate.downloads import Traffic
 from swarm.simulate.learner import CapacityFigures, Tally
 
-HOUR_S = 3600.0
 LEARNER = "learner"  # The class of the learner's own costs
 
 

@@ -30,13 +30,14 @@ from swarm.capacity.delivery import disseminate_by, sustained
 from swarm.capacity.estimator import Estimator, StartValues
 from swarm.capacity.fleet import Disseminate, Worker
 from swarm.capacity.plan.scenario import BYTES_PER_MBIT, Departure, Scenario, delta_bytes, demand_of, lengths_of
+from swarm.capacity.prices import HOUR_S
 from swarm.capacity.selection import Rules
 from swarm.gossip.records import GossipRules
 from swarm.rollout.plane.leases import MISSED_BEATS
 from swarm.simulate.desk import BEAT_S, Desk
 from swarm.simulate.downloads import Weights
 from swarm.simulate.learner import Learner, figures_between, tally_of
-from swarm.simulate.machines import HOUR_S, Costs, Node, nodes_of
+from swarm.simulate.machines import Costs, Node, nodes_of
 from swarm.simulate.outcome import Happened, Settings, Sums, SwarmFigures, figures_of
 from swarm.simulate.sampler import Occupancy, Sampler
 from swarm.simulate.timeline import POINTS, Mark, Moment, StepTaken, Timeline
