@@ -213,7 +213,7 @@ def resume(run_dir: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["flipped", "deleted", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("truncated", "empty"))]
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind in ("truncated", "empty") else []) for kind in DAMAGES]
 )
 def test_every_file_and_every_command(whole: Path, tmp_path: Path, terminal: Terminal, kind: str) -> None:
     """No command ends in a traceback, changes what it reads, or says more than one line; what matters is refused."""

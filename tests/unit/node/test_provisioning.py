@@ -333,6 +333,7 @@ async def test_no_claim_of_a_rate_ends_the_run(rate: float, activate: str) -> No
     swarm.provisioning.offered(node, Offer(device_class="z", samples_at_once=4096, full_rollouts_per_s=rate))
     await swarm.provisioning.decide()
     assert {"a1", "a2"} <= swarm.active()
+    assert "decision_failed" not in dict(swarm.events)
 
 
 async def test_a_choice_that_fails_leaves_everything_as_it_is() -> None:
