@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.staleness_rules import RULES, Setting, hold_of
+from benchmarks.staleness_rules import RULES, Setting, freshness_of, hold_of
 from benchmarks.staleness_sim import Figures, Fleet, Run
 
 BATCH_GROUPS = 32
@@ -98,6 +98,7 @@ def simulate(row: Row, rule: str, *, steps: int, seed: int) -> Figures:
         group_size=row.group_size,
         slots=row.workers,
         hold_s=hold_of(rule),
+        freshness=freshness_of(rule),
     )
     fleet = Fleet(
         workers=row.workers,
@@ -180,14 +181,14 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
 
 HEADER = (
     "| case | S | T_bcast | workers | deadlines, hold 0: idle / discarded | by length | staleness "
-    "| unlimited hold | counter | by length | no pacing | target |\n" + "|---" * 12 + "|"
+    "| off: idle / discarded, staleness | unlimited hold | counter | by length | no pacing | target |\n" + "|---" * 13 + "|"
 )
 
 
 def line(found: dict[str, Any]) -> str:
     """One row of the table, in percent."""
     rules = found["rules"]
-    ours, held, counter, none = (rules[name] for name in RULES)
+    ours, off, held, counter, none = (rules[name] for name in RULES)
     verdict = "missed: " + ", ".join(found["missed"]) if found["missed"] else "met" if found["targeted"] else ""
     cells = [
         found["case"],
@@ -196,7 +197,8 @@ def line(found: dict[str, Any]) -> str:
         found["workers"],
         _shares(ours),
         _quartiles(ours),
-        f"{ours['mean_staleness']:.1f}, {ours['max_staleness']}",
+        f"{ours['mean_staleness']:.2f}, {ours['max_staleness']}",
+        f"{_shares(off)}, {off['mean_staleness']:.2f}",
         _shares(held),
         _shares(counter),
         _quartiles(counter),

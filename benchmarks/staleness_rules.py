@@ -17,7 +17,7 @@ from typing import Protocol
 from swarm.rollout.journal.entries import GroupDropped
 from swarm.rollout.plane.effects import Effect, Granted, Judged, NodeSilent, Refused, ScoreWanted
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
-from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, SwarmId, VersionId
+from swarm.types import Freshness, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, SwarmId, VersionId
 
 MEAN_TOKENS = 16
 """Tokens of a completion of mean length: the plane sees lengths, and a run stays cheap."""
@@ -41,6 +41,7 @@ class Setting:
     group_size: int
     slots: int
     hold_s: float = 0.0
+    freshness: Freshness = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class DeadlineRule:
             run_seed=0,
             max_staleness=setting.max_staleness,
             hold_s=setting.hold_s,
+            freshness=setting.freshness,
             groups_per_step=setting.batch_groups,
             group_size=setting.group_size,
             rules=SamplingRules(temperature=1.0, max_new_tokens=MAX_TOKENS, stop_token_ids=(2,)),
@@ -285,6 +287,7 @@ class NoRule(CountingRule):
 
 RULES: dict[str, Callable[[Setting], Rule]] = {
     "deadlines": DeadlineRule,
+    "deadlines, off": DeadlineRule,
     "deadlines, hold": DeadlineRule,
     "counter": CounterRule,
     "none": NoRule,
@@ -294,6 +297,11 @@ RULES: dict[str, Callable[[Setting], Rule]] = {
 def hold_of(rule: str) -> float:
     """`hold_s` of a rule by its name."""
     return math.inf if rule.endswith("hold") else 0.0
+
+
+def freshness_of(rule: str) -> Freshness:
+    """`freshness` of a rule by its name."""
+    return "adaptive" if rule == "deadlines" else "off"
 
 
 @cache

@@ -102,7 +102,7 @@ class Recursion:
         self._next_batch = 0
         self._published = 0
         self._training = False
-        self._pacing = Pacing(batch_groups=demand.groups_per_step, hold_s=0.0)
+        self._pacing = Pacing(batch_groups=demand.groups_per_step, hold_s=0.0, adaptive=True)
         self._due: dict[int, int] = {}
         self._open: dict[int, set[_Group]] = {}
         self._unfilled: list[_Group] = []
@@ -187,8 +187,9 @@ class Recursion:
                 if ahead:
                     return []
                 self._lease(group, most, claimed)
-        due, size = deadline(held, self._demand.max_staleness), self._demand.group_size
-        while len(claimed) < most and self._pacing.may_open(due, self._due, self._next_batch, ahead=ahead):
+        bound = self._demand.max_staleness
+        while len(claimed) < most and self._pacing.may_open(held, self._due, self._next_batch, bound, ahead=ahead):
+            due, size = deadline(held, bound), self._demand.group_size
             group = _Group(held, size, size)
             insort(self._unfilled, group, key=_opened)
             self._open.setdefault(held, set()).add(group)
@@ -238,7 +239,7 @@ class Recursion:
 
     def _take_if_ready(self) -> None:
         batch = self._demand.groups_per_step
-        if self._training or not self._pacing.is_whole(self._ready_groups):
+        if self._training or not self._pacing.is_whole(self._ready_groups, self._demand.max_staleness):
             return
         for version in sorted(self._ready):
             ready = self._ready[version]

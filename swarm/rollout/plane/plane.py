@@ -45,7 +45,7 @@ from swarm.rollout.plane.heldout import WRONG, HeldOutRound
 from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.rollout.plane.rules import Pacing, deadline, is_fresh
 from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
-from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
+from swarm.types import Freshness, GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 
 class Buffer:
@@ -150,6 +150,7 @@ class PlaneRules:
     life: int = 0
     max_staleness: int
     hold_s: float = 0.0
+    freshness: Freshness = "adaptive"
     groups_per_step: int
     group_size: int
     eval_samples: int = 1
@@ -180,7 +181,9 @@ class RolloutPlane:
             samples=rules.eval_samples,
             batch_samples=rules.groups_per_step * rules.group_size,
         )
-        self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
+        self._pacing = Pacing(
+            batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.freshness == "adaptive"
+        )
         self._ending: Refusal | None = None
         self.standby: Mapping[NodeId, str] = {}  # Nodes that get no leases, and why
 
@@ -309,7 +312,8 @@ class RolloutPlane:
 
     def can_take(self, *, now: float) -> bool:
         """Return whether batch `next_batch` is full and has waited for leased samples that it would make stale."""
-        if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness)):
+        ready = self._buffer.count(self.next_batch, self.max_staleness)
+        if not self._pacing.is_whole(ready, self.max_staleness):
             return False
         batch = self._buffer.first(self.next_batch, self.max_staleness)
         due = Counter(group.deadline(self.max_staleness) for group in batch)
@@ -411,7 +415,9 @@ class RolloutPlane:
                 grant.take(group, grant.at_once)
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
-        while grant.capacity > 0 and self._pacing.may_open(due, by_deadline, self.next_batch, ahead=grant.at_once == 0):
+        while grant.capacity > 0 and self._pacing.may_open(
+            held.version, by_deadline, self.next_batch, self.max_staleness, ahead=grant.at_once == 0
+        ):
             by_deadline[due] += 1
             grant.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
             grant.take(self._open(self._opened, held, self.max_staleness), grant.capacity)

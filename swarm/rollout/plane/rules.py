@@ -7,11 +7,14 @@ has the deadline v + S: batch v + S is the last one that may hold it.
 `is_fresh` alone decides the bound. The plane asks it when a rollout is submitted (a courtesy to its sampler) and again
 when a batch is taken (the guarantee, I1).
 
-Pacing adds two things to the formula. First, a node that asks ahead, while it still holds samples, gets none of the
+Pacing adds three things to the formula. First, a node that asks ahead, while it still holds samples, gets none of the
 last B places before a deadline: its samples would wait behind its present work, while another node could begin at once.
 Second, where full batches never wait (`hold_s` 0), Pacing opens `spare` groups more than can be trained if the learner
 has lately waited for the last, long answers of a batch whose places were all given away. If more groups than these
 were missing, the fleet is too slow or S too small (S = 0 always), and spare groups would only crowd out long answers.
+Third, it opens no group that would be trained older than the fleet makes necessary: a group of version v that is opened
+behind q others will be in batch n + q / B, so its expected staleness is n - v + q / B, and this may be at most `aim`.
+The aim rises when the learner has to wait, and falls while more groups are ready than it takes.
 """
 
 from __future__ import annotations
@@ -98,28 +101,62 @@ SPARE_GAIN = 0.5  # Spare groups added per group that was missing when the learn
 SPARE_KEPT = 0.95  # Share of `spare` that remains after a batch without a wait: a memory of 20 batches
 
 
-class Pacing:
-    """Decides when groups are opened and batches taken. PlaneRules explains `hold_s`. Times are monotonic seconds."""
+FIRST_AIM = 3.0  # Steps, until the first batches have shown what the fleet can do
+LOWERED_AFTER = 10  # Batches in a row without a wait before the aim is lowered
+STOCK_SHARE = 0.06  # Share of a batch that may always be ready beyond it: the luck of the draw takes it now and then
+LOWERED_BY = 0.5  # Share of what was always ready beyond that stock
 
-    def __init__(self, *, batch_groups: int, hold_s: float) -> None:
+
+class Pacing:
+    """Decides when groups are opened and batches taken. PlaneRules explains `hold_s`. If it is not `adaptive`, groups
+    are opened as early as the bound allows. Times are monotonic seconds."""
+
+    def __init__(self, *, batch_groups: int, hold_s: float, adaptive: bool) -> None:
         self._batch_groups = batch_groups
         self._hold_s = hold_s
         self._ready_at: float | None = None
         self._missing = 0
         self._spare = 0.0
+        self.aim = FIRST_AIM if adaptive else math.inf
+        """The largest expected staleness, in steps, at which a group is opened."""
+        self._begun = False
+        self._surplus: list[int] = []  # Of the batches since the last wait
+        self._left = 0
 
-    def may_open(self, due: int, by_deadline: Mapping[int, int], next_batch: int, *, ahead: bool) -> bool:
-        """Return whether one more group with deadline `due` may be opened. `ahead`: its node has no free place now."""
+    def may_open(
+        self, version: int, by_deadline: Mapping[int, int], next_batch: int, max_staleness: int, *, ahead: bool
+    ) -> bool:
+        """Return whether one more group of `version` may be opened. `ahead`: its node has no free place now."""
+        if not self._is_young(version, by_deadline, next_batch):
+            return False
         spare = -self._batch_groups if ahead else int(self._spare)
-        return may_open(due, by_deadline, next_batch, self._batch_groups, spare)
+        return may_open(deadline(version, max_staleness), by_deadline, next_batch, self._batch_groups, spare)
 
-    def is_whole(self, ready: int) -> bool:
-        """Return whether `ready` groups fill the batch that the learner waits for, and remember how many it lacked."""
+    def _is_young(self, version: int, by_deadline: Mapping[int, int], next_batch: int) -> bool:
+        """Return whether a group of `version` opened now is expected to be trained no older than `aim`. What a waiting
+        learner needs is opened in any case."""
+        before = sum(count for due, count in by_deadline.items() if due >= next_batch)
+        if self._missing and before < self._batch_groups:
+            return True
+        return staleness(version, next_batch) + before / self._batch_groups < self.aim
+
+    def is_whole(self, ready: int, max_staleness: int) -> bool:
+        """Return whether `ready` groups fill the batch that the learner waits for. If not, remember how many it lacked
+        at first, and aim for that many more."""
         if ready >= self._batch_groups:
+            self._left = ready - self._batch_groups
             return True
         self._ready_at = None
-        self._missing = self._missing or self._batch_groups - ready
+        if not self._missing:
+            self._missing = self._batch_groups - ready
+            if self._begun:
+                self._raise_aim(max_staleness)
         return False
+
+    def _raise_aim(self, max_staleness: int) -> None:
+        # At the most the rule of deadlines alone forbids anything, with all that it has to spare.
+        most = max_staleness + 1 + SPARE_SHARE
+        self.aim = min(self.aim + self._missing / self._batch_groups, max(most, self.aim))
 
     def may_take(self, others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, *, now: float) -> bool:
         """Return whether a full `batch` may be taken, leaving `others` behind. Both count groups by deadline."""
@@ -135,10 +172,19 @@ class Pacing:
         return self._ready_at + self._hold_s
 
     def taken(self) -> None:
-        """Note that a batch was taken, and adjust `spare` by how many groups it lacked when first asked for."""
+        """Note that a batch was taken. Adjust `spare` by how many groups it lacked when first asked for, and the aim by
+        how many were left."""
         most = SPARE_SHARE * self._batch_groups
         if 0 < self._missing <= most and not self._hold_s:
             self._spare = min(most, self._spare + SPARE_GAIN * self._missing)
         else:
             self._spare *= SPARE_KEPT
-        self._ready_at, self._missing = None, 0
+        self._lower_aim()
+        self._ready_at, self._missing, self._begun = None, 0, True
+
+    def _lower_aim(self) -> None:
+        self._surplus = [] if self._missing else [*self._surplus, self._left]
+        if len(self._surplus) == LOWERED_AFTER:
+            needless = min(self._surplus) - STOCK_SHARE * self._batch_groups
+            self.aim = max(1.0, self.aim - LOWERED_BY * max(0.0, needless) / self._batch_groups)
+            self._surplus = []
