@@ -181,7 +181,9 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
 
 HEADER = (
     "| case | S | T_bcast | workers | deadlines, hold 0: idle / discarded | by length | staleness "
-    "| off: idle / discarded, staleness | unlimited hold | counter | by length | no pacing | target |\n" + "|---" * 13 + "|"
+    "| off: idle / discarded, staleness | unlimited hold | counter | by length | no pacing | target |\n"
+    + "|---" * 13
+    + "|"
 )
 
 

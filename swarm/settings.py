@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_ar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from swarm.errors import UserError
-from swarm.types import ObjectiveName, Schedule
+from swarm.types import Freshness, ObjectiveName, Schedule
 
 if TYPE_CHECKING:
     from swarm.sampler.engine import EngineOptions
@@ -105,6 +105,11 @@ class LeadConfig(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Seed of prompts, samples and batches.")] = 0
     device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ..."), RESUMED] = "auto"
     max_staleness: Annotated[Bound, Flag(MOST, "S: 0 is on-policy, 1 and more overlap."), RUNNING] = 2
+    freshness: Annotated[
+        Freshness,
+        Flag(LEARNING, "adaptive keeps rollouts as young as the fleet allows, off opens them as early as S allows."),
+        RESUMED,
+    ] = "adaptive"
     publish_every_steps: Annotated[Whole, Flag(LEARNING, "K, at most S + 1."), RESUMED] = 1
     hold_s: Annotated[
         float,

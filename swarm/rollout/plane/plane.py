@@ -15,6 +15,7 @@ are only opened under the pacing rule.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +46,19 @@ from swarm.rollout.plane.heldout import WRONG, HeldOutRound
 from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.rollout.plane.rules import Pacing, deadline, is_fresh
 from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
-from swarm.types import Freshness, GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
+from swarm.types import (
+    Freshness,
+    GroupId,
+    Lease,
+    NodeId,
+    Prompt,
+    Rollout,
+    SamplingRules,
+    Score,
+    SwarmId,
+    Verdict,
+    VersionId,
+)
 
 
 class Buffer:
@@ -362,6 +375,12 @@ class RolloutPlane:
             "samples_leased": sum(group.leased for group in self.leased.groups()),
             "nodes": len(self.leased.nodes()),
         }
+
+    @property
+    def staleness_aim(self) -> float | None:
+        """The largest expected staleness, in steps, at which a group is opened; None if only the bound counts."""
+        aim = self._pacing.aim
+        return aim if math.isfinite(aim) else None
 
     # -- decisions -------------------------------------------------------------------------------------------
 

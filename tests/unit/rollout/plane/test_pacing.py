@@ -11,25 +11,35 @@ from swarm.rollout.plane.rules import Pacing
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
 
+BOUND = 4
 
-def places(pacing: Pacing, *, ahead: bool = False) -> int:
-    """How many groups due at 10 the rule opens before batch 10."""
-    opened = 0
-    while pacing.may_open(10, {10: opened}, 10, ahead=ahead):
+
+def places(pacing: Pacing, *, ahead: bool = False, version: int = 6) -> int:
+    """How many groups of that version the rule opens before batch 10; of version 6 they are due at 10."""
+    due, opened = version + BOUND, 0
+    while pacing.may_open(version, {due: opened}, 10, BOUND, ahead=ahead):
         opened += 1
     return opened
 
 
-def step(pacing: Pacing, *ready: int) -> None:
-    """One batch of 16, of which so many were ready when the learner looked."""
+def step(pacing: Pacing, *ready: int, left: int = 0) -> None:
+    """One batch of 16, of which so many were ready when the learner looked. So many more are left for the next."""
     for count in ready:
-        assert not pacing.is_whole(count)
-    assert pacing.is_whole(16)
+        assert not pacing.is_whole(count, BOUND)
+    assert pacing.is_whole(16 + left, BOUND)
     pacing.taken()
 
 
 def new(hold_s: float = 0.0) -> Pacing:
-    return Pacing(batch_groups=16, hold_s=hold_s)
+    """Without an aim."""
+    return Pacing(batch_groups=16, hold_s=hold_s, adaptive=False)
+
+
+def aiming() -> Pacing:
+    """One that has taken its first batch."""
+    pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
+    step(pacing)
+    return pacing
 
 
 def test_while_the_learner_never_waits_no_group_is_to_spare() -> None:
@@ -75,13 +85,13 @@ def test_who_asks_ahead_gets_nothing_to_spare_and_none_of_the_last_places() -> N
     pacing = new()
     step(pacing, 14)
     assert places(pacing, ahead=True) == 0
-    assert pacing.may_open(11, {10: 15}, 10, ahead=True)
-    assert not pacing.may_open(11, {10: 16}, 10, ahead=True)
+    assert pacing.may_open(7, {10: 15}, 10, BOUND, ahead=True)
+    assert not pacing.may_open(7, {10: 16}, 10, BOUND, ahead=True)
 
 
 def test_a_whole_batch_that_would_leave_groups_behind_waits_hold_s() -> None:
     pacing = new(5.0)
-    assert pacing.is_whole(16)
+    assert pacing.is_whole(16, BOUND)
     assert pacing.may_take({10: 0, 11: 16}, {}, 10, now=1.0)
     assert not pacing.may_take({10: 1}, {}, 10, now=1.0)
     assert pacing.hold_until() == 6.0
@@ -96,6 +106,70 @@ def test_without_a_limit_it_waits_for_ever_and_without_hold_never() -> None:
     assert not patient.may_take({10: 1}, {}, 10, now=1e9)
     assert patient.hold_until() is None
     assert new().may_take({10: 1}, {}, 10, now=0.0)
+
+
+# -- the aim -------------------------------------------------------------------------------------------------------
+
+
+def test_no_group_is_opened_that_is_expected_to_be_older_than_the_aim() -> None:
+    pacing = aiming()
+    assert pacing.aim == 3.0
+    assert places(pacing, version=9) == 32
+    assert places(pacing, version=8) == 16
+    assert places(pacing, version=7) == 0
+
+
+def test_a_wait_raises_the_aim_by_what_was_missing_and_the_first_one_does_not() -> None:
+    pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
+    step(pacing, 0)
+    assert pacing.aim == 3.0
+    step(pacing, 12, 14)
+    assert pacing.aim == 3.25
+    assert places(pacing, version=9) == 36
+
+
+def test_with_the_highest_aim_everything_is_opened_that_the_bound_allows() -> None:
+    pacing = aiming()
+    for _ in range(5):
+        step(pacing, 0)
+    assert pacing.aim == BOUND + 1 + 1 / 8
+    without = new()
+    assert [places(pacing, version=v) for v in range(6, 11)] == [places(without, version=v) for v in range(6, 11)]
+
+
+def test_what_a_waiting_learner_needs_is_opened_whatever_its_age() -> None:
+    pacing = aiming()
+    assert not pacing.is_whole(0, BOUND)
+    assert pacing.aim == 4.0
+    assert places(pacing, version=6) == 16
+    assert pacing.is_whole(16, BOUND)
+    pacing.taken()
+    assert places(pacing, version=6) == 0
+
+
+def test_what_is_always_left_lowers_the_aim_by_half_and_a_wait_begins_the_count_again() -> None:
+    pacing = aiming()
+    for left in [17, *[9] * 8]:
+        step(pacing, left=left)
+    step(pacing, 15)
+    for _ in range(9):
+        step(pacing, left=9)
+    assert pacing.aim == 3.0 + 1 / 16
+    step(pacing, left=17)
+    assert pacing.aim == pytest.approx(3.0 + 1 / 16 - 0.5 * (9 / 16 - 0.06))
+
+
+def test_the_aim_leaves_a_stock_and_is_never_below_a_batch() -> None:
+    pacing = aiming()
+    for _ in range(100):
+        step(pacing)
+    assert pacing.aim == 3.0
+    for _ in range(1000):
+        step(pacing, left=16)
+    assert pacing.aim == 1.0
+
+
+# -- in the plane --------------------------------------------------------------------------------------------------
 
 
 def test_who_still_holds_samples_gets_none_of_the_last_batch_of_places() -> None:
