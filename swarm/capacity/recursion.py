@@ -254,7 +254,7 @@ class Recursion:
         self._training = True
         self._later(self._demand.train_step_s, self._trained, None)
         self._next_batch += 1
-        self._pacing.taken()
+        self._pacing.taken(now=self._now)
         self._expire()
         self._changed()
 

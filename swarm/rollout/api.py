@@ -145,6 +145,7 @@ class RolloutService:
         plane = self._opened
         seen = self._ready.count
         while not plane.can_take(now=time.monotonic()):
+            self._perform(())  # Tell samplers that they may come again, if the learner has just begun to wait.
             until = plane.hold_until()
             await self._ready.wait(seen, None if until is None else max(0.0, until - time.monotonic()))
             seen = self._ready.count
@@ -250,7 +251,8 @@ class RolloutService:
             assert isinstance(answer, Refused)
             if not answer.may_change or left <= 0:
                 return refuse(answer.reason, answer.retry_after_s, answer.detail)
-            await self._chances.wait(seen, left)
+            # The fastest sampler first: a group is as old as its slowest answer.
+            await self._chances.wait(seen, left, rank=self._plane.leased.answer_s(node))
         return refuse("paced", self._plane.rules.beat_s)
 
     async def _post_beat(self, request: web.Request) -> web.Response:

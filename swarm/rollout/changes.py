@@ -7,21 +7,29 @@ from contextlib import suppress
 
 
 class Changes:
-    """Wakes all tasks that wait for the next change."""
+    """Wakes all tasks that wait for the next change, in the order of their `rank`, and then of their coming."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._changed = asyncio.Event()
+        self._waiting: dict[asyncio.Future[None], float] = {}
 
     def tell(self) -> None:
         """Note a change."""
         self.count += 1
-        self._changed.set()
-        self._changed = asyncio.Event()
+        for future in sorted(self._waiting, key=self._waiting.__getitem__):
+            if not future.done():
+                future.set_result(None)
+        self._waiting.clear()
 
-    async def wait(self, seen: int, seconds: float | None) -> None:
+    async def wait(self, seen: int, seconds: float | None, *, rank: float = 0.0) -> None:
         """Return once `count` differs from `seen`, or after `seconds`."""
-        if self.count == seen:
+        if self.count != seen:
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[future] = rank
+        try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._changed.wait()
+                    await future
+        finally:
+            self._waiting.pop(future, None)

@@ -17,6 +17,7 @@ has at most one accepted answer at a time. Once all its samples are scored, a gr
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from swarm.net.wire import digest
-from swarm.rollout.plane.rules import deadline
+from swarm.rollout.plane.rules import deadline, smoothed
 from swarm.types import (
     GroupId,
     Lease,
@@ -58,6 +59,7 @@ RETRY_S = 60.0  # For this long a node does not get a sample that it failed, unl
 
 FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its group is dropped: one may lie
 MAX_REDRAWS = 2  # Times that a sample is drawn again for lack of a score: after that the prompt is to blame
+LENGTH_WEIGHT = 1 / 64  # Of the last answer in the mean length of answers
 MAX_NODES = 4096  # Samplers that the table remembers; the table of publics has the same bound
 
 
@@ -153,9 +155,10 @@ class LeaseTable:
         self._unfilled: dict[GroupId, Group] = {}
         self._ages: Counter[int] = Counter()
         self._nodes: dict[NodeId, NodeState] = {}
+        self._mean_tokens = math.inf
         self.chances = 0
         """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
-        more, a group was dropped, or a group is due later than it seemed."""
+        more, a group was dropped, a group is due later than it seemed, or the learner begins to wait."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -203,6 +206,12 @@ class LeaseTable:
         state = self._nodes.get(node)
         return () if state is None else state.held.keys()
 
+    def answer_s(self, node: NodeId) -> float:
+        """Return how long `node` takes for a sample of mean length at its own rate; 0 if either is not known yet."""
+        state = self._nodes.get(node)
+        known = state is not None and state.tokens_per_s > 0 and math.isfinite(self._mean_tokens)
+        return self._mean_tokens / state.tokens_per_s if state is not None and known else 0.0
+
     def room(self, node: NodeId) -> int:
         """Return how many more samples `node` may hold. The table must know the node."""
         return max(0, self._nodes[node].most - len(self._nodes[node].held))
@@ -242,6 +251,7 @@ class LeaseTable:
         if node in self._nodes:
             self._nodes[node].most = MAX_HELD
         sample.rollout, sample.author = rollout, node
+        self._mean_tokens = smoothed(self._mean_tokens, rollout.length, weight=LENGTH_WEIGHT)
         oldest = rollout.oldest
         assert oldest is not None
         self._age(group, -1)

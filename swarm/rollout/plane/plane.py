@@ -197,6 +197,7 @@ class RolloutPlane:
         self._pacing = Pacing(
             batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.freshness == "adaptive"
         )
+        self._looked_at = 0.0  # When the learner last asked for a batch
         self._ending: Refusal | None = None
         self.standby: Mapping[NodeId, str] = {}  # Nodes that get no leases, and why
 
@@ -326,7 +327,10 @@ class RolloutPlane:
     def can_take(self, *, now: float) -> bool:
         """Return whether batch `next_batch` is full and has waited for leased samples that it would make stale."""
         ready = self._buffer.count(self.next_batch, self.max_staleness)
+        self._looked_at, waited = now, self._pacing.waits
         if not self._pacing.is_whole(ready, self.max_staleness):
+            # A waiting learner lets samplers have what pacing refused them.
+            self.leased.chances += not waited
             return False
         batch = self._buffer.first(self.next_batch, self.max_staleness)
         due = Counter(group.deadline(self.max_staleness) for group in batch)
@@ -343,7 +347,7 @@ class RolloutPlane:
         numbers = tuple(group.order for group in batch)
         taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
         self.next_batch += 1
-        self._pacing.taken()
+        self._pacing.taken(now=self._looked_at)
         return batch, [taken, *self._expire()]
 
     def set_bound(self, max_staleness: int) -> list[Effect]:
@@ -425,17 +429,24 @@ class RolloutPlane:
 
     def _train(self, grant: Grant, held: VersionId, begun: Sequence[Group]) -> None:
         """Grant samples of open groups first, then open new groups as far as pacing allows."""
+        answer_s = self.leased.answer_s(grant.node)
         for group in begun:
             if grant.capacity == 0:
                 return
-            if self._fresh(group.oldest_version):
+            in_time = self._pacing.may_claim(group.oldest_version, self.next_batch, answer_s=answer_s)
+            if in_time and self._fresh(group.oldest_version):
                 if grant.at_once == 0:
                     return  # An open group waits for a node that can begin at once.
                 grant.take(group, grant.at_once)
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
         while grant.capacity > 0 and self._pacing.may_open(
-            held.version, by_deadline, self.next_batch, self.max_staleness, ahead=grant.at_once == 0
+            held.version,
+            by_deadline,
+            self.next_batch,
+            self.max_staleness,
+            ahead=grant.at_once == 0,
+            answer_s=answer_s,
         ):
             by_deadline[due] += 1
             grant.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))

@@ -13,8 +13,9 @@ Second, where full batches never wait (`hold_s` 0), Pacing opens `spare` groups 
 has lately waited for the last, long answers of a batch whose places were all given away. If more groups than these
 were missing, the fleet is too slow or S too small (S = 0 always), and spare groups would only crowd out long answers.
 Third, it opens no group that would be trained older than the fleet makes necessary: a group of version v that is opened
-behind q others will be in batch n + q / B, so its expected staleness is n - v + q / B, and this may be at most `aim`.
-The aim rises when the learner has to wait, and falls while more groups are ready than it takes.
+behind q others will be in batch n + q / B, or later if its node needs more time than that. So its expected staleness is
+n - v + max(q / B, time for an answer / time of a step), and this must be below `aim`. The aim rises when the learner
+has to wait, and falls while more groups are ready than it takes.
 """
 
 from __future__ import annotations
@@ -106,6 +107,13 @@ LOWERED_AFTER = 10  # Batches in a row without a wait before the aim is lowered
 STOCK_SHARE = 0.06  # Share of a batch that may always be ready beyond it: the luck of the draw takes it now and then
 LOWERED_BY = 0.5  # Share of what was always ready beyond that stock
 
+STEP_WEIGHT = 0.2  # Of the last step in the mean time of a step: a memory of five steps
+
+
+def smoothed(mean: float, value: float, *, weight: float) -> float:
+    """Return an exponential mean after one more value. Infinity is a mean of nothing."""
+    return value if math.isinf(mean) else mean + weight * (value - mean)
+
 
 class Pacing:
     """Decides when groups are opened and batches taken. PlaneRules explains `hold_s`. If it is not `adaptive`, groups
@@ -119,26 +127,44 @@ class Pacing:
         self._spare = 0.0
         self.aim = FIRST_AIM if adaptive else math.inf
         """The largest expected staleness, in steps, at which a group is opened."""
-        self._begun = False
         self._surplus: list[int] = []  # Of the batches since the last wait
         self._left = 0
+        self._taken_at: float | None = None
+        self._step_s = math.inf
 
     def may_open(
-        self, version: int, by_deadline: Mapping[int, int], next_batch: int, max_staleness: int, *, ahead: bool
+        self,
+        version: int,
+        by_deadline: Mapping[int, int],
+        next_batch: int,
+        max_staleness: int,
+        *,
+        ahead: bool,
+        answer_s: float = 0.0,
     ) -> bool:
-        """Return whether one more group of `version` may be opened. `ahead`: its node has no free place now."""
-        if not self._is_young(version, by_deadline, next_batch):
+        """Return whether one more group of `version` may be opened for a node that takes `answer_s` for a sample.
+        `ahead`: it has no free place now."""
+        if not self._is_young(version, by_deadline, next_batch, answer_s):
             return False
         spare = -self._batch_groups if ahead else int(self._spare)
         return may_open(deadline(version, max_staleness), by_deadline, next_batch, self._batch_groups, spare)
 
-    def _is_young(self, version: int, by_deadline: Mapping[int, int], next_batch: int) -> bool:
-        """Return whether a group of `version` opened now is expected to be trained no older than `aim`. What a waiting
+    def may_claim(self, version: int, next_batch: int, *, answer_s: float) -> bool:
+        """Return whether a node that takes `answer_s` for a sample may have one of a group of `version` that others
+        began. If the learner waits, it may, however slow it is: there may be no other."""
+        return self.waits or staleness(version, next_batch) + self._steps(answer_s) < self.aim
+
+    def _is_young(self, version: int, by_deadline: Mapping[int, int], next_batch: int, answer_s: float) -> bool:
+        """Return whether a group of `version` opened now is expected to be trained younger than `aim`. What a waiting
         learner needs is opened in any case."""
         before = sum(count for due, count in by_deadline.items() if due >= next_batch)
-        if self._missing and before < self._batch_groups:
+        if self.waits and before < self._batch_groups:
             return True
-        return staleness(version, next_batch) + before / self._batch_groups < self.aim
+        steps = max(before / self._batch_groups, self._steps(answer_s))
+        return staleness(version, next_batch) + steps < self.aim
+
+    def _steps(self, seconds: float) -> float:
+        return seconds / self._step_s if self._step_s > 0 else 0.0
 
     def is_whole(self, ready: int, max_staleness: int) -> bool:
         """Return whether `ready` groups fill the batch that the learner waits for. If not, remember how many it lacked
@@ -147,9 +173,9 @@ class Pacing:
             self._left = ready - self._batch_groups
             return True
         self._ready_at = None
-        if not self._missing:
+        if not self.waits:
             self._missing = self._batch_groups - ready
-            if self._begun:
+            if self._taken_at is not None:
                 self._raise_aim(max_staleness)
         return False
 
@@ -165,13 +191,18 @@ class Pacing:
         self._ready_at = now if self._ready_at is None else self._ready_at
         return now >= self._ready_at + self._hold_s
 
+    @property
+    def waits(self) -> bool:
+        """Whether the learner has asked for a batch that is not whole."""
+        return self._missing > 0
+
     def hold_until(self) -> float | None:
         """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
         if self._ready_at is None or math.isinf(self._hold_s):
             return None
         return self._ready_at + self._hold_s
 
-    def taken(self) -> None:
+    def taken(self, *, now: float) -> None:
         """Note that a batch was taken. Adjust `spare` by how many groups it lacked when first asked for, and the aim by
         how many were left."""
         most = SPARE_SHARE * self._batch_groups
@@ -180,10 +211,12 @@ class Pacing:
         else:
             self._spare *= SPARE_KEPT
         self._lower_aim()
-        self._ready_at, self._missing, self._begun = None, 0, True
+        if self._taken_at is not None:
+            self._step_s = smoothed(self._step_s, now - self._taken_at, weight=STEP_WEIGHT)
+        self._ready_at, self._missing, self._taken_at = None, 0, now
 
     def _lower_aim(self) -> None:
-        self._surplus = [] if self._missing else [*self._surplus, self._left]
+        self._surplus = [] if self.waits else [*self._surplus, self._left]
         if len(self._surplus) == LOWERED_AFTER:
             needless = min(self._surplus) - STOCK_SHARE * self._batch_groups
             self.aim = max(1.0, self.aim - LOWERED_BY * max(0.0, needless) / self._batch_groups)

@@ -22,12 +22,12 @@ def places(pacing: Pacing, *, ahead: bool = False, version: int = 6) -> int:
     return opened
 
 
-def step(pacing: Pacing, *ready: int, left: int = 0) -> None:
+def step(pacing: Pacing, *ready: int, left: int = 0, now: float = 0.0) -> None:
     """One batch of 16, of which so many were ready when the learner looked. So many more are left for the next."""
     for count in ready:
         assert not pacing.is_whole(count, BOUND)
     assert pacing.is_whole(16 + left, BOUND)
-    pacing.taken()
+    pacing.taken(now=now)
 
 
 def new(hold_s: float = 0.0) -> Pacing:
@@ -97,7 +97,7 @@ def test_a_whole_batch_that_would_leave_groups_behind_waits_hold_s() -> None:
     assert pacing.hold_until() == 6.0
     assert not pacing.may_take({10: 1}, {}, 10, now=5.9)
     assert pacing.may_take({10: 1}, {}, 10, now=6.0)
-    pacing.taken()
+    pacing.taken(now=0.0)
     assert pacing.hold_until() is None
 
 
@@ -143,7 +143,7 @@ def test_what_a_waiting_learner_needs_is_opened_whatever_its_age() -> None:
     assert pacing.aim == 4.0
     assert places(pacing, version=6) == 16
     assert pacing.is_whole(16, BOUND)
-    pacing.taken()
+    pacing.taken(now=0.0)
     assert places(pacing, version=6) == 0
 
 
@@ -167,6 +167,34 @@ def test_the_aim_leaves_a_stock_and_is_never_below_a_batch() -> None:
     for _ in range(1000):
         step(pacing, left=16)
     assert pacing.aim == 1.0
+
+
+def test_a_node_that_would_answer_too_late_for_the_aim_opens_nothing_unless_the_learner_waits() -> None:
+    pacing = aiming()
+    assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=1e9)  # Nobody knows yet how long a step takes
+    step(pacing, now=60.0)
+    assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=119.0)
+    assert not pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=120.0)
+    assert not pacing.may_open(8, {}, 10, BOUND, ahead=False, answer_s=60.0)
+    assert not pacing.is_whole(15, BOUND)
+    assert pacing.may_open(8, {13: 15}, 10, BOUND, ahead=False, answer_s=1e9)
+
+
+def test_a_step_is_as_long_as_the_last_ones_were() -> None:
+    pacing = aiming()
+    step(pacing, now=60.0)
+    for number in range(1, 30):
+        step(pacing, now=60.0 + 10.0 * number)
+    assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=19.0)
+    assert not pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=21.0)
+
+
+def test_without_an_aim_the_slowest_node_may_open_a_group() -> None:
+    pacing = new()
+    step(pacing)
+    step(pacing, now=60.0)
+    assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=1e9)
+    assert pacing.may_claim(9, 10, answer_s=1e9)
 
 
 # -- in the plane --------------------------------------------------------------------------------------------------
@@ -237,3 +265,23 @@ def test_held_out_prompts_go_to_who_can_begin_them_once_no_training_is_left() ->
     assert refusal(plane, ALICE, 0) == "paced"
     assert {one.purpose for one in ask(plane, BOB, 0, 100)} == {"train"}
     assert [one.purpose for one in ask(plane, NodeId("carol"), 0, 10)] == ["eval"]
+
+
+def test_a_sample_of_a_begun_group_is_kept_from_who_would_delay_it_until_the_learner_waits() -> None:
+    plane = new_plane(groups=2, size=3)
+    for number in range(2):
+        submit_and_score(plane, ALICE, ask(plane, ALICE, number, 6), number)
+        assert plane.can_take(now=60.0 * number)
+        plane.take()
+        plane.published(v(number + 1))
+    plane.beat(ALICE, now=60.0, tokens_per_s=10.0)
+    plane.beat(BOB, now=60.0, tokens_per_s=1e-6)
+    assert len(ask(plane, ALICE, 2, 1)) == 1
+    assert refusal(plane, BOB, 2) == "paced"
+    before = plane.leased.chances
+    assert not plane.can_take(now=70.0)
+    assert plane.leased.chances == before + 1
+    assert not plane.can_take(now=71.0)
+    assert plane.leased.chances == before + 1
+    (lease,) = ask(plane, BOB, 2, 2)
+    assert len(lease.samples) == 2
