@@ -8,7 +8,8 @@ has the deadline v + S: batch v + S is the last one that may hold it.
 when a batch is taken (the guarantee, I1).
 
 Pacing adds three things to the formula. First, a node that asks ahead, while it still holds samples, gets none of the
-last B places before a deadline: its samples would wait behind its present work, while another node could begin at once.
+last B places before a deadline, or below the aim: its samples would wait behind its present work, while another node
+could begin at once.
 Second, where full batches never wait (`hold_s` 0), Pacing opens `spare` groups more than can be trained if the learner
 has lately waited for the last, long answers of a batch whose places were all given away. If more groups than these
 were missing, the fleet is too slow or S too small (S = 0 always), and spare groups would only crowd out long answers.
@@ -103,9 +104,8 @@ SPARE_KEPT = 0.95  # Share of `spare` that remains after a batch without a wait:
 
 
 FIRST_AIM = 3.0  # Steps, until the first batches have shown what the fleet can do
-LOWERED_AFTER = 10  # Batches in a row without a wait before the aim is lowered
-STOCK_SHARE = 0.06  # Share of a batch that may always be ready beyond it: the luck of the draw takes it now and then
-LOWERED_BY = 0.5  # Share of what was always ready beyond that stock
+STOCK_SHARE = 0.2  # Share of a batch that may be ready beyond it: the luck of the draw takes it now and then
+LOWERED_BY = 0.1  # Share of what is ready beyond that stock, in steps: a memory of ten batches
 
 STEP_WEIGHT = 0.2  # Of the last step in the mean time of a step: a memory of five steps
 
@@ -127,7 +127,6 @@ class Pacing:
         self._spare = 0.0
         self.aim = FIRST_AIM if adaptive else math.inf
         """The largest expected staleness, in steps, at which a group is opened."""
-        self._surplus: list[int] = []  # Of the batches since the last wait
         self._left = 0
         self._taken_at: float | None = None
         self._step_s = math.inf
@@ -144,7 +143,7 @@ class Pacing:
     ) -> bool:
         """Return whether one more group of `version` may be opened for a node that takes `answer_s` for a sample.
         `ahead`: it has no free place now."""
-        if not self._is_young(version, by_deadline, next_batch, answer_s):
+        if not self._is_young(version, by_deadline, next_batch, answer_s, ahead=ahead):
             return False
         spare = -self._batch_groups if ahead else int(self._spare)
         return may_open(deadline(version, max_staleness), by_deadline, next_batch, self._batch_groups, spare)
@@ -154,14 +153,16 @@ class Pacing:
         began. If the learner waits, it may, however slow it is: there may be no other."""
         return self.waits or staleness(version, next_batch) + self._steps(answer_s) < self.aim
 
-    def _is_young(self, version: int, by_deadline: Mapping[int, int], next_batch: int, answer_s: float) -> bool:
+    def _is_young(
+        self, version: int, by_deadline: Mapping[int, int], next_batch: int, answer_s: float, *, ahead: bool
+    ) -> bool:
         """Return whether a group of `version` opened now is expected to be trained younger than `aim`. What a waiting
         learner needs is opened in any case."""
         before = sum(count for due, count in by_deadline.items() if due >= next_batch)
         if self.waits and before < self._batch_groups:
             return True
         steps = max(before / self._batch_groups, self._steps(answer_s))
-        return staleness(version, next_batch) + steps < self.aim
+        return staleness(version, next_batch) + steps + ahead < self.aim
 
     def _steps(self, seconds: float) -> float:
         return seconds / self._step_s if self._step_s > 0 else 0.0
@@ -210,14 +211,9 @@ class Pacing:
             self._spare = min(most, self._spare + SPARE_GAIN * self._missing)
         else:
             self._spare *= SPARE_KEPT
-        self._lower_aim()
+        if not self.waits:
+            needless = max(0.0, self._left / self._batch_groups - STOCK_SHARE)
+            self.aim = max(1.0, self.aim - LOWERED_BY * needless)
         if self._taken_at is not None:
             self._step_s = smoothed(self._step_s, now - self._taken_at, weight=STEP_WEIGHT)
         self._ready_at, self._missing, self._taken_at = None, 0, now
-
-    def _lower_aim(self) -> None:
-        self._surplus = [] if self.waits else [*self._surplus, self._left]
-        if len(self._surplus) == LOWERED_AFTER:
-            needless = min(self._surplus) - STOCK_SHARE * self._batch_groups
-            self.aim = max(1.0, self.aim - LOWERED_BY * max(0.0, needless) / self._batch_groups)
-            self._surplus = []

@@ -147,26 +147,29 @@ def test_what_a_waiting_learner_needs_is_opened_whatever_its_age() -> None:
     assert places(pacing, version=6) == 0
 
 
-def test_what_is_always_left_lowers_the_aim_by_half_and_a_wait_begins_the_count_again() -> None:
+def test_what_is_left_beyond_a_stock_lowers_the_aim_by_a_tenth_unless_the_learner_waited() -> None:
     pacing = aiming()
-    for left in [17, *[9] * 8]:
-        step(pacing, left=left)
-    step(pacing, 15)
-    for _ in range(9):
-        step(pacing, left=9)
-    assert pacing.aim == 3.0 + 1 / 16
-    step(pacing, left=17)
-    assert pacing.aim == pytest.approx(3.0 + 1 / 16 - 0.5 * (9 / 16 - 0.06))
+    step(pacing, left=8)
+    assert pacing.aim == pytest.approx(3.0 - 0.1 * (8 / 16 - 0.2))
+    before = pacing.aim
+    step(pacing, 15, left=8)
+    assert pacing.aim == before + 1 / 16
 
 
 def test_the_aim_leaves_a_stock_and_is_never_below_a_batch() -> None:
     pacing = aiming()
     for _ in range(100):
-        step(pacing)
+        step(pacing, left=3)
     assert pacing.aim == 3.0
     for _ in range(1000):
         step(pacing, left=16)
     assert pacing.aim == 1.0
+
+
+def test_who_asks_ahead_is_held_to_an_aim_of_a_step_less() -> None:
+    pacing = aiming()
+    assert places(pacing, version=9, ahead=True) == 16
+    assert places(pacing, version=8, ahead=True) == 0
 
 
 def test_a_node_that_would_answer_too_late_for_the_aim_opens_nothing_unless_the_learner_waits() -> None:
