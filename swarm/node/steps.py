@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from swarm.errors import UserError
@@ -324,13 +325,15 @@ class Steps:
         self.max_staleness_seen = max(self.max_staleness_seen, *ages)
         scores = [s.score for group in batch for s in group.samples if s.score]
         now = time.monotonic()
+        broadcast_s, period_s = self._tracker.last_broadcast_s, max(1e-6, now - self._recorded_at)
         self.last = {
             **step_figures(self.step, scores, trained),
-            "broadcast_s": self._tracker.last_broadcast_s,
+            **self._rollouts.age(mean_staleness=fmean(ages), broadcast_steps=(broadcast_s or 0.0) / period_s),
+            "broadcast_s": broadcast_s,
             "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=now), 1),
             "samplers": len(self._rollouts.samplers),
             "reward_failed_share": self._rollouts.failures.take_share(),
-            **self._provisioning.stepped(waited_s=self._waited_s, period_s=now - self._recorded_at),
+            **self._provisioning.stepped(waited_s=self._waited_s, period_s=period_s),
             **self._unsaid,
         }
         self._recorded_at, self._unsaid = now, {}

@@ -290,7 +290,7 @@ LEARNING = (
 )
 
 SWARM = (
-    Wanted("Staleness of the rollouts trained on", "staleness/mean staleness/max", "learner steps"),
+    Wanted("Staleness of the rollouts trained on", "staleness/mean staleness/max staleness/aim", "learner steps"),
     Wanted("Time", "train_step_s broadcast_s", "s"),
     Wanted("Learner idle", "idle_share predicted_idle_share", "share"),
     Wanted("Rollouts", "rollouts_per_s", "1/s"),

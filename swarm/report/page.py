@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from swarm.errors import UserError
@@ -104,12 +105,13 @@ def _standing(found: Figures, now: float) -> str:
 def _tiles(found: Figures, journaled: Journaled) -> str:
     held_out = found.evaluated.get("exact_match")
     best = max(held_out.values) if held_out is not None and held_out.values else None
-    seen = found.columns.get("staleness/max")
+    mean, seen = (found.columns.get(f"staleness/{name}") for name in ("mean", "max"))
     tiles = [
         ("held-out, last", shown(held_out.last if held_out is not None else None)),
         ("held-out, best", shown(best)),
         ("reward, last", shown(found.last("reward"))),
-        ("staleness, most / bound", f"{shown(max(seen.values) if seen else None)} / {found.bound}"),
+        ("staleness, mean", shown(fmean(mean.values) if mean and mean.values else None)),
+        ("staleness, most / bound", f"{shown(max(seen.values) if seen and seen.values else None)} / {found.bound}"),
         ("versions published", str(journaled.versions)),
         ("learner idle, last", shown(found.last("idle_share"))),
         ("rollouts accepted", shown(found.last("rollouts_accepted"))),

@@ -100,7 +100,8 @@ def _learner_figures(status: dict[str, Any]) -> Figures:
     metrics, capacity, cost = status["metrics"], status["capacity"], status["cost"]
     standby, accepted, is_paid = capacity["standby"], cost["rollouts_accepted"], bool(cost["cost_total"])
     samplers = f"{len(status['samplers'])}" + (f", {standby} on standby" if standby else "")
-    of_bound = f", max {status['max_staleness_seen']} of {status['max_staleness']}"
+    aim, by = _value(metrics.get("staleness/aim"), ", aim {:.1f}"), _value(metrics.get("staleness/by"), "; {} binds")
+    of_bound = f"{aim}, max {status['max_staleness_seen']} of {status['max_staleness']}{by}"
     return [
         ("step", f"{status['step']} of {status['steps']}"),
         ("version", status["version"] or ""),

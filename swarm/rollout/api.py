@@ -198,6 +198,10 @@ class RolloutService:
                 self._chances.tell()
         raise fault
 
+    def age(self, *, mean_staleness: float, broadcast_steps: float) -> dict[str, Any]:
+        """Return figures of a step: the aim of pacing, and what makes the last batch as old as it is."""
+        return self._opened.age(mean_staleness=mean_staleness, broadcast_steps=broadcast_steps)
+
     def status(self) -> dict[str, Any]:
         """Return samplers, verdicts and sizes for `status`."""
         return {

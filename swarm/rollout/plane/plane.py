@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from swarm.rollout.journal.entries import (
     BatchTaken,
@@ -44,7 +45,7 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.heldout import WRONG, HeldOutRound
 from swarm.rollout.plane.leases import Group, LeaseTable
-from swarm.rollout.plane.rules import Pacing, deadline, is_fresh
+from swarm.rollout.plane.rules import Pacing, aged_by, deadline, is_fresh
 from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
 from swarm.types import (
     Freshness,
@@ -380,11 +381,16 @@ class RolloutPlane:
             "nodes": len(self.leased.nodes()),
         }
 
-    @property
-    def staleness_aim(self) -> float | None:
-        """The largest expected staleness, in steps, at which a group is opened; None if only the bound counts."""
+    def age(self, *, mean_staleness: float, broadcast_steps: float) -> dict[str, Any]:
+        """Return the aim, if it is below what the bound allows, and what makes the last batch as old as it is."""
         aim = self._pacing.aim
-        return aim if math.isfinite(aim) else None
+        binds = aged_by(
+            aim=aim,
+            max_staleness=self.max_staleness,
+            mean_staleness=mean_staleness,
+            broadcast_steps=broadcast_steps,
+        )
+        return {**({"staleness/aim": round(aim, 3)} if math.isfinite(aim) else {}), "staleness/by": binds}
 
     # -- decisions -------------------------------------------------------------------------------------------
 

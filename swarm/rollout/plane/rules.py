@@ -24,6 +24,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from typing import Literal
+
+AgedBy = Literal["bound", "broadcast", "generation"]
+"""What makes rollouts as old as they are: groups are opened as early as the staleness bound allows; or most of their
+age is versions in transit; or it is samples being drawn, and ready ones that wait for their batch."""
 
 
 def deadline(version: int, max_staleness: int) -> int:
@@ -113,6 +118,13 @@ STEP_WEIGHT = 0.2  # Of the last step in the mean time of a step: a memory of fi
 def smoothed(mean: float, value: float, *, weight: float) -> float:
     """Return an exponential mean after one more value. Infinity is a mean of nothing."""
     return value if math.isinf(mean) else mean + weight * (value - mean)
+
+
+def aged_by(*, aim: float, max_staleness: int, mean_staleness: float, broadcast_steps: float) -> AgedBy:
+    """Return what makes rollouts of `mean_staleness` as old as they are. All four are in steps."""
+    if aim >= max_staleness + 1:
+        return "bound"
+    return "broadcast" if broadcast_steps >= mean_staleness / 2 else "generation"
 
 
 class Pacing:

@@ -49,7 +49,15 @@ def running(early: dict[str, Any]) -> dict[str, Any]:
     }
     waiting = {**sampler, "node": "fedcba9876543210", "installed": None, "verdicts": {}, "standby": "you are dear"}
     tally = {"rent": 2.5, "traffic": 0.0, "active_s": 1800.0, "rollouts": 900, "tokens": 9000, "cost": 2.5}
-    metrics = {"reward": 0.71, "exact_match": 0.5, "train_step_s": 0.25, "staleness/mean": 0.5, "broadcast_s": None}
+    metrics = {
+        "reward": 0.71,
+        "exact_match": 0.5,
+        "train_step_s": 0.25,
+        "staleness/mean": 0.5,
+        "staleness/aim": 1.25,
+        "staleness/by": "generation",
+        "broadcast_s": None,
+    }
     return {
         **early,
         "state": "running",
@@ -105,7 +113,7 @@ def test_a_running_learner_shows_its_figures(running: dict[str, Any]) -> None:
         "held-out 0.625, version 40",
         "samplers 2, 1 on standby",
         "train step 0.25 s",
-        "staleness 0.5, max 0 of 2",
+        "staleness 0.5, aim 1.2, max 0 of 2; generation binds",
     ):
         assert part in line
     assert "\n" not in line

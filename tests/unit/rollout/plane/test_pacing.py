@@ -7,7 +7,7 @@ import math
 import pytest
 
 from swarm.rollout.plane.effects import Granted
-from swarm.rollout.plane.rules import Pacing
+from swarm.rollout.plane.rules import Pacing, aged_by
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
 
@@ -198,6 +198,14 @@ def test_without_an_aim_the_slowest_node_may_open_a_group() -> None:
     step(pacing, now=60.0)
     assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=1e9)
     assert pacing.may_claim(9, 10, answer_s=1e9)
+
+
+@pytest.mark.parametrize(
+    ("aim", "broadcast_steps", "by"),
+    [(3.0, 0.0, "bound"), (math.inf, 5.0, "bound"), (2.9, 0.4, "generation"), (2.9, 0.5, "broadcast")],
+)
+def test_what_makes_the_data_as_old_as_it_is(aim: float, broadcast_steps: float, by: str) -> None:
+    assert aged_by(aim=aim, max_staleness=2, mean_staleness=1.0, broadcast_steps=broadcast_steps) == by
 
 
 # -- in the plane --------------------------------------------------------------------------------------------------
