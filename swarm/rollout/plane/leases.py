@@ -155,7 +155,7 @@ class LeaseTable:
         self._nodes: dict[NodeId, NodeState] = {}
         self.chances = 0
         """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
-        more, a group was dropped, or a group is due later than it seemed."""
+        more, a group was dropped, a group is due later than it seemed, or the learner begins to wait."""
 
     def __len__(self) -> int:
         return len(self._groups)

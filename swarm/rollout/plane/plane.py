@@ -325,8 +325,9 @@ class RolloutPlane:
 
     def can_take(self, *, now: float) -> bool:
         """Return whether batch `next_batch` is full and has waited for leased samples that it would make stale."""
-        ready = self._buffer.count(self.next_batch, self.max_staleness)
+        ready, waited = self._buffer.count(self.next_batch, self.max_staleness), self._pacing.waits
         if not self._pacing.is_whole(ready, self.max_staleness):
+            self.leased.chances += not waited  # More may be opened for a learner that waits.
             return False
         batch = self._buffer.first(self.next_batch, self.max_staleness)
         due = Counter(group.deadline(self.max_staleness) for group in batch)

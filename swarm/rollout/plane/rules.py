@@ -153,6 +153,11 @@ class Pacing:
                 self._raise_aim(max_staleness)
         return False
 
+    @property
+    def waits(self) -> bool:
+        """Whether the learner has looked for its next batch and lacked groups."""
+        return self._missing > 0
+
     def _raise_aim(self, max_staleness: int) -> None:
         # At the most the rule of deadlines alone forbids anything, with all that it has to spare.
         most = max_staleness + 1 + SPARE_SHARE
