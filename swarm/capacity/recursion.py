@@ -27,11 +27,15 @@ from random import Random
 from typing import Any
 
 from swarm.capacity.fleet import Demand, mean_longest
-from swarm.rollout.plane.rules import Pacing, deadline
+from swarm.rollout.plane.rules import LOWERED_AFTER, Pacing, deadline
 
 PACK = 1024
 """Fewest lengths in a pack: a group's lengths are then nearly independent, and the longest comes as often as it should.
 """
+
+SETTLES_AFTER = 3
+"""Batches in a row without a wait before the aim is lowered, while it settles. With the ten of a real learner mean
+staleness was 0.06 steps off in the mean of 80 fleets and 0.6 at most, with three 0.02 and 0.14."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +106,19 @@ class Recursion:
         self._next_batch = 0
         self._published = 0
         self._training = False
-        self._pacing = Pacing(batch_groups=demand.groups_per_step, hold_s=0.0, adaptive=True)
+        self._pacing = Pacing(batch_groups=demand.groups_per_step, hold_s=0.0, adaptive=demand.freshness == "adaptive")
         self._due: dict[int, int] = {}
         self._open: dict[int, set[_Group]] = {}
         self._unfilled: list[_Group] = []
         self._ready: dict[int, list[_Group]] = {}
         self._ready_groups = 0
         self.tally = Tally()
+
+    def settle(self, count: int) -> None:
+        """Take `count` batches, and find the aim of pacing in fewer of them than a learner would."""
+        self._pacing.lowered_after = SETTLES_AFTER
+        self.steps(count)
+        self._pacing.lowered_after = LOWERED_AFTER
 
     def steps(self, count: int) -> float:
         """Take `count` more batches and return the seconds that they took; `tally` holds their sums."""
@@ -239,7 +249,12 @@ class Recursion:
 
     def _take_if_ready(self) -> None:
         batch = self._demand.groups_per_step
-        if self._training or not self._pacing.is_whole(self._ready_groups, self._demand.max_staleness):
+        if self._training:
+            return
+        waited = self._pacing.waits
+        if not self._pacing.is_whole(self._ready_groups, self._demand.max_staleness):
+            if not waited:
+                self._changed()  # More may be opened for a learner that waits.
             return
         for version in sorted(self._ready):
             ready = self._ready[version]

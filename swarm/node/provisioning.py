@@ -255,6 +255,7 @@ class Provisioning(SamplerWatch):
             group_size=self._config.group_size,
             publish_every_steps=bound.publish_every_steps,
             max_staleness=bound.max_staleness,
+            freshness=self._config.freshness,
         )
         workers = self._estimator.workers(now)
         choose = partial(

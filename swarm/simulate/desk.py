@@ -71,6 +71,7 @@ class Desk:
             swarm=SWARM,
             run_seed=seed,
             max_staleness=demand.max_staleness,
+            freshness=demand.freshness,
             groups_per_step=demand.groups_per_step,
             group_size=demand.group_size,
             rules=SamplingRules(temperature=1.0, max_new_tokens=COARSE_TOKENS, stop_token_ids=(2,)),

@@ -119,6 +119,7 @@ class Pacing:
         self._spare = 0.0
         self.aim = FIRST_AIM if adaptive else math.inf
         """The largest expected staleness, in steps, at which a group is opened."""
+        self.lowered_after = LOWERED_AFTER
         self._begun = False
         self._surplus: list[int] = []  # Of the batches since the last wait
         self._left = 0
@@ -189,7 +190,7 @@ class Pacing:
 
     def _lower_aim(self) -> None:
         self._surplus = [] if self._missing else [*self._surplus, self._left]
-        if len(self._surplus) == LOWERED_AFTER:
+        if len(self._surplus) >= self.lowered_after:
             needless = min(self._surplus) - STOCK_SHARE * self._batch_groups
             self.aim = max(1.0, self.aim - LOWERED_BY * max(0.0, needless) / self._batch_groups)
             self._surplus = []
