@@ -22,6 +22,7 @@ from statistics import median, median_low
 
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.prices import HOUR_S
+from swarm.types import Freshness
 
 MAX_CLASSES = 256  # Device classes told apart; nodes name their own, so any further class counts as OTHER
 OTHER = "other"
@@ -259,7 +260,13 @@ class Estimator:
         return workers
 
     def demand(
-        self, *, groups_per_step: int, group_size: int, publish_every_steps: int, max_staleness: int
+        self,
+        *,
+        groups_per_step: int,
+        group_size: int,
+        publish_every_steps: int,
+        max_staleness: int,
+        freshness: Freshness,
     ) -> Demand | None:
         """Return what the learner needs, or None while no step or no length is known."""
         lengths = self.lengths()
@@ -273,6 +280,7 @@ class Estimator:
             publish_every_steps=publish_every_steps,
             max_staleness=max_staleness,
             lengths=lengths,
+            freshness=freshness,
         )
 
     def lengths(self) -> Lengths | None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
+from swarm.types import Freshness
+
 MAX_LENGTHS = 64  # Equally likely lengths that represent a distribution; they still include its 99th percentile
 GB = 1e9
 
@@ -92,7 +94,8 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the learner needs. `publish_every_steps` is ECHO-2's kappa, `max_staleness` its S."""
+    """What the learner needs. `publish_every_steps` is ECHO-2's kappa, `max_staleness` its S. `freshness` decides how
+    early groups are opened, as the setting of that name."""
 
     train_step_s: float
     groups_per_step: int
@@ -100,6 +103,7 @@ class Demand:
     publish_every_steps: int
     max_staleness: int
     lengths: Lengths
+    freshness: Freshness = "adaptive"
 
     @property
     def rollouts_per_step(self) -> int:

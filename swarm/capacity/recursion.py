@@ -24,10 +24,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from swarm.capacity.fleet import Demand, mean_longest
-from swarm.rollout.plane.rules import Pacing, deadline
+from swarm.rollout.plane.rules import LOWERED_AFTER, Pacing, deadline
 
 PACK = 1024
 """Fewest lengths in a pack: a group's lengths are then nearly independent, and the longest comes as often as it should.
@@ -74,10 +75,9 @@ class _Group:
 
 @dataclass(slots=True, eq=False)
 class _Unit:
-    """A unit of class `one`. It works on `running`, or has been free `since` then; `queued` is its next batch."""
+    """A unit of class `one`. It works on `running`; `queued` is its next batch."""
 
     one: int
-    since: float = 0.0
     running: list[_Group] = field(default_factory=list)
     queued: list[_Group] = field(default_factory=list)
 
@@ -94,6 +94,7 @@ class Recursion:
         self._deal = _dealt(demand.lengths.tokens)
         means = [mean_longest(demand.lengths.tokens, one.longest_of) for one in classes]
         self._scale = [one.unit_s / mean for one, mean in zip(classes, means, strict=True)]
+        self._answer_s = [scale * fmean(demand.lengths.tokens) for scale in self._scale]
         self._rate = [one.samples / one.unit_s for one in classes]
         self._held = [0 for _ in classes]
         self._free = [deque(_Unit(i) for _ in range(one.units)) for i, one in enumerate(classes)]
@@ -102,7 +103,7 @@ class Recursion:
         self._next_batch = 0
         self._published = 0
         self._training = False
-        self._pacing = Pacing(batch_groups=demand.groups_per_step, hold_s=0.0, adaptive=True)
+        self._pacing = Pacing(batch_groups=demand.groups_per_step, hold_s=0.0, adaptive=demand.freshness == "adaptive")
         self._due: dict[int, int] = {}
         self._open: dict[int, set[_Group]] = {}
         self._unfilled: list[_Group] = []
@@ -110,9 +111,9 @@ class Recursion:
         self._ready_groups = 0
         self.tally = Tally()
 
-    def steps(self, count: int) -> float:
+    def steps(self, count: int, *, lowered_after: int = LOWERED_AFTER) -> float:
         """Take `count` more batches and return the seconds that they took; `tally` holds their sums."""
-        self.tally = Tally()
+        self.tally, self._pacing.lowered_after = Tally(), lowered_after
         began = self._now
         self._changed()
         while self.tally.steps < count:
@@ -127,18 +128,12 @@ class Recursion:
     # -- units -----------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Let refused units try again after an event: first the free ones, longest free first, then those that ask
+        """Let refused units try again after an event: first the free ones, the fastest first, then those that ask
         ahead."""
         self._refused.clear()
-        asking = [(free[0].since, one) for one, free in enumerate(self._free) if free]
-        heapq.heapify(asking)
-        while asking:
-            _, one = heapq.heappop(asking)
-            free = self._free[one]
-            if self._begin(free[0]):
+        for free in sorted(self._free, key=lambda free: self._answer_s[free[0].one] if free else 0.0):
+            while free and self._begin(free[0]):
                 free.popleft()
-                if free:
-                    heapq.heappush(asking, (free[0].since, one))
         for units in self._ahead:
             for unit in list(units):
                 if not self._ask_ahead(unit):
@@ -147,10 +142,10 @@ class Recursion:
     def _begin(self, unit: _Unit) -> bool:
         """Let a free unit start what it may. Return False if that is nothing."""
         held, cls = self._held[unit.one], self._classes[unit.one]
-        if not unit.queued and (held, False) not in self._refused:
-            unit.queued = self._claim(held, cls.samples)
+        if not unit.queued and (unit.one, False) not in self._refused:
+            unit.queued = self._claim(unit.one, cls.samples)
         if not unit.queued:
-            self._refused.add((held, False))
+            self._refused.add((unit.one, False))
             return False
         unit.running, unit.queued = unit.queued, []
         for group in unit.running:
@@ -169,26 +164,28 @@ class Recursion:
 
     def _ask_ahead(self, unit: _Unit) -> bool:
         """Let a working unit lease its next batch. Return False if it may not yet."""
-        held = self._held[unit.one]
-        if (held, True) in self._refused:
+        if (unit.one, True) in self._refused:
             return False
-        unit.queued = self._claim(held, self._classes[unit.one].samples, ahead=True)
+        unit.queued = self._claim(unit.one, self._classes[unit.one].samples, ahead=True)
         if not unit.queued:
-            self._refused.add((held, True))
+            self._refused.add((unit.one, True))
             return False
         del self._ahead[unit.one][unit]
         return True
 
-    def _claim(self, held: int, most: int, *, ahead: bool = False) -> list[_Group]:
+    def _claim(self, one: int, most: int, *, ahead: bool = False) -> list[_Group]:
         """Lease at most `most` samples: of started groups first, unless the unit asks ahead, then of new ones."""
         claimed: list[_Group] = []
-        if self._unfilled:
-            for group in [group for group in self._unfilled if group.opened <= held]:
+        held, answer_s = self._held[one], self._answer_s[one]
+        for group in [group for group in self._unfilled if group.opened <= held]:
+            if self._pacing.may_claim(group.opened, self._next_batch, answer_s=answer_s):
                 if ahead:
                     return []
                 self._lease(group, most, claimed)
         bound = self._demand.max_staleness
-        while len(claimed) < most and self._pacing.may_open(held, self._due, self._next_batch, bound, ahead=ahead):
+        while len(claimed) < most and self._pacing.may_open(
+            held, self._due, self._next_batch, bound, ahead=ahead, answer_s=answer_s
+        ):
             due, size = deadline(held, bound), self._demand.group_size
             group = _Group(held, size, size)
             insort(self._unfilled, group, key=_opened)
@@ -209,7 +206,6 @@ class Recursion:
         due_later = [group for group in unit.running if self._finished(group)]
         unit.running = []
         if not self._begin(unit):
-            unit.since = self._now
             self._free[unit.one].append(unit)
         self._take_if_ready()
         if due_later:
@@ -239,7 +235,12 @@ class Recursion:
 
     def _take_if_ready(self) -> None:
         batch = self._demand.groups_per_step
-        if self._training or not self._pacing.is_whole(self._ready_groups, self._demand.max_staleness):
+        if self._training:
+            return
+        waited = self._pacing.waits
+        if not self._pacing.is_whole(self._ready_groups, self._demand.max_staleness):
+            if not waited:
+                self._changed()  # More may be opened for a learner that waits.
             return
         for version in sorted(self._ready):
             ready = self._ready[version]

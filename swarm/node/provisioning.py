@@ -255,6 +255,7 @@ class Provisioning(SamplerWatch):
             group_size=self._config.group_size,
             publish_every_steps=bound.publish_every_steps,
             max_staleness=bound.max_staleness,
+            freshness=self._config.freshness,
         )
         workers = self._estimator.workers(now)
         choose = partial(
@@ -430,6 +431,7 @@ def _said_of(binds: str, selection: Any) -> dict[str, Any]:
     needed = selection.needed_rollouts_per_s
     return {
         "predicted_idle_share": round(selection.prediction.idle_share, 4),
+        "predicted_mean_staleness": round(selection.prediction.mean_staleness, 2),
         "binds": binds,
         "rollouts_per_s_useful": round(selection.useful_rollouts_per_s, 3),
         "rollouts_per_s_needed": round(needed, 3) if math.isfinite(needed) else None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -59,6 +61,7 @@ def _summary(plan: Plan) -> Table:
         ("versions", f"{_bytes(arm.version_bytes)}, {period}, installed by all after {arm.broadcast_s:.0f} s"),
         ("learner", f"idle {arm.idle_share:.1%}, a step in {arm.step_s:.0f} s"),
         ("rollouts", f"mean staleness {arm.mean_staleness:.1f}, discarded {arm.discarded_share:.1%}"),
+        *([("fresher", _fresher(arm, plan.fresher))] if plan.fresher else []),
         ("binds", BINDS[arm.binds]),
         (
             "per hour",
@@ -71,6 +74,11 @@ def _summary(plan: Plan) -> Table:
     for name, value in pairs:
         table.add_row(name, value)
     return table
+
+
+def _fresher(arm: Arm, by: Arm) -> str:
+    ((name, count),) = (Counter(by.by_class) - Counter(arm.by_class)).items()
+    return f"{count} more of class {name}: mean staleness {arm.mean_staleness:.1f} -> {by.mean_staleness:.1f}"
 
 
 def _against(arm: Arm, reference: Reference) -> str:

@@ -100,8 +100,8 @@ def _learner_figures(status: dict[str, Any]) -> Figures:
     metrics, capacity, cost = status["metrics"], status["capacity"], status["cost"]
     standby, accepted, is_paid = capacity["standby"], cost["rollouts_accepted"], bool(cost["cost_total"])
     samplers = f"{len(status['samplers'])}" + (f", {standby} on standby" if standby else "")
-    aim, by = _value(metrics.get("staleness/aim"), ", aim {:.1f}"), _value(metrics.get("staleness/by"), "; {} binds")
-    of_bound = f"{aim}, max {status['max_staleness_seen']} of {status['max_staleness']}{by}"
+    of_bound = f", max {status['max_staleness_seen']} of {status['max_staleness']}"
+    aim = _value(metrics.get("staleness/aim"), "{:.1f}, ")
     return [
         ("step", f"{status['step']} of {status['steps']}"),
         ("version", status["version"] or ""),
@@ -111,6 +111,7 @@ def _learner_figures(status: dict[str, Any]) -> Figures:
         ("best held-out", _measured(status["best"])),
         ("samplers", samplers if status["samplers"] else ""),
         ("staleness", _value(metrics.get("staleness/mean"), "{:.1f}" + of_bound)),
+        ("staleness aim", _value(metrics.get("staleness/by"), aim + "by {}")),
         ("accepted", f"{accepted:,} rollouts" if accepted else ""),
         ("of all nodes", f"{status['rollouts_per_s']:.4g} rollouts/s" if accepted else ""),
         ("dropped", _counts(status.get("rollouts_dropped"))),

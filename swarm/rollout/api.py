@@ -145,7 +145,7 @@ class RolloutService:
         plane = self._opened
         seen = self._ready.count
         while not plane.can_take(now=time.monotonic()):
-            self._perform(())  # Tell samplers that they may come again, if the learner has just begun to wait.
+            self._tell_chances()
             until = plane.hold_until()
             await self._ready.wait(seen, None if until is None else max(0.0, until - time.monotonic()))
             seen = self._ready.count
@@ -403,6 +403,9 @@ class RolloutService:
         if wanted:
             assert self._scoring is not None
             self._scoring.begin(wanted)
+        self._tell_chances()
+
+    def _tell_chances(self) -> None:
         if self._opened.leased.chances != self._told:
             self._told = self._opened.leased.chances
             self._chances.tell()

@@ -34,21 +34,26 @@ class Job:
     share: float
 
 
+Case = tuple[float, int, bool]
+"""Who is in the same case gets the same answer. The fastest samplers come first."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Question:
     """The request of a sampler that holds version `held` and takes `capacity` samples, `at_once` of which start at
-    once. `given` is called with what it gets, whenever that is."""
+    once, each in `answer_s` in the mean. `given` is called with what it gets, whenever that is."""
 
     node: NodeId
     held: int
     capacity: int
     at_once: int
+    answer_s: float
     asked_at: float
     given: Callable[[list[Job]], None]
 
     @property
-    def case(self) -> tuple[int, bool]:
-        return self.held, self.at_once > 0
+    def case(self) -> Case:
+        return self.answer_s, self.held, self.at_once > 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +76,7 @@ class Desk:
             swarm=SWARM,
             run_seed=seed,
             max_staleness=demand.max_staleness,
+            freshness=demand.freshness,
             groups_per_step=demand.groups_per_step,
             group_size=demand.group_size,
             rules=SamplingRules(temperature=1.0, max_new_tokens=COARSE_TOKENS, stop_token_ids=(2,)),
@@ -80,7 +86,7 @@ class Desk:
         )
         self.plane = RolloutPlane(rules, prompts=_prompt)
         self.counts = Counts()
-        self._waiting: dict[tuple[int, bool], dict[NodeId, Question]] = {}
+        self._waiting: dict[Case, dict[NodeId, Question]] = {}
         self._told = 0
 
     # -- samplers --------------------------------------------------------------------------------------------
@@ -151,7 +157,7 @@ class Desk:
     def retry(self) -> None:
         """Try the oldest questions of each case again until one is refused."""
         self._told = self.plane.leased.chances
-        for waiting in list(self._waiting.values()):
+        for _, waiting in sorted(self._waiting.items()):
             while waiting:
                 node, question = next(iter(waiting.items()))
                 if not self._try(question):
@@ -172,6 +178,8 @@ class Desk:
 
     def _try(self, question: Question) -> bool:
         held = VersionId(incarnation=0, version=question.held)
+        rate = COARSE_TOKENS / 2 / question.answer_s
+        self.plane.beat(question.node, now=question.asked_at, tokens_per_s=rate)
         answer = self.plane.ask(
             question.node, held, question.capacity, at_once=question.at_once, now=question.asked_at
         )[-1]

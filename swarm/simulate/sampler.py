@@ -142,6 +142,7 @@ class Sampler:
                 held=self.installed,
                 capacity=capacity,
                 at_once=at_once,
+                answer_s=self._lengths.mean * self._token_s,
                 asked_at=self._world.now,
                 given=self._given,
             )

@@ -123,6 +123,7 @@ class Choice:
             group_size=learner.group_size,
             publish_every_steps=settings.publish_every_steps,
             max_staleness=settings.max_staleness,
+            freshness=self._scenario.staleness.freshness,
         )
         changes = self._activation.decide(
             demand,

@@ -101,7 +101,9 @@ class Swarm:
         return self.decide()
 
     def decide(self) -> bool:
-        wanted = self.estimator.demand(groups_per_step=64, group_size=8, publish_every_steps=1, max_staleness=3)
+        wanted = self.estimator.demand(
+            groups_per_step=64, group_size=8, publish_every_steps=1, max_staleness=3, freshness="adaptive"
+        )
         workers = self.estimator.workers(self.now)
         changes = self.activation.decide(wanted, workers, by_downlink, now=self.now)
         for change in changes:

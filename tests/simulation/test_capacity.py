@@ -7,6 +7,7 @@ import math
 import pytest
 
 from swarm.capacity.fleet import Demand, Lengths, Worker, mean_longest
+from swarm.capacity.model import predict
 from swarm.simulate.learner import CapacityFigures
 from tests.simulator.capacity import run_fixed
 
@@ -56,6 +57,15 @@ def test_a_fleet_of_half_the_rate_leaves_half_of_the_learners_time(lockstep: boo
     assert figures.idle_share == pytest.approx(0.5, abs=0.02)
     assert figures.samplers_idle_share < 0.02
     assert figures.rollouts_per_s == pytest.approx(0.5 * demand().rollouts_per_step / 700.0, rel=0.05)
+
+
+def test_versions_that_are_rarer_than_the_first_aim_do_not_stop_the_learner() -> None:
+    """Four batches are of one version: the last of them are opened once the learner waits."""
+    wanted = demand(publish_every_steps=4)
+    fleet = [Worker(name=f"w{i}", rollouts_per_s=0.05, samples_at_once=8) for i in range(8)]
+    found = run_fixed(wanted, fleet, [60.0] * 8, steps=20, seed=1)
+    assert found.steps == 20
+    assert predict(wanted, fleet, [60.0] * 8).mean_staleness == pytest.approx(found.mean_staleness, abs=0.1)
 
 
 def test_versions_that_come_late_make_rollouts_older() -> None:

@@ -24,12 +24,14 @@ def test_predictions_of_a_few_cells_are_near_what_is_simulated(capsys: pytest.Ca
     idle = [cell["simulated_idle"] for cell in found["cells"]]
     assert min(idle) < 0.02 < 0.3 < max(idle)
     assert 0 < found["mean_abs_error_points"] <= found["max_abs_error_points"] <= capacity.MAX_POINTS
+    assert 0 < found["mean_abs_error_steps"] <= found["max_abs_error_steps"] <= capacity.MAX_STEPS
 
 
+@pytest.mark.parametrize("target", ["MAX_POINTS", "MAX_STEPS"])
 def test_a_target_that_is_missed_is_the_exit_status(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    monkeypatch.setattr(capacity, "MAX_POINTS", 0.0)
+    monkeypatch.setattr(capacity, target, 0.0)
     arguments = "--staleness 1 --broadcast 0.3 --ratios 0.7 --steps 5"
     assert capacity.main(arguments.split()) == 1
     assert "targets missed" in capsys.readouterr().out

@@ -61,6 +61,7 @@ MAX_MORE = 64  # Samplers of one class that are tried as an addition: a larger g
 MAX_STEPS = 16  # Largest increase of S that is tried
 WORTH_SAYING = 0.01  # Smallest change of the idle share, or smallest relative saving, that is reported
 MAX_ADVICE = 3  # Changes that are reported: nobody follows more
+AS_YOUNG = 0.1  # Steps of mean staleness that make no difference: predictions are not better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,23 @@ def _enough(larger: Callable[[int], Arm], most: int, idle_target: float) -> tupl
     goal = max(idle_target, larger(most).idle_share + WORTH_SAYING)
     number = 1 + bisect_left(range(1, most), True, key=lambda count: larger(count).idle_share <= goal)
     return number, larger(number)
+
+
+def fresher_than(planner: ArmPlanner, arm: Arm) -> Arm | None:
+    """Return the arm with as many more samplers, of the cheapest class that has some left, as make rollouts about as
+    young as twice as many samplers would. None if these would change hardly anything."""
+    chosen, fleet = _workers(planner, arm), planner.scenario.fleet
+    left = [one for one in fleet if one.online > arm.by_class.get(one.name, 0)] or fleet
+    cheapest = min(left, key=lambda one: one.price_per_h / one.tokens_per_s)
+    more = _more(planner, cheapest, len(chosen))
+
+    def larger(count: int) -> Arm:
+        return planner.arm_of(arm.scheme, arm.payload, arm.setting, arm.activate, [*chosen, *more[:count]])
+
+    goal = larger(len(more)).mean_staleness + AS_YOUNG
+    enough = bisect_left(range(len(more)), True, key=lambda count: larger(count).mean_staleness <= goal)
+    found = larger(enough)
+    return found if found.mean_staleness < arm.mean_staleness - AS_YOUNG else None
 
 
 def _larger_bounds(planner: ArmPlanner, arm: Arm) -> list[Advice]:
@@ -177,7 +195,7 @@ class ClassLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`arms`: every scheme and payload, with all samplers active and with the cheapest set, at the same settings.
-    `chosen` is the cheapest set with relay and deltas, which is how a swarm runs; `advice` refers to it."""
+    `chosen` is the cheapest set with relay and deltas, which is how a swarm runs; `advice` and `fresher` are for it."""
 
     scenario: str
     currency: str
@@ -187,6 +205,7 @@ class Plan:
     chosen: Arm
     classes: tuple[ClassLine, ...]
     advice: tuple[Advice, ...]
+    fresher: Arm | None
     references: tuple[Reference, ...]
 
 
@@ -216,6 +235,7 @@ def plan_for(
         chosen=chosen,
         classes=_class_lines(scenario, chosen),
         advice=advice_for(planner, chosen),
+        fresher=fresher_than(planner, chosen),
         references=references_of(scenario),
     )
 

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from swarm.capacity.fleet import Demand, Lengths, Worker
+from swarm.types import Freshness
 
 BYTES_PER_MBIT = 1e6 / 8
 
@@ -114,11 +115,12 @@ class Rollout(Table):
 class Staleness(Table):
     """[staleness]. `S`: the bounds to choose from. `kappa_rule`: publish as rarely as is cheapest while even a late
     rollout is fresh enough ("safe"), or every S - 1 steps like ECHO-2 ("paper"). `safety_margin`: available over needed
-    rate, to cover churn and replaced groups."""
+    rate, to cover churn and replaced groups. `freshness`: as in the settings of `lead`."""
 
     S: Annotated[tuple[Annotated[int, Field(strict=True, ge=0, le=1024)], ...], Field(min_length=1, max_length=8)]
     kappa_rule: Literal["safe", "paper"] = "safe"
     safety_margin: Annotated[float, Field(strict=True, ge=1, le=10)] = 1.0
+    freshness: Freshness = "adaptive"
 
 
 class FleetClass(Table):
@@ -241,6 +243,7 @@ def demand_of(scenario: Scenario, *, max_staleness: int, publish_every_steps: in
         publish_every_steps=publish_every_steps,
         max_staleness=max_staleness,
         lengths=lengths_of(scenario),
+        freshness=scenario.staleness.freshness,
     )
 
 

@@ -109,8 +109,9 @@ SPARE_KEPT = 0.95  # Share of `spare` that remains after a batch without a wait:
 
 
 FIRST_AIM = 3.0  # Steps, until the first batches have shown what the fleet can do
+LOWERED_AFTER = 10  # Batches without a wait before the aim is lowered: longer than most publication periods
 STOCK_SHARE = 0.2  # Share of a batch that may be ready beyond it: the luck of the draw takes it now and then
-LOWERED_BY = 0.1  # Share of what is ready beyond that stock, in steps: a memory of ten batches
+LOWERED_BY = 0.3  # Share of what is ready beyond that stock
 
 STEP_WEIGHT = 0.2  # Of the last step in the mean time of a step: a memory of five steps
 
@@ -139,6 +140,8 @@ class Pacing:
         self._spare = 0.0
         self.aim = FIRST_AIM if adaptive else math.inf
         """The largest expected staleness, in steps, at which a group is opened."""
+        self.lowered_after = LOWERED_AFTER
+        self._calm = 0  # Batches since the last wait
         self._left = 0
         self._taken_at: float | None = None
         self._step_s = math.inf
@@ -192,6 +195,11 @@ class Pacing:
                 self._raise_aim(max_staleness)
         return False
 
+    @property
+    def waits(self) -> bool:
+        """Whether the learner has looked for its next batch and lacked groups."""
+        return self._missing > 0
+
     def _raise_aim(self, max_staleness: int) -> None:
         # At the most the rule of deadlines alone forbids anything, with all that it has to spare.
         most = max_staleness + 1 + SPARE_SHARE
@@ -203,11 +211,6 @@ class Pacing:
             return True
         self._ready_at = now if self._ready_at is None else self._ready_at
         return now >= self._ready_at + self._hold_s
-
-    @property
-    def waits(self) -> bool:
-        """Whether the learner has asked for a batch that is not whole."""
-        return self._missing > 0
 
     def hold_until(self) -> float | None:
         """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
@@ -223,7 +226,8 @@ class Pacing:
             self._spare = min(most, self._spare + SPARE_GAIN * self._missing)
         else:
             self._spare *= SPARE_KEPT
-        if not self.waits:
+        self._calm = 0 if self.waits else self._calm + 1
+        if self._calm >= self.lowered_after:
             needless = max(0.0, self._left / self._batch_groups - STOCK_SHARE)
             self.aim = max(1.0, self.aim - LOWERED_BY * needless)
         if self._taken_at is not None:

@@ -29,7 +29,9 @@ def joined(*nodes: str, device_class: str = "card", start: StartValues | None = 
 
 
 def demand_of(estimator: Estimator) -> Demand | None:
-    return estimator.demand(groups_per_step=4, group_size=8, publish_every_steps=1, max_staleness=2)
+    return estimator.demand(
+        groups_per_step=4, group_size=8, publish_every_steps=1, max_staleness=2, freshness="adaptive"
+    )
 
 
 def works(estimator: Estimator, node: str, *, rate: float, claim: float, until_s: float = 1000.0) -> None:

@@ -10,6 +10,7 @@ import pytest
 from swarm.capacity.classes import MAX_CLASSES, alike, thinned
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.model import Binds, mu_min, predict, shortfall
+from swarm.capacity.recursion import Recursion
 from tests.closed_forms import least_step_s, mu_min_pausing, mu_necessary, mu_sufficient
 
 EQUAL = Lengths(tokens=(1000.0,))
@@ -154,6 +155,41 @@ def test_what_binds_is_named(
 ) -> None:
     told = predict(demand(max_staleness, lengths=lengths), [sampler(places=places)], [broadcast_s])
     assert told.binds == expected
+
+
+@pytest.mark.parametrize("max_staleness", [4, 8])
+def test_a_fleet_that_is_fast_enough_gives_young_rollouts_and_keeps_the_learner_busy(max_staleness: int) -> None:
+    need = demand(max_staleness, lengths=LONG_TAIL, groups=64, size=1)
+    fleet = [sampler(f"w{i}", places=1, place_s=18.0) for i in range(26)]
+    young = predict(need, fleet, [18.0] * 26)
+    early = predict(replace(need, freshness="off"), fleet, [18.0] * 26)
+    assert early.mean_staleness == pytest.approx(max_staleness, abs=0.6)
+    assert young.mean_staleness < 2
+    assert young.idle_share < early.idle_share + 0.005
+    assert young.binds == early.binds == "learner"
+
+
+def test_more_samplers_make_rollouts_younger_but_no_younger_than_a_version_and_an_answer_take() -> None:
+    need = demand(8, lengths=LONG_TAIL, groups=64, size=1)
+    found = [
+        predict(need, [sampler(f"w{i}", places=1, place_s=18.0) for i in range(count)], [18.0] * count)
+        for count in (20, 26, 40, 80)
+    ]
+    ages = [one.mean_staleness for one in found]
+    assert ages == sorted(ages, reverse=True)
+    assert ages[0] > ages[-1] + 0.3
+    assert ages[-1] > 1
+
+
+def test_an_aim_that_only_settles_after_a_hundred_steps_is_predicted_settled() -> None:
+    """A fleet four times as fast as needed: the aim falls from 3 to 2, which takes a learner sixty steps."""
+    need = demand(3, lengths=LONG_TAIL, groups=32, size=8)
+    fleet = [sampler(f"w{i}", places=8, place_s=18.0) for i in range(39)]
+    settled = Recursion(*thinned(need, fleet, [3.0] * 39))
+    settled.steps(100)
+    settled.steps(50)
+    told = predict(need, fleet, [3.0] * 39)
+    assert told.mean_staleness == pytest.approx(settled.tally.staleness / settled.tally.trained, abs=0.1)
 
 
 def test_a_rate_that_was_searched_is_enough_and_hardly_more() -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import io
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from swarm.capacity.delivery import sustained
 from swarm.capacity.fleet import Disseminate, Dissemination, Worker
 from swarm.capacity.plan.arms import Arm, ArmPlanner, Payload, Scheme, Setting, settings_of
 from swarm.capacity.plan.plan import (
     NoFeasibleSet,
+    Plan,
     Reference,
     advice_for,
+    fresher_than,
     plan_for,
     references_of,
     saving,
 )
 from swarm.capacity.plan.scenario import Scenario, online_of
 from swarm.cli.plan import broadcasts_of
+from swarm.report.plans import plan_view
 from swarm.settings import load_file
 
 LAB = load_file(Scenario, Path(__file__).parents[3] / "examples" / "lab-4b.toml")
@@ -133,6 +139,50 @@ def test_a_fleet_that_is_too_small_is_told_what_would_help() -> None:
     best = advice_for(arms, arm)[0]
     assert "more of class" in best.change
     assert best.idle_share <= 0.02 < arm.idle_share
+
+
+def test_more_samplers_are_told_with_what_they_buy_in_freshness() -> None:
+    """Rollouts of half a step, and a version in a hundredth of one: what makes them older is a fleet that just does."""
+    roomy = scenario(
+        staleness={"S": (6,), "safety_margin": 1.0}, learner={"train_step_s": 480.0, "rollouts_per_step": 2048}
+    )
+    arms = arms_of(roomy)
+    arm = arms.arm("relay", "delta", Setting(max_staleness=6, publish_every_steps=1), "cheapest")
+    more = fresher_than(arms, arm)
+    assert more is not None
+    added = Counter(more.by_class) - Counter(arm.by_class)
+    (name,) = added
+    assert 1 <= added.total() <= len(arm.active) / 2
+    assert more.mean_staleness < arm.mean_staleness - 0.3
+    told = plan_text(arm, more)
+    assert f"{added.total()} more of class {name}: mean staleness {arm.mean_staleness:.1f} -> " in told
+
+
+def test_where_more_samplers_make_rollouts_no_younger_nothing_is_said() -> None:
+    early = scenario(staleness={"S": (3,), "freshness": "off"}, learner={"train_step_s": 480.0})
+    arms = arms_of(early)
+    arm = arms.arm("relay", "delta", Setting(max_staleness=3, publish_every_steps=1), "cheapest")
+    assert fresher_than(arms, arm) is None
+    assert "fresher" not in plan_text(arm, None)
+
+
+def plan_text(arm: Arm, fresher: Arm | None) -> str:
+    plan = Plan(
+        scenario="it",
+        currency="USD",
+        prices_as_of="",
+        needed_rollouts_per_s=1.0,
+        arms=(arm,),
+        chosen=arm,
+        classes=(),
+        advice=(),
+        fresher=fresher,
+        references=(),
+    )
+    console = Console(file=io.StringIO(), width=100)
+    with console.capture() as shown:
+        console.print(plan_view(plan, 100))
+    return shown.get()
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ def load(name: str) -> Scenario:
         ("group_size = 8", "group_size = 7", "learner: rollouts_per_step 512 is no multiple of group_size 7"),
         ("S = [2, 3, 6, 11]", "S = []", "staleness.S: Tuple should have at least 1 item"),
         ("S = [2, 3, 6, 11]", "S = [2, -1]", "staleness.S number 2 = -1: input should be greater than or equal to 0"),
+        ("S = [2, 3, 6, 11]", "S = [2]\nfreshness = 'on'", "staleness.freshness = 'on': input should be 'adaptive' or"),
         ("cap = 8192", "cap = 1000", "rollout: cap 1000 is below the median 1800"),
         ("sigma = 0.90", "sigma = 0.90\nmu = 7.0", "rollout: mu 7 is not the logarithm of the median, 7.496"),
         ('name = "vast-4090"', 'name = "vast-3090"', "two classes of the fleet are named vast-3090"),
@@ -128,6 +129,13 @@ def test_what_the_learner_needs_is_in_groups() -> None:
     demand = demand_of(load("lab-4b"), max_staleness=3, publish_every_steps=2)
     assert (demand.groups_per_step, demand.group_size, demand.rollouts_per_step) == (64, 8, 512)
     assert (demand.max_staleness, demand.publish_every_steps, demand.train_step_s) == (3, 2, 120)
+    assert demand.freshness == "adaptive"
+
+
+def test_a_scenario_may_open_rollouts_as_early_as_the_bound_allows(tmp_path: Path) -> None:
+    file = tmp_path / "early.toml"
+    file.write_text(TEXT.replace("[staleness]", "[staleness]\nfreshness = 'off'"))
+    assert demand_of(load_file(Scenario, file), max_staleness=3, publish_every_steps=1).freshness == "off"
 
 
 def test_links_without_chance_have_the_median_and_share_of_their_class() -> None:

@@ -113,7 +113,8 @@ def test_a_running_learner_shows_its_figures(running: dict[str, Any]) -> None:
         "held-out 0.625, version 40",
         "samplers 2, 1 on standby",
         "train step 0.25 s",
-        "staleness 0.5, aim 1.2, max 0 of 2; generation binds",
+        "staleness 0.5, max 0 of 2",
+        "staleness aim 1.2, by generation",
     ):
         assert part in line
     assert "\n" not in line

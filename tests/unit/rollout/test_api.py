@@ -99,6 +99,23 @@ async def test_a_question_held_open_is_answered_when_there_is_work(learner: Lear
     assert one.lease.group_id == given[0].lease.group_id
 
 
+async def test_a_question_held_open_is_answered_when_the_learner_begins_to_wait(learner: Learner) -> None:
+    """No more groups of version 0 are opened ahead after three batches of it, but a waiting learner gets them."""
+    learner.plane = new_plane(newest=None, max_staleness=8)
+    await learner.open()
+    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4096)))
+    for _ in range(3):
+        await learner.service.next_batch()
+    waiting = asyncio.create_task(leases_for(learner, BOB, 4))
+    await learner.shows(lambda status: BOB in learner.service.samplers)
+    told = learner.service._chances.count
+    batch = asyncio.create_task(learner.service.next_batch())
+    await asyncio.sleep(0)
+    assert learner.service._chances.count == told + 1, "without news the question is asked again only as it ends"
+    await learner.client(BOB).submit(answers_to(await waiting))
+    assert len(await batch) == 2
+
+
 async def test_a_question_waits_for_the_prompts_that_its_answer_may_open(learner: Learner) -> None:
     ahead = PromptsAhead(prompt, first=0, most=4)
     learner.service._prompts = ahead

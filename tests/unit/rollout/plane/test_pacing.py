@@ -147,13 +147,20 @@ def test_what_a_waiting_learner_needs_is_opened_whatever_its_age() -> None:
     assert places(pacing, version=6) == 0
 
 
-def test_what_is_left_beyond_a_stock_lowers_the_aim_by_a_tenth_unless_the_learner_waited() -> None:
+def test_after_ten_batches_without_a_wait_what_is_left_beyond_a_stock_lowers_the_aim() -> None:
     pacing = aiming()
+    for _ in range(8):
+        step(pacing, left=8)
+    assert pacing.aim == 3.0
     step(pacing, left=8)
-    assert pacing.aim == pytest.approx(3.0 - 0.1 * (8 / 16 - 0.2))
-    before = pacing.aim
+    assert pacing.aim == pytest.approx(3.0 - 0.3 * (8 / 16 - 0.2))
+    step(pacing, left=8)
+    lowered = pacing.aim
+    assert lowered == pytest.approx(3.0 - 0.6 * (8 / 16 - 0.2))
     step(pacing, 15, left=8)
-    assert pacing.aim == before + 1 / 16
+    for _ in range(9):
+        step(pacing, left=8)
+    assert pacing.aim == lowered + 1 / 16
 
 
 def test_the_aim_leaves_a_stock_and_is_never_below_a_batch() -> None:
