@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -147,9 +148,12 @@ class Update:
         self._objective = OBJECTIVES[command.learning.objective]
         self.alarms = Alarms(command.alarms)
 
-    def step(self, groups: Sequence[TrainGroup], step: int) -> tuple[dict[str, float], tuple[Alarm, ...]]:
-        """Train on the groups that have any variance; the step's figures, by TRL's names, and its alarms."""
-        figures = reward_figures(groups, self._command.learning)
+    def step(
+        self, groups: Sequence[TrainGroup], step: int, compared: Sequence[Mismatch] = ()
+    ) -> tuple[dict[str, float], tuple[Alarm, ...]]:
+        """Train on the groups that have any variance; the step's figures, by TRL's names, and its alarms. `compared`
+        is what `compare` found before."""
+        figures = reward_figures(groups, self._command.learning) | _mismatch_figure(compared)
         self._set_learning_rate(step)
         sums: Sums = defaultdict(float)
         rows = rows_of(groups, self._command.learning)
@@ -160,29 +164,41 @@ class Update:
         for number, places in enumerate(minibatches):
             self._optimizer_step([rows[place] for place in places], sums, is_first=number == 0)
         figures |= self._figures(sums, len(minibatches))
-        return figures, self.alarms.stepped(figures)
+        return figures, self.alarms.stepped(figures, typical_mismatch(compared, rollouts=len(compared)))
+
+    def compare(self, groups: Sequence[TrainGroup], weights: dict[str, torch.Tensor]) -> list[Mismatch]:
+        """How far the claims of all rollouts are from the log-probs of a model with other `weights`, by one rank alone.
+        Before a step, while there are no gradients: the weights take no more memory than these will."""
+        rows = [_row(group.prompt_token_ids, rollout, 0.0) for group in groups for rollout in group.rollouts]
+        logprobs = self._read_all(rows, partial(self._at.policy.read, weights=weights))
+        found = []
+        for row, own in zip(rows, logprobs, strict=True):
+            if tokens := float(row.mask.sum()):
+                nats = float(_token_mismatch(own, row.behaviour) @ row.mask)
+                found.append(Mismatch(sampler=row.sampler, nats=nats, tokens=tokens))
+        return found
 
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _with_former_logprobs(self, rows: list[Row]) -> list[Row]:
         if self._objective.wants_proximal:
-            found = self._read_all(rows, self._at.policy)
+            found = self._read_all(rows, self._at.policy.read)
             rows = [replace(row, proximal=logprobs) for row, logprobs in zip(rows, found, strict=True)]
         if self._at.reference is not None:
-            found = self._read_all(rows, self._at.reference)
+            found = self._read_all(rows, self._at.reference.read)
             rows = [replace(row, reference=logprobs) for row, logprobs in zip(rows, found, strict=True)]
         return rows
 
     @torch.no_grad()
-    def _read_all(self, rows: Sequence[Row], policy: Policy) -> list[torch.Tensor]:
+    def _read_all(self, rows: Sequence[Row], read: Callable[[MicroBatch], TokenFigures]) -> list[torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
         places, parts, idle = self._share(rows)
         for part in parts:
-            logprobs = policy.read(part).logprobs.cpu()
+            logprobs = read(part).logprobs.cpu()
             found |= {places[number]: values for number, values in part.by_row(logprobs).items()}
             self._at.progress()
         for part in idle:
-            policy.read(part)
+            read(part)
         found = self._at.ranks.merge(found)
         return [found[place] for place in range(len(rows))]
 
@@ -215,8 +231,7 @@ class Update:
         mismatch = None
         if is_first:
             compared = self._compared(rows, apart)
-            found["mismatch"] = sum(one.nats for one in compared)
-            found["mismatch_tokens"] = sum(one.tokens for one in compared)
+            found |= _mismatch_figure(compared)
             mismatch = typical_mismatch(compared, rollouts=len(rows))
         norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)
         if self.alarms.is_fit(gradient_norm=norm, mismatch_kl=mismatch):
@@ -264,8 +279,9 @@ class Update:
     def _figures(self, sums: Sums, minibatches: int) -> dict[str, float]:
         steps = sums.pop("stepped", 0.0)
         tokens = max(1.0, sums.pop("tokens", 0.0))
-        mismatch, compared = sums.pop("mismatch", 0.0), sums.pop("mismatch_tokens", 0.0)
-        figures = {
+        # There is none where no token is of the version that the learner is at.
+        mismatch = {"mismatch_kl": sums.pop("mismatch_kl")} if "mismatch_kl" in sums else {}
+        return {
             "loss": sums.pop("loss", 0.0) / max(1.0, sums.pop("finite", 0.0)),
             "grad_norm": sums.pop("grad_norm", 0.0) / max(1.0, steps),
             "learning_rate": self._at.optimizer.param_groups[0]["lr"],
@@ -273,9 +289,8 @@ class Update:
             "optimizer_steps_skipped": minibatches - steps,
             **dict.fromkeys(PER_TOKEN, 0.0),
             **{name: value / tokens for name, value in sums.items()},
+            **mismatch,
         }
-        # There is none where no token is of the version that the learner is at.
-        return figures | {"mismatch_kl": mismatch / compared} if compared else figures
 
     def _set_learning_rate(self, step: int) -> None:
         command = self._command
@@ -312,19 +327,27 @@ def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: 
     return floor + (1 - floor) * left
 
 
+def _mismatch_figure(compared: Sequence[Mismatch]) -> dict[str, float]:
+    """The mean over all tokens, if there are any."""
+    tokens = sum(one.tokens for one in compared)
+    return {"mismatch_kl": sum(one.nats for one in compared) / tokens} if tokens else {}
+
+
 @torch.no_grad()
 def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> dict[int, torch.Tensor]:
     """Distance between the engine's and the learner's log-probs, for each row: [its sum, its tokens]. Only tokens drawn
-    with the learner's present weights count: their version is at most `unchanged_steps` old.
-
-    The estimator r - 1 - log r of KL(behaviour, learner) is never negative (Schulman's k3). It is bounded, so that no
-    claim drowns the others.
-    """
+    with the learner's present weights count: their version is at most `unchanged_steps` old."""
     same = part.mask * (part.staleness <= unchanged_steps)
-    log_ratio = read.logprobs - part.behaviour
-    kl = (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
+    kl = _token_mismatch(read.logprobs, part.behaviour)
     rows = part.by_row(torch.stack([kl * same, same], dim=1).cpu())
     return {row: values.sum(0) for row, values in rows.items()}
+
+
+def _token_mismatch(logprobs: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+    """The estimator r - 1 - log r of KL(behaviour, learner) of each token is never negative (Schulman's k3). It is
+    bounded, so that no claim drowns the others."""
+    log_ratio = logprobs - behaviour
+    return (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
 
 
 def adamw(model: Any, learning_rate: float) -> torch.optim.AdamW:
