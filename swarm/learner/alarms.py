@@ -55,10 +55,7 @@ REASONS: dict[tuple[AlarmKind, Reaction], str] = {
         f"no gradient of {NOT_FINITE_STEPS} learner steps was finite, so the weights or their arithmetic are broken: "
         "go on from an older checkpoint with a lower learning rate, or with precision float32"
     ),
-    ("mismatch_kl", "none"): (
-        "samplers and learner disagree about log-probs of a version of some steps ago: compare their versions of "
-        "transformers and vLLM, the samplers' dtype, and the chat template"
-    ),
+    ("mismatch_kl", "none"): "samplers and learner disagree about log-probs of an older version; it is trained on",
     ("mismatch_kl", "skip"): "samplers and learner disagree about log-probs: this learner step is left out",
     ("mismatch_kl", "stop"): (
         f"samplers and learner have disagreed about log-probs {MISMATCH_STEPS} times in a row: compare their "
@@ -139,9 +136,7 @@ class Alarms:
         self.state = structs.replace(self.state, mismatched_steps=count)
         if not count:
             return []
-        reaction: Reaction = "skip" if self._is_mismatched else "none"
-        if count >= MISMATCH_STEPS:
-            reaction = "stop"
+        reaction: Reaction = "stop" if count >= MISMATCH_STEPS else "skip" if self._is_mismatched else "none"
         return [_alarm("mismatch_kl", reaction, found, self._rules.mismatch_kl)]
 
     def _collapsed(self, figures: Mapping[str, float]) -> list[Alarm]:

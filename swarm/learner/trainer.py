@@ -69,7 +69,7 @@ class Trainer:
         arrange(self._model, compute)
         self._learning = self._make_learning(compute)
         self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
-        self._comparison = Comparison(self._tensors, Path(command.staging).with_name("compared.bin"))
+        self._comparison = Comparison(self._tensors)
         self._saver = Saver()
         self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
         self.steps_taken = self._resumed_step
@@ -196,8 +196,7 @@ class Trainer:
         self._ranks.stage(self._tensors, Path(self._command.staging))
         # Ranks hold parts of the weights, and in a rehearsal samplers have no model.
         if self._ranks.count == 1 and not self._command.rehearse_step_s:
-            is_urgent = bool(self._update.alarms.state.mismatched_steps)
-            self._comparison.staged(Path(self._command.staging), self.steps_taken, is_urgent=is_urgent)
+            self._comparison.staged(Path(self._command.staging), self.steps_taken)
         return Done()
 
     def save(self, command: Save) -> Done:

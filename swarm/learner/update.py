@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -166,39 +165,39 @@ class Update:
         figures |= self._figures(sums, len(minibatches))
         return figures, self.alarms.stepped(figures, typical_mismatch(compared, rollouts=len(compared)))
 
+    @torch.no_grad()
     def compare(self, groups: Sequence[TrainGroup], weights: dict[str, torch.Tensor]) -> list[Mismatch]:
         """How far the claims of all rollouts are from the log-probs of a model with other `weights`, by one rank alone.
         Before a step, while there are no gradients: the weights take no more memory than these will."""
         rows = [_row(group.prompt_token_ids, rollout, 0.0) for group in groups for rollout in group.rollouts]
-        logprobs = self._read_all(rows, partial(self._at.policy.read, weights=weights))
-        found = []
-        for row, own in zip(rows, logprobs, strict=True):
-            if tokens := float(row.mask.sum()):
-                nats = float(_token_mismatch(own, row.behaviour) @ row.mask)
-                found.append(Mismatch(sampler=row.sampler, nats=nats, tokens=tokens))
-        return found
+        found: dict[int, torch.Tensor] = {}
+        for part in micro_batches(rows, self._command.compute, self._at.device):
+            read = self._at.policy.read(part, weights)
+            found |= _mismatch_sums(read, part, max(row.staleness for row in rows))
+            self._at.progress()
+        return self._compared(rows, found)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _with_former_logprobs(self, rows: list[Row]) -> list[Row]:
         if self._objective.wants_proximal:
-            found = self._read_all(rows, self._at.policy.read)
+            found = self._read_all(rows, self._at.policy)
             rows = [replace(row, proximal=logprobs) for row, logprobs in zip(rows, found, strict=True)]
         if self._at.reference is not None:
-            found = self._read_all(rows, self._at.reference.read)
+            found = self._read_all(rows, self._at.reference)
             rows = [replace(row, reference=logprobs) for row, logprobs in zip(rows, found, strict=True)]
         return rows
 
     @torch.no_grad()
-    def _read_all(self, rows: Sequence[Row], read: Callable[[MicroBatch], TokenFigures]) -> list[torch.Tensor]:
+    def _read_all(self, rows: Sequence[Row], policy: Policy) -> list[torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
         places, parts, idle = self._share(rows)
         for part in parts:
-            logprobs = read(part).logprobs.cpu()
+            logprobs = policy.read(part).logprobs.cpu()
             found |= {places[number]: values for number, values in part.by_row(logprobs).items()}
             self._at.progress()
         for part in idle:
-            read(part)
+            policy.read(part)
         found = self._at.ranks.merge(found)
         return [found[place] for place in range(len(rows))]
 
@@ -336,18 +335,16 @@ def _mismatch_figure(compared: Sequence[Mismatch]) -> dict[str, float]:
 @torch.no_grad()
 def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> dict[int, torch.Tensor]:
     """Distance between the engine's and the learner's log-probs, for each row: [its sum, its tokens]. Only tokens drawn
-    with the learner's present weights count: their version is at most `unchanged_steps` old."""
+    with the learner's present weights count: their version is at most `unchanged_steps` old.
+
+    The estimator r - 1 - log r of KL(behaviour, learner) is never negative (Schulman's k3). It is bounded, so that no
+    claim drowns the others.
+    """
     same = part.mask * (part.staleness <= unchanged_steps)
-    kl = _token_mismatch(read.logprobs, part.behaviour)
+    log_ratio = read.logprobs - part.behaviour
+    kl = (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
     rows = part.by_row(torch.stack([kl * same, same], dim=1).cpu())
     return {row: values.sum(0) for row, values in rows.items()}
-
-
-def _token_mismatch(logprobs: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
-    """The estimator r - 1 - log r of KL(behaviour, learner) of each token is never negative (Schulman's k3). It is
-    bounded, so that no claim drowns the others."""
-    log_ratio = logprobs - behaviour
-    return (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
 
 
 def adamw(model: Any, learning_rate: float) -> torch.optim.AdamW:
