@@ -33,8 +33,7 @@ class Comparison:
     def __init__(self, tensors: dict[TensorSpec, torch.Tensor], clock: Callable[[], float] = time.monotonic) -> None:
         self._tensors, self._clock = tensors, clock
         self._kept: list[torch.Tensor] = []
-        self._step = 0
-        self._last_s = 0.0
+        self._step, self._last_s = 0, 0.0
         self.spent_s = self.trained_s = 0.0
         """Seconds of all comparisons, and of all learner steps, which the trainer counts."""
 

@@ -103,8 +103,7 @@ class Policy:
         _without_dropout(model)
 
     def read(self, part: MicroBatch, weights: dict[str, torch.Tensor] | None = None) -> TokenFigures:
-        """Log-probs and entropies of the completion tokens, float32; with `weights` by the module's names, if given, in
-        place of its own. Of tied ones one is enough."""
+        """Log-probs and entropies of completion tokens, float32; `weights`, by the module's names, replace its own."""
         return self._read(part, half=is_half(self._precision, part.token_ids.device.type), weights=weights)
 
     def _read(self, part: MicroBatch, *, half: bool, weights: dict[str, torch.Tensor] | None = None) -> TokenFigures:

@@ -150,8 +150,7 @@ class Update:
     def step(
         self, groups: Sequence[TrainGroup], step: int, compared: Sequence[Mismatch] = ()
     ) -> tuple[dict[str, float], tuple[Alarm, ...]]:
-        """Train on the groups that have any variance; the step's figures, by TRL's names, and its alarms. `compared`
-        is what `compare` found before."""
+        """Train on the groups that have any variance, after `compare`; the figures, by TRL's names, and the alarms."""
         figures = reward_figures(groups, self._command.learning) | _mismatch_figure(compared)
         self._set_learning_rate(step)
         sums: Sums = defaultdict(float)
