@@ -123,7 +123,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 class TrainRollout(msgspec.Struct, frozen=True):
     """One rollout as the trainer sees it. `staleness` is in learner steps; arrays as in types.Rollout. `truncated`: it
-    ended at the token limit."""
+    ended at the token limit. `mixed`: several versions drew it."""
 
     token_ids: bytes
     logprobs: bytes
@@ -131,6 +131,7 @@ class TrainRollout(msgspec.Struct, frozen=True):
     reward: float
     staleness: int
     truncated: bool = False
+    mixed: bool = False
     sampler: str = ""
 
 

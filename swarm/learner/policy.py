@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from swarm.errors import UserError
@@ -101,13 +102,14 @@ class Policy:
         self._precision = rules.precision
         _without_dropout(model)
 
-    def read(self, part: MicroBatch) -> TokenFigures:
-        """Log-probs and entropies of the completion tokens, float32."""
-        return self._read(part, half=is_half(self._precision, part.token_ids.device.type))
+    def read(self, part: MicroBatch, weights: dict[str, torch.Tensor] | None = None) -> TokenFigures:
+        """Log-probs and entropies of completion tokens, float32; `weights`, by the module's names, replace its own."""
+        return self._read(part, half=is_half(self._precision, part.token_ids.device.type), weights=weights)
 
-    def _read(self, part: MicroBatch, *, half: bool) -> TokenFigures:
+    def _read(self, part: MicroBatch, *, half: bool, weights: dict[str, torch.Tensor] | None = None) -> TokenFigures:
+        given = (part.token_ids, part.positions, part.places, part.targets)
         with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half):
-            logprobs, entropy = self.module(part.token_ids, part.positions, part.places, part.targets)
+            logprobs, entropy = functional_call(self.module, weights, given) if weights else self.module(*given)
         return TokenFigures(logprobs=logprobs, entropy=entropy)
 
     @torch.no_grad()

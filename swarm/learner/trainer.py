@@ -18,6 +18,7 @@ from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
+from swarm.learner.comparison import Comparison
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
@@ -68,6 +69,7 @@ class Trainer:
         arrange(self._model, compute)
         self._learning = self._make_learning(compute)
         self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
+        self._comparison = Comparison(self._tensors)
         self._saver = Saver()
         self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
         self.steps_taken = self._resumed_step
@@ -78,7 +80,7 @@ class Trainer:
         files = self._ranks.together(
             lambda: save_small_files(self._model, self._tokenizer, Path(self._command.files_dir)) if is_first else ()
         )
-        self._ranks.stage(self._tensors, Path(self._command.staging))
+        self.stage()
         return Prepared(
             layout=layout_of(self._tensors, files),
             parameters=self._parameters,
@@ -95,16 +97,19 @@ class Trainer:
         """One learner step: a few optimiser steps over the batch, or none if no group has any variance."""
         began = time.monotonic()
         try:
-            figures, alarms = self._update.step(command.groups, command.step)
+            compared = self._comparison.found(command.groups, command.step, self._update.compare)
+            figures, alarms = self._update.step(command.groups, command.step, compared)
         except torch.OutOfMemoryError as error:
             raise UserError(_out_of_memory(command, error)) from error
         self._lineage = command.lineage
         self.steps_taken = command.step + 1
         self._rehearse(began, command.step)
         saved = self._saver.report()
+        seconds = time.monotonic() - began
+        self._comparison.trained_s += seconds
         return Trained(
             metrics=figures,
-            seconds=time.monotonic() - began,
+            seconds=seconds,
             saved_step=saved.step,
             save_fault=saved.fault,
             alarms=alarms,
@@ -189,6 +194,9 @@ class Trainer:
 
     def stage(self) -> Done:
         self._ranks.stage(self._tensors, Path(self._command.staging))
+        # Ranks hold parts of the weights, and in a rehearsal samplers have no model.
+        if self._ranks.count == 1 and not self._command.rehearse_step_s:
+            self._comparison.staged(Path(self._command.staging), self.steps_taken)
         return Done()
 
     def save(self, command: Save) -> Done:

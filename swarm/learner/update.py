@@ -147,9 +147,11 @@ class Update:
         self._objective = OBJECTIVES[command.learning.objective]
         self.alarms = Alarms(command.alarms)
 
-    def step(self, groups: Sequence[TrainGroup], step: int) -> tuple[dict[str, float], tuple[Alarm, ...]]:
-        """Train on the groups that have any variance; the step's figures, by TRL's names, and its alarms."""
-        figures = reward_figures(groups, self._command.learning)
+    def step(
+        self, groups: Sequence[TrainGroup], step: int, compared: Sequence[Mismatch] = ()
+    ) -> tuple[dict[str, float], tuple[Alarm, ...]]:
+        """Train on the groups that have any variance, after `compare`; the figures, by TRL's names, and the alarms."""
+        figures = reward_figures(groups, self._command.learning) | _mismatch_figure(compared)
         self._set_learning_rate(step)
         sums: Sums = defaultdict(float)
         rows = rows_of(groups, self._command.learning)
@@ -160,7 +162,20 @@ class Update:
         for number, places in enumerate(minibatches):
             self._optimizer_step([rows[place] for place in places], sums, is_first=number == 0)
         figures |= self._figures(sums, len(minibatches))
-        return figures, self.alarms.stepped(figures)
+        return figures, self.alarms.stepped(figures, typical_mismatch(compared, rollouts=len(compared)))
+
+    @torch.no_grad()
+    def compare(self, groups: Sequence[TrainGroup], weights: dict[str, torch.Tensor]) -> list[Mismatch]:
+        """How far the claims of all rollouts are from the log-probs of a model with other `weights`, by one rank alone.
+        Before a step, while there are no gradients: the weights take no more memory than these will."""
+        rows = [_row(group.prompt_token_ids, rollout, 0.0) for group in groups for rollout in group.rollouts]
+        found: dict[int, torch.Tensor] = {}
+        for part in micro_batches(rows, self._command.compute, self._at.device):
+            with torch.compiler.set_stance("force_eager"):  # To compile layers for other weights would take minutes
+                read = self._at.policy.read(part, weights)
+            found |= _mismatch_sums(read, part, max(row.staleness for row in rows))
+            self._at.progress()
+        return self._compared(rows, found)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -215,8 +230,7 @@ class Update:
         mismatch = None
         if is_first:
             compared = self._compared(rows, apart)
-            found["mismatch"] = sum(one.nats for one in compared)
-            found["mismatch_tokens"] = sum(one.tokens for one in compared)
+            found |= _mismatch_figure(compared)
             mismatch = typical_mismatch(compared, rollouts=len(rows))
         norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)
         if self.alarms.is_fit(gradient_norm=norm, mismatch_kl=mismatch):
@@ -264,8 +278,9 @@ class Update:
     def _figures(self, sums: Sums, minibatches: int) -> dict[str, float]:
         steps = sums.pop("stepped", 0.0)
         tokens = max(1.0, sums.pop("tokens", 0.0))
-        mismatch, compared = sums.pop("mismatch", 0.0), sums.pop("mismatch_tokens", 0.0)
-        figures = {
+        # There is none where no token is of the version that the learner is at.
+        mismatch = {"mismatch_kl": sums.pop("mismatch_kl")} if "mismatch_kl" in sums else {}
+        return {
             "loss": sums.pop("loss", 0.0) / max(1.0, sums.pop("finite", 0.0)),
             "grad_norm": sums.pop("grad_norm", 0.0) / max(1.0, steps),
             "learning_rate": self._at.optimizer.param_groups[0]["lr"],
@@ -273,9 +288,8 @@ class Update:
             "optimizer_steps_skipped": minibatches - steps,
             **dict.fromkeys(PER_TOKEN, 0.0),
             **{name: value / tokens for name, value in sums.items()},
+            **mismatch,
         }
-        # There is none where no token is of the version that the learner is at.
-        return figures | {"mismatch_kl": mismatch / compared} if compared else figures
 
     def _set_learning_rate(self, step: int) -> None:
         command = self._command
@@ -310,6 +324,12 @@ def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: 
         case "wsd":
             left = min(1.0, (1 - x) / WSD_DECAY)
     return floor + (1 - floor) * left
+
+
+def _mismatch_figure(compared: Sequence[Mismatch]) -> dict[str, float]:
+    """The mean over all tokens, if there are any."""
+    tokens = sum(one.tokens for one in compared)
+    return {"mismatch_kl": sum(one.nats for one in compared) / tokens} if tokens else {}
 
 
 @torch.no_grad()

@@ -94,7 +94,7 @@ def test_a_step_of_adam_makes_no_copy_of_all_weights(trainer: Trainer) -> None:
 def test_memory_that_runs_out_in_a_step_is_one_line(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """To begin again from the checkpoint, as after other faults, would end in the same way."""
 
-    def step(groups: object, step: int) -> None:
+    def step(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
     monkeypatch.setattr(trainer._update, "step", step)

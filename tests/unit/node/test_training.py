@@ -16,11 +16,11 @@ from swarm.broadcast.store.disk import DiskFull
 from swarm.errors import ChildFailed
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup
 from swarm.net.wire import digest
-from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figures
+from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figures, train_group
 from swarm.rollout.journal.journal import Journal
 from swarm.settings import LeadConfig
-from swarm.types import MAX_PARTS, Score
-from tests.builders import prompt
+from swarm.types import MAX_PARTS, NodeId, Score, Span
+from tests.builders import prompt, rollout, v
 from tests.unit.rollout.journal.test_journal import group, taken
 
 LAYOUT = layout_of(1 << 16)
@@ -249,6 +249,14 @@ async def test_a_trainer_that_is_started_again_stages_over_no_measured_weights(
 
 def _no_room(descriptor: int, nbytes: int, path: Path) -> None:
     raise DiskFull(f"the disk of {path.parent} is full")
+
+
+@pytest.mark.parametrize(("versions", "mixed"), [((3, 3), False), ((3, 4), True)])
+def test_the_trainer_hears_whether_one_version_alone_drew_a_rollout(versions: tuple[int, int], mixed: bool) -> None:
+    spans = [Span(version=v(version), start=at, end=at + 1) for at, version in enumerate(versions)]
+    answer = (rollout(spans=spans), Score(reward=1.0, exact=True), NodeId("a"))
+    (made,) = train_group(prompt(0), [answer], step=5).rollouts
+    assert (made.staleness, made.mixed) == (2, mixed)
 
 
 def test_each_of_several_rewards_has_its_mean_and_deviation() -> None:
