@@ -26,6 +26,9 @@ STEP_S = 60.0
 NOTICE_S = 0.01
 """The watch of silence is this late."""
 
+CARRIED_S = 1e-9
+"""A version that is published while another one arrives is carried next, whichever way their times were rounded."""
+
 REPLACED_S = 600.0
 """A dead worker is replaced after ten minutes: a volunteer comes back, or another one joins."""
 
@@ -39,6 +42,7 @@ class Fleet:
     broadcast: float
     generate: float
     sigma: float = 1.0
+    group_size: int = 1
     serial: bool = False
     ahead: bool = True
     dying: float = 0.0
@@ -92,7 +96,7 @@ class Run:
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._lengths = Lengths(fleet.sigma, seed)
+        self._lengths = Lengths(fleet.sigma, seed, group_size=fleet.group_size)
         self._fates = Random(f"deaths {seed}")
         self._workers: dict[int, Worker] = {}
         self._names = itertools.count()
@@ -146,7 +150,7 @@ class Run:
             return
         job, worker.queued = worker.queued, None
         worker.running, version = job, worker.held
-        length = self._lengths.of(job)
+        length = self._lengths.of(job.number, job.index)
         self._later(length * self._fleet.generate * STEP_S, lambda: self._finish(worker, job, Sample(length, version)))
         self._ask(worker)
 
@@ -224,7 +228,8 @@ class Run:
             return
         self._carrying = self._fleet.serial
         version = self._published
-        self._later(self._fleet.broadcast * STEP_S, lambda: self._arrive(version))
+        delay_s = self._fleet.broadcast * STEP_S + (CARRIED_S if self._fleet.serial else 0.0)
+        self._later(delay_s, lambda: self._arrive(version))
 
     def _arrive(self, version: int) -> None:
         self._carrying = False
@@ -240,13 +245,15 @@ class Run:
 class Lengths:
     """The length of each sample in mean lengths, the same for every rule and after every death: lognormal, mean 1."""
 
-    def __init__(self, sigma: float, seed: int) -> None:
+    def __init__(self, sigma: float, seed: int, *, group_size: int) -> None:
         self._sigma = sigma
+        self._group_size = group_size
         self._random = Random(f"lengths {seed}")
-        self._drawn: dict[tuple[int, int], float] = {}
+        self._drawn: list[float] = []
 
-    def of(self, job: Job) -> float:
-        name = job.number, job.index
-        if name not in self._drawn:
-            self._drawn[name] = self._random.lognormvariate(-self._sigma * self._sigma / 2, self._sigma)
-        return self._drawn[name]
+    def of(self, number: int, index: int) -> float:
+        """Return the length of sample `index` of group `number`."""
+        place = number * self._group_size + index
+        while len(self._drawn) <= place:
+            self._drawn.append(self._random.lognormvariate(-self._sigma * self._sigma / 2, self._sigma))
+        return self._drawn[place]
