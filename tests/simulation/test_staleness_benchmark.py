@@ -107,9 +107,9 @@ def test_what_the_aim_may_cost_is_measured_by_the_same_rule_without_it() -> None
     groups = Row(case="groups", max_staleness=2, broadcast=1.0, generate=0.3)
     more = figures(deadlines={"idle": 0.154, "discarded": 0.161}, deadlines_off={"idle": 0.15, "discarded": 0.15})
     assert misses(groups, more, {"mean_staleness": 0.69}) == [
+        "staleness beside floor",
         "idle beside off",
         "discards beside off",
-        "staleness beside floor",
     ]
 
 
