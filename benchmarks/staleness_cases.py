@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -82,26 +82,24 @@ class CaseRule(DeadlineRule):
 
 
 class CaseRun(Run):
-    """A run with an event in the middle. `events` are the steps after which something happened."""
+    """A run of the real plane. `events` are the steps after which something happened: here, a round began."""
 
     def __init__(self, rule: CaseRule, fleet: Fleet, *, steps: int, seed: int) -> None:
         super().__init__(rule, fleet, steps=steps, seed=seed)
-        self._rule_here = rule
+        self._case_rule = rule
         self._event_at = math.floor(EVENT_SHARE * steps)
 
     @property
     def events(self) -> Sequence[int]:
-        return self._rule_here.rounds
+        return self._case_rule.rounds
 
     def _report_rate(self, worker: int, speed: float) -> None:
         per_s = speed * MEAN_TOKENS / (self._fleet.generate * STEP_S)
-        self._rule_here.rate(worker, per_s, now=self._now)
+        self._case_rule.rate(worker, per_s, now=self._now)
 
 
 class ChangingRun(CaseRun):
-    """Half of the workers vanish (`joining` false), or as many again join."""
-
-    joining = False
+    """Something happens to the fleet half-way."""
 
     @property
     def events(self) -> Sequence[int]:
@@ -110,13 +108,26 @@ class ChangingRun(CaseRun):
     def _trained(self) -> None:
         super()._trained()
         if self.figures.steps == self._event_at:
-            workers = list(self._workers.values())
-            for i, worker in enumerate(workers if self.joining else workers[::2]):
-                self._later(i * APART_S, self._join if self.joining else partial(self._vanish, worker))
+            self._change()
+
+    def _change(self) -> None:
+        raise NotImplementedError
+
+
+class HalvedRun(ChangingRun):
+    """Every second worker vanishes."""
+
+    def _change(self) -> None:
+        for i, worker in enumerate(list(self._workers.values())[::2]):
+            self._later(i * APART_S, partial(self._vanish, worker))
 
 
 class DoubledRun(ChangingRun):
-    joining = True
+    """As many workers again join."""
+
+    def _change(self) -> None:
+        for _ in range(len(self._workers)):
+            self._join()
 
 
 class MixedRun(CaseRun):
@@ -172,7 +183,7 @@ class PlacesRun(CaseRun):
                 pass
 
     def _fill(self, engine: Engine) -> int:
-        jobs = self._rule_here.ask_many(engine.name, engine.held, engine.missing, at_once=engine.at_once, now=self._now)
+        jobs = self._case_rule.ask_many(engine.name, engine.held, engine.missing, at_once=engine.at_once, now=self._now)
         engine.queued.extend(jobs)
         self._refill(engine)
         return len(jobs)
@@ -197,7 +208,7 @@ class PlacesRun(CaseRun):
 
 
 RUNS: dict[str, type[CaseRun]] = {
-    "halved": ChangingRun,
+    "halved": HalvedRun,
     "doubled": DoubledRun,
     "bursts": CaseRun,
     "mixed": MixedRun,
@@ -263,9 +274,10 @@ def measure(case: str, setting: Setting, fleet: Fleet, *, steps: int, seeds: int
     }
 
 
-def _summary(runs: Sequence[Figures]) -> dict[str, float]:
+def _summary(runs: Sequence[Figures]) -> dict[str, float] | None:
+    """Means over seeds; None if all runs ended in a deadlock."""
     if not runs:
-        return {"idle": math.nan, "discarded": math.nan, "mean_staleness": math.nan}
+        return None
     return {
         "idle": statistics.fmean(run.idle_share for run in runs),
         "discarded": statistics.fmean(run.discarded_share for run in runs),
@@ -273,12 +285,13 @@ def _summary(runs: Sequence[Figures]) -> dict[str, float]:
     }
 
 
-def misses(rules: dict[str, dict[str, float]], deadlocks: int, slowest: int | None) -> list[str]:
+def misses(rules: Mapping[str, dict[str, float] | None], deadlocks: int, slowest: int | None) -> list[str]:
     """Which targets a case misses."""
-    if deadlocks:
+    ours, off = (rules[rule] for rule in RULES)
+    if deadlocks or ours is None or off is None:
         return ["deadlock"]
     is_slow = slowest is not None and slowest > MAX_RECOVERY
-    return [*(["recovery"] if is_slow else []), *beside_off(*(rules[rule] for rule in RULES))]
+    return [*(["recovery"] if is_slow else []), *beside_off(ours, off)]
 
 
 def beside_off(ours: dict[str, Any], off: dict[str, Any]) -> list[str]:
@@ -311,5 +324,7 @@ def line(found: dict[str, Any]) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
-def _cell(figures: dict[str, float]) -> str:
+def _cell(figures: dict[str, float] | None) -> str:
+    if figures is None:
+        return "-"
     return f"{100 * figures['idle']:.1f} / {100 * figures['discarded']:.1f}, {figures['mean_staleness']:.2f}"

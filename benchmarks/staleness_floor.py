@@ -34,6 +34,9 @@ from benchmarks.staleness_sim import STEP_S, Figures, Fleet, Lengths, Run
 GAP = 1e-6
 """Steps that a sample begins after its version arrived, and ends before its batch is taken: more than rounding."""
 
+HORIZON = 200
+"""Steps beyond the last one: a batch halfway there is as far from the start of the run as any."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
@@ -103,15 +106,7 @@ def floor(fleet: Fleet, demand: Demand, *, seed: int) -> Floor:
     arrivals = Arrivals(fleet, demand.steps)
     plan = schedule(batches, arrivals, workers=fleet.workers, max_staleness=demand.max_staleness)
     figures = PlannedRun(plan, fleet, steps=demand.steps, seed=seed).run()
-    return Floor(
-        figures=figures,
-        least=least(batches, arrivals, fleet),
-        left_out=passed / (len(groups) + passed),
-    )
-
-
-HORIZON = 200
-"""Steps after which every batch is like the one a period before."""
+    return Floor(figures=figures, least=least(batches, arrivals), left_out=passed / (len(groups) + passed))
 
 
 def _groups(lengths: Lengths, fleet: Fleet, demand: Demand) -> tuple[list[list[Wanted]], int]:
@@ -128,8 +123,8 @@ def _groups(lengths: Lengths, fleet: Fleet, demand: Demand) -> tuple[list[list[W
 
 
 def deal(groups: list[list[Wanted]], arrivals: Arrivals, fleet: Fleet, demand: Demand) -> list[list[Wanted]]:
-    """Return which samples are trained together. The longest groups choose first, among the batches with room: one in
-    which they are hardly older than the shortest would be, then one that is short so far."""
+    """Return the samples of each batch. The longest groups choose first among the batches with room: one in which they
+    are hardly older than samples of no length would be; of these, one that has little to generate so far."""
     period = max(1, math.ceil(fleet.broadcast)) if fleet.serial else 1
     like = [demand.steps + HORIZON // 2 // period * period + phase for phase in range(period)]
     open_batches = [[(0.0, n) for n in range(demand.steps) if (n - batch) % period == 0] for batch in like]
@@ -178,9 +173,9 @@ class Fill:
         self._batch = sorted(batch, key=lambda one: -one.time)
         self._boundaries = boundaries
         self._free_until = free_until
-        take = max(free_until)
+        take, last = max(free_until), len(boundaries) - 1
         self._level = {
-            one.job: next(i for i, at in enumerate(boundaries) if at + one.time + 2 * GAP <= take)
+            one.job: next((i for i, at in enumerate(boundaries) if at + one.time + 2 * GAP <= take), last)
             for one in self._batch
         }
 
@@ -196,10 +191,9 @@ class Fill:
 
     def _place(self, one: Wanted) -> bool:
         level, time = self._level[one.job], one.time + 2 * GAP
-        fits = [(min(room[level:]), worker) for worker, room in enumerate(self._room) if min(room[level:]) >= time]
-        if not fits:
+        most, worker = max((min(room[level:]), worker) for worker, room in enumerate(self._room))
+        if most < time:
             return False
-        _, worker = max(fits)
         room = self._room[worker]
         room[level:] = [left - time for left in room[level:]]
         self._placed[worker].append(one)
@@ -208,17 +202,16 @@ class Fill:
     def _age(self, left: Sequence[Wanted]) -> None:
         """Aim the longest of the newest level at the one before, until what was `left` would fit."""
         level = self._level[left[0].job]
+        if level == len(self._boundaries) - 1:
+            raise RuntimeError("no schedule found: the fleet may be too slow for the learner, or the bound too low")
         missing = sum(one.time for one in left)
-        last = len(self._boundaries) - 1
         for one in self._batch:
-            if self._level[one.job] == level and level < last and missing > 0:
+            if self._level[one.job] == level and missing > 0:
                 self._level[one.job] += 1
                 missing -= one.time
-        if level == last:
-            raise RuntimeError("no schedule found")
 
 
-def least(batches: Sequence[Sequence[Wanted]], arrivals: Arrivals, fleet: Fleet) -> float:
+def least(batches: Sequence[Sequence[Wanted]], arrivals: Arrivals) -> float:
     """Return a bound below the mean staleness of any schedule of these batches."""
     ages = [arrivals.staleness(n, n - one.time) for n, batch in enumerate(batches) for one in batch]
     return sum(ages) / len(ages)
