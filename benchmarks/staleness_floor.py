@@ -14,7 +14,9 @@ would be too old even if it began when a version arrives and ended when its batc
 on, and nothing is generated for nothing.
 
 `least` is a bound below every schedule: each sample alone, begun as late as it may, as if there were a worker for each.
-For samples of L steps and versions that arrive T_bcast after each step it is the mean of ceil(L + T_bcast).
+For samples of L steps and versions that arrive T_bcast after each step it is the mean of ceil(L + T_bcast). Only
+foresight can begin the short samples of a group late, so `least_together` says what is left without that: the same
+bound for schedules that begin all samples of a group at once.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -66,11 +68,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """What the clairvoyant scheduler reached, and the bound below any schedule. `left_out` is the share of groups
-    that no schedule can train on."""
+    """What the clairvoyant scheduler reached, the bound below any schedule, and the one below any that begins the
+    samples of a group together. `left_out` is the share of groups that no schedule can train on."""
 
     figures: Figures
     least: float
+    least_together: float
     left_out: float
 
 
@@ -106,7 +109,12 @@ def floor(fleet: Fleet, demand: Demand, *, seed: int) -> Floor:
     arrivals = Arrivals(fleet, demand.steps)
     plan = schedule(batches, arrivals, workers=fleet.workers, max_staleness=demand.max_staleness)
     figures = PlannedRun(plan, fleet, steps=demand.steps, seed=seed).run()
-    return Floor(figures=figures, least=least(batches, arrivals), left_out=passed / (len(groups) + passed))
+    return Floor(
+        figures=figures,
+        least=least(batches, arrivals),
+        least_together=least([_together(batch) for batch in batches], arrivals),
+        left_out=passed / (len(groups) + passed),
+    )
 
 
 def _groups(lengths: Lengths, fleet: Fleet, demand: Demand) -> tuple[list[list[Wanted]], int]:
@@ -215,6 +223,14 @@ def least(batches: Sequence[Sequence[Wanted]], arrivals: Arrivals) -> float:
     """Return a bound below the mean staleness of any schedule of these batches."""
     ages = [arrivals.staleness(n, n - one.time) for n, batch in enumerate(batches) for one in batch]
     return sum(ages) / len(ages)
+
+
+def _together(batch: Sequence[Wanted]) -> list[Wanted]:
+    """Return the samples as if each took as long as the longest of its group."""
+    longest: dict[int, float] = {}
+    for one in batch:
+        longest[one.job.number] = max(one.time, longest.get(one.job.number, 0.0))
+    return [replace(one, time=longest[one.job.number]) for one in batch]
 
 
 class Plan:
