@@ -14,10 +14,23 @@ only to a worker that is free. Four cases: `single` and `dying` have groups of o
 per hour, noticed after three beats, replaced after ten minutes), `groups` groups of eight and a fifth of the steps,
 `serial` carries one version at a time, so that where a broadcast takes 3 steps only each third version arrives.
 
+Hard cases, in a table of their own: benchmarks/staleness_cases.py.
+
 Discarded is the share of all generated rollouts that was not trained on and is no longer waiting to be; lost is what
-was on workers that died. A row with a target (S >= 2, and T_bcast + T_gen < S * T_train) meets it if hold 0 lets the
-learner wait at most 1 % and discards at most a third of what the counters do; without deaths, unlimited hold must
-discard nothing in any row. Exit status 1 if a target is missed.
+was on workers that died. The floor (benchmarks/staleness_floor.py) is the mean staleness of a clairvoyant scheduler
+that never lets the learner wait, for rows with S >= 2 in which T_bcast + T_gen + kappa - 1 < S steps; for `dying` that
+of the fleet without deaths. Targets, of which each row names those that it missed:
+
+- `idle`, `discards`: where S >= 2 and T_bcast + T_gen < S * T_train, single and dying, hold 0 lets the learner wait at
+  most 1 % and discards at most a third of what the counters do.
+- `hold discards`: without deaths, unlimited hold discards nothing.
+- `idle beside off`: the learner waits at most 0.5 % of the time if it waits less than that with freshness off,
+  elsewhere at most 0.3 points longer than with freshness off.
+- `discards beside off`: at most one point more is discarded than with freshness off.
+- `staleness beside floor`: mean staleness is at most 0.3 above the floor where there is one.
+- `staleness`: it is at most 2.5 where S is 4 or 8 and T_bcast 0.1 to 1, single and dying.
+
+Exit status 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -32,6 +45,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks import staleness_cases
+from benchmarks.staleness_floor import Demand, Floor, floor
 from benchmarks.staleness_rules import RULES, Setting, freshness_of, hold_of
 from benchmarks.staleness_sim import Figures, Fleet, Run
 
@@ -49,9 +64,15 @@ MAX_IDLE = 0.01
 OF_COUNTERS = 1 / 3
 """Of what the counters discard, how much the deadlines may."""
 
+ABOVE_FLOOR = 0.3
+"""Steps of mean staleness."""
+
+MAX_MEAN_STALENESS = 2.5
+"""Where S is 4 or 8 and the broadcast takes 0.1 to 1 steps."""
+
 GROUP_SIZE = 8
 
-CASES = ("single", "dying", "groups", "serial")
+CASES = ("single", "dying", "groups", "serial", *staleness_cases.RUNS)
 
 QUARTILES = [math.exp(-SIGMA * SIGMA / 2 + SIGMA * z) for z in (-0.674490, 0.0, 0.674490)]
 """Of lognormal lengths with mean 1."""
@@ -68,7 +89,12 @@ class Row:
 
     @property
     def group_size(self) -> int:
-        return GROUP_SIZE if self.case == "groups" else 1
+        return GROUP_SIZE if self.case in ("groups", "places") else 1
+
+    @property
+    def hard(self) -> bool:
+        """Whether it is one of benchmarks/staleness_cases.py."""
+        return self.case in staleness_cases.RUNS
 
     @property
     def period(self) -> int:
@@ -82,17 +108,39 @@ class Row:
 
     @property
     def targeted(self) -> bool:
-        return self.case in ("single", "dying") and self.max_staleness >= 2 and self.slack > 0
+        return self.case in ("single", "dying") and self.floored
+
+    @property
+    def floored(self) -> bool:
+        """Whether a fleet of this size can keep a learner busy with what is fresh, so that the floor has a meaning."""
+        return self.max_staleness >= 2 and self.slack > 0
+
+    @property
+    def young(self) -> bool:
+        """Whether the bound is so far away that data as old as that would be out of habit."""
+        return self.case in ("single", "dying") and self.max_staleness in (4, 8) and 0.1 <= self.broadcast <= 1
 
     @property
     def workers(self) -> int:
         within = min(1.0, self.slack) if self.slack > 0 else 1.0
-        return math.ceil(TOO_LARGE * BATCH_GROUPS * self.group_size * self.generate / within)
+        needed = math.ceil(TOO_LARGE * BATCH_GROUPS * self.group_size * self.generate / within)
+        return 2 * needed if self.case == "halved" else needed
 
 
 def simulate(row: Row, rule: str, *, steps: int, seed: int) -> Figures:
     """One run of one rule."""
-    setting = Setting(
+    fleet = fleet_of(row, ahead=rule.startswith("deadlines"), dying=DYING_PER_HOUR if row.case == "dying" else 0.0)
+    return Run(RULES[rule](setting_of(row, rule)), fleet, steps=steps_of(row, steps), seed=seed).run()
+
+
+def clairvoyant(row: Row, *, steps: int, seed: int) -> Floor:
+    """The floor of `row`, for the same samples."""
+    demand = Demand(steps=steps_of(row, steps), batch_groups=BATCH_GROUPS, max_staleness=row.max_staleness)
+    return floor(fleet_of(row, ahead=False, dying=0.0), demand, seed=seed)
+
+
+def setting_of(row: Row, rule: str) -> Setting:
+    return Setting(
         max_staleness=row.max_staleness,
         batch_groups=BATCH_GROUPS,
         group_size=row.group_size,
@@ -100,17 +148,24 @@ def simulate(row: Row, rule: str, *, steps: int, seed: int) -> Figures:
         hold_s=hold_of(rule),
         freshness=freshness_of(rule),
     )
-    fleet = Fleet(
+
+
+def fleet_of(row: Row, *, ahead: bool, dying: float) -> Fleet:
+    return Fleet(
         workers=row.workers,
         broadcast=row.broadcast,
         generate=row.generate,
         sigma=SIGMA,
+        group_size=row.group_size,
         serial=row.case == "serial",
-        ahead=rule.startswith("deadlines"),
-        dying=DYING_PER_HOUR if row.case == "dying" else 0.0,
+        ahead=ahead,
+        dying=dying,
     )
-    steps = max(1, steps // 5) if row.case == "groups" else steps
-    return Run(RULES[rule](setting), fleet, steps=steps, seed=seed).run()
+
+
+def steps_of(row: Row, steps: int) -> int:
+    """Groups of eight are slow to simulate, and hard cases need no more than an event and what follows."""
+    return max(1, steps // (5 if row.group_size > 1 else 2 if row.hard else 1))
 
 
 def summary(runs: Sequence[Figures]) -> dict[str, Any]:
@@ -140,49 +195,66 @@ def _counts(lengths: Sequence[float]) -> list[int]:
     return counts
 
 
-def misses(row: Row, rules: dict[str, dict[str, Any]]) -> list[str]:
-    """Which targets this row misses."""
-    missed = []
-    ours, held, counter = rules["deadlines"], rules["deadlines, hold"], rules["counter"]
-    if row.case != "dying" and held["discarded"] > 0:
-        missed.append("hold discards")
-    if row.targeted and ours["idle"] > MAX_IDLE:
-        missed.append("idle")
-    if row.targeted and ours["discarded"] > OF_COUNTERS * counter["discarded"]:
-        missed.append("discards")
-    return missed
+def floor_summary(floors: Sequence[Floor]) -> dict[str, float]:
+    """Means over seeds."""
+    return {
+        "mean_staleness": statistics.fmean(found.figures.mean_staleness for found in floors),
+        "least": statistics.fmean(found.least for found in floors),
+        "least_together": statistics.fmean(found.least_together for found in floors),
+        "left_out": statistics.fmean(found.left_out for found in floors),
+    }
+
+
+def misses(row: Row, rules: dict[str, dict[str, Any]], lowest: dict[str, float] | None) -> list[str]:
+    """Which targets this row misses. `lowest` is its floor, if it has one."""
+    ours, off, held, counter = (rules[name] for name in ("deadlines", "deadlines, off", "deadlines, hold", "counter"))
+    missed = {
+        "hold discards": row.case != "dying" and held["discarded"] > 0,
+        "idle": row.targeted and ours["idle"] > MAX_IDLE,
+        "discards": row.targeted and ours["discarded"] > OF_COUNTERS * counter["discarded"],
+        "staleness beside floor": lowest is not None
+        and ours["mean_staleness"] > lowest["mean_staleness"] + ABOVE_FLOOR,
+        "staleness": row.young and ours["mean_staleness"] > MAX_MEAN_STALENESS,
+    }
+    return [*(name for name, is_missed in missed.items() if is_missed), *staleness_cases.beside_off(ours, off)]
 
 
 def measure(row: Row, *, steps: int, seeds: int) -> dict[str, Any]:
-    rules = {
-        rule: summary([simulate(row, rule, steps=steps, seed=seed) for seed in range(1, seeds + 1)]) for rule in RULES
-    }
+    if row.hard:
+        setting, fleet = setting_of(row, "deadlines"), fleet_of(row, ahead=True, dying=0.0)
+        return staleness_cases.measure(row.case, setting, fleet, steps=steps_of(row, steps), seeds=seeds)
+    which = range(1, seeds + 1)
+    rules = {rule: summary([simulate(row, rule, steps=steps, seed=seed) for seed in which]) for rule in RULES}
+    lowest = floor_summary([clairvoyant(row, steps=steps, seed=seed) for seed in which]) if row.floored else None
     return {
         "case": row.case,
         "max_staleness": row.max_staleness,
         "broadcast_steps": row.broadcast,
         "workers": row.workers,
         "targeted": row.targeted,
-        "missed": misses(row, rules),
+        "missed": misses(row, rules, lowest),
+        "floor": lowest,
         "rules": rules,
     }
 
 
 def rows_of(options: argparse.Namespace) -> list[Row]:
-    """What is asked for; a broadcast of a step is the same if serial, and groups of eight are slow to simulate."""
-    return [
+    """What is asked for; a broadcast of a step is the same if serial, groups of eight are slow to simulate, and hard
+    cases are for where the fleet is fast enough."""
+    rows = [
         Row(case=case, max_staleness=bound, broadcast=broadcast, generate=options.generate)
         for case in options.cases
         for bound in options.staleness
         for broadcast in options.broadcast
         if not (case == "serial" and broadcast <= 1) and not (case == "groups" and broadcast > 1)
     ]
+    return [row for row in rows if not row.hard or (row.floored and row.broadcast <= 1)]
 
 
 HEADER = (
-    "| case | S | T_bcast | workers | deadlines, hold 0: idle / discarded | by length | staleness "
+    "| case | S | T_bcast | workers | deadlines, hold 0: idle / discarded | by length | staleness | floor "
     "| off: idle / discarded, staleness | unlimited hold | counter | by length | no pacing | target |\n"
-    + "|---" * 13
+    + "|---" * 14
     + "|"
 )
 
@@ -200,6 +272,7 @@ def line(found: dict[str, Any]) -> str:
         _shares(ours),
         _quartiles(ours),
         f"{ours['mean_staleness']:.2f}, {ours['max_staleness']}",
+        f"{found['floor']['mean_staleness']:.2f}" if found["floor"] else "",
         f"{_shares(off)}, {off['mean_staleness']:.2f}",
         _shares(held),
         _shares(counter),
@@ -235,6 +308,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _table(rows: Sequence[Row], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure and print one table, if it has rows."""
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        if not found:
+            print(staleness_cases.HEADER if row.hard else HEADER)
+        found.append(measure(row, steps=options.steps, seeds=options.seeds))
+        print(staleness_cases.line(found[-1]) if row.hard else line(found[-1]), flush=True)
+    return found
+
+
 def _list(of: type) -> Any:
     return lambda text: [of(one) for one in text.split(",")]
 
@@ -242,16 +326,16 @@ def _list(of: type) -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     began = time.process_time()
-    print(HEADER)
-    rows = []
-    for row in rows_of(options):
-        rows.append(measure(row, steps=options.steps, seeds=options.seeds))
-        print(line(rows[-1]), flush=True)
-    met = not any(row["missed"] for row in rows)
+    rows, hard = (_table([row for row in rows_of(options) if row.hard == hard], options) for hard in (False, True))
+    met = not any(row["missed"] for row in rows + hard)
     cpu_s = time.process_time() - began
     print(f"targets {'met' if met else 'missed'}, {cpu_s:.0f} CPU-s; percent, by length: per quartile, short to long")
     if options.json:
-        print(json.dumps({"met": met, "steps": options.steps, "seeds": options.seeds, "cpu_s": cpu_s, "rows": rows}))
+        print(
+            json.dumps(
+                {"met": met, "steps": options.steps, "seeds": options.seeds, "cpu_s": cpu_s, "rows": rows, "hard": hard}
+            )
+        )
     return 0 if met else 1
 
 

@@ -52,6 +52,10 @@ class Job:
     index: int
     lease: Lease | None = None
 
+    @property
+    def held_out(self) -> bool:
+        return self.lease is not None and self.lease.purpose == "eval"
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -103,26 +107,35 @@ class DeadlineRule:
             beat_s=BEAT_S,
             lease_time_limit_s=1e7,
         )
-        self._plane = RolloutPlane(rules, prompts=_prompt)
+        self._plane = RolloutPlane(rules, prompts=prompt)
         self._samples: dict[int, list[Sample]] = {}
         self.discarded: list[Sample] = []
 
     def ask(self, worker: int, held: int, *, now: float) -> Job | None:
-        answer = self._plane.ask(_node(worker), VersionId(incarnation=0, version=held), 1, now=now)[-1]
+        jobs = self.ask_many(worker, held, 1, at_once=0, now=now)
+        return jobs[0] if jobs else None
+
+    def ask_many(self, worker: int, held: int, capacity: int, *, at_once: int, now: float) -> list[Job]:
+        """Up to `capacity` samples for an engine that can begin `at_once` of them now."""
+        version = VersionId(incarnation=0, version=held)
+        answer = self._plane.ask(node(worker), version, capacity, now=now, at_once=at_once)[-1]
         if isinstance(answer, Refused):
-            return None
+            return []
         assert isinstance(answer, Granted)
-        (lease,) = answer.leases
-        return Job(number=int(lease.group_id[1:]), index=lease.samples[0].index, lease=lease)
+        return [
+            Job(number=_number(lease), index=sample.index, lease=lease)
+            for lease in answer.leases
+            for sample in lease.samples
+        ]
 
     def submit(self, worker: int, job: Job, sample: Sample, *, now: float) -> None:
         assert job.lease is not None
         rollout = _rollout(job, sample)
-        (judged, *rest) = self._plane.submit(_node(worker), job.lease, rollout, now=now)
+        (judged, *rest) = self._plane.submit(node(worker), job.lease, rollout, now=now)
         assert isinstance(judged, Judged)
-        if judged.verdict == "accepted":
+        if judged.verdict == "accepted" and not job.held_out:
             self._samples.setdefault(job.number, []).append(sample)
-        else:
+        elif judged.verdict != "accepted":
             assert judged.verdict in ("stale", "duplicate"), judged
             self.discarded.append(sample)
         self._perform(rest)
@@ -138,13 +151,13 @@ class DeadlineRule:
         return [sample for group in batch for sample in self._samples.pop(group.order)]
 
     def heard(self, worker: int, *, now: float) -> None:
-        self._plane.beat(_node(worker), now=now)
+        self._plane.beat(node(worker), now=now)
 
     def gone(self, worker: int, alive: Collection[int], *, now: float) -> None:
         for one in alive:
-            self._plane.beat(_node(one), now=now)
+            self._plane.beat(node(one), now=now)
         silent = [effect.node for effect in self._plane.tick(now=now) if isinstance(effect, NodeSilent)]
-        assert silent == [_node(worker)]
+        assert silent == [node(worker)]
 
     def _perform(self, effects: list[Effect]) -> None:
         """Rewards come at once."""
@@ -305,20 +318,26 @@ def freshness_of(rule: str) -> Freshness:
 
 
 @cache
-def _node(worker: int) -> NodeId:
+def node(worker: int) -> NodeId:
     return NodeId(f"w{worker}")
 
 
 @cache
-def _prompt(_: int) -> Prompt:
+def prompt(_: int) -> Prompt:
     return Prompt(prompt_id="p", text="", answer="", token_ids=(1,))
 
 
+def _number(lease: Lease) -> int:
+    """The number of a group, or of a held-out prompt within its round."""
+    return int(lease.group_id[1:].rpartition("-")[2])
+
+
 def _rollout(job: Job, sample: Sample) -> Rollout:
+    assert job.lease is not None
     tokens, logprobs, mask = _payload(max(1, min(MAX_TOKENS, round(sample.length * MEAN_TOKENS))))
     version = VersionId(incarnation=0, version=sample.version)
     return Rollout(
-        group_id=f"t{job.number}",
+        group_id=job.lease.group_id,
         index=job.index,
         token_ids=tokens,
         logprobs=logprobs,

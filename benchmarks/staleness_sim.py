@@ -26,6 +26,9 @@ STEP_S = 60.0
 NOTICE_S = 0.01
 """The watch of silence is this late."""
 
+CARRIED_S = 1e-9
+"""A version that is published while another one arrives is carried next, whichever way their times were rounded."""
+
 REPLACED_S = 600.0
 """A dead worker is replaced after ten minutes: a volunteer comes back, or another one joins."""
 
@@ -39,6 +42,7 @@ class Fleet:
     broadcast: float
     generate: float
     sigma: float = 1.0
+    group_size: int = 1
     serial: bool = False
     ahead: bool = True
     dying: float = 0.0
@@ -50,6 +54,7 @@ class Worker:
 
     name: int
     held: int
+    speed: float = 1.0
     running: Job | None = None
     queued: Job | None = None
     asking: bool = False
@@ -59,15 +64,21 @@ class Worker:
 
 @dataclass(slots=True)
 class Figures:
-    """What a run shows. Idle time counts from the first batch on; lost samples were on workers that died."""
+    """What a run shows. Idle time counts from the first batch on, `waits_s` has it by batch. Lost samples were on
+    workers that died. Held-out samples are counted only here."""
 
     generated: list[float] = field(default_factory=list)
     trained: list[int] = field(default_factory=list)
     discarded: list[float] = field(default_factory=list)
-    idle_s: float = 0.0
+    waits_s: list[float] = field(default_factory=list)
     busy_s: float = 0.0
     steps: int = 0
     lost: int = 0
+    held_out: int = 0
+
+    @property
+    def idle_s(self) -> float:
+        return sum(self.waits_s)
 
     @property
     def idle_share(self) -> float:
@@ -82,6 +93,10 @@ class Figures:
         return statistics.fmean(self.trained) if self.trained else 0.0
 
 
+class DeadlockError(RuntimeError):
+    """The learner waits, and nothing can happen any more."""
+
+
 class Run:
     """One learner, one rule, one fleet, until `steps` steps are done or nothing can happen any more."""
 
@@ -92,7 +107,8 @@ class Run:
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._lengths = Lengths(fleet.sigma, seed)
+        self._lengths = Lengths(fleet.sigma, seed, group_size=fleet.group_size)
+        self._held_out_lengths = Lengths(fleet.sigma, f"held-out {seed}", group_size=1)
         self._fates = Random(f"deaths {seed}")
         self._workers: dict[int, Worker] = {}
         self._names = itertools.count()
@@ -107,13 +123,12 @@ class Run:
     def run(self) -> Figures:
         """Everybody holds version 0 at the start."""
         self._rule.published(0)
-        for _ in range(self._fleet.workers):
-            self._join()
+        self._start()
         while self._events and self.figures.steps < self._steps:
             self._now, _, callback = heapq.heappop(self._events)
             callback()
-        if self.figures.steps < self._steps and self._waiting_since is not None:
-            raise RuntimeError(f"nothing can happen any more after {self.figures.steps} steps")
+        if self.figures.steps < self._steps:
+            raise DeadlockError(f"nothing can happen any more after {self.figures.steps} steps")
         self.figures.discarded = [sample.length for sample in self._rule.discarded]
         return self.figures
 
@@ -122,13 +137,20 @@ class Run:
 
     # -- workers ---------------------------------------------------------------------------------------------
 
+    def _start(self) -> None:
+        for _ in range(self._fleet.workers):
+            self._join()
+
     def _join(self) -> None:
-        worker = Worker(next(self._names), self._arrived)
+        worker = self._new()
         self._workers[worker.name] = worker
         if self._fleet.dying:
             self._later(self._fates.expovariate(self._fleet.dying / 3600), lambda: self._die(worker))
         self._ask(worker)
         self._changed()
+
+    def _new(self) -> Worker:
+        return Worker(next(self._names), self._arrived)
 
     def _ask(self, worker: Worker) -> None:
         if not worker.asking and worker.queued is None and (self._fleet.ahead or worker.running is None):
@@ -146,25 +168,40 @@ class Run:
             return
         job, worker.queued = worker.queued, None
         worker.running, version = job, worker.held
-        length = self._lengths.of(job)
-        self._later(length * self._fleet.generate * STEP_S, lambda: self._finish(worker, job, Sample(length, version)))
+        sample = Sample(self._length(job), version)
+        self._later(self._time_s(sample) / worker.speed, lambda: self._finish(worker, job, sample))
         self._ask(worker)
+
+    def _length(self, job: Job) -> float:
+        return (self._held_out_lengths if job.held_out else self._lengths).of(job.number, job.index)
+
+    def _time_s(self, sample: Sample) -> float:
+        return sample.length * self._fleet.generate * STEP_S
 
     def _finish(self, worker: Worker, job: Job, sample: Sample) -> None:
         if not worker.alive:
             return
         worker.running, worker.held = None, self._arrived
-        self.figures.generated.append(sample.length)
-        self._rule.submit(worker.name, job, sample, now=self._now)
+        self._submit(worker.name, job, sample)
         self._begin(worker)
         self._ask(worker)
         self._changed()
 
+    def _submit(self, worker: int, job: Job, sample: Sample) -> None:
+        if job.held_out:
+            self.figures.held_out += 1
+        else:
+            self.figures.generated.append(sample.length)
+        self._rule.submit(worker, job, sample, now=self._now)
+
     def _die(self, worker: Worker) -> None:
+        self._vanish(worker)
+        self._later(REPLACED_S + self._fleet.broadcast * STEP_S, self._join)
+
+    def _vanish(self, worker: Worker) -> None:
         worker.alive = False
         self._rule.heard(worker.name, now=self._now)
         self._later(MISSED_BEATS * BEAT_S + NOTICE_S, lambda: self._miss(worker))
-        self._later(REPLACED_S + self._fleet.broadcast * STEP_S, self._join)
 
     def _miss(self, worker: Worker) -> None:
         """Only now does the learner know; until then the question of the dead was open."""
@@ -198,8 +235,7 @@ class Run:
         batch = self._rule.take(now=self._now)
         if batch is None:
             return
-        if self._waiting_since is not None:
-            self.figures.idle_s += self._now - self._waiting_since
+        self.figures.waits_s.append(0.0 if self._waiting_since is None else self._now - self._waiting_since)
         self._waiting_since = None
         self._training = True
         self.figures.trained += [self.figures.steps - sample.version for sample in batch]
@@ -224,7 +260,8 @@ class Run:
             return
         self._carrying = self._fleet.serial
         version = self._published
-        self._later(self._fleet.broadcast * STEP_S, lambda: self._arrive(version))
+        delay_s = self._fleet.broadcast * STEP_S + (CARRIED_S if self._fleet.serial else 0.0)
+        self._later(delay_s, lambda: self._arrive(version))
 
     def _arrive(self, version: int) -> None:
         self._carrying = False
@@ -240,13 +277,15 @@ class Run:
 class Lengths:
     """The length of each sample in mean lengths, the same for every rule and after every death: lognormal, mean 1."""
 
-    def __init__(self, sigma: float, seed: int) -> None:
+    def __init__(self, sigma: float, seed: int | str, *, group_size: int) -> None:
         self._sigma = sigma
+        self._group_size = group_size
         self._random = Random(f"lengths {seed}")
-        self._drawn: dict[tuple[int, int], float] = {}
+        self._drawn: list[float] = []
 
-    def of(self, job: Job) -> float:
-        name = job.number, job.index
-        if name not in self._drawn:
-            self._drawn[name] = self._random.lognormvariate(-self._sigma * self._sigma / 2, self._sigma)
-        return self._drawn[name]
+    def of(self, number: int, index: int) -> float:
+        """Return the length of sample `index` of group `number`."""
+        place = number * self._group_size + index
+        while len(self._drawn) <= place:
+            self._drawn.append(self._random.lognormvariate(-self._sigma * self._sigma / 2, self._sigma))
+        return self._drawn[place]

@@ -15,9 +15,10 @@ from benchmarks.staleness_sim import REPLACED_S, STEP_S
 PAIR = Row(case="single", max_staleness=2, broadcast=0.3, generate=0.3)
 
 
-def rows_of(arguments: str, capsys: pytest.CaptureFixture[str], *, status: int = 0) -> list[dict[str, Any]]:
-    assert staleness.main([*arguments.split(), "--json"]) == status
+def rows_of(arguments: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    status = staleness.main([*arguments.split(), "--json"])
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert status == any(row["missed"] for row in found)
     return found
 
 
@@ -25,6 +26,7 @@ def test_deadlines_neither_starve_the_learner_nor_discard_as_others_do(capsys: p
     (row,) = rows_of("--staleness 2 --broadcast 0.3 --steps 80 --cases single", capsys)
     assert row["targeted"]
     assert row["workers"] == 13
+    assert 1 <= row["floor"]["least"] <= row["floor"]["mean_staleness"] < 1.2
     rules = row["rules"]
     assert rules["deadlines, hold"]["discarded"] == 0
     assert rules["deadlines, hold"]["idle"] > 0.1
@@ -42,6 +44,7 @@ def test_what_is_discarded_for_its_length_is_long() -> None:
 def test_a_bound_of_zero_and_a_fleet_that_is_too_slow_have_no_target(capsys: pytest.CaptureFixture[str]) -> None:
     rows = rows_of("--staleness 0,2 --broadcast 3 --steps 20 --cases single,serial", capsys)
     assert [row["targeted"] for row in rows] == [False] * 4
+    assert [row["floor"] for row in rows] == [None] * 4
     assert rows[0]["rules"]["deadlines"]["discarded"] == 0
     assert rows[0]["rules"]["deadlines"]["max_staleness"] == 0
 
@@ -69,15 +72,45 @@ def test_a_run_repeats_itself_and_differs_by_seed() -> None:
     assert first != other
 
 
+def figures(**changed: dict[str, float]) -> dict[str, Any]:
+    """What misses no target, but for what is changed. Spaces in names of rules are underscores."""
+    met = {"idle": 0.0, "discarded": 0.0, "mean_staleness": 1.0}
+    rules = {rule: dict(met) for rule in ("deadlines", "deadlines, off", "deadlines, hold", "counter")}
+    rules["counter"]["discarded"] = 0.3
+    for name, values in changed.items():
+        rules[name.replace("_", ", ")] |= values
+    return rules
+
+
 def test_every_miss_is_named() -> None:
-    rules = {
-        "deadlines": {"idle": 0.02, "discarded": 0.05},
-        "deadlines, hold": {"idle": 0.3, "discarded": 0.001},
-        "counter": {"idle": 0.0, "discarded": 0.12},
-    }
-    assert misses(PAIR, rules) == ["hold discards", "idle", "discards"]
-    assert misses(Row(case="groups", max_staleness=2, broadcast=0.3, generate=0.3), rules) == ["hold discards"]
-    assert misses(Row(case="dying", max_staleness=2, broadcast=0.3, generate=0.3), rules) == ["idle", "discards"]
+    dying = Row(case="dying", max_staleness=2, broadcast=0.3, generate=0.3)
+    groups = Row(case="groups", max_staleness=2, broadcast=0.3, generate=0.3)
+    far = Row(case="dying", max_staleness=8, broadcast=1.0, generate=0.3)
+    floor = {"mean_staleness": 0.9}
+    assert misses(PAIR, figures(), floor) == []
+    held = figures(deadlines_hold={"discarded": 0.001})
+    assert misses(PAIR, held, floor) == misses(groups, held, floor) == ["hold discards"]
+    assert misses(dying, held, floor) == []
+    waits = figures(deadlines={"idle": 0.011}, deadlines_off={"idle": 0.009})
+    assert misses(PAIR, waits, floor) == ["idle"]
+    assert misses(groups, waits, floor) == []
+    wasteful = figures(deadlines={"discarded": 0.11}, deadlines_off={"discarded": 0.101})
+    assert misses(dying, wasteful, floor) == ["discards"]
+    assert misses(groups, wasteful, floor) == []
+    assert misses(far, figures(deadlines={"mean_staleness": 2.51}), None) == ["staleness"]
+    assert misses(groups, figures(deadlines={"mean_staleness": 2.51}), None) == []
+
+
+def test_what_the_aim_may_cost_is_measured_by_the_same_rule_without_it() -> None:
+    for idle, off, missed in ((0.005, 0.0, []), (0.006, 0.004, ["idle beside off"]), (0.008, 0.005, [])):
+        assert misses(PAIR, figures(deadlines={"idle": idle}, deadlines_off={"idle": off}), None) == missed
+    groups = Row(case="groups", max_staleness=2, broadcast=1.0, generate=0.3)
+    more = figures(deadlines={"idle": 0.154, "discarded": 0.161}, deadlines_off={"idle": 0.15, "discarded": 0.15})
+    assert misses(groups, more, {"mean_staleness": 0.69}) == [
+        "staleness beside floor",
+        "idle beside off",
+        "discards beside off",
+    ]
 
 
 @pytest.mark.parametrize("arguments", ["--cases none", "--steps 0", "--staleness -1", "--broadcast 0"])
