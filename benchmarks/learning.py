@@ -9,8 +9,9 @@ baseline  trainer and engine in one process and in turn: generate a batch, train
           machine does without a swarm; always on-policy. Its engine draws the whole batch at once
 forced    the same, but batch t is drawn by version max(0, t - S): every rollout is as old as the bound allows. It shows
           what the objective bears; its seconds are those of the baseline and say nothing
-swarm     `echo-node lead --max-staleness S` and --samplers `join` processes on loopback. Where samplers are faster than
-          the trainer, as here, they run ahead as far as S allows, so that what occurs is about S too
+swarm     `echo-node lead --max-staleness S` and --samplers `join` processes on loopback, with freshness "adaptive" and
+          "off" (--freshness; the same at S = 0). Where samplers are faster than the trainer, as here, "off" lets them
+          run ahead as far as S allows, so that what occurs is about S too
 
 Figures, medians over the seeds (null is never):
 accuracy, accuracy_min, accuracy_max   greedy exact match of the last version on 500 held-out prompts
@@ -18,7 +19,7 @@ reward_last10          mean shaped reward of the rollouts of the last ten steps 
 reward_per_step        the same over all steps
 reward_per_s           rewards of the steps after the first, added up, over `seconds`
 seconds                from the end of the first step to the end of the last, without starts and evaluations
-steps_to_reward_0_8, seconds_to_reward_0_8   until the first step whose batch brought 0.8
+steps_to_reward_0_9, seconds_to_reward_0_9   until the first step whose batch brought 0.9
 staleness_mean, staleness_max   what occurred, in steps; the maximum is of all seeds
 curve                  reward of every tenth step
 runs                   seeds that came to an end
@@ -48,7 +49,7 @@ from benchmarks.learning_figures import MODES, Case, Figures, Mode, Run, figures
 from benchmarks.learning_swarm import RunFailed
 from swarm.errors import UserError
 from swarm.settings import LeadConfig, load_config
-from swarm.types import ObjectiveName
+from swarm.types import Freshness, ObjectiveName
 
 STEPS = 120
 """The baseline has just learned all by then, so that what is slower to learn shows."""
@@ -56,6 +57,7 @@ STEPS = 120
 STALENESS = "0,1,2,4,8,16"
 SEEDS = "0,1,2"
 OBJECTIVE = "grpo"
+FRESHNESS: tuple[Freshness, ...] = get_args(Freshness)
 
 EVAL_PROMPTS = 500
 """About half of those held out: an accuracy near 0.9 is then known to 0.013."""
@@ -80,7 +82,8 @@ class Benchmark:
         if self.steps < 2 or self.samplers < 1:
             raise UserError("--steps is 2 at least, and --samplers 1")
         objectives = _objectives(options.objectives)
-        self.cases = cases(_numbers("--staleness", options.staleness), options.only or MODES, objectives)
+        bounds = _numbers("--staleness", options.staleness)
+        self.cases = cases(bounds, options.only or MODES, objectives, options.freshness)
         if not self.cases:
             raise UserError("there is nothing to run: forced at S = 0 is the baseline")
         for case in self.cases:
@@ -123,6 +126,7 @@ class Benchmark:
         """A run that is evaluated before its first step and after its last only."""
         values = {
             "max_staleness": case.max_staleness,
+            "freshness": case.freshness,
             "objective": case.objective,
             "seed": seed,
             "steps": self.steps,
@@ -134,12 +138,16 @@ class Benchmark:
         return load_config(LeadConfig, None, values)
 
 
-def cases(bounds: Sequence[int], modes: Sequence[Mode], objectives: Sequence[str]) -> list[Case]:
-    """The baseline, which is what forced is at S = 0, then each mode at each bound; all with each objective."""
-    places: list[tuple[Mode, int]] = [("baseline", 0)] if "baseline" in modes else []
-    places += [("forced", bound) for bound in bounds if bound > 0 and "forced" in modes]
-    places += [("swarm", bound) for bound in bounds if "swarm" in modes]
-    return [Case(*place, objective) for place in places for objective in objectives]
+def cases(
+    bounds: Sequence[int], modes: Sequence[Mode], objectives: Sequence[str], freshness: Sequence[Freshness] = FRESHNESS
+) -> list[Case]:
+    """The baseline, which is what forced is at S = 0, then each mode at each bound; all with each objective. A swarm
+    has each freshness, at S = 0 the first."""
+    places: list[tuple[Mode, int, Freshness]] = [("baseline", 0, "off")] if "baseline" in modes else []
+    places += [("forced", bound, "off") for bound in bounds if bound > 0 and "forced" in modes]
+    if "swarm" in modes:
+        places += [("swarm", bound, fresh) for bound in bounds for fresh in freshness[: None if bound else 1]]
+    return [Case(mode, bound, objective, fresh) for mode, bound, fresh in places for objective in objectives]
 
 
 def _objectives(text: str) -> list[str]:
@@ -158,7 +166,8 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 def _name(case: Case) -> str:
-    return f"{case.mode}, S = {case.max_staleness}, {case.objective}"
+    fresh = f" {case.freshness}" if case.mode == "swarm" else ""
+    return f"{case.mode}, S = {case.max_staleness}{fresh}, {case.objective}"
 
 
 def _progress(case: Case, seed: int, found: Figures, wall_s: float) -> str:
@@ -175,6 +184,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--staleness", default=STALENESS, help=f"the bounds S; default: {STALENESS}")
     parser.add_argument("--objectives", default=OBJECTIVE, help=f"with commas between them; default: {OBJECTIVE}")
     parser.add_argument("--only", choices=MODES, nargs="+", help="default: all modes")
+    parser.add_argument("--freshness", choices=FRESHNESS, nargs="+", default=FRESHNESS, help="of the swarm")
     parser.add_argument("--samplers", type=int, default=SAMPLERS, help="of the swarm")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()

@@ -215,11 +215,12 @@ class Run:
     # -- the learner -----------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Go on with what waits for a change, oldest question first. Who is in the same case gets the same answer."""
+        """Go on with what waits for a change: the fastest worker first, then the oldest question. Who is in the same
+        case gets the same answer."""
         self._take_if_ready()
-        refused: set[tuple[int, bool]] = set()
-        for worker in list(self._questions.values()):
-            case = worker.held, worker.running is None
+        refused: set[tuple[int, bool, float]] = set()
+        for worker in sorted(self._questions.values(), key=lambda worker: -worker.speed):
+            case = worker.held, worker.running is None, worker.speed
             if case in refused:
                 continue
             job = self._rule.ask(worker.name, worker.held, now=worker.asked_at)

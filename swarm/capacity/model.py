@@ -33,7 +33,6 @@ ROLLOUTS = 10_000
 8,000 and 0.31 with 12,000."""
 
 MIN_STEPS = 12  # Fewest steps that a prediction follows, and leaves out before: fewer would show one step's luck
-SETTLES_AFTER = 3  # Batches without a wait before those first steps lower the aim: they are too few for a learner's ten
 MAX_STEPS = 400  # Most steps that it follows: if a step is a few rollouts, more would add nothing
 PLENTY = 32.0  # Times R / T: if this rate is not enough, no rate is
 RATE_PRECISION = 0.005  # Relative precision of mu_min: rates are known far less precisely
@@ -196,7 +195,7 @@ def _follow(demand: Demand, small: Demand, classes: Sequence[UnitClass]) -> Pred
     recursion = Recursion(small, classes)
     every = fresh_every_steps(publish_every_steps=demand.publish_every_steps, max_staleness=demand.max_staleness)
     first = max(MIN_STEPS, 2 * (demand.max_staleness + 1 + demand.publish_every_steps))
-    recursion.steps(first, lowered_after=max(SETTLES_AFTER, demand.publish_every_steps))
+    recursion.steps(first)
     count = min(MAX_STEPS, max(MIN_STEPS, ROLLOUTS // small.rollouts_per_step - first))
     count += -count % every
     elapsed_s = recursion.steps(count)

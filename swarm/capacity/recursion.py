@@ -28,7 +28,7 @@ from statistics import fmean
 from typing import Any
 
 from swarm.capacity.fleet import Demand, mean_longest
-from swarm.rollout.plane.rules import LOWERED_AFTER, Pacing, deadline
+from swarm.rollout.plane.rules import Pacing, deadline
 
 PACK = 1024
 """Fewest lengths in a pack: a group's lengths are then nearly independent, and the longest comes as often as it should.
@@ -111,9 +111,9 @@ class Recursion:
         self._ready_groups = 0
         self.tally = Tally()
 
-    def steps(self, count: int, *, lowered_after: int = LOWERED_AFTER) -> float:
+    def steps(self, count: int) -> float:
         """Take `count` more batches and return the seconds that they took; `tally` holds their sums."""
-        self.tally, self._pacing.lowered_after = Tally(), lowered_after
+        self.tally = Tally()
         began = self._now
         self._changed()
         while self.tally.steps < count:

@@ -150,6 +150,7 @@ class Grant:
 RETURN_S = 30.0
 """A sampler's longest pause between two tries (node/link.py). After a restart, missed beats are counted from then."""
 
+ROUND_STEPS = 0.25  # By how much older a held-out round may make the data, so that the learner need not wait for it
 MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then the prompt is to blame, not the samplers
 
 
@@ -359,6 +360,8 @@ class RolloutPlane:
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
         """Begin a held-out round for samplers that hold `version` or a newer one."""
         self._round.begin(self.leased, version, prompts, bound=self.max_staleness)
+        if self.next_batch:
+            self._pacing.raise_aim(ROUND_STEPS, self.max_staleness)
 
     @property
     def evaluating(self) -> bool:

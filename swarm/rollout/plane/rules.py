@@ -22,7 +22,7 @@ has to wait, and falls while more groups are ready than it takes.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Literal
 
@@ -108,10 +108,10 @@ SPARE_GAIN = 0.5  # Spare groups added per group that was missing when the learn
 SPARE_KEPT = 0.95  # Share of `spare` that remains after a batch without a wait: a memory of 20 batches
 
 
-FIRST_AIM = 3.0  # Steps, until the first batches have shown what the fleet can do
-LOWERED_AFTER = 10  # Batches without a wait before the aim is lowered: longer than most publication periods
-STOCK_SHARE = 0.2  # Share of a batch that may be ready beyond it: the luck of the draw takes it now and then
-LOWERED_BY = 0.3  # Share of what is ready beyond that stock
+FIRST_AIM = 4.0  # Steps, until the first batches have shown what the fleet can do
+SURPLUSES = 8  # Batches without a wait, of which the least surplus lowers the aim: versions may come every few steps
+STOCK_SHARE = 0.1  # Share of a batch that may always be ready beyond it: the luck of the draw takes it now and then
+LOWERED_BY = 0.3  # Share of what is always ready beyond that stock, for each batch
 
 STEP_WEIGHT = 0.2  # Of the last step in the mean time of a step: a memory of five steps
 
@@ -140,9 +140,9 @@ class Pacing:
         self._spare = 0.0
         self.aim = FIRST_AIM if adaptive else math.inf
         """The largest expected staleness, in steps, at which a group is opened."""
-        self.lowered_after = LOWERED_AFTER
-        self._calm = 0  # Batches since the last wait
         self._left = 0
+        self._surpluses: deque[int] = deque(maxlen=SURPLUSES)  # Of the batches since the last wait
+        self._needed = 1  # How many of these lower the aim: the first aim falls from the first batch on
         self._taken_at: float | None = None
         self._step_s = math.inf
 
@@ -192,7 +192,8 @@ class Pacing:
         if not self.waits:
             self._missing = self._batch_groups - ready
             if self._taken_at is not None:
-                self._raise_aim(max_staleness)
+                self._needed = SURPLUSES
+                self.raise_aim(self._missing / self._batch_groups, max_staleness)
         return False
 
     @property
@@ -200,10 +201,11 @@ class Pacing:
         """Whether the learner has looked for its next batch and lacked groups."""
         return self._missing > 0
 
-    def _raise_aim(self, max_staleness: int) -> None:
-        # At the most the rule of deadlines alone forbids anything, with all that it has to spare.
+    def raise_aim(self, steps: float, max_staleness: int) -> None:
+        """Let groups be opened that are so many steps older. At the most the rule of deadlines alone forbids anything,
+        with all that it has to spare."""
         most = max_staleness + 1 + SPARE_SHARE
-        self.aim = min(self.aim + self._missing / self._batch_groups, max(most, self.aim))
+        self.aim = min(self.aim + steps, max(most, self.aim))
 
     def may_take(self, others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, *, now: float) -> bool:
         """Return whether a full `batch` may be taken, leaving `others` behind. Both count groups by deadline."""
@@ -226,10 +228,16 @@ class Pacing:
             self._spare = min(most, self._spare + SPARE_GAIN * self._missing)
         else:
             self._spare *= SPARE_KEPT
-        self._calm = 0 if self.waits else self._calm + 1
-        if self._calm >= self.lowered_after:
-            needless = max(0.0, self._left / self._batch_groups - STOCK_SHARE)
-            self.aim = max(1.0, self.aim - LOWERED_BY * needless)
+        self._lower_aim()
         if self._taken_at is not None:
             self._step_s = smoothed(self._step_s, now - self._taken_at, weight=STEP_WEIGHT)
         self._ready_at, self._missing, self._taken_at = None, 0, now
+
+    def _lower_aim(self) -> None:
+        if self.waits:
+            self._surpluses.clear()
+            return
+        self._surpluses.append(self._left)
+        if len(self._surpluses) >= self._needed:
+            needless = max(0.0, min(self._surpluses) / self._batch_groups - STOCK_SHARE)
+            self.aim = max(1.0, self.aim - LOWERED_BY * needless)

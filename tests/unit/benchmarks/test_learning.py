@@ -41,8 +41,8 @@ def test_the_figures_of_one_run() -> None:
         "staleness_mean": 2.75,
         "staleness_max": 11.0,
         "seconds": 22.0,
-        "steps_to_reward_0_8": 11,
-        "seconds_to_reward_0_8": 20.0,
+        "steps_to_reward_0_9": 11,
+        "seconds_to_reward_0_9": 20.0,
         "curve": [0.5],
     }
 
@@ -52,12 +52,12 @@ def test_a_row_has_the_median_and_the_range_of_its_seeds() -> None:
     found = row(Case("forced", 4, "tis"), runs)
     assert [found[name] for name in ("mode", "max_staleness", "objective", "runs")] == ["forced", 4, "tis", 3]
     assert (found["accuracy"], found["accuracy_min"], found["accuracy_max"]) == (0.8, 0.1, 1)
-    assert (found["steps_to_reward_0_8"], found["seconds_to_reward_0_8"]) == (2, 2.0)
+    assert (found["steps_to_reward_0_9"], found["seconds_to_reward_0_9"]) == (2, 2.0)
 
 
 def test_a_reward_that_most_seeds_never_reach_is_null_and_said_so() -> None:
     found = row(Case("swarm", 16, "grpo"), [Run(steps=steps(0.1, reward), accuracy=0) for reward in (0.9, 0.2, 0.3)])
-    assert json.loads(json.dumps(found, allow_nan=False))["seconds_to_reward_0_8"] is None
+    assert json.loads(json.dumps(found, allow_nan=False))["seconds_to_reward_0_9"] is None
     lines = table([found])
     assert len(lines) == 2
     assert lines[1].split()[-2:] == ["never", "never"]
