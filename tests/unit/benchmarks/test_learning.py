@@ -188,12 +188,16 @@ def test_no_process_outlives_an_interrupt(tmp_path: Path) -> None:
 
 def test_the_baseline_comes_first_and_stands_for_forced_at_zero() -> None:
     assert learning.cases([0, 4], ["baseline", "forced", "swarm"], ["grpo"]) == [
-        ("baseline", 0, "grpo"),
-        ("forced", 4, "grpo"),
-        ("swarm", 0, "grpo"),
-        ("swarm", 4, "grpo"),
+        ("baseline", 0, "grpo", "off"),
+        ("forced", 4, "grpo", "off"),
+        ("swarm", 0, "grpo", "adaptive"),
+        ("swarm", 4, "grpo", "adaptive"),
+        ("swarm", 4, "grpo", "off"),
     ]
-    assert learning.cases([0, 4], ["forced"], ["grpo", "tis"]) == [("forced", 4, "grpo"), ("forced", 4, "tis")]
+    assert learning.cases([0, 4], ["forced"], ["grpo", "tis"]) == [
+        ("forced", 4, "grpo", "off"),
+        ("forced", 4, "tis", "off"),
+    ]
 
 
 @pytest.mark.parametrize(

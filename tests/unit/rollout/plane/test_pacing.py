@@ -113,19 +113,19 @@ def test_without_a_limit_it_waits_for_ever_and_without_hold_never() -> None:
 
 def test_no_group_is_opened_that_is_expected_to_be_older_than_the_aim() -> None:
     pacing = aiming()
-    assert pacing.aim == 3.0
-    assert places(pacing, version=9) == 32
-    assert places(pacing, version=8) == 16
-    assert places(pacing, version=7) == 0
+    assert pacing.aim == 4.0
+    assert places(pacing, version=9) == 48
+    assert places(pacing, version=7) == 16
+    assert places(pacing, version=6) == 0
 
 
 def test_a_wait_raises_the_aim_by_what_was_missing_and_the_first_one_does_not() -> None:
     pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
     step(pacing, 0)
-    assert pacing.aim == 3.0
+    assert pacing.aim == 4.0
     step(pacing, 12, 14)
-    assert pacing.aim == 3.25
-    assert places(pacing, version=9) == 36
+    assert pacing.aim == 4.25
+    assert places(pacing, version=9) == 52
 
 
 def test_with_the_highest_aim_everything_is_opened_that_the_bound_allows() -> None:
@@ -133,41 +133,54 @@ def test_with_the_highest_aim_everything_is_opened_that_the_bound_allows() -> No
     for _ in range(5):
         step(pacing, 0)
     assert pacing.aim == BOUND + 1 + 1 / 8
+    pacing.raise_aim(1.0, BOUND)
+    assert pacing.aim == BOUND + 1 + 1 / 8
     without = new()
-    assert [places(pacing, version=v) for v in range(6, 11)] == [places(without, version=v) for v in range(6, 11)]
+    for ahead in (False, True):
+        found, all_there_are = ([places(p, version=v, ahead=ahead) for v in range(6, 11)] for p in (pacing, without))
+        assert found == all_there_are
 
 
 def test_what_a_waiting_learner_needs_is_opened_whatever_its_age() -> None:
     pacing = aiming()
-    assert not pacing.is_whole(0, BOUND)
-    assert pacing.aim == 4.0
-    assert places(pacing, version=6) == 16
-    assert pacing.is_whole(16, BOUND)
-    pacing.taken(now=0.0)
+    for _ in range(100):
+        step(pacing, left=16)
+    assert pacing.aim == 1.0
     assert places(pacing, version=6) == 0
+    assert not pacing.is_whole(0, BOUND)
+    assert places(pacing, version=6) == 16
 
 
-def test_after_ten_batches_without_a_wait_what_is_left_beyond_a_stock_lowers_the_aim() -> None:
+def test_before_the_first_wait_each_batch_lowers_the_aim_by_what_was_left_beyond_a_stock() -> None:
     pacing = aiming()
-    for _ in range(8):
-        step(pacing, left=8)
-    assert pacing.aim == 3.0
     step(pacing, left=8)
-    assert pacing.aim == pytest.approx(3.0 - 0.3 * (8 / 16 - 0.2))
+    assert pacing.aim == 4.0
+    pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
     step(pacing, left=8)
+    assert pacing.aim == pytest.approx(4.0 - 0.3 * (8 / 16 - 0.1))
+
+
+def test_after_a_wait_the_least_surplus_of_eight_batches_lowers_it() -> None:
+    pacing = aiming()
+    step(pacing, 15)
+    assert pacing.aim == 4.0 + 1 / 16
+    for left in (16, 16, 8, 16, 16, 16, 16):
+        step(pacing, left=left)
+    assert pacing.aim == 4.0 + 1 / 16
+    step(pacing, left=16)
+    assert pacing.aim == pytest.approx(4.0 + 1 / 16 - 0.3 * (8 / 16 - 0.1))
     lowered = pacing.aim
-    assert lowered == pytest.approx(3.0 - 0.6 * (8 / 16 - 0.2))
-    step(pacing, 15, left=8)
-    for _ in range(9):
-        step(pacing, left=8)
+    step(pacing, 15, left=16)
+    for _ in range(7):
+        step(pacing, left=16)
     assert pacing.aim == lowered + 1 / 16
 
 
 def test_the_aim_leaves_a_stock_and_is_never_below_a_batch() -> None:
     pacing = aiming()
     for _ in range(100):
-        step(pacing, left=3)
-    assert pacing.aim == 3.0
+        step(pacing, left=1)
+    assert pacing.aim == 4.0
     for _ in range(1000):
         step(pacing, left=16)
     assert pacing.aim == 1.0
@@ -175,17 +188,18 @@ def test_the_aim_leaves_a_stock_and_is_never_below_a_batch() -> None:
 
 def test_who_asks_ahead_is_held_to_an_aim_of_a_step_less() -> None:
     pacing = aiming()
-    assert places(pacing, version=9, ahead=True) == 16
-    assert places(pacing, version=8, ahead=True) == 0
+    assert places(pacing, version=9, ahead=True) == 32
+    assert places(pacing, version=8, ahead=True) == 16
+    assert places(pacing, version=7, ahead=True) == 0
 
 
 def test_a_node_that_would_answer_too_late_for_the_aim_opens_nothing_unless_the_learner_waits() -> None:
     pacing = aiming()
     assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=1e9)  # Nobody knows yet how long a step takes
     step(pacing, now=60.0)
-    assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=119.0)
-    assert not pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=120.0)
-    assert not pacing.may_open(8, {}, 10, BOUND, ahead=False, answer_s=60.0)
+    assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=179.0)
+    assert not pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=180.0)
+    assert not pacing.may_open(8, {}, 10, BOUND, ahead=False, answer_s=120.0)
     assert not pacing.is_whole(15, BOUND)
     assert pacing.may_open(8, {13: 15}, 10, BOUND, ahead=False, answer_s=1e9)
 
@@ -195,8 +209,8 @@ def test_a_step_is_as_long_as_the_last_ones_were() -> None:
     step(pacing, now=60.0)
     for number in range(1, 30):
         step(pacing, now=60.0 + 10.0 * number)
-    assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=19.0)
-    assert not pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=21.0)
+    assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=29.0)
+    assert not pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=31.0)
 
 
 def test_without_an_aim_the_slowest_node_may_open_a_group() -> None:
@@ -303,3 +317,16 @@ def test_a_sample_of_a_begun_group_is_kept_from_who_would_delay_it_until_the_lea
     assert plane.leased.chances == before + 1
     (lease,) = ask(plane, BOB, 2, 2)
     assert len(lease.samples) == 2
+
+
+def test_a_held_out_round_lets_the_data_be_a_little_older() -> None:
+    plane = new_plane(max_staleness=8)
+    for step in range(2):
+        submit_and_score(plane, ALICE, ask(plane, ALICE, step, 4), step)
+        assert plane.can_take(now=60.0 * step)
+        plane.take()
+        plane.published(v(step + 1))
+    before = plane.age(mean_staleness=1.0, broadcast_steps=0.0)
+    plane.evaluate(v(2), [prompt(0)])
+    after = plane.age(mean_staleness=1.0, broadcast_steps=0.0)
+    assert after == {"staleness/aim": before["staleness/aim"] + 0.25, "staleness/by": "generation"}
