@@ -99,7 +99,7 @@ class DeadlineRule:
             run_seed=0,
             max_staleness=setting.max_staleness,
             hold_s=setting.hold_s,
-            freshness=setting.freshness,
+            adaptive=setting.freshness == "adaptive",
             groups_per_step=setting.batch_groups,
             group_size=setting.group_size,
             rules=SamplingRules(temperature=1.0, max_new_tokens=MAX_TOKENS, stop_token_ids=(2,)),

@@ -380,7 +380,7 @@ class LearnerNode:
             life=self._network.generation,
             max_staleness=bound.max_staleness,
             hold_s=config.hold_s,
-            freshness=config.freshness,
+            adaptive=config.freshness == "adaptive",
             groups_per_step=config.groups_per_step,
             group_size=config.group_size,
             eval_samples=config.eval_samples,

@@ -34,10 +34,6 @@ class Job:
     share: float
 
 
-Case = tuple[float, int, bool]
-"""Who is in the same case gets the same answer. The fastest samplers come first."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Question:
     """The request of a sampler that holds version `held` and takes `capacity` samples, `at_once` of which start at
@@ -52,7 +48,7 @@ class Question:
     given: Callable[[list[Job]], None]
 
     @property
-    def case(self) -> Case:
+    def case(self) -> tuple[float, int, bool]:
         return self.answer_s, self.held, self.at_once > 0
 
 
@@ -76,7 +72,7 @@ class Desk:
             swarm=SWARM,
             run_seed=seed,
             max_staleness=demand.max_staleness,
-            freshness=demand.freshness,
+            adaptive=demand.freshness == "adaptive",
             groups_per_step=demand.groups_per_step,
             group_size=demand.group_size,
             rules=SamplingRules(temperature=1.0, max_new_tokens=COARSE_TOKENS, stop_token_ids=(2,)),
@@ -86,7 +82,7 @@ class Desk:
         )
         self.plane = RolloutPlane(rules, prompts=_prompt)
         self.counts = Counts()
-        self._waiting: dict[Case, dict[NodeId, Question]] = {}
+        self._waiting: dict[tuple[float, int, bool], dict[NodeId, Question]] = {}
         self._told = 0
 
     # -- samplers --------------------------------------------------------------------------------------------
@@ -155,7 +151,7 @@ class Desk:
         return self.plane.leased.chances != self._told
 
     def retry(self) -> None:
-        """Try the oldest questions of each case again until one is refused."""
+        """Try the oldest questions of each case again until one is refused, the fastest samplers first."""
         self._told = self.plane.leased.chances
         for _, waiting in sorted(self._waiting.items()):
             while waiting:

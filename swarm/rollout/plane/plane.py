@@ -15,7 +15,6 @@ are only opened under the pacing rule.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,19 +46,7 @@ from swarm.rollout.plane.heldout import WRONG, HeldOutRound
 from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.rollout.plane.rules import Pacing, aged_by, deadline, is_fresh
 from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
-from swarm.types import (
-    Freshness,
-    GroupId,
-    Lease,
-    NodeId,
-    Prompt,
-    Rollout,
-    SamplingRules,
-    Score,
-    SwarmId,
-    Verdict,
-    VersionId,
-)
+from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 
 class Buffer:
@@ -158,14 +145,14 @@ MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then 
 class PlaneRules:
     """The user's settings. `rules` apply to training, and to held-out prompts if `eval_samples` is above 1; a single
     held-out sample is drawn greedily. `life` is the learner's generation. A full batch waits up to `hold_s` for
-    samples that would become stale if it were taken."""
+    samples that would become stale if it were taken. `adaptive` is the setting `freshness`."""
 
     swarm: SwarmId
     run_seed: int
     life: int = 0
     max_staleness: int
     hold_s: float = 0.0
-    freshness: Freshness = "adaptive"
+    adaptive: bool = True
     groups_per_step: int
     group_size: int
     eval_samples: int = 1
@@ -196,9 +183,7 @@ class RolloutPlane:
             samples=rules.eval_samples,
             batch_samples=rules.groups_per_step * rules.group_size,
         )
-        self._pacing = Pacing(
-            batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.freshness == "adaptive"
-        )
+        self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.adaptive)
         self._looked_at = 0.0  # When the learner last asked for a batch
         self._ending: Refusal | None = None
         self.standby: Mapping[NodeId, str] = {}  # Nodes that get no leases, and why
@@ -386,14 +371,9 @@ class RolloutPlane:
 
     def age(self, *, mean_staleness: float, broadcast_steps: float) -> dict[str, Any]:
         """Return the aim, if it is below what the bound allows, and what makes the last batch as old as it is."""
-        aim = self._pacing.aim
-        binds = aged_by(
-            aim=aim,
-            max_staleness=self.max_staleness,
-            mean_staleness=mean_staleness,
-            broadcast_steps=broadcast_steps,
-        )
-        return {**({"staleness/aim": round(aim, 3)} if math.isfinite(aim) else {}), "staleness/by": binds}
+        aim, bound = self._pacing.aim, self.max_staleness
+        by = aged_by(aim=aim, max_staleness=bound, mean_staleness=mean_staleness, broadcast_steps=broadcast_steps)
+        return {**({"staleness/aim": round(aim, 3)} if self.rules.adaptive else {}), "staleness/by": by}
 
     # -- decisions -------------------------------------------------------------------------------------------
 

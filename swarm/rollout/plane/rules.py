@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 AgedBy = Literal["bound", "broadcast", "generation"]
-"""What makes rollouts as old as they are: groups are opened as early as the staleness bound allows; or most of their
-age is versions in transit; or it is samples being drawn, and ready ones that wait for their batch."""
+"""Why rollouts are so old: groups are opened as early as the bound allows; or most of their age is versions in transit;
+or it is samples being drawn, and ready ones that wait for their batch."""
 
 
 def deadline(version: int, max_staleness: int) -> int:
@@ -107,7 +107,6 @@ simulation the learner then waits less than 1 % of the time (benchmarks.stalenes
 SPARE_GAIN = 0.5  # Spare groups added per group that was missing when the learner began to wait; others end meanwhile
 SPARE_KEPT = 0.95  # Share of `spare` that remains after a batch without a wait: a memory of 20 batches
 
-
 FIRST_AIM = 4.0  # Steps, until the first batches have shown what the fleet can do
 SURPLUSES = 8  # Batches without a wait, of which the least surplus lowers the aim: versions may come every few steps
 STOCK_SHARE = 0.1  # Share of a batch that may always be ready beyond it: the luck of the draw takes it now and then
@@ -138,8 +137,7 @@ class Pacing:
         self._ready_at: float | None = None
         self._missing = 0
         self._spare = 0.0
-        self.aim = FIRST_AIM if adaptive else math.inf
-        """The largest expected staleness, in steps, at which a group is opened."""
+        self.aim = FIRST_AIM if adaptive else math.inf  # Groups are opened below this expected staleness, in steps
         self._left = 0
         self._surpluses: deque[int] = deque(maxlen=SURPLUSES)  # Of the batches since the last wait
         self._needed = 1  # How many of these lower the aim: the first aim falls from the first batch on
@@ -156,9 +154,12 @@ class Pacing:
         ahead: bool,
         answer_s: float = 0.0,
     ) -> bool:
-        """Return whether one more group of `version` may be opened for a node that takes `answer_s` for a sample.
-        `ahead`: it has no free place now."""
-        if not self._is_young(version, by_deadline, next_batch, answer_s, ahead=ahead):
+        """Return whether one more group of `version` may be opened for a node that takes `answer_s` for a sample: one
+        expected to be younger than `aim`, or one that a waiting learner needs. `ahead`: the node has no free place."""
+        before = sum(count for due, count in by_deadline.items() if due >= next_batch)
+        steps = max(before / self._batch_groups, self._steps(answer_s)) + ahead
+        is_needed = self.waits and before < self._batch_groups
+        if not is_needed and staleness(version, next_batch) + steps >= self.aim:
             return False
         spare = -self._batch_groups if ahead else int(self._spare)
         return may_open(deadline(version, max_staleness), by_deadline, next_batch, self._batch_groups, spare)
@@ -167,17 +168,6 @@ class Pacing:
         """Return whether a node that takes `answer_s` for a sample may have one of a group of `version` that others
         began. If the learner waits, it may, however slow it is: there may be no other."""
         return self.waits or staleness(version, next_batch) + self._steps(answer_s) < self.aim
-
-    def _is_young(
-        self, version: int, by_deadline: Mapping[int, int], next_batch: int, answer_s: float, *, ahead: bool
-    ) -> bool:
-        """Return whether a group of `version` opened now is expected to be trained younger than `aim`. What a waiting
-        learner needs is opened in any case."""
-        before = sum(count for due, count in by_deadline.items() if due >= next_batch)
-        if self.waits and before < self._batch_groups:
-            return True
-        steps = max(before / self._batch_groups, self._steps(answer_s))
-        return staleness(version, next_batch) + steps + ahead < self.aim
 
     def _steps(self, seconds: float) -> float:
         return seconds / self._step_s if self._step_s > 0 else 0.0

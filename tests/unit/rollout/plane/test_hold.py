@@ -17,7 +17,7 @@ from tests.builders import ALICE, BOB, answers, ask, new_plane, prompt, refusal,
 
 def plane_that_holds(hold_s: float, *, max_staleness: int = 1) -> RolloutPlane:
     """Batches of one group of one sample; version 0 is published."""
-    rules = replace(new_plane(max_staleness=max_staleness, groups=1, size=1).rules, hold_s=hold_s, freshness="off")
+    rules = replace(new_plane(max_staleness=max_staleness, groups=1, size=1).rules, hold_s=hold_s, adaptive=False)
     plane = RolloutPlane(rules, prompts=prompt)
     plane.published(v(0))
     return plane
