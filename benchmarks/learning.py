@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from benchmarks import learning_swarm
-from benchmarks.learning_figures import MODES, Case, Figures, Mode, Run, figures_of, row, table
+from benchmarks.learning_figures import MODES, Case, Figures, Mode, Run, figures_of, plot, row, table
 from benchmarks.learning_swarm import RunFailed
 from swarm.errors import UserError
 from swarm.settings import LeadConfig, load_config
@@ -186,6 +186,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", choices=MODES, nargs="+", help="default: all modes")
     parser.add_argument("--freshness", choices=FRESHNESS, nargs="+", default=FRESHNESS, help="of the swarm")
     parser.add_argument("--samplers", type=int, default=SAMPLERS, help="of the swarm")
+    parser.add_argument("--plot", type=Path, help="draw the swarms' rewards into this .svg file")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -211,6 +212,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     _say("\n".join(["", *table(rows)]))
+    if options.plot:
+        options.plot.write_text(plot(rows))
     if options.json:
         _say(json.dumps({**benchmark.described(), "rows": rows}))
     sys.exit(0 if benchmark.is_complete(rows) else FAILED)

@@ -6,8 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
+from swarm.report.charts import Chart, Curve, picture
+from swarm.report.figures import Column
 from swarm.types import Freshness
 
 Mode = Literal["baseline", "forced", "swarm"]
@@ -102,6 +104,24 @@ def table(rows: Sequence[Figures]) -> list[str]:
     widths = (23, 8, 9, 7, 12, 7, 14, 7)
     head = "".join(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True))
     return [f"{'mode':9}{'S':>3}  {'freshness':10}{'objective':14}{head}", *(_line(found, widths) for found in rows)]
+
+
+def plot(rows: Sequence[Figures]) -> str:
+    """An .svg picture of the rewards of swarms over their steps, for each freshness."""
+    swarms = [found for found in rows if found["mode"] == "swarm"]
+    charts = [
+        Chart(title=fresh, unit="", curves=[_curve(f) for f in swarms if f["freshness"] == fresh], floor=0, ceiling=1)
+        for fresh in get_args(Freshness)
+    ]
+    runs = min(found["runs"] for found in swarms)
+    said = f"reward over learner steps, median of {runs} runs; in brackets the mean age of the data in steps"
+    return picture("What staleness costs, with freshness adaptive and off", said, charts)
+
+
+def _curve(found: Figures) -> Curve:
+    points = enumerate(found["curve"], 1)
+    column = Column.of((CURVE_EVERY * number, reward) for number, reward in points)
+    return Curve(name=f"S = {found['max_staleness']} ({found['staleness_mean']:.1f})", column=column)
 
 
 def _line(found: Figures, widths: Sequence[int]) -> str:

@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import learning
-from benchmarks.learning_figures import Case, Run, Step, figures_of, row, table
+from benchmarks.learning_figures import Case, Run, Step, figures_of, plot, row, table
 from benchmarks.learning_forced import OneProcess, run
 from benchmarks.learning_swarm import RunFailed, nodes_in, read_run
 from swarm.settings import LeadConfig
@@ -66,6 +67,15 @@ def test_a_reward_that_most_seeds_never_reach_is_null_and_said_so() -> None:
 def test_a_row_keeps_the_largest_staleness_of_all_seeds() -> None:
     runs = [Run(steps=steps(*[0.1] * count), accuracy=0) for count in (2, 3, 9)]
     assert row(Case("swarm", 16, "grpo"), runs)["staleness_max"] == 8
+
+
+def test_the_picture_has_a_chart_for_each_freshness_and_a_curve_for_each_bound() -> None:
+    runs = [Run(steps=steps(*[0.1] * 20), accuracy=0)]
+    drawn = plot([row(Case("swarm", bound, "grpo", fresh), runs) for fresh in ("adaptive", "off") for bound in (1, 8)])
+    svg = ElementTree.fromstring(drawn)
+    words = " ".join(svg.itertext())
+    assert words.count("S = 1 (4.8)") == words.count("S = 8 (4.8)") == 2
+    assert len(svg.findall(".//{*}path[@class='line c1']")) == 2
 
 
 # -- one process ---------------------------------------------------------------------------------------------
