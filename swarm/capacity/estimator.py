@@ -2,11 +2,11 @@
 
 Every figure is a median over a bounded window, so one stall moves nothing. A sampler's rate has two sources: its own
 claim, in every beat, and the rollouts accepted from it while it was active. The second understates what it can do,
-since pacing makes samplers wait, but equally so for all. So a claim counts up to CLAIM_FACTOR times the sampler's
-accepted rate, scaled as for the others. Before a sampler has proven anything, its claim counts up to the rate of the
-proven samplers of its class, present or former. In an unproven class a claim counts up to CLAIM_FACTOR times the rate
-of the best class, and the claim itself is passed on, so that one of the class may be tried. A claim of 1e9 gains
-nothing, and a sampler that gives nothing for JUDGED_S counts for nothing.
+since pacing makes samplers wait: all of them, and the slowest most, which are needed least. So a claim counts up to
+CLAIM_FACTOR times the sampler's accepted rate, scaled as for the others. Before a sampler has proven anything, its
+claim counts up to the rate of the proven samplers of its class, present or former. In an unproven class a claim counts
+up to CLAIM_FACTOR times the rate of the best class, and the claim itself is passed on, so that one of the class may be
+tried. A claim of 1e9 gains nothing, and a sampler that gives nothing for JUDGED_S counts for nothing.
 
 Figures that make no sense change nothing.
 """

@@ -107,7 +107,7 @@ simulation the learner then waits less than 1 % of the time (benchmarks.stalenes
 SPARE_GAIN = 0.5  # Spare groups added per group that was missing when the learner began to wait; others end meanwhile
 SPARE_KEPT = 0.95  # Share of `spare` that remains after a batch without a wait: a memory of 20 batches
 
-FIRST_AIM = 4.0  # Steps, until the first batches have shown what the fleet can do
+FIRST_AIM = 5.0  # Steps, until the first batches have shown what the fleet can do: a broadcast may take some
 SURPLUSES = 8  # Batches without a wait, of which the least surplus lowers the aim: versions may come every few steps
 STOCK_SHARE = 0.1  # Share of a batch that may always be ready beyond it: the luck of the draw takes it now and then
 LOWERED_BY = 0.3  # Share of what is always ready beyond that stock, for each batch
@@ -140,7 +140,7 @@ class Pacing:
         self.aim = FIRST_AIM if adaptive else math.inf  # Groups are opened below this expected staleness, in steps
         self._left = 0
         self._surpluses: deque[int] = deque(maxlen=SURPLUSES)  # Of the batches since the last wait
-        self._needed = 1  # How many of these lower the aim: the first aim falls from the first batch on
+        self._needed = 1  # How many of the last of these lower the aim: the first aim falls with every batch
         self._taken_at: float | None = None
         self._step_s = math.inf
 
@@ -229,5 +229,6 @@ class Pacing:
             return
         self._surpluses.append(self._left)
         if len(self._surpluses) >= self._needed:
-            needless = max(0.0, min(self._surpluses) / self._batch_groups - STOCK_SHARE)
+            least = min(list(self._surpluses)[-self._needed :])
+            needless = max(0.0, least / self._batch_groups - STOCK_SHARE)
             self.aim = max(1.0, self.aim - LOWERED_BY * needless)

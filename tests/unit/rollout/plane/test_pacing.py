@@ -113,19 +113,22 @@ def test_without_a_limit_it_waits_for_ever_and_without_hold_never() -> None:
 
 def test_no_group_is_opened_that_is_expected_to_be_older_than_the_aim() -> None:
     pacing = aiming()
-    assert pacing.aim == 4.0
-    assert places(pacing, version=9) == 48
-    assert places(pacing, version=7) == 16
-    assert places(pacing, version=6) == 0
+    assert pacing.aim == 5.0
+    assert places(pacing, version=9) == 64
+    assert places(pacing, version=7) == 32
+    for _ in range(100):
+        step(pacing, left=16)
+    assert [places(pacing, version=version) for version in (10, 9, 8)] == [16, 0, 0]
 
 
 def test_a_wait_raises_the_aim_by_what_was_missing_and_the_first_one_does_not() -> None:
     pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
     step(pacing, 0)
-    assert pacing.aim == 4.0
+    assert pacing.aim == 5.0
+    pacing.aim = 3.0
     step(pacing, 12, 14)
-    assert pacing.aim == 4.25
-    assert places(pacing, version=9) == 52
+    assert pacing.aim == 3.25
+    assert places(pacing, version=9) == 36
 
 
 def test_with_the_highest_aim_everything_is_opened_that_the_bound_allows() -> None:
@@ -154,14 +157,12 @@ def test_what_a_waiting_learner_needs_is_opened_whatever_its_age() -> None:
 def test_before_the_first_wait_each_batch_lowers_the_aim_by_what_was_left_beyond_a_stock() -> None:
     pacing = aiming()
     step(pacing, left=8)
-    assert pacing.aim == 4.0
-    pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
-    step(pacing, left=8)
-    assert pacing.aim == pytest.approx(4.0 - 0.3 * (8 / 16 - 0.1))
+    assert pacing.aim == pytest.approx(5.0 - 0.3 * (8 / 16 - 0.1))
 
 
 def test_after_a_wait_the_least_surplus_of_eight_batches_lowers_it() -> None:
     pacing = aiming()
+    pacing.aim = 4.0
     step(pacing, 15)
     assert pacing.aim == 4.0 + 1 / 16
     for left in (16, 16, 8, 16, 16, 16, 16):
@@ -180,7 +181,7 @@ def test_the_aim_leaves_a_stock_and_is_never_below_a_batch() -> None:
     pacing = aiming()
     for _ in range(100):
         step(pacing, left=1)
-    assert pacing.aim == 4.0
+    assert pacing.aim == 5.0
     for _ in range(1000):
         step(pacing, left=16)
     assert pacing.aim == 1.0
@@ -188,6 +189,7 @@ def test_the_aim_leaves_a_stock_and_is_never_below_a_batch() -> None:
 
 def test_who_asks_ahead_is_held_to_an_aim_of_a_step_less() -> None:
     pacing = aiming()
+    pacing.aim = 4.0
     assert places(pacing, version=9, ahead=True) == 32
     assert places(pacing, version=8, ahead=True) == 16
     assert places(pacing, version=7, ahead=True) == 0
@@ -195,6 +197,7 @@ def test_who_asks_ahead_is_held_to_an_aim_of_a_step_less() -> None:
 
 def test_a_node_that_would_answer_too_late_for_the_aim_opens_nothing_unless_the_learner_waits() -> None:
     pacing = aiming()
+    pacing.aim = 4.0
     assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=1e9)  # Nobody knows yet how long a step takes
     step(pacing, now=60.0)
     assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=179.0)
@@ -206,6 +209,7 @@ def test_a_node_that_would_answer_too_late_for_the_aim_opens_nothing_unless_the_
 
 def test_a_step_is_as_long_as_the_last_ones_were() -> None:
     pacing = aiming()
+    pacing.aim = 4.0
     step(pacing, now=60.0)
     for number in range(1, 30):
         step(pacing, now=60.0 + 10.0 * number)
