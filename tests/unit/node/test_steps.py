@@ -59,6 +59,9 @@ class Rollouts:
         self.starved.set()
         return await asyncio.get_running_loop().create_future()
 
+    def age(self, *, mean_staleness: float, broadcast_steps: float) -> dict[str, Any]:
+        return {"staleness/aim": mean_staleness + broadcast_steps, "staleness/by": "generation"}
+
     async def evaluate(self, version: Any, prompts: object) -> Any:
         self.evaluations += 1
         self.evaluating.set()
@@ -334,6 +337,8 @@ async def test_an_alarm_that_stops_the_run_ends_it_in_good_order(tmp_path: Path,
         await loop.rollouts.starved.wait()
         assert loop.steps.step == 1
         assert loop.steps.status()["stopped_by"] == ""
+        assert loop.steps.status()["metrics"]["staleness/aim"] == 0.0
+        assert loop.steps.status()["metrics"]["staleness/by"] == "generation"
         assert not running.done()
         running.cancel()
         return
