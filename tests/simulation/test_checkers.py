@@ -19,6 +19,7 @@ from swarm.rollout.plane import leases
 from swarm.rollout.plane.effects import Effect, Judged, ScoreWanted
 from swarm.rollout.plane.leases import Group, LeaseTable, Sample
 from swarm.rollout.plane.plane import Buffer, RolloutPlane
+from swarm.rollout.plane.rules import Pacing
 from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
 from tests.simulator.__main__ import main
 from tests.simulator.breach import InvariantBreach
@@ -67,7 +68,7 @@ def _standbys_are_leased_to(patch: pytest.MonkeyPatch) -> None:
 
 
 def _pacing_always_allows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.plane.rules, "may_open", lambda *_: True)
+    patch.setattr(Pacing, "may_open", lambda *_, **__: True)
 
 
 def _latest_deadline_first(patch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,7 @@ def _rules(scenario: Scenario, seed: int) -> PlaneRules:
         swarm=SwarmId("simulated"),
         run_seed=seed,
         max_staleness=scenario.max_staleness,
+        adaptive=scenario.adaptive,
         hold_s=scenario.hold_s,
         groups_per_step=scenario.groups_per_step,
         group_size=scenario.group_size,

@@ -91,6 +91,7 @@ class Scenario:
 
     name: str
     max_staleness: int = 2
+    adaptive: bool = True
     publish_every_steps: int = 1
     groups_per_step: int = 4
     group_size: int = 4
@@ -228,6 +229,7 @@ class Scenario:
         return Scenario(
             name=UNLIMITED_HOLD,
             max_staleness=staleness,
+            adaptive=seed % 34 < 17,
             publish_every_steps=draw.choice((1, draw.randint(1, staleness + 1), staleness + 1)),
             groups_per_step=draw.randint(1, 6),
             group_size=group_size,

@@ -100,11 +100,11 @@ async def test_a_question_held_open_is_answered_when_there_is_work(learner: Lear
 
 
 async def test_a_question_held_open_is_answered_when_the_learner_begins_to_wait(learner: Learner) -> None:
-    """No more groups of version 0 are opened ahead after three batches of it, but a waiting learner gets them."""
+    """No more groups of version 0 are opened ahead after five batches of it, but a waiting learner gets them."""
     learner.plane = new_plane(newest=None, max_staleness=8)
     await learner.open()
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4096)))
-    for _ in range(3):
+    for _ in range(5):
         await learner.service.next_batch()
     waiting = asyncio.create_task(leases_for(learner, BOB, 4))
     await learner.shows(lambda status: BOB in learner.service.samplers)
