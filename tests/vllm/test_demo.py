@@ -31,7 +31,9 @@ def test_a_sampler_with_vllm_draws_for_a_learner(tmp_path: Path) -> None:
     assert (summary["steps"], summary["verified"]) == (4, True)
     (sampler,) = summary["by_sampler"]
     assert sampler["engine"] == "vllm"
-    assert sampler["rollouts_accepted"] >= 4 * 32 * 16
+    # The learner counts a sampler's rollouts anew if it was silent, as one is now and then on a busy machine.
+    assert sampler["rollouts_accepted"] > 0
+    assert summary["rollouts_accepted"] >= 4 * 32 * 16
     assert "vLLM is up in 1 sampler after" in done.stderr
 
 
