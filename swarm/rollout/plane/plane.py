@@ -313,11 +313,14 @@ class RolloutPlane:
 
     def can_take(self, *, now: float) -> bool:
         """Return whether batch `next_batch` is full and has waited for leased samples that it would make stale."""
-        ready = self._buffer.count(self.next_batch, self.max_staleness)
         self._looked_at, waited = now, self._pacing.waits
-        if not self._pacing.is_whole(ready, self.max_staleness):
-            # A waiting learner lets samplers have what pacing refused them.
-            self.leased.chances += not waited
+        may = self._may_take(now)
+        # A waiting learner lets samplers have what pacing refused them.
+        self.leased.chances += not (may or waited)
+        return may
+
+    def _may_take(self, now: float) -> bool:
+        if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness), self.max_staleness):
             return False
         batch = self._buffer.first(self.next_batch, self.max_staleness)
         due = Counter(group.deadline(self.max_staleness) for group in batch)
@@ -345,8 +348,7 @@ class RolloutPlane:
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
         """Begin a held-out round for samplers that hold `version` or a newer one."""
         self._round.begin(self.leased, version, prompts, bound=self.max_staleness)
-        if self.next_batch:
-            self._pacing.raise_aim(ROUND_STEPS, self.max_staleness)
+        self._pacing.raise_aim(ROUND_STEPS, self.max_staleness)
 
     @property
     def evaluating(self) -> bool:

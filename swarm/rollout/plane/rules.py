@@ -188,8 +188,8 @@ class Pacing:
 
     @property
     def waits(self) -> bool:
-        """Whether the learner has looked for its next batch and lacked groups."""
-        return self._missing > 0
+        """Whether the learner has looked for its next batch and lacked groups, or holds it for others."""
+        return self._missing > 0 or self._ready_at is not None
 
     def raise_aim(self, steps: float, max_staleness: int) -> None:
         """Let groups be opened that are so many steps older. At the most the rule of deadlines alone forbids anything,

@@ -11,8 +11,10 @@ from swarm.rollout.journal.entries import BatchTaken, GroupDropped
 from swarm.rollout.plane.effects import Judged
 from swarm.rollout.plane.leases import MAX_REDRAWS
 from swarm.rollout.plane.plane import RolloutPlane
-from swarm.types import Lease
+from swarm.types import Lease, NodeId
 from tests.builders import ALICE, BOB, answers, ask, new_plane, prompt, refusal, rollout, submit_and_score, v
+
+SLOW = NodeId("slow")
 
 
 def plane_that_holds(hold_s: float, *, max_staleness: int = 1) -> RolloutPlane:
@@ -60,6 +62,26 @@ def test_the_wait_begins_anew_with_each_batch() -> None:
     assert plane.hold_until() is None
     assert not plane.can_take(now=16.0)
     assert plane.hold_until() is None
+
+
+def test_the_slowest_may_have_the_sample_that_a_batch_is_held_for() -> None:
+    plane = RolloutPlane(replace(plane_that_holds(math.inf).rules, adaptive=True), prompts=prompt)
+    plane.published(v(0))
+    for step in range(2):
+        submit_and_score(plane, BOB, ask(plane, BOB, step, 1), step)
+        assert plane.can_take(now=60.0 * step)
+        plane.take()
+        plane.published(v(step + 1))
+    (lost,) = ask(plane, ALICE, 1, 1)
+    submit_and_score(plane, BOB, ask(plane, BOB, 2, 1), 2)
+    plane.leave(ALICE)
+    plane.beat(SLOW, now=100.0, tokens_per_s=1e-6)
+    assert refusal(plane, SLOW, 2) == "paced"
+    before = plane.leased.chances
+    assert not plane.can_take(now=100.0)
+    assert plane.leased.chances == before + 1
+    (lease,) = ask(plane, SLOW, 2, 1)
+    assert lease.group_id == lost.group_id
 
 
 def test_an_unlimited_hold_ends_when_the_group_is_there() -> None:
