@@ -30,7 +30,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from swarm.capacity.fleet import Demand, Dissemination, Lengths, Worker
 from swarm.capacity.prices import Offer
-from swarm.capacity.selection import Market, Rules, select
+from swarm.capacity.selection import Market, Rules, Search
 
 VERSION_BYTES = 160e6
 """A delta of an 8B model at 1 %."""
@@ -137,7 +137,7 @@ def row_of(size: int, seed: int) -> Row | None:
     fleet = fleet_of(size, random)
     demand = demand_of(fleet, random)
     begun = time.perf_counter()
-    selection = select(demand, fleet, from_learner, Rules())
+    selection = Search(demand, fleet, from_learner, Rules()).select()
     choice_s = time.perf_counter() - begun
     if not (selection.feasible and selection.has_margin):
         return None

@@ -276,22 +276,10 @@ class Trial:
     reserve_rollouts_per_s: float
 
 
-def select(
-    demand: Demand,
-    workers: Sequence[Worker],
-    disseminate: Disseminate,
-    rules: Rules,
-    *,
-    kept: Collection[str] = (),
-    model: Model = capacity_model,
-) -> Selection:
-    """Return the set to activate. Among equal choices, samplers in `kept` stay. Workers' names are unique; those with
-    an unknown rate (0) or impossible figures are not chosen, and `standby` says so."""
-    return Search(demand, workers, disseminate, rules, kept=kept, model=model).select()
-
-
 class Search:
-    """One choice among these workers. It caches plans and predictions."""
+    """One choice among these workers. Among equal choices, samplers in `kept` stay. Workers' names are unique; those
+    with an unknown rate (0) or impossible figures are not chosen, and `standby` says so. Caches plans and predictions.
+    """
 
     def __init__(
         self,

@@ -235,7 +235,6 @@ class CapacitySimulation:
         self._run_until(self._warmup_s())
         before = self._sums()
         self._run_until(self._end_s)
-        self.timeline.waiting_since_s = self.learner.waiting_since
         self.timeline.versions = self.weights.carried_to_active
         return self._figures(before, self._sums())
 

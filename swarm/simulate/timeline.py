@@ -48,10 +48,9 @@ class Mark:
 
 @dataclass(slots=True)
 class Timeline:
-    """Everything in order of time. `waiting_since_s` is set if the learner is waiting at the end."""
+    """Everything in order of time."""
 
     steps: list[StepTaken] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
     versions: list[Carried] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    waiting_since_s: float | None = None

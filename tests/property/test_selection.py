@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swarm.capacity.cover import ALL_SETS, cover
 from swarm.capacity.fleet import Worker
 from swarm.capacity.prices import Offer
-from swarm.capacity.selection import Rules, Search, select
+from swarm.capacity.selection import Rules, Search
 from tests.capacity import RateCondition, by_downlink, demand, random_fleet, subsets
 
 MAX_EXCESS = 0.02
@@ -38,7 +38,7 @@ def test_so_it_does_of_fourteen() -> None:
 def check_choice(seed: int, count: int, share: float) -> None:
     fleet = random_fleet(count, Random(seed))
     groups = max(1, round(share * sum(one.rollouts_per_s for one in fleet) * 120 / 8))
-    found = select(demand(groups=groups), fleet, by_downlink, Rules(), model=RateCondition())
+    found = Search(demand(groups=groups), fleet, by_downlink, Rules(), model=RateCondition()).select()
     best = cheapest(fleet, groups)
     if best is None:
         assert not found.has_margin

@@ -18,7 +18,7 @@ from swarm.capacity.fleet import GB, Demand, Disseminate, Worker
 from swarm.capacity.model import Binds, predict
 from swarm.capacity.plan.scenario import Scenario, delta_bytes, demand_of
 from swarm.capacity.prices import HOUR_S, start_per_hour, traffic_per_hour
-from swarm.capacity.selection import Rules, select
+from swarm.capacity.selection import Rules, Search
 
 Scheme = Literal["star", "relay"]
 Payload = Literal["full", "delta"]
@@ -111,7 +111,7 @@ class ArmPlanner:
     def arm(self, scheme: Scheme, payload: Payload, setting: Setting, activate: Activate) -> Arm:
         """Choose the active set for these settings."""
         disseminate = self.disseminate(scheme, payload, setting)
-        selection = select(self.demand(setting), self.workers, disseminate, self.rules(activate))
+        selection = Search(self.demand(setting), self.workers, disseminate, self.rules(activate)).select()
         chosen = [worker for worker in self.workers if worker.name in set(selection.active)]
         return self.arm_of(scheme, payload, setting, activate, chosen)
 

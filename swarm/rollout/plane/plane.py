@@ -432,12 +432,7 @@ class RolloutPlane:
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
         while grant.capacity > 0 and self._pacing.may_open(
-            held.version,
-            by_deadline,
-            self.next_batch,
-            self.max_staleness,
-            ahead=grant.at_once == 0,
-            answer_s=answer_s,
+            held.version, by_deadline, self.next_batch, self.max_staleness, ahead=grant.at_once == 0, answer_s=answer_s
         ):
             by_deadline[due] += 1
             grant.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))

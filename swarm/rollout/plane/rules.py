@@ -139,8 +139,7 @@ class Pacing:
         self._spare = 0.0
         self.aim = FIRST_AIM if adaptive else math.inf  # Groups are opened below this expected staleness, in steps
         self._left = 0
-        self._surpluses: deque[int] = deque(maxlen=SURPLUSES)  # Of the batches since the last wait
-        self._needed = 1  # How many of the last of these lower the aim: the first aim falls with every batch
+        self._surpluses: deque[int] = deque(maxlen=1)  # Of the last batches: the first aim falls with each of them
         self._taken_at: float | None = None
         self._step_s = math.inf
 
@@ -182,7 +181,7 @@ class Pacing:
         if not self.waits:
             self._missing = self._batch_groups - ready
             if self._taken_at is not None:
-                self._needed = SURPLUSES
+                self._surpluses = deque(maxlen=SURPLUSES)
                 self.raise_aim(self._missing / self._batch_groups, max_staleness)
         return False
 
@@ -228,7 +227,6 @@ class Pacing:
             self._surpluses.clear()
             return
         self._surpluses.append(self._left)
-        if len(self._surpluses) >= self._needed:
-            least = min(list(self._surpluses)[-self._needed :])
-            needless = max(0.0, least / self._batch_groups - STOCK_SHARE)
+        if len(self._surpluses) == self._surpluses.maxlen:
+            needless = max(0.0, min(self._surpluses) / self._batch_groups - STOCK_SHARE)
             self.aim = max(1.0, self.aim - LOWERED_BY * needless)

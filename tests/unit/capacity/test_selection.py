@@ -11,7 +11,7 @@ import pytest
 
 from swarm.capacity.fleet import Demand, Worker
 from swarm.capacity.model import Prediction
-from swarm.capacity.selection import Rules, Search, Selection, select
+from swarm.capacity.selection import Rules, Search, Selection
 from tests.capacity import RateCondition, by_downlink, demand, random_fleet, star, subsets, worker
 
 CONDITION = RateCondition()
@@ -19,7 +19,7 @@ NEED = 512 / 120
 
 
 def choose(workers: list[Worker], rules: Rules | None = None, *, kept: tuple[str, ...] = ()) -> Selection:
-    return select(demand(), workers, by_downlink, rules or Rules(), kept=kept, model=CONDITION)
+    return Search(demand(), workers, by_downlink, rules or Rules(), kept=kept, model=CONDITION).select()
 
 
 def cards(count: int, rate: float, cost: float, name: str = "card") -> list[Worker]:
@@ -162,17 +162,17 @@ def test_a_budget_of_nothing_leaves_the_volunteers() -> None:
 def test_the_broadcast_is_planned_for_the_set_that_is_chosen() -> None:
     """A star: each sampler more delays the version for all, so that each counts for less."""
     wanted, fleet = demand(max_staleness=1, groups=16), cards(60, 0.1, 0.2)
-    found = select(wanted, fleet, star(80e6), Rules(), model=CONDITION)
+    found = Search(wanted, fleet, star(80e6), Rules(), model=CONDITION).select()
     assert found.feasible
     assert found.dissemination.install_s == (2.0 + len(found.active),) * len(found.active)
     assert found.has_margin
-    free = select(wanted, fleet, star(80e9), Rules(), model=CONDITION)
+    free = Search(wanted, fleet, star(80e9), Rules(), model=CONDITION).select()
     assert len(found.active) > len(free.active)
 
 
 def test_a_star_that_can_not_carry_enough_is_as_large_as_helps() -> None:
     wanted, fleet = demand(max_staleness=1), cards(200, 0.1, 0.2)
-    found = select(wanted, fleet, star(80e6), Rules(), model=CONDITION)
+    found = Search(wanted, fleet, star(80e6), Rules(), model=CONDITION).select()
     assert not found.feasible
     search = Search(wanted, fleet, star(80e6), Rules(), model=CONDITION)
     least = min(search.assess([w.name for w in fleet[:n]]).prediction.idle_share for n in range(1, 200))
@@ -217,7 +217,7 @@ def test_the_model_is_asked_a_few_times_for_a_thousand_samplers(
 ) -> None:
     counting, wanted = Counting(), demand(groups=groups, max_staleness=max_staleness)
     fleet = random_fleet(1000, Random(1))
-    first = select(wanted, fleet, by_downlink, Rules(), model=counting)
+    first = Search(wanted, fleet, by_downlink, Rules(), model=counting).select()
     assert counting.predictions <= predictions
     assert counting.least_rates <= least_rates
     again = Counting()
@@ -228,7 +228,7 @@ def test_the_model_is_asked_a_few_times_for_a_thousand_samplers(
 
 def test_where_all_are_active_the_model_is_not_asked_again_how_many_are_needed() -> None:
     rules, fleet = Rules(activate="all"), random_fleet(30, Random(1))
-    first, again = select(demand(), fleet, by_downlink, rules), Counting()
+    first, again = Search(demand(), fleet, by_downlink, rules).select(), Counting()
     found = Search(demand(), fleet, by_downlink, rules, model=again).select(after=first)
     assert (again.predictions, again.least_rates) == (1, 0)
     assert (found.active, found.effort) == (first.active, first.effort)
@@ -238,7 +238,7 @@ def test_where_all_are_active_the_model_is_not_asked_again_how_many_are_needed()
 
 
 def test_the_model_decides_what_is_needed() -> None:
-    found = select(demand(groups=32), random_fleet(30, Random(3)), by_downlink, Rules())
+    found = Search(demand(groups=32), random_fleet(30, Random(3)), by_downlink, Rules()).select()
     assert found.feasible
     assert found.prediction.idle_share <= 0.02
     assert 0.9 < found.effort < 2.0
@@ -247,7 +247,7 @@ def test_the_model_decides_what_is_needed() -> None:
 
 def test_in_sequential_mode_the_set_is_near_the_least_idle_share() -> None:
     wanted, fleet = demand(groups=16, max_staleness=0), cards(24, 0.15, 0.2)
-    found = select(wanted, fleet, by_downlink, Rules())
+    found = Search(wanted, fleet, by_downlink, Rules()).select()
     assert not found.feasible
     assert "max_staleness" in found.why
     everybody = Search(wanted, fleet, by_downlink, Rules()).assess([one.name for one in fleet])
