@@ -109,10 +109,11 @@ def table(rows: Sequence[Figures]) -> list[str]:
 def plot(rows: Sequence[Figures]) -> str:
     """An .svg picture of the rewards of swarms over their steps, for each freshness."""
     swarms = [found for found in rows if found["mode"] == "swarm"]
-    charts = [
-        Chart(title=fresh, unit="", curves=[_curve(f) for f in swarms if f["freshness"] == fresh], floor=0, ceiling=1)
-        for fresh in get_args(Freshness)
-    ]
+    charts: list[Chart] = []
+    for fresh in get_args(Freshness):
+        # At S = 0 both are the same, and in both charts a bound has the same colour.
+        shown = [found for found in swarms if found["freshness"] == fresh or not found["max_staleness"]]
+        charts.append(Chart(title=fresh, unit="", curves=[_curve(found) for found in shown], floor=0, ceiling=1))
     runs = min(found["runs"] for found in swarms)
     said = f"reward over learner steps, median of {runs} runs; in brackets the mean age of the data in steps"
     return picture("What staleness costs, with freshness adaptive and off", said, charts)
