@@ -11,12 +11,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
+from swarm.learner.draws import gumbel
 from swarm.sampler.engine import Engine, Generate, Installed, Job, NotInstalled, Sampled, Started
 from swarm.sampler.stopping import load_tokenizer
 from swarm.types import SamplingRules, VersionId
 from tests.builders import STOP, v
-from tests.unit.models import Staged
+from tests.unit.models import Staged, rounded
 
 PROMPT = (1, 3, 4, 5)
 
@@ -140,6 +142,35 @@ async def repeats_a_seed(life: Life) -> None:
     assert len({tuple(tokens(one)) for one in crowd}) == 3
 
 
+async def draws_as_anybody_can_replay(life: Life) -> None:
+    """With the learner's weights and the noise of the seed, every token is the best one, or as good as the best."""
+    version = await life.installed()
+    if life.started.engine == "scripted":
+        return  # it draws from no distribution
+    learner = rounded(life.staged[version.version % 2].model)
+    jobs = [
+        job(2**62 + seed, prompt=PROMPT[: 2 + seed % 3], temperature=0.5 + seed / 10, stops=()) for seed in range(8)
+    ]
+    for asked, sampled in zip(jobs, await life.draw(*jobs), strict=True):
+        prompt, drawn = asked.prompt_token_ids, tokens(sampled)
+        places = torch.arange(len(prompt) - 1, len(prompt) + len(drawn) - 1)
+        with torch.no_grad():
+            logits = learner(torch.tensor([[*prompt, *drawn]])).logits[0, places].float() / asked.rules.temperature
+        noised = logits + gumbel(torch.full_like(places, asked.seed), places, logits.shape[1])
+        missing = noised.max(-1).values - noised.gather(1, torch.tensor(drawn)[:, None])[:, 0]
+        assert float(missing.max()) < 1e-3
+
+
+async def goes_on_elsewhere_as_it_would_have(life: Life) -> None:
+    await life.installed()
+    if life.started.engine == "scripted":
+        return  # it draws from no distribution
+    (whole,) = await life.draw(job(11, stops=()))
+    for done in (1, 5):
+        (rest,) = await life.draw(job(11, prompt=(*PROMPT, *tokens(whole)[:done]), limit=12 - done, stops=()))
+        assert tokens(rest) == tokens(whole)[done:]
+
+
 async def answers_calls_side_by_side(life: Life) -> None:
     await life.installed()
     answers = await asyncio.gather(*(life.draw(job(seed, limit=2 + seed, stops=())) for seed in range(8)))
@@ -190,6 +221,8 @@ CHECKS: tuple[Callable[[Life], Awaitable[None]], ...] = (
     ends_every_completion_for_the_reason_it_names,
     ends_with_the_token_that_completes_a_stop_string,
     repeats_a_seed,
+    draws_as_anybody_can_replay,
+    goes_on_elsewhere_as_it_would_have,
     answers_calls_side_by_side,
     cuts_off_what_takes_too_long,
     refuses_a_file_that_was_not_signed_and_goes_on,

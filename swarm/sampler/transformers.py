@@ -30,6 +30,7 @@ from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes, pick_device
+from swarm.learner.draws import gumbel
 from swarm.learner.memory import Shape, shape_of
 from swarm.sampler.engine import (
     ASSUMED_SAMPLE_TOKENS,
@@ -53,8 +54,8 @@ from swarm.types import Finish, Span, VersionId
 CPU_SHARE = 0.5  # Of the available memory on a machine without a GPU: its owner wants to go on working
 
 DRAW_COPIES = 8
-"""Most float32 rows over the vocabulary that one draw holds: logits as they come and as float32, scaled, noise, its
-logarithm, their difference, the choice, and the softmax's temporaries."""
+"""Most float32 rows over the vocabulary that one draw holds: logits as they come and as float32, scaled, noise, their
+sum, the choice, and the softmax's temporaries."""
 
 R = TypeVar("R")
 
@@ -222,15 +223,15 @@ class Threaded:
 
 
 class SeededDraw(LogitsProcessor):
-    """Draws each row's token with the row's own generator, whatever else is in the batch, and records its log-prob.
+    """Draws each row's token by its own seed, whatever else is in the batch (draws.py), and records its log-prob.
 
-    argmax(logits / T - log q) with q ~ Exp(1) is an exact draw from softmax(logits / T) (the Gumbel-max trick).
     Temperature 0 is greedy; its log-probs are those at temperature 1.
     """
 
     def __init__(self, jobs: list[Job], device: torch.device, progress: Told) -> None:
         self._progress = progress
-        self._generators = [torch.Generator(device=device).manual_seed(job.seed) for job in jobs]
+        self._seeds = torch.tensor([job.seed for job in jobs], device=device)
+        self._positions = torch.tensor([len(job.prompt_token_ids) - 1 for job in jobs], device=device)
         temperatures = torch.tensor([[job.rules.temperature] for job in jobs], device=device)
         self._greedy = temperatures == 0
         self._temperatures = torch.where(self._greedy, torch.ones_like(temperatures), temperatures)
@@ -239,10 +240,8 @@ class SeededDraw(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self._progress()
         scaled = scores.float() / self._temperatures
-        noise = torch.empty_like(scaled)
-        for row, generator in zip(noise, self._generators, strict=True):
-            row.exponential_(generator=generator)
-        drawn = torch.where(self._greedy, scaled, scaled - noise.log())
+        noise = gumbel(self._seeds, self._positions + len(self.logprobs), scores.shape[1])
+        drawn = torch.where(self._greedy, scaled, scaled + noise)
         chosen = drawn.argmax(dim=-1, keepdim=True)
         self.logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1))
         return drawn

@@ -33,7 +33,7 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.proving import Reference
 from swarm.sampler.vllm import versions as vllm_versions
-from swarm.sampler.vllm.swap import UNPROVEN, Swaps, TokenWatch, last, limited
+from swarm.sampler.vllm.swap import CALL_S, UNPROVEN, Swaps, TokenWatch, last, limited
 
 START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
 GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even confirm that, it is left alone
@@ -66,6 +66,7 @@ class VllmEngine:
         self._progress, self._directory = progress, command.directory
         building = asyncio.to_thread(self._build, command, is_cuda)
         reference = await limited(building, START_S, "start", progress)
+        await limited(self._engine.collective_rpc("echo_seed_draws"), CALL_S, "change its draws", progress)
         self._watch = TokenWatch(command.options.hang_s)
         engine, config, layout = self._engine, self._config, command.layout
         give_up = self._give_up_all

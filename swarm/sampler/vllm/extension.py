@@ -4,6 +4,9 @@ vLLM takes new weights through `reload_weights`, which copies them into the para
 CPUs, packs them again. It packs only what was loaded: a head tied to the embeddings is not loaded and would keep the
 old weights, so embeddings and heads are packed once more afterwards.
 
+vLLM's second model runner draws as draws.py says. The first one, of CPUs and of models that the second cannot run yet,
+draws from generators that nobody else can follow, and is made to draw so too.
+
 A worker ends with the engine's process, however that ended: vLLM's own processes would wait for its calls for ever.
 """
 
@@ -14,6 +17,7 @@ import select
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,6 +32,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 from swarm.broadcast.version.manifest import Layout, TensorSpec
 from swarm.learner.device import TORCH_DTYPES
+from swarm.learner.draws import gumbel
 from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE
 from swarm.sampler.weights import mapped_tensors, sum_of_counts
 
@@ -58,6 +63,13 @@ class EchoWorker:
         missing = sorted({name for name, _ in model.named_parameters()} - loaded)
         return f"{missing[0]} and {len(missing) - 1} more were not taken" if missing else ""
 
+    def echo_seed_draws(self) -> None:
+        """Let every draw follow from the seed of its sample, the position and the token alone."""
+        worker: Any = self
+        runner = worker.model_runner
+        if hasattr(runner.sampler, "topk_topp_sampler"):
+            runner.sampler.topk_topp_sampler.forward = partial(_draw, runner)
+
     def echo_pack_embeddings(self, model: Any) -> None:
         for module in model.modules():
             if isinstance(module, VocabParallelEmbedding):
@@ -79,6 +91,16 @@ class EchoWorker:
                     if spec is not None and _is_whole(part, spec, module):
                         sums[stream_name] = _sum(part, TORCH_DTYPES[spec.dtype]) if counted else 0
         return msgspec.json.encode(sums)
+
+
+def _draw(runner: Any, logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a token of each row and all log-probs. Leases know no top-k and no top-p, and `logits` are already divided
+    by the temperature. Rows that are greedy, probes among them, are replaced by the caller."""
+    requests = [runner.requests[name] for name in runner.input_batch.req_ids]
+    seeds = torch.tensor([request.sampling_params.seed or 0 for request in requests], device=logits.device)
+    positions = torch.tensor([request.num_tokens - 1 for request in requests], device=logits.device)
+    drawn = (logits + gumbel(seeds, positions, logits.shape[1])).argmax(dim=-1)
+    return drawn, logits.log_softmax(dim=-1, dtype=torch.float32)
 
 
 def _named(path: str, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:

@@ -50,6 +50,7 @@ REFUSED: dict[str, str] = {
             "quantization_config kv_cache_dtype speculative_config spec_method spec_model spec_tokens watermark_config "
             "diffusion_config swa_bounded_replay kv_sharing_fast_prefill"
         ),
+        "nobody could replay its draws": "use_fp64_gumbel enable_trace_replay",
         "what it keeps of a prompt outlives the weights that it was computed with": (
             "kv_transfer_config kv_offloading_size kv_offloading_backend ec_transfer_config"
         ),
