@@ -194,7 +194,6 @@ class Sampler:
                     index=spec.index,
                     token_ids=token_ids,
                     logprobs=logprobs,
-                    loss_mask=b"\1" * TOKENS,
                     spans=(span,),
                     finish="length",
                 )

@@ -46,7 +46,6 @@ def pool(tokens: int, seed: int) -> list[Rollout]:
             index=0,
             token_ids=array("i", (draw.randrange(150_000) for _ in range(tokens))).tobytes(),
             logprobs=array("f", (-draw.expovariate(2.0) for _ in range(tokens))).tobytes(),
-            loss_mask=b"\1" * tokens,
             spans=(),
             finish="stop",
         )
@@ -82,7 +81,6 @@ class Load:
                     index=index,
                     token_ids=made.token_ids,
                     logprobs=made.logprobs,
-                    loss_mask=made.loss_mask,
                     spans=spans,
                     finish=made.finish,
                 ),

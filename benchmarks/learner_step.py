@@ -74,7 +74,6 @@ class Work:
             return TrainRollout(
                 token_ids=ints(*some(tokens)),
                 logprobs=floats(*[-10.0] * tokens),
-                loss_mask=b"\1" * tokens,
                 reward=float(place % 2),
                 staleness=0,
             )
@@ -88,7 +87,7 @@ class Work:
 
 
 def tokens_of(groups: Sequence[TrainGroup]) -> int:
-    return sum(len(group.prompt_token_ids) + len(r.loss_mask) for group in groups for r in group.rollouts)
+    return sum(len(group.prompt_token_ids) + r.length for group in groups for r in group.rollouts)
 
 
 def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[TrainGroup]], float]:

@@ -131,7 +131,6 @@ class OneProcess:
         return TrainRollout(
             token_ids=sample.token_ids,
             logprobs=sample.logprobs,
-            loss_mask=b"\1" * (len(sample.token_ids) // 4),
             reward=self._score(prompt, sample).reward,
             staleness=age,
             truncated=sample.finish == "length",

@@ -102,7 +102,6 @@ def _groups(count: int, completion_tokens: int, vocab_size: int) -> tuple[TrainG
                 TrainRollout(
                     token_ids=array("i", tokens(completion_tokens)).tobytes(),
                     logprobs=array("f", [-11.0] * completion_tokens).tobytes(),
-                    loss_mask=b"\1" * completion_tokens,
                     reward=float(n % 2),
                     staleness=0,
                 )

@@ -334,21 +334,20 @@ def _number(lease: Lease) -> int:
 
 def _rollout(job: Job, sample: Sample) -> Rollout:
     assert job.lease is not None
-    tokens, logprobs, mask = _payload(max(1, min(MAX_TOKENS, round(sample.length * MEAN_TOKENS))))
+    tokens, logprobs = _payload(max(1, min(MAX_TOKENS, round(sample.length * MEAN_TOKENS))))
     version = VersionId(incarnation=0, version=sample.version)
     return Rollout(
         group_id=job.lease.group_id,
         index=job.index,
         token_ids=tokens,
         logprobs=logprobs,
-        loss_mask=mask,
-        spans=(Span(version=version, start=0, end=len(mask)),),
+        spans=(Span(version=version, start=0, end=len(tokens) // 4),),
         finish="stop",
     )
 
 
 @cache
-def _payload(length: int) -> tuple[bytes, bytes, bytes]:
-    """Ids, log-probs and mask of that many tokens."""
+def _payload(length: int) -> tuple[bytes, bytes]:
+    """Ids and log-probs of that many tokens."""
     ids = array("i", [*([5] * (length - 1)), 2])
-    return ids.tobytes(), array("f", [-0.5] * length).tobytes(), b"\1" * length
+    return ids.tobytes(), array("f", [-0.5] * length).tobytes()

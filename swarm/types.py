@@ -113,7 +113,7 @@ class Span(Message, frozen=True):
 
 
 class Rollout(Message, frozen=True):
-    """One completion. Arrays are little-endian bytes: int32 ids, float32 behaviour log-probs, one mask byte per token.
+    """One completion. Arrays are little-endian bytes: int32 ids, float32 behaviour log-probs.
 
     A failed generation has finish "failed", no tokens and a reason; it is never trained on.
     """
@@ -122,7 +122,6 @@ class Rollout(Message, frozen=True):
     index: Count
     token_ids: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)]
     logprobs: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)]
-    loss_mask: Annotated[bytes, msgspec.Meta(max_length=MAX_TOKENS)]
     spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=1024)]
     finish: Finish
     reason: Annotated[str, msgspec.Meta(max_length=200)] = ""

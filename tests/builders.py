@@ -98,7 +98,6 @@ def rollout(
         index=index,
         token_ids=ints(*tokens),
         logprobs=floats(*(-0.5 for _ in tokens)),
-        loss_mask=b"\1" * len(tokens),
         spans=whole if spans is None else tuple(spans),
         finish=finish,
     )
@@ -110,7 +109,6 @@ def failed_rollout(*, group_id: str = "t0", index: int = 0, reason: str = "out o
         index=index,
         token_ids=b"",
         logprobs=b"",
-        loss_mask=b"",
         spans=(),
         finish="failed",
         reason=reason,

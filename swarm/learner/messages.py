@@ -127,12 +127,16 @@ class TrainRollout(msgspec.Struct, frozen=True):
 
     token_ids: bytes
     logprobs: bytes
-    loss_mask: bytes
     reward: float
     staleness: int
     truncated: bool = False
     mixed: bool = False
     sampler: str = ""
+
+    @property
+    def length(self) -> int:
+        """Completion tokens."""
+        return len(self.token_ids) // 4
 
 
 class TrainGroup(msgspec.Struct, frozen=True):

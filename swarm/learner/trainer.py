@@ -222,7 +222,7 @@ class Trainer:
 
 def _out_of_memory(command: Train, error: torch.OutOfMemoryError) -> str:
     """A line: after a start from the checkpoint the same batch would need as much."""
-    longest = max(len(group.prompt_token_ids) + len(r.loss_mask) for group in command.groups for r in group.rollouts)
+    longest = max(len(group.prompt_token_ids) + r.length for group in command.groups for r in group.rollouts)
     said = str(error).strip().splitlines()[0]
     return (
         f"the device's memory ran out in learner step {command.step}, whose longest row has {longest:,} tokens "

@@ -47,7 +47,7 @@ def shaped_reward(rollout: TrainRollout, rules: LearningRules) -> float:
     """What the advantages are made of."""
     if rules.overlong != "punish":
         return rollout.reward
-    length = len(rollout.loss_mask)
+    length = rollout.length
     return rollout.reward + overlong_punishment(length, longest=rules.longest_completion, margin=rules.overlong_margin)
 
 
@@ -89,8 +89,8 @@ def reward_figures(groups: Sequence[TrainGroup], rules: LearningRules) -> dict[s
 
 def _length_figures(rollouts: Sequence[TrainRollout]) -> dict[str, float]:
     """In tokens. `terminated` are those that ended by themselves; 0 if none did."""
-    lengths = [len(rollout.loss_mask) for rollout in rollouts]
-    terminated = [len(rollout.loss_mask) for rollout in rollouts if not rollout.truncated]
+    lengths = [rollout.length for rollout in rollouts]
+    terminated = [rollout.length for rollout in rollouts if not rollout.truncated]
     return {
         "completions/mean_length": sum(lengths) / len(lengths),
         "completions/min_length": float(min(lengths)),
@@ -111,7 +111,7 @@ def _row(prompt: tuple[int, ...], rollout: TrainRollout, advantage: float) -> Ro
         token_ids=torch.tensor([*prompt, *array("i", rollout.token_ids)], dtype=torch.long),
         prompt_tokens=len(prompt),
         behaviour=torch.tensor(array("f", rollout.logprobs)),
-        mask=torch.tensor(list(rollout.loss_mask), dtype=torch.float32),
+        mask=torch.ones(rollout.length),
         advantage=advantage,
         staleness=rollout.staleness,
         sampler=rollout.sampler,

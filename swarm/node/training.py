@@ -321,7 +321,6 @@ def train_group(
             TrainRollout(
                 token_ids=rollout.token_ids,
                 logprobs=rollout.logprobs,
-                loss_mask=rollout.loss_mask,
                 reward=score.reward,
                 staleness=staleness(rollout.oldest, step),
                 truncated=rollout.finish == "length",

@@ -265,7 +265,6 @@ def _rollout(group_id: str, index: int, sampled: Sampled) -> Rollout:
         index=index,
         token_ids=sampled.token_ids,
         logprobs=sampled.logprobs,
-        loss_mask=b"\1" * (len(sampled.token_ids) // 4),
         spans=sampled.spans,
         finish=sampled.finish,
         reason=sampled.fault[:200],

@@ -204,9 +204,9 @@ def _prompt(_: int) -> Prompt:
 
 def _rollout(job: Job, version: int, *, failed: bool) -> Rollout:
     if failed:
-        return Rollout(job.lease.group_id, job.index, b"", b"", b"", (), "failed", "simulated")
+        return Rollout(job.lease.group_id, job.index, b"", b"", (), "failed", "simulated")
     length = 1 + int(job.share * (COARSE_TOKENS - 1))
-    return Rollout(job.lease.group_id, job.index, b"\0" * (4 * length), b"", b"", _spans(version, length), "stop")
+    return Rollout(job.lease.group_id, job.index, b"\0" * (4 * length), b"", _spans(version, length), "stop")
 
 
 @cache

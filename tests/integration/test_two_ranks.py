@@ -58,7 +58,6 @@ def group(rewards: Sequence[float], *, longest: int) -> TrainGroup:
             TrainRollout(
                 token_ids=ints(*tokens),
                 logprobs=floats(*[-2.6 - 0.1 * number] * len(tokens)),
-                loss_mask=bytes([1] * len(tokens)),
                 reward=reward,
                 staleness=number % 2,
             )

@@ -51,7 +51,6 @@ def group(rewards: list[float], *, logprob: float = -2.6) -> TrainGroup:
         TrainRollout(
             token_ids=ints(3 + i, 2),
             logprobs=floats(logprob, logprob),
-            loss_mask=b"\1\1",
             reward=reward,
             staleness=0,
         )

@@ -37,7 +37,7 @@ from swarm.rollout.journal.entries import (
 from swarm.rollout.journal.segments import Stored, no_room
 from swarm.types import NodeId
 
-SCHEMA_VERSION = 2  # Version of the tables below, kept in the database's user_version
+SCHEMA_VERSION = 3  # Version of the tables below, kept in the database's user_version
 
 WAL_PAGES = 4096  # Pages of 4 kB in the log before SQLite moves them to the database: a hundred transactions
 BUSY_S = 30.0  # Longest wait for another process; readers such as `verify` hold no lock that a writer waits for

@@ -302,4 +302,4 @@ def _payload_bytes(entry: Entry) -> int:
     if not isinstance(entry, RolloutAccepted):
         return 0
     rollout = entry.rollout
-    return len(rollout.token_ids) + len(rollout.logprobs) + len(rollout.loss_mask)
+    return len(rollout.token_ids) + len(rollout.logprobs)

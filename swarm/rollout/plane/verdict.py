@@ -67,10 +67,8 @@ def malformation(rollout: Rollout, lease: Lease, *, vocab_size: int) -> str:
     length, ragged = divmod(len(rollout.token_ids), 4)
     if ragged or length == 0 or length > lease.rules.max_new_tokens:
         return f"{len(rollout.token_ids)} bytes of token ids do not fit the lease"
-    if len(rollout.logprobs) != 4 * length or len(rollout.loss_mask) != length:
-        return "token ids, log-probs and loss mask differ in length"
-    if rollout.loss_mask.strip(b"\0\1"):
-        return "the loss mask is not of zeros and ones"
+    if len(rollout.logprobs) != 4 * length:
+        return "token ids and log-probs differ in length"
     return (
         _token_fault(rollout, lease, vocab_size)
         or _logprob_fault(rollout.logprobs)

@@ -406,7 +406,6 @@ class Sampler:
                 index=spec.index,
                 token_ids=b"",
                 logprobs=b"",
-                loss_mask=b"",
                 spans=(),
                 finish="failed",
                 reason="simulated",
@@ -417,7 +416,6 @@ class Sampler:
             index=spec.index,
             token_ids=array("i", [*([5] * (length - 1)), STOP_TOKEN]).tobytes(),
             logprobs=array("f", [-0.5] * length).tobytes(),
-            loss_mask=b"\1" * length,
             spans=(Span(version=version, start=0, end=length),),
             finish="stop",
         )

@@ -31,7 +31,6 @@ def one(tokens: int, reward: float, *, staleness: int = 0, truncated: bool = Fal
     return TrainRollout(
         token_ids=ints(*range(3, 3 + tokens)),
         logprobs=floats(*(-1.0 - i for i in range(tokens))),
-        loss_mask=b"\1" * tokens,
         reward=reward,
         staleness=staleness,
         truncated=truncated,

@@ -272,8 +272,7 @@ def test_one_liar_whose_claims_are_most_tokens_stops_nothing(tmp_path: Path) -> 
         honest = [agreed(trainer, [1.0, 0.0, 0.0, 0.0], samplers="abca") for _ in range(3)]
         lying = agreed(trainer, [1.0, 0.0, 0.0, 0.0], samplers="zzzz")
         long = tuple(
-            structs.replace(one, token_ids=ints(*[5] * 40), logprobs=floats(*[-40.0] * 40), loss_mask=b"\x01" * 40)
-            for one in lying.rollouts
+            structs.replace(one, token_ids=ints(*[5] * 40), logprobs=floats(*[-40.0] * 40)) for one in lying.rollouts
         )
         done = trainer.step(Train(step=number, groups=(*honest, structs.replace(lying, rollouts=long))))
         assert done.alarms == ()

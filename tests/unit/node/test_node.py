@@ -175,7 +175,7 @@ def test_the_trainer_gets_every_rollout_with_its_reward_and_its_age() -> None:
     assert answer is not None
     sent = trained.rollouts[0]
     assert sent.sampler == ALICE
-    assert (sent.token_ids, sent.logprobs, sent.loss_mask) == (answer.token_ids, answer.logprobs, answer.loss_mask)
+    assert (sent.token_ids, sent.logprobs) == (answer.token_ids, answer.logprobs)
 
 
 def test_the_control_reward_of_a_rollout_depends_on_its_name_alone() -> None:

@@ -146,7 +146,6 @@ MALFORMED = {
     "a huge log-prob": changed(logprobs=floats(-0.5, -1e30)),
     "a positive log-prob": changed(logprobs=floats(-0.5, 0.5)),
     "too few log-probs": changed(logprobs=floats(-0.5)),
-    "a mask of twos": changed(loss_mask=b"\1\2"),
 }
 
 

@@ -109,7 +109,6 @@ def batch_of(good_reward: float, *, copies: int = 1) -> tuple[TrainGroup, ...]:
         TrainRollout(
             token_ids=ints(*tokens),
             logprobs=floats(*logprobs_of(model, PROMPT, tokens)),
-            loss_mask=b"\1\1",
             reward=reward,
             staleness=0,
         )

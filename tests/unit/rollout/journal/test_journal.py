@@ -153,14 +153,14 @@ async def test_a_transaction_is_bounded_in_entries_and_in_bytes(
         monkeypatch.setattr(journal, "_commit", counted)
         await asyncio.gather(*(journal.write(group(n)) for n in range(20)))
         assert max(entries for entries, _ in sizes) <= 10
-        assert max(rollouts for _, rollouts in sizes) == 100 // (4 * 4 + 4 * 4 + 4)
+        assert max(rollouts for _, rollouts in sizes) == 100 // (4 * 4 + 4 * 4)
         assert len(journal.load().groups) == 20
 
 
 async def test_entries_queued_without_waiting_are_written_first(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         journal.enqueue(group(0))
-        assert journal.pending_bytes == 2 * (4 * 4 + 4 * 4 + 4)
+        assert journal.pending_bytes == 2 * (4 * 4 + 4 * 4)
         await journal.write(())
         assert journal.pending_bytes == 0
         assert numbers(journal.load().groups) == [0]
@@ -349,7 +349,6 @@ async def test_a_full_disk_pauses_and_the_same_entries_are_written_when_there_is
             index=0,
             token_ids=bytes(4000),
             logprobs=bytes(4000),
-            loss_mask=bytes(1000),
             spans=answer(1, 0).spans,
             finish="stop",
         )
@@ -360,13 +359,13 @@ async def test_a_full_disk_pauses_and_the_same_entries_are_written_when_there_is
         with file_size_limit(before + 5000 if full == "segment" else wal_bytes(tmp_path)):
             first = asyncio.create_task(journal.write(entries))
             await until_fault(journal)
-            assert (tmp_path / SEGMENTS / "00000000.rollouts").stat().st_size <= before + 9000
+            assert (tmp_path / SEGMENTS / "00000000.rollouts").stat().st_size <= before + 8000
             second = asyncio.create_task(journal.write(group(2)))
             await asyncio.sleep(0)
             assert not first.done()
             assert "free" in journal.fault
             assert str(tmp_path) in journal.fault
-            assert journal.pending_bytes == 9000 + 2 * 36
+            assert journal.pending_bytes == 8000 + 2 * 32
         await asyncio.gather(first, second)
         assert journal.fault == ""
         run = journal.load()
