@@ -76,6 +76,12 @@ class AlarmState(msgspec.Struct, frozen=True):
     recent: tuple[tuple[float, float, float], ...] = ()
 
 
+class ClaimState(msgspec.Struct, frozen=True):
+    """What audit/claims.py remembers likewise. `usual` are (staleness, usual distance in nats)."""
+
+    usual: tuple[tuple[int, float], ...] = ()
+
+
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
@@ -154,13 +160,15 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 
 class Trained(msgspec.Struct, frozen=True):
     """Figures of the step, by TRL's names where TRL has one. `saved_step` and `save_fault` as in Saved; a fault is told
-    once, here or there. An alarm whose reaction is "stop" asks the node to end the run."""
+    once, here or there. An alarm whose reaction is "stop" asks the node to end the run. `withheld`: of each sampler,
+    how many rollouts were not trained on because of their claims."""
 
     metrics: dict[str, float]
     seconds: float
     saved_step: int | None = None
     save_fault: str = ""
     alarms: tuple[Alarm, ...] = ()
+    withheld: dict[str, int] = {}
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True):

@@ -113,6 +113,7 @@ class Trainer:
             saved_step=saved.step,
             save_fault=saved.fault,
             alarms=alarms,
+            withheld=dict(self._update.withheld),
         )
 
     def _check_weights(self) -> None:
@@ -203,7 +204,8 @@ class Trainer:
         """Copy what a checkpoint holds; the copy is written while training goes on."""
         with self._channel.alive():
             self._saver.wait()
-        snapshot = take(self._learning, step=command.step, lineage=self._lineage, alarms=self._update.alarms.state)
+        alarms, claims = self._update.alarms.state, self._update.claims.state
+        snapshot = take(self._learning, step=command.step, lineage=self._lineage, alarms=alarms, claims=claims)
         if self._ranks.rank == 0:
             directory = Path(command.directory)
             self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, directory))
@@ -216,7 +218,7 @@ class Trainer:
 
     def _resume(self, directory: str) -> tuple[int, bytes]:
         state = restore(self._learning, Path(directory))
-        self._update.alarms.state = state.alarms
+        self._update.alarms.state, self._update.claims.state = state.alarms, state.claims
         return state.step, bytes.fromhex(state.lineage)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
+from swarm.audit.claims import Claim, Claims
 from swarm.errors import UserError
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
@@ -146,6 +147,10 @@ class Update:
         self._at = learning
         self._objective = OBJECTIVES[command.learning.objective]
         self.alarms = Alarms(command.alarms)
+        # In a rehearsal samplers have no model.
+        self.claims = Claims(math.inf) if command.rehearse_step_s else Claims()
+        self.withheld = Counter[str]()
+        """Rollouts of each sampler that the last step left out because of their claims."""
 
     def step(
         self, groups: Sequence[TrainGroup], step: int, compared: Sequence[Mismatch] = ()
@@ -159,9 +164,11 @@ class Update:
         if rows:
             rows = self._with_former_logprobs(rows)
             minibatches = torch.randperm(len(rows), generator=self._at.shuffle).chunk(self._command.minibatches)
+        claims: list[Claim] = []
         for number, places in enumerate(minibatches):
-            self._optimizer_step([rows[place] for place in places], sums, is_first=number == 0)
-        figures |= self._figures(sums, len(minibatches))
+            claims += self._optimizer_step([rows[place] for place in places], sums, is_first=number == 0)
+        self.withheld = self.claims.stepped(claims)
+        figures |= self._figures(sums, len(minibatches)) | {"rollouts_withheld": float(self.withheld.total())}
         return figures, self.alarms.stepped(figures, typical_mismatch(compared, rollouts=len(compared)))
 
     @torch.no_grad()
@@ -212,16 +219,19 @@ class Update:
         idle = micro_batches([without_weight(shortest)], self._command.compute, at.device) * missing
         return places, parts, idle
 
-    def _optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool) -> None:
+    def _optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool) -> list[Claim]:
         """Accumulate the gradient over micro-batches. It is divided by the tokens of the whole minibatch, so every
-        token counts the same however it is cut (DAPO's token-level loss)."""
+        token counts the same however it is cut (DAPO's token-level loss). Return what was read of all rows."""
         tokens = max(1.0, sum(float(row.mask.sum()) for row in rows))
         own: Sums = defaultdict(float)
         apart: dict[int, torch.Tensor] = {}
+        distances: dict[int, torch.Tensor] = {}
         places, parts, idle = self._share(rows)
         passes = [*parts, *idle]
         for number, part in enumerate(passes, start=1):
-            read = self._accumulate(part, tokens, own, is_last=number == len(passes))
+            read, distance = self._accumulate(part, tokens, own, is_last=number == len(passes))
+            if number <= len(parts):
+                distances |= {places[row]: one for row, one in zip(part.numbers, distance.cpu(), strict=True)}
             if is_first and number <= len(parts):
                 of_rows = _mismatch_sums(read, part, self.alarms.state.unchanged_steps)
                 apart |= {places[row]: both for row, both in of_rows.items()}
@@ -237,12 +247,13 @@ class Update:
             self._at.optimizer.step()
             found |= {"grad_norm": norm, "stepped": 1.0}
         self._at.optimizer.zero_grad(set_to_none=True)
-        if not math.isfinite(norm):
-            # Its sums are no more finite than its gradient, and would spoil the figures of the whole step.
-            return
-        sums["finite"] += 1
-        for name, value in found.items():
-            sums[name] += value
+        # The sums of what is not finite are no more finite than its gradient, and would spoil the whole step's figures.
+        if math.isfinite(norm):
+            sums["finite"] += 1
+            for name, value in found.items():
+                sums[name] += value
+        merged = self._at.ranks.merge(distances)
+        return [Claim(rows[place].sampler, rows[place].staleness, float(merged[place])) for place in sorted(merged)]
 
     def _compared(self, rows: Sequence[Row], own: dict[int, torch.Tensor]) -> list[Mismatch]:
         """The rows of all ranks that were drawn with the present weights; the same list on every rank."""
@@ -250,30 +261,35 @@ class Update:
         both = [(rows[place].sampler, *found[place].tolist()) for place in sorted(found)]
         return [Mismatch(sampler=sampler, nats=nats, tokens=tokens) for sampler, nats, tokens in both if tokens]
 
-    def _accumulate(self, part: MicroBatch, tokens: float, sums: Sums, *, is_last: bool) -> TokenFigures:
-        """Forward and backward of one micro-batch; what the forward pass gave."""
+    def _accumulate(
+        self, part: MicroBatch, tokens: float, sums: Sums, *, is_last: bool
+    ) -> tuple[TokenFigures, torch.Tensor]:
+        """Forward and backward of one micro-batch, without rollouts that are not believed; what the forward pass gave,
+        and how far the claims of each row are from that."""
         rules = self._command.learning
         read = self._at.policy.read(part)
+        distances, believed = _believed(read, part, self.claims)
+        mask = part.mask * believed
         found = self._objective.formula(
             Tokens(
                 logprobs=read.logprobs,
                 behaviour=part.behaviour,
                 advantages=part.advantages,
-                mask=part.mask,
+                mask=mask,
                 proximal=part.proximal,
             ),
             rules,
         )
-        losses, figures = found.loss * part.mask, found.figures
+        losses, figures = found.loss * mask, found.figures
         if part.reference is not None:
-            kl = kl_to_reference(read.logprobs, part.reference, part.mask)
+            kl = kl_to_reference(read.logprobs, part.reference, mask)
             losses, figures = losses + rules.kl_weight * kl, figures | {"kl": kl.sum()}
         loss = losses.sum() / tokens
         self._at.ranks.backward(loss, self._at.policy.module, is_last=is_last)
-        figures |= {"loss": loss, "tokens": part.mask.sum(), "entropy": (read.entropy * part.mask).sum()}
+        figures |= {"loss": loss, "tokens": mask.sum(), "entropy": (read.entropy * mask).sum()}
         for name, value in figures.items():
             sums[name] += float(value.detach())
-        return read
+        return read, distances
 
     def _figures(self, sums: Sums, minibatches: int) -> dict[str, float]:
         steps = sums.pop("stepped", 0.0)
@@ -330,6 +346,19 @@ def _mismatch_figure(compared: Sequence[Mismatch]) -> dict[str, float]:
     """The mean over all tokens, if there are any."""
     tokens = sum(one.tokens for one in compared)
     return {"mismatch_kl": sum(one.nats for one in compared) / tokens} if tokens else {}
+
+
+@torch.no_grad()
+def _believed(read: TokenFigures, part: MicroBatch, claims: Claims) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distance of each row's claims, and for each token 0 if its row's is beyond the limit, else 1."""
+    counts = torch.tensor(part.counts, device=part.mask.device)
+    rows = torch.arange(len(counts), device=part.mask.device).repeat_interleave(counts)
+    off = (read.logprobs - part.behaviour).abs()
+    distances = torch.zeros(len(counts), device=off.device).index_add_(0, rows, off) / counts
+    ages, of_tokens = part.staleness.unique(return_inverse=True)
+    limits = torch.tensor([claims.limit(int(age)) for age in ages.tolist()], device=off.device)
+    # What is not a number is left to the alarms: weights are to blame for it.
+    return distances, (~(distances[rows] > limits[of_tokens])).to(part.mask.dtype)
 
 
 @torch.no_grad()

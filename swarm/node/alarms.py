@@ -27,6 +27,7 @@ from swarm.tasks.rewards import CORRECTNESS, without_thoughts
 from swarm.types import Rollout, Score
 
 SAY_AGAIN_STEPS = 20  # Steps before an alarm of the same kind and reaction gets another line
+MAX_WITHHELD = 1024  # Samplers whose withheld rollouts are counted, those first noticed: keys cost nothing to make
 
 FLAT_STEPS, FLAT_GROUPS = 5, 64
 """A policy that is right once in a hundred samples, in groups of eight, has 64 groups in a row without variance only
@@ -188,6 +189,23 @@ class AlarmLog:
         """The event of the last alarm, without completions."""
         self.stopped_by = ""
         """Why the run must end; "" if it need not."""
+        self.withheld: dict[str, int] = {}
+        """How many rollouts of each sampler were not trained on because of their claims."""
+
+    def doubted(self, withheld: Mapping[str, int], *, step: int) -> None:
+        """Report whose rollouts learner step `step` has left out, and how many; each sampler gets one line."""
+        if not withheld:
+            return
+        self._emit("withheld", step=step, rollouts=dict(withheld))
+        for node, count in withheld.items():
+            if node in self.withheld:
+                self.withheld[node] += count
+            elif len(self.withheld) < MAX_WITHHELD:
+                self.withheld[node] = count
+                self._say(
+                    f"step {step}: {count} rollouts of sampler {node} are not trained on: the log-probs that it claims "
+                    "are too far from the learner's own"
+                )
 
     def told(self, alarms: Sequence[Alarm], *, step: int) -> bool:
         """Report the alarms of learner step `step`, each as an event. Return whether the run must end."""

@@ -116,6 +116,7 @@ class Steps:
                 self._record(batch, step, trained)
                 self._look(batch, trained.metrics)
                 await unless_stopped(self._stop, publishing)
+                self._alarms.doubted(trained.withheld, step=self.step)
                 if self._alarms.told(trained.alarms, step=self.step) or self._stop.is_set():
                     return
                 if self._is_for_publication():
@@ -219,6 +220,7 @@ class Steps:
             "metrics": self.last,
             "alarm": self._alarms.last,
             "stopped_by": self._alarms.stopped_by,
+            "rollouts_withheld": self._alarms.withheld,
         }
 
     # -- waiting ---------------------------------------------------------------------------------------------

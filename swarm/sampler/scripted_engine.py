@@ -32,7 +32,7 @@ from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.weights import wrong_tensor
 from swarm.types import Span, VersionId
 
-LOGPROB = -1.0  # Reported for every token
+LOGPROB = -2.6  # Reported for every token: near that of the untrained tiny model, so that a learner trains on it
 TOO_SLOW = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
 
 

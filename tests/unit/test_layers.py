@@ -24,6 +24,7 @@ CORES = (
     "swarm.rollout.intake",
     "swarm.capacity",
     "swarm.learner.alarms",
+    "swarm.audit",
     "swarm.simulate",
 )
 """Rooms, and single modules of others."""

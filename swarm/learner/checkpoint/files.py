@@ -25,7 +25,7 @@ from blake3 import blake3
 
 from swarm.broadcast.store.disk import require_room
 from swarm.errors import UserError
-from swarm.learner.messages import AlarmState
+from swarm.learner.messages import AlarmState, ClaimState
 
 PARTIAL = ".partial"  # Ends the name of a directory that is being written, or being removed
 LOCK = ".lock"  # File under the root that is locked; a directory itself cannot be locked everywhere (NFS)
@@ -45,12 +45,13 @@ class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TrainerState(msgspec.Struct, frozen=True):
     """trainer.json: learner steps taken, the digest (hexadecimal) of all their batches, the size of the model, and what
-    the alarms remember, which old checkpoints lack."""
+    alarms and the audit of claims remember, which old checkpoints lack."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     lineage: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
     parameters: int
     alarms: AlarmState = AlarmState()
+    claims: ClaimState = ClaimState()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

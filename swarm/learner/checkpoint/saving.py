@@ -23,7 +23,7 @@ from swarm.errors import UserError
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
 from swarm.learner.checkpoint.model_files import save_model, stream_tensors
 from swarm.learner.device import TORCH_DTYPES, stream_dtype
-from swarm.learner.messages import AlarmState, Saved
+from swarm.learner.messages import AlarmState, ClaimState, Saved
 from swarm.learner.ranks import Ranks
 
 ADAM_KINDS = ("exp_avg", "exp_avg_sq", "step")  # The state of torch's AdamW, without amsgrad
@@ -49,14 +49,27 @@ class Snapshot:
     state: TrainerState
 
 
-def take(parts: Parts, *, step: int, lineage: bytes, alarms: AlarmState | None = None) -> Snapshot:
+def take(
+    parts: Parts,
+    *,
+    step: int,
+    lineage: bytes,
+    alarms: AlarmState | None = None,
+    claims: ClaimState | None = None,
+) -> Snapshot:
     copies: dict[str, torch.Tensor] = {}
     for name, tensor in {**_weights(parts.model), **_moments(parts), **_generators(parts)}.items():
         copy = parts.ranks.copy_whole(tensor)
         if copy is not None:
             copies[name] = copy
         parts.progress()
-    state = TrainerState(step=step, lineage=lineage.hex(), parameters=_size(parts.model), alarms=alarms or AlarmState())
+    state = TrainerState(
+        step=step,
+        lineage=lineage.hex(),
+        parameters=_size(parts.model),
+        alarms=alarms or AlarmState(),
+        claims=claims or ClaimState(),
+    )
     return Snapshot(tensors=copies, state=state)
 
 

@@ -280,6 +280,33 @@ def test_one_liar_whose_claims_are_most_tokens_stops_nothing(tmp_path: Path) -> 
         assert done.metrics["optimizer_steps"] == 1
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_rollouts_with_invented_claims_move_nothing(tmp_path: Path, minibatches: int) -> None:
+    """Whatever they claim, as long as it is far off; the same rollouts with true claims do."""
+    ends: list[torch.Tensor] = []
+    for shift in (-2.2, 9.0, 0.0):
+        trainer = trainer_in(tmp_path / str(shift), minibatches=minibatches)
+        honest = [agreed(trainer, [1.0, 0.0, 0.0, 0.0], samplers="abca") for _ in range(2)]
+        lying = agreed(trainer, [1.0, 0.0, 0.0, 0.0], shift=shift, samplers="zzzz")
+        done = trainer.step(Train(step=0, groups=(*honest, lying)))
+        assert done.withheld == ({"z": 4} if shift else {})
+        assert done.metrics["rollouts_withheld"] == (4 if shift else 0)
+        assert done.metrics["optimizer_steps"] == minibatches
+        ends.append(weights(trainer))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
+def test_what_is_usual_is_kept_over_a_checkpoint(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    trainer.step(Train(step=0, groups=(agreed(trainer, [1.0, 0.0], staleness=3, shift=0.7),)))
+    trainer.save(Save(directory=str(tmp_path / "step-000001"), step=1))
+    trainer.flush()
+    again = trainer_in(tmp_path / "again", resume=tmp_path / "step-000001")
+    assert again._update.claims.state == trainer._update.claims.state
+    assert again._update.claims.limit(3) == pytest.approx(6 * 0.7, rel=1e-3)
+
+
 def test_a_policy_that_collapses_gets_a_lower_learning_rate_and_keeps_it_over_a_checkpoint(tmp_path: Path) -> None:
     """A hundred times the usual learning rate, on one batch whose reward cannot rise."""
     trainer = trainer_in(tmp_path, learning_rate=1e-1)

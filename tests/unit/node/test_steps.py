@@ -78,6 +78,7 @@ class Training:
         self.held = directory / "held.bin"
         self.layout = LAYOUT
         self.alarms: tuple[Alarm, ...] = ()
+        self.withheld: dict[str, int] = {}
         self.figures = {"reward": 0.5}
         self.save_fault = ""
         self.saved_step: int | None = None
@@ -93,7 +94,7 @@ class Training:
 
     async def train(self, groups: object) -> Trained:
         self.step += 1
-        return Trained(metrics=self.figures, seconds=0.0, alarms=self.alarms)
+        return Trained(metrics=self.figures, seconds=0.0, alarms=self.alarms, withheld=self.withheld)
 
 
 class BrokenJournal(ListJournal):
@@ -357,6 +358,21 @@ async def test_an_alarm_that_stops_the_run_ends_it_in_good_order(tmp_path: Path,
         "step": 1,
         "text": "they disagree",
     }
+
+
+async def test_it_is_said_whose_rollouts_are_withheld_once_and_counted_always(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
+    loop.rollouts.batches = [[answered()] for _ in range(3)]
+    loop.publication.newest = v(3)
+    loop.training.withheld = {"z": 4}
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.starved.wait()
+    running.cancel()
+    assert loop.steps.status()["rollouts_withheld"] == {"z": 12}
+    assert sum("sampler z are not trained on" in line for line in loop.said) == 1
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    withheld = [(one["step"], one["rollouts"]) for one in events if one["kind"] == "withheld"]
+    assert withheld == [(step, {"z": 4}) for step in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("rehearsal", [{}, {"rehearse_step_s": 0.001}])

@@ -1,0 +1,1 @@
+"""Whether samplers did what they were asked to: pure, fed by the learner with what it computes."""
