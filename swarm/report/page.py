@@ -105,7 +105,7 @@ def _standing(found: Figures, now: float) -> str:
 def _tiles(found: Figures, journaled: Journaled) -> str:
     held_out = found.evaluated.get("exact_match")
     best = max(held_out.values) if held_out is not None and held_out.values else None
-    mean, seen = (found.columns.get(f"staleness/{name}") for name in ("mean", "max"))
+    mean, seen, withheld = map(found.columns.get, ("staleness/mean", "staleness/max", "rollouts_withheld"))
     tiles = [
         ("held-out, last", shown(held_out.last if held_out is not None else None)),
         ("held-out, best", shown(best)),
@@ -115,6 +115,7 @@ def _tiles(found: Figures, journaled: Journaled) -> str:
         ("versions published", str(journaled.versions)),
         ("learner idle, last", shown(found.last("idle_share"))),
         ("rollouts accepted", shown(found.last("rollouts_accepted"))),
+        ("rollouts withheld", shown(sum(withheld.values) if withheld else None)),
         ("cost", shown(found.last("cost_total"))),
     ]
     rows = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in tiles)

@@ -115,6 +115,7 @@ def _learner_figures(status: dict[str, Any]) -> Figures:
         ("accepted", f"{accepted:,} rollouts" if accepted else ""),
         ("of all nodes", f"{status['rollouts_per_s']:.4g} rollouts/s" if accepted else ""),
         ("dropped", _counts(status.get("rollouts_dropped"))),
+        ("withheld", _withheld(status.get("rollouts_withheld"))),
         ("train step", _value(metrics.get("train_step_s"), "{:.2f} s")),
         ("time to install", _value(status["broadcast_s"], "{:.2f} s")),
         ("learner idle", _value(capacity["idle_share"], "{:.1%}")),
@@ -258,6 +259,14 @@ def _clean(words: str) -> str:
 
 def _counts(counts: dict[str, int] | None) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in (counts or {}).items())
+
+
+def _withheld(counts: dict[str, int] | None) -> str:
+    """By far the most are one liar's, if there is one."""
+    if not counts:
+        return ""
+    worst = max(counts, key=counts.__getitem__)
+    return f"{sum(counts.values()):,} rollouts, {counts[worst]:,} of {worst}"
 
 
 def _count(count: int, what: str) -> str:

@@ -185,6 +185,12 @@ def test_every_figure_is_drawn_once_and_too_many_names_are_not_read(tmp_path: Pa
     assert len(read_figures(many).columns) == MAX_NAMES
 
 
+def test_rollouts_that_were_withheld_are_added_up(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    log_steps(run_dir, 10, rollouts_withheld=lambda step: 3.0)
+    assert "<dt>rollouts withheld</dt><dd>30</dd>" in report_of(run_dir)
+
+
 def test_the_bound_is_drawn_as_it_was_set(tmp_path: Path) -> None:
     run_dir = run_in(tmp_path / "run", max_staleness=2)
     log_steps(run_dir, 10, **{"staleness/mean": lambda s: 1.0, "staleness/max": lambda s: 2.0})

@@ -118,6 +118,9 @@ def test_a_running_learner_shows_its_figures(running: dict[str, Any]) -> None:
     ):
         assert part in line
     assert "\n" not in line
+    assert "withheld" not in line
+    doubted = plain_line({**running, "rollouts_withheld": {"a" * 32: 3, "b" * 32: 1200}})
+    assert "withheld 1,203 rollouts, 1,200 of " + "b" * 32 in doubted
 
 
 @pytest.mark.parametrize("width", [40, 60, 78])
