@@ -211,6 +211,7 @@ class Receiver:
         self._target: HeldVersion | None = None
         self._progress = Progress(self._transfers)
         self._behind_since: float | None = None
+        self._said = ""  # why it cannot catch up: a learner may be away for hours, and this node tries every second
         self.store: VersionStore | None = None
         self.weights: WeightMap | None = None
         self._steady = asyncio.Lock()
@@ -531,8 +532,10 @@ class Receiver:
             self._behind_since = None
             self._progress.note_time(self._target.head.version, "complete_s")
         except (PeerUnreachable, ProtocolError) as fault:
-            if not patient:
-                self._say(f"cannot catch up with version {self._target.head.version} yet: {fault}")
+            words = f"cannot catch up with version {self._target.head.version} yet: {fault}"
+            if not patient and words != self._said:
+                self._said = words
+                self._say(words)
             await asyncio.sleep(RETRY_S)
         await self._tell()
 

@@ -60,12 +60,20 @@ def test_a_sampler_that_joins_while_the_learner_is_away_gets_the_newest_version_
     relay = swarm.relay(learner.url(), "--lan", name="relay")
     early = swarm.scripted(learner.url(), "--lan", name="early")
     eventually(lambda: newer(relay.status().get("map"), "0.1"), relay, "it holds a version that was trained")
-    learner.kill()
+    # Without a sampler the learner comes to rest. A version that was on its way would have parts that nobody gives.
     early.kill()
+    eventually(lambda: at_rest(learner, relay), learner, "it waits for rollouts, and the relay has its version")
+    learner.kill()
     late = swarm.scripted(relay.url(), "--lan", name="late")
     held = relay.status()["map"]
     eventually(lambda: late.status().get("map") == held, late, "it holds what the relay holds")
     assert relay.status()["map"] == held
+
+
+def at_rest(learner: Node, relay: Node) -> bool:
+    status = learner.status()
+    newest = f"0.{status['step']}"
+    return status["groups_ready"] < 4 and [status["version"], relay.status().get("map")] == [newest, newest]
 
 
 def newer(found: str | None, than: str) -> bool:

@@ -9,11 +9,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from swarm.broadcast import neighbours
-from swarm.broadcast.catchup import Download, Piece
+from swarm.broadcast.catchup import Download, Piece, catch_up
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning
 from swarm.broadcast.mesh.forwarder import Forwarder
@@ -154,7 +155,8 @@ class Hearer:
             random=Random(1),
         )
         self.pool = ThreadPoolExecutor(2)
-        self.receiver = Receiver(directory, KEY.public_bytes, station, pool=self.pool, say=lambda line: None, base=base)
+        self.said: list[str] = []
+        self.receiver = Receiver(directory, KEY.public_bytes, station, pool=self.pool, say=self.said.append, base=base)
 
     def announce(self, held: HeldVersion) -> None:
         version, table = held.head.version, held.table_bytes
@@ -285,6 +287,29 @@ async def test_little_that_is_not_in_the_base_model_is_asked_for(tmp_path: Path)
         assert weights is not None
         await until(lambda: len(weights.lacking(first.table)) == 1 and hearer.receiver._behind_since is not None)
         assert hearer.part_in(first) is None
+
+
+async def test_why_it_cannot_catch_up_is_said_once_however_often_it_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+
+    async def counted(*given: Any, **named: Any) -> None:
+        nonlocal tries
+        tries += 1
+        await catch_up(*given, **named)
+
+    monkeypatch.setattr("swarm.broadcast.receiver.catch_up", counted)
+    monkeypatch.setattr("swarm.broadcast.receiver.PATIENCE_S", 0.0)
+    monkeypatch.setattr("swarm.broadcast.receiver.RETRY_S", 0.001)
+    found, first = await with_base(tmp_path, Publisher(tmp_path / "learner"), wrong=slice(70_000, 70_001))
+    async with running(found) as hearer:
+        hearer.list(LISTED)
+        hearer.announce(first)
+        await until(lambda: tries >= 4)
+        assert [line for line in hearer.said if "cannot catch up" in line] == [
+            "cannot catch up with version 0.0 yet: nobody gives the last 1 regions of version 0.0"
+        ]
 
 
 async def test_a_version_that_is_mostly_not_in_the_base_model_is_streamed(tmp_path: Path) -> None:
