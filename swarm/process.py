@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,9 +34,18 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+import swarm
 from swarm.errors import ChildFailed, UserError
 
 SOCKET_VARIABLE = "ECHO_NODE_CHILD_SOCKET"
+
+INHERITED = (
+    *("PATH", "HOME", "USER", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT"),
+    *("PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "XDG_CACHE_HOME"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
+)
+"""Environment variables that a reward or an engine gets from the node; others may hold secrets."""
 
 FRAME_BYTES = 1 << 30  # Only catches a broken stream: 8,192 rollouts of 8,192 tokens are 600 MB
 START_S = 120.0  # Longest wait for a child to import libraries and connect: four at once took 7 s
@@ -74,7 +83,8 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Child:
-    """The parent's end. It runs `python -m module arguments`; `name` appears in messages."""
+    """The parent's end. It runs `python -m module arguments`; `name` appears in messages. `environment`
+    makes the child's of the node's."""
 
     def __init__(
         self,
@@ -84,6 +94,7 @@ class Child:
         log: Path,
         hang_s: float,
         start_s: float = START_S,
+        environment: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.name = name
@@ -92,6 +103,7 @@ class Child:
         self._log = log
         self._hang_s = hang_s
         self._start_s = start_s
+        self._environment = environment
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -117,7 +129,7 @@ class Child:
 
             server = await asyncio.start_unix_server(accept, path)
             try:
-                await self._spawn({**os.environ, SOCKET_VARIABLE: path})
+                await self._spawn({**self._environment(os.environ), SOCKET_VARIABLE: path})
                 assert self._process is not None
                 ended = asyncio.ensure_future(self._process.wait())
                 waits: set[asyncio.Future[Any]] = {connected, ended}
@@ -376,6 +388,31 @@ class NoParent(ChildChannel):
     def progress(self) -> None: ...
 
     def tell(self, line: str) -> None: ...
+
+
+def clean_environment(given: Mapping[str, str], prefixes: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the environment of a process that is not to know what the node knows: of `given` the names in INHERITED,
+    and those with one of `prefixes` that do not end like a secret's. PYTHONPATH leads to this package."""
+    kept = {
+        name: value
+        for name, value in given.items()
+        if name in INHERITED or (name.startswith(prefixes) and not name.endswith(("_KEY", "_TOKEN", "_SECRET")))
+    }
+    package = str(Path(swarm.__file__).absolute().parent.parent)
+    kept["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [kept.get("PYTHONPATH")])])
+    return kept
+
+
+def limit_memory(nbytes: int) -> None:
+    """Limit this process's own memory, on Linux alone."""
+    if sys.platform == "linux":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = nbytes if most == resource.RLIM_INFINITY else min(nbytes, most)
+        # Not RLIMIT_AS: a file that is mapped takes addresses and no memory of its own.
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 async def in_thread(work: Callable[[], R]) -> R:

@@ -33,7 +33,12 @@ Role = Literal["learner", "sampler", "relay"]
 Purpose = Literal["train", "eval"]
 Finish = Literal["stop", "length", "failed"]
 RewardFailure = Literal["zero", "redraw", "stop"]  # What happens to a completion whose reward failed
-Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "overloaded"]
+Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "barred", "overloaded"]
+
+
+def printable(words: str) -> str:
+    """Return the words of others for a terminal or a log: one line, without escapes or marks that reverse it."""
+    return "".join(c if c.isprintable() else "?" for c in words)
 
 
 class VersionId(Message, frozen=True, order=True):

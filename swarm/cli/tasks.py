@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm.errors import UserError
+from swarm.types import printable
 
 if TYPE_CHECKING:
     from swarm.node.prompts import Prompts
@@ -99,7 +100,7 @@ def _show(prompt: Prompt, reader: Prompts | None) -> None:
     else:
         text = prompt.text
     cut = f"\n... {len(text) - MAX_SHOWN:,} characters more" if len(text) > MAX_SHOWN else ""
-    typer.echo("\n".join(f"  | {line}" for line in (text[:MAX_SHOWN] + cut).splitlines()))
+    typer.echo("\n".join(f"  | {printable(line)}" for line in (text[:MAX_SHOWN] + cut).splitlines()))
     typer.echo(f"  answer: {_shown(prompt.answer)}")
 
 

@@ -36,7 +36,7 @@ from swarm.net.sessions import (
 )
 from swarm.net.signing import SigningKey
 from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
-from swarm.types import Address, NodeId
+from swarm.types import Address, NodeId, printable
 
 SESSION_PATH = "/v1/session"
 SESSION_S = 10.0  # Time limit for opening a session: two round trips and two signatures
@@ -355,8 +355,7 @@ def _upgrade_line(spoken: str | None) -> str:
 
 async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
     said = (await answer.content.read(500)).decode(errors="replace").strip()
-    # The text may be shown on a terminal.
-    text = "".join(c if c.isprintable() else "?" for c in said)
+    text = printable(said)
     if answer.status == 426:
         theirs = answer.headers.get(PROTOCOL_HEADER, "")
         return other_protocol(peer, int(theirs)) if NUMBER.fullmatch(theirs) else OtherProtocol(f"{peer}: {text}")

@@ -19,6 +19,7 @@ from cryptography.x509.oid import NameOID
 from swarm.errors import UserError
 from swarm.net.signing import SigningKey
 
+SECRETS = ("node.key", "tls.pem")  # Files that no other process has to read
 MAX_DEFAULT_STATES = 64  # Nodes of one role, user and machine that share the default directories
 MAX_GENERATION = 65_535  # Starts of one identity: enough for 179 years of daily starts, and a record stays short
 VALID_FROM = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)

@@ -12,6 +12,7 @@ from swarm.broadcast.receiver import Receiver
 from swarm.errors import ChildFailed, EchoError, ProtocolError, first_fault
 from swarm.gossip.records import Profile
 from swarm.node.bootstrap import Greeting
+from swarm.node.identity import SECRETS
 from swarm.node.joining import JoiningNode, unless_stopped
 from swarm.node.link import LearnerLink, SwarmChanged
 from swarm.rollout.client import SUBMIT_PATH, RolloutClient
@@ -128,7 +129,10 @@ class SamplerNode(JoiningNode):
         """Work for the learner with one engine, which starts while the node looks for the learner. Return True if the
         run is over."""
         engine = self._engine = EngineWorker(
-            self._directory, kind=self._chosen.kind, options=self._config.engine_options
+            self._directory,
+            kind=self._chosen.kind,
+            options=self._config.engine_options,
+            secrets=[self._directory / name for name in SECRETS],
         )
         launch = asyncio.create_task(engine.launch())
         try:

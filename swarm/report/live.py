@@ -20,6 +20,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from swarm.report.terminal import live_view, plain_line
+from swarm.types import printable
 
 FRAME_S = 0.25  # Between two frames, and the time until a resize is seen
 LOOK_S = 0.5  # Between two looks at the status of this process, at least
@@ -60,9 +61,9 @@ class LiveView:
 
     def say(self, line: str) -> None:
         if self.is_live and not self._closing.is_set():
-            self._lines.append("".join(c if c.isprintable() else "?" for c in line))
+            self._lines.append(printable(line))
         else:
-            print(line, file=self._file, flush=True)
+            print(printable(line), file=self._file, flush=True)
 
     def update(self, status: dict[str, Any] | None) -> None:
         """Show this status of the learner from now on. While it does not answer (None), its last status stays."""

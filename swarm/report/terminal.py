@@ -14,6 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from swarm.types import printable
+
 ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
 NAME_WIDTH, VALUE_WIDTH = 15, 18  # Columns of a figure's name and value: two pairs fit into the live view
 Figures = list[tuple[str, str]]
@@ -52,8 +54,8 @@ def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: in
             )
             parts += [Text(), curve, Text()]
         parts.append(ProgressBar(total=status["steps"], completed=status["step"], width=max(20, width - 6)))
-    state = _clean(status["state"]) if status is not None else "starting"
-    return Panel(Group(*parts), title=f"{title} · {state}", width=width)
+    state = printable(status["state"]) if status is not None else "starting"
+    return Panel(Group(*parts), title=Text(f"{title} · {state}"), width=width)
 
 
 def plain_line(status: dict[str, Any] | None) -> str:
@@ -62,7 +64,7 @@ def plain_line(status: dict[str, Any] | None) -> str:
     waits = waiting_for(status) if status is None or status["role"] == "learner" else ""
     known = figures(status) if status is not None else []
     words = [state, *([f"waiting for {waits}"] if waits else []), *(f"{name} {value}" for name, value in known)]
-    return _clean("  ".join(words))
+    return printable("  ".join(words))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -245,16 +247,12 @@ def _grid(pairs: Figures, width: int) -> Table:
 
 
 def _line(words: str, style: str = "") -> Text:
-    return Text(_clean(words), style=style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(words), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _text(words: str) -> Text:
     """A remote node's words, without markup and control characters."""
-    return Text(_clean(words))
-
-
-def _clean(words: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in words)
+    return Text(printable(words))
 
 
 def _counts(counts: dict[str, int] | None) -> str:

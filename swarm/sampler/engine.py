@@ -55,7 +55,8 @@ class Started(msgspec.Struct, frozen=True):
 
     `places` samples fit side by side, each of up to `context_tokens` with its prompt (0: no known limit), from a
     vocabulary of `vocab_size`. A `lockstep` engine starts and ends them together, answers one `Generate` at a time, and
-    installs between two; another engine starts each sample on its own and installs beneath running ones.
+    installs between two; another engine starts each sample on its own and installs beneath running ones. `exposed` says
+    what its process could do to this machine, for want of a sandbox.
     """
 
     engine: str
@@ -67,6 +68,7 @@ class Started(msgspec.Struct, frozen=True):
     context_tokens: int = 0
     vocab_size: int = 1
     lockstep: bool = True
+    exposed: str = ""
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):

@@ -7,15 +7,20 @@ import sys
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
-from swarm.process import ChildChannel
+from swarm.process import ChildChannel, limit_memory
+from swarm.sampler.confine import STACKS_BYTES, confine, has_gpu
 from swarm.sampler.engine import Command, Engine, Generate, Install, Start
 
 
 def main() -> None:
+    kind, *secrets = sys.argv[1:]
+    # Before a library is loaded or a thread started: neither could be taken along.
+    exposed = confine(secrets, needs_loopback=kind == "vllm")
     # Connect before loading the libraries, so that the node soon knows that we run.
     channel = ChildChannel()
-    serve(_make(sys.argv[1]), channel)
+    serve(_make(kind), channel, exposed)
 
 
 def _make(kind: str) -> Callable[[], Engine]:
@@ -35,7 +40,7 @@ def _make(kind: str) -> Callable[[], Engine]:
     raise ValueError(f"no engine is called {kind}")
 
 
-def serve(make: Callable[[], Engine], channel: ChildChannel) -> None:
+def serve(make: Callable[[], Engine], channel: ChildChannel, exposed: str = "") -> None:
     """Answer the node's commands with the engine that `make` builds, until the node goes."""
 
     async def run() -> None:
@@ -44,7 +49,8 @@ def serve(make: Callable[[], Engine], channel: ChildChannel) -> None:
         async def handle(command: Command) -> msgspec.Struct:
             match command:
                 case Start():
-                    return await engine.start(command, channel.progress)
+                    _limit_memory(command.options.device, is_model=sys.argv[1:2] != ["scripted"])
+                    return replace(await engine.start(command, channel.progress), exposed=exposed)
                 case Install():
                     return await engine.install(command, channel.progress)
                 case Generate():
@@ -53,6 +59,15 @@ def serve(make: Callable[[], Engine], channel: ChildChannel) -> None:
         await channel.serve_side_by_side(Command, handle)
 
     asyncio.run(run())
+
+
+def _limit_memory(device: str, *, is_model: bool) -> None:
+    """Have an engine on the CPU fail before this machine runs out of memory. A GPU's driver maps what it never takes,
+    so there the model's own check has to do."""
+    if is_model and (device == "cpu" or not has_gpu()):
+        from swarm.learner.device import free_host_bytes
+
+        limit_memory(free_host_bytes() + STACKS_BYTES)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,13 @@ they came.
 
 from __future__ import annotations
 
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.initialization import no_init_weights
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.sampler.weights import check_coverage, mapped_tensors
+from swarm.sampler.weights import Room, build_model, mapped_tensors
 
 PROBE_TOKENS = 32  # Enough for every layer to mix positions; a prefill of one block
 FLOAT32_ERROR = 1e-4
@@ -66,13 +63,10 @@ class Expected:
 
 
 class Reference:
-    """The model of `directory` without weights. Raise WrongWeights if its tensors do not match `layout`."""
+    """The model of `directory` without weights, as `build_model` makes it."""
 
-    def __init__(self, directory: str, layout: Layout) -> None:
-        config = AutoConfig.from_pretrained(Path(directory))
-        with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        check_coverage(model.state_dict(), layout)
+    def __init__(self, directory: str, layout: Layout, room: Room = lambda nbytes: None) -> None:
+        model = build_model(directory, layout, torch.float32, room)
         self._layout = layout
         self._model = model.eval()
         self._weights: dict[str, torch.Tensor] = {}

@@ -30,7 +30,7 @@ from swarm.rollout.messages import DroppedRollouts, Offer, RolloutVerdict
 from swarm.sampler.feeding import Feed, feed_of
 from swarm.sampler.spool import Spool, SpooledAnswer
 from swarm.sampler.worker import EngineWorker, ProofFailed
-from swarm.types import VersionId
+from swarm.types import VersionId, printable
 
 SAID_AGAIN_S = 60.0  # Shortest time between two lines: a run that drops some in each step must not fill the terminal
 
@@ -46,8 +46,7 @@ class Drops:
     def hear(self, told: Iterable[DroppedRollouts], *, now: float) -> str | None:
         """Take the newest counts. Return a line for the terminal if they grew since the last line, at most one per
         SAID_AGAIN_S. `now` is in monotonic seconds."""
-        # The reasons are shown on a terminal, so only printable characters pass.
-        self.counts = {"".join(c if c.isprintable() else "?" for c in one.reason): one.rollouts for one in told}
+        self.counts = {printable(one.reason): one.rollouts for one in told}
         # A restarted learner counts from zero.
         self._said = {reason: min(count, self.counts.get(reason, 0)) for reason, count in self._said.items()}
         grown = {reason: count - self._said.get(reason, 0) for reason, count in sorted(self.counts.items())}
@@ -69,10 +68,12 @@ AGAIN_S = 1.0  # Pause before reading unreadable weights again: a catch-up repai
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStatus:
-    """What the node shows of itself. `standby` says why it waits in reserve, or is ""."""
+    """What the node shows of itself. `standby` says why it waits in reserve, or is "";
+    `exposed` what its engine's process could do, as was said once."""
 
     state: str = "starting"
     standby: str = ""
+    exposed: str = ""
     verdicts: Counter[str] = field(default_factory=Counter)
     drops: Drops = field(default_factory=Drops)
 
@@ -184,6 +185,9 @@ class Session:
         at_once = f"{started.places} sample{'' if started.places == 1 else 's'} at once"
         longest = f", of {started.context_tokens} tokens at most" if started.context_tokens else ""
         self._say(f"engine: {started.engine} on {started.device} in {started.dtype}, {at_once}{longest}")
+        if started.exposed and started.exposed != self._status.exposed:
+            self._say(started.exposed)
+        self._status.exposed = started.exposed
         trial = await self._engine.try_out(layout)
         if trial is not None:
             self._say(f"it draws {trial.tokens_per_s:.3g} tokens/s with all places filled")

@@ -7,8 +7,8 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,15 +16,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.initialization import no_init_weights
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
@@ -48,7 +45,7 @@ from swarm.sampler.engine import (
     Told,
 )
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.weights import check_coverage, mapped_tensors, wrong_tensor
+from swarm.sampler.weights import build_model, mapped_tensors, require_room, wrong_tensor
 from swarm.types import Finish, Span, VersionId
 
 CPU_SHARE = 0.5  # Of the available memory on a machine without a GPU: its owner wants to go on working
@@ -78,20 +75,17 @@ class TransformersEngine:
                 "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
                 "choose --dtype bfloat16 or float32"
             )
-        config = AutoConfig.from_pretrained(Path(command.directory))
-        with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        # Only from_pretrained ties the embeddings by itself; an untied head would keep random weights.
-        model.tie_weights()
+        room = partial(require_room, *_free(device), advice="--dtype bfloat16 takes half of float32")
+        model = build_model(command.directory, command.layout, dtype, room)
         model.to(device).eval()
         # The model's own defaults (such as a repetition penalty) would distort the distribution that the lease asks
         # for.
         model.generation_config = GenerationConfig()
         if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
-        check_coverage(model.state_dict(), command.layout)
         self._model, self._layout, self._directory = model, command.layout, command.directory
-        shape, context_tokens = shape_of(model), getattr(config.get_text_config(), "max_position_embeddings", None) or 0
+        config, shape = model.config, shape_of(model)
+        context_tokens = getattr(config.get_text_config(), "max_position_embeddings", None) or 0
         return Started(
             engine="transformers",
             device=str(device),
@@ -265,14 +259,19 @@ class StopsRows(StoppingCriteria):
 
 def _places(options: EngineOptions, shape: Shape, context_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
     """Return how many of the requested samples fit beside the model; a batch holds all of them to its end."""
-    if device.type == "cuda":
-        free_bytes, share = torch.cuda.mem_get_info(device)[0], options.gpu_memory_share
-    else:
-        free_bytes, share = free_host_bytes(), CPU_SHARE
+    free_bytes, _ = _free(device)
+    share = options.gpu_memory_share if device.type == "cuda" else CPU_SHARE
     tokens = options.max_model_len or ASSUMED_SAMPLE_TOKENS
     one_bytes = sample_bytes(shape, min(tokens, context_tokens or tokens), dtype.itemsize)
     # At least one, since most samples stay below their limit.
     return max(1, min(options.places, int(free_bytes * share) // one_bytes))
+
+
+def _free(device: torch.device) -> tuple[int, str]:
+    """Return how many bytes are free where a model will run, and a name for that place."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]), f"the GPU ({device})"
+    return free_host_bytes(), "this machine"
 
 
 def sample_bytes(shape: Shape, tokens: int, dtype_bytes: int) -> int:

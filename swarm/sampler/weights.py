@@ -1,20 +1,36 @@
-"""A version's weights as a file: whether they match the signature, and whether a model has the same tensors.
+"""A model as it came from a learner: its small files, a model built after them, its weights as a file.
+
+Nothing here believes the learner. What a file may configure is built without memory first.
 
 torch is imported only when it is needed: an engine without a model does without it.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
+import shutil
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.broadcast.version.codec import MIX, tensor_sum
 from swarm.broadcast.version.manifest import Layout, TensorSpec, tensor_spans
-from swarm.errors import EchoError
+from swarm.errors import EchoError, ProtocolError, UserError
 
 if TYPE_CHECKING:
     import torch
+
+
+CONFIG = "config.json"
+READ = (CONFIG, "tokenizer.json")  # Of a model's small files; templates and the rest are for the learner
+CONFIG_BYTES = 1 << 20  # The largest known, with the names of 20,000 classes, is under 1 MB
+
+CODE = (
+    *("auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
+)
+"""Keys by which a configuration names Python modules or compiled kernels of a hub."""
 
 
 class WrongWeights(EchoError):
@@ -52,6 +68,70 @@ def mapped_tensors(path: str, layout: Layout) -> Iterator[tuple[TensorSpec, torc
     flat = torch.from_file(path, size=layout.total_bytes, dtype=torch.uint8)
     for spec, span in zip(layout.tensors, tensor_spans(layout), strict=True):
         yield spec, flat[span.start : span.start + span.nbytes].view(TORCH_DTYPES[spec.dtype]).view(spec.shape)
+
+
+Room = Callable[[int], None]  # Told how many bytes a model takes before they are taken; it may refuse
+
+
+def build_model(directory: str, layout: Layout, dtype: torch.dtype, room: Room) -> Any:
+    """Return the model that `directory` configures, without weights. Raise UserError if this release of transformers
+    has no such model, and WrongWeights if the model has other tensors than the layout."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, __version__
+    from transformers.initialization import no_init_weights
+
+    untyped: Any = AutoModelForCausalLM
+    try:
+        config = AutoConfig.from_pretrained(Path(directory), trust_remote_code=False, local_files_only=True)
+        with torch.device("meta"):
+            planned = untyped.from_config(config, dtype=dtype, trust_remote_code=False)
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError) as error:
+        raise UserError(
+            f"transformers {__version__} here cannot build the swarm's model, and a sampler runs no code that comes "
+            f"with one: join with the learner's release of it ({str(error).strip().partition(chr(10))[0][:200]})"
+        ) from error
+    planned.tie_weights()
+    check_coverage(planned.state_dict(), layout)
+    room(sum(tensor.nbytes for tensor in (*planned.parameters(), *planned.buffers())))
+    with no_init_weights():
+        model = untyped.from_config(config, dtype=dtype, trust_remote_code=False)
+    # Only from_pretrained ties the embeddings by itself; an untied head would keep random weights.
+    model.tie_weights()
+    return model
+
+
+def require_room(free: int, where: str, nbytes: int, *, advice: str) -> None:
+    """Raise UserError unless a model of `nbytes` fits into the `free` bytes of memory of `where`."""
+    if nbytes > free:
+        raise UserError(
+            f"the swarm's model takes {nbytes / 1e9:.1f} GB of memory and {where} has {free / 1e9:.1f} GB free: end "
+            f"what else runs there ({advice}), or leave this swarm to larger machines, or help it with --role relay"
+        )
+
+
+def write_model_files(directory: Path, layout: Layout) -> None:
+    """Write what an engine reads of the layout's files, and leave nothing else in `directory`. Raise ProtocolError if
+    the configuration makes no sense. Blocking."""
+    files = {file.name: file.content for file in layout.files if file.name in READ}
+    if CONFIG in files:
+        files[CONFIG] = without_code(files[CONFIG])
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
+def without_code(config: bytes) -> bytes:
+    """Return a config.json without what names code to load (CODE), at any depth."""
+    if len(config) > CONFIG_BYTES:
+        raise ProtocolError(f"the learner's {CONFIG} has {len(config)} bytes, over {CONFIG_BYTES}")
+    try:
+        found = json.loads(config, object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in CODE})
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the learner's {CONFIG} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ProtocolError(f"the learner's {CONFIG} is no object")
+    return json.dumps(found).encode()
 
 
 def check_coverage(own: Mapping[str, torch.Tensor], layout: Layout) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from swarm.broadcast.version.manifest import ChunkTable, Head, Layout
 from swarm.capacity.fleet import Lengths, mean_longest
 from swarm.errors import ChildFailed, UserError
-from swarm.process import Child
+from swarm.process import Child, clean_environment
 from swarm.rollout.client import Answer, SealedLease
 from swarm.sampler.engine import (
     EngineKind,
@@ -26,6 +28,7 @@ from swarm.sampler.engine import (
     Started,
 )
 from swarm.sampler.trial import Trial, TrialCache, assumed_rollouts_per_s, try_out
+from swarm.sampler.weights import write_model_files
 from swarm.types import Rollout, SampleSpec, VersionId
 
 MAX_PER_S = 1e9  # Largest rate that a beat may report; only an engine without a model comes near it
@@ -116,6 +119,15 @@ def _smoothed(before: float, value: float, weight: float = RATE_SMOOTHING) -> fl
 
 ENGINE_MODULE = "swarm.sampler.engine_child"
 
+ENGINE_VARIABLES = (
+    *("ECHO_", "CUDA", "NVIDIA_", "NCCL_", "GLOO_", "HIP_", "HSA_", "ROC", "VLLM_", "TORCH", "PYTORCH_", "TRITON_"),
+    *("FLASHINFER_", "OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "LD_PRELOAD", "CC", "CXX", "TOKENIZERS_", "PYTHON"),
+)
+"""Beginnings of the names of variables by which an owner tunes an engine; others may hold secrets."""
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
+"""All that an engine needs came from the learner: a configuration that names anything else gets nothing."""
+
 
 class ProofFailed(ChildFailed):
     """After an install the engine does not hold what the learner signed."""
@@ -123,7 +135,8 @@ class ProofFailed(ChildFailed):
 
 class EngineWorker:
     """One engine process. `installed` is the version that it provably holds; it only rises (I4). `device_class` is the
-    maker's name of the GPU once it is known, else the kind of engine."""
+    maker's name of the GPU once it is known, else the kind of engine. Its process cannot read the files `secrets`,
+    where the system allows that."""
 
     def __init__(
         self,
@@ -132,13 +145,24 @@ class EngineWorker:
         kind: EngineKind,
         options: EngineOptions,
         module: str = ENGINE_MODULE,
+        secrets: Sequence[Path] = (),
     ) -> None:
         self.kind: EngineKind = kind
         self._directory = directory
         self._files_dir = directory / "model"
         self._options = options
         self._started: Started | None = None
-        self._child = Child("engine", module, kind, log=directory / "engine.log", hang_s=options.hang_s)
+        self.engine_class = ""
+        """Engine, number format and kind of device, which say how exactly its draws can be replayed."""
+        self._child = Child(
+            "engine",
+            module,
+            kind,
+            *(str(path.absolute()) for path in secrets),
+            log=directory / "engine.log",
+            hang_s=options.hang_s,
+            environment=lambda given: {**clean_environment(given, ENGINE_VARIABLES), **OFFLINE},
+        )
         self.installed: VersionId | None = None
         self.places = options.places
         self.lockstep = True
@@ -154,11 +178,10 @@ class EngineWorker:
 
     async def load(self, layout: Layout) -> Started:
         """Build the swarm's model from the files that came with its layout."""
-        self._files_dir.mkdir(parents=True, exist_ok=True)
-        for file in layout.files:
-            (self._files_dir / file.name).write_bytes(file.content)
+        await asyncio.to_thread(write_model_files, self._files_dir, layout)
         command = Start(directory=str(self._files_dir), layout=layout, options=self._options)
         started = await self._child.call(command, Started)
+        self.engine_class = f"{started.engine}/{started.dtype}/{started.device.partition(':')[0]}"
         self.device_class = (started.device_name if started.device != "cpu" else "") or self.kind
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)

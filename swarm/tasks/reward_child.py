@@ -21,6 +21,7 @@ from typing import BinaryIO
 import msgspec
 from tokenizers import Tokenizer
 
+from swarm.process import limit_memory
 from swarm.tasks import load_task
 from swarm.tasks.base import RewardKind, TaskOptions, random_score
 from swarm.types import MAX_PARTS, PART_NAME_LENGTH, Prompt, Score
@@ -61,7 +62,7 @@ def main() -> None:
     threading.Thread(target=_read, args=(commands, inbox), daemon=True).start()
     begin = msgspec.msgpack.decode(inbox.get(), type=Begin)
     sys.path[:] = begin.path
-    _limit_memory(begin.memory_bytes)
+    limit_memory(begin.memory_bytes)
     try:
         task = load_task(begin.task)
         tokenizer = Tokenizer.from_file(begin.tokenizer) if begin.tokenizer else None
@@ -110,17 +111,6 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     return commands, answers
-
-
-def _limit_memory(nbytes: int) -> None:
-    if sys.platform == "linux":
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = nbytes if most == resource.RLIM_INFINITY else min(nbytes, most)
-        # Not RLIMIT_AS: a data set that is mapped from a file takes addresses and no memory of its own.
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _read(commands: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:

@@ -1,9 +1,9 @@
 """Rewards in processes of their own: timed, bounded in memory, and started without what the node knows.
 
 A process is started as a program, not forked from the node. It has a new session, no descriptor of the node but its
-pipes, and only the environment variables in INHERITED. So neither the node's key nor a token in a variable reaches a
-reward by itself. It still runs as the same user in the same directory (tasks read files there) and can open every file
-of that user: a reward that you do not trust needs a user or a container of its own.
+pipes, and only the environment variables in process.INHERITED. So neither the node's key nor a token in a variable
+reaches a reward by itself. It still runs as the same user in the same directory (tasks read files there) and can open
+every file of that user: a reward that you do not trust needs a user or a container of its own.
 
 If a reward raises or returns no finite score, only that completion fails. If it takes too long, or ends its process
 twice, the process is lost as well, and a new one scores the others. A process that was killed from outside costs only
@@ -23,9 +23,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-import swarm
 from swarm.errors import EchoError, UserError
-from swarm.process import read_frame
+from swarm.process import clean_environment, read_frame
 from swarm.tasks.base import RewardKind, TaskOptions
 from swarm.tasks.reward_child import Begin, Completion, Outcome, framed
 from swarm.types import Score, Unscored
@@ -38,14 +37,6 @@ MAX_DEATHS = 2  # Of processes over one completion; the first may not be its fau
 OUTCOME_BYTES = 64 * 1024  # Largest frame of an answer: a score with its parts is about 2 kB at most
 LAST_WORDS_S = 1.0  # Wait for what a process printed before it ended; its children may hold the pipe open
 SAID_BYTES = 2048  # Kept of what a process printed, for the reason of its end
-
-INHERITED = (
-    *("PATH", "HOME", "USER", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT"),
-    *("PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "XDG_CACHE_HOME"),
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
-    *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
-)
-"""Environment variables that a reward process gets from the node; others may hold secrets."""
 
 SET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
 """Defaults for variables that the node's environment does not set: the trainer needs the cores as well."""
@@ -185,7 +176,7 @@ class _Worker:
             "-P",
             "-m",
             "swarm.tasks.reward_child",
-            env=clean_environment(os.environ),
+            env={**SET, **clean_environment(os.environ)},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -238,14 +229,6 @@ class _Worker:
             # Its last words may still be on their way.
             await asyncio.wait({self._listening}, timeout=LAST_WORDS_S)
             self._listening.cancel()
-
-
-def clean_environment(given: dict[str, str] | os._Environ[str]) -> dict[str, str]:
-    """The environment of a reward process, from `given`; PYTHONPATH leads to this package."""
-    kept = {name: given[name] for name in INHERITED if name in given}
-    package = str(Path(swarm.__file__).absolute().parent.parent)
-    kept["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [kept.get("PYTHONPATH")])])
-    return {**SET, **kept}
 
 
 def module_path() -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from swarm.sampler.engine_child import serve
 from swarm.sampler.scripted_engine import ScriptedEngine
 
 VARIABLE = "ECHO_TEST_HANGS_IN"
+EXPOSED = "ECHO_TEST_EXPOSED"  # What it says of its process
 
 
 def _hang_in(call: str) -> None:
@@ -38,4 +39,4 @@ class HangingEngine(ScriptedEngine):
 
 
 if __name__ == "__main__":
-    serve(HangingEngine, ChildChannel())
+    serve(HangingEngine, ChildChannel(), os.environ.get(EXPOSED, ""))

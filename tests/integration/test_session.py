@@ -25,7 +25,7 @@ from swarm.sampler.spool import Spool
 from swarm.sampler.worker import ENGINE_MODULE, EngineWorker
 from swarm.types import Address
 from tests.builders import OTHER_KEY, v
-from tests.integration.hanging_engine import VARIABLE
+from tests.integration.hanging_engine import EXPOSED, VARIABLE
 from tests.learner_face import BOB, Learner, answers_to, leases_for
 from tests.publishers import Publisher, hand_over
 from tests.unit.broadcast.test_data_plane import LISTED, Hearer, running
@@ -294,6 +294,19 @@ async def test_a_standby_says_so_once_however_the_run_ends(sampler: Sampler) -> 
         await until(lambda: len(sampler.line.bodies("/v1/beat")) > beats + 1)
     told = [line for line in sampler.said if "standby" in line or "active" in line]
     assert told == ["standby: the active samplers suffice"]
+
+
+async def test_what_an_engine_could_do_is_said_once(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_to_all = "the engine process can reach the network: this is a test"
+    sampler.module = "tests.integration.hanging_engine"
+    monkeypatch.setenv(VARIABLE, "never")
+    monkeypatch.setenv(EXPOSED, open_to_all)
+    for _ in range(2):
+        async with sampler.session():
+            await until(sampler.installed.is_set)
+        sampler.installed.clear()
+    assert sum(line.startswith("engine: ") for line in sampler.said) == 2
+    assert sampler.said.count(open_to_all) == 1
 
 
 async def test_weights_that_rotted_on_disk_are_mended_before_the_engine_takes_them(sampler: Sampler) -> None:

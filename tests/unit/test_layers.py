@@ -57,7 +57,7 @@ CROSSING = {
 """What a version costs a fleet is what the broadcast itself would plan for it, and a group is opened in a prediction by
 the rule that the rollout plane goes by."""
 
-ABOVE = ("swarm.node", "swarm.cli", "swarm.report", "swarm.__main__")
+ABOVE = ("swarm.node", "swarm.cli", "swarm.report", "swarm.redteam", "swarm.__main__")
 ENGINES = tuple(f"swarm.sampler.{part}" for part in ("transformers", "vllm", "proving", "weights"))
 """What runs in the engine's process."""
 
@@ -151,7 +151,7 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
             (
                 "swarm.learner",
                 "swarm.sampler.transformers",
-                "swarm.sampler.proving",
+                "swarm.sampler.weights",
                 "swarm.sampler.vllm.versions",
             ),
         ),

@@ -49,8 +49,14 @@ ITEM_BYTES: dict[Dtype, int] = {
 DELTAS: tuple[Codec, ...] = ("dense", "sparse")
 HEAD_CONTEXT = "head"
 
-FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")]
-"""A plain file name, with no separator and not hidden, so that it cannot leave its directory."""
+FileName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(?!(?i:con|prn|aux|nul|com\d|lpt\d)\.)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.(?:json|txt|model|jinja)\Z"
+    ),
+]
+"""A plain name of data, with no separator, not hidden and no device, so that it neither leaves its directory nor is
+taken for code or for a pickle."""
 
 
 class TensorSpec(Message, frozen=True):
@@ -215,7 +221,9 @@ def read_layout(data: bytes) -> Layout:
     if not 0 < layout.total_bytes <= MODEL_BYTES:
         raise ProtocolError(f"a layout of {layout.total_bytes} bytes of weights is no model")
     names = [name for tensor in layout.tensors for name in (tensor.name, *tensor.aliases)]
-    if len(set(names)) != len(names) or len({file.name for file in layout.files}) != len(layout.files):
+    # Some file systems ignore case.
+    files = {file.name.lower() for file in layout.files}
+    if len(set(names)) != len(names) or len(files) != len(layout.files):
         raise ProtocolError("a layout names a tensor or a file twice")
     return layout
 

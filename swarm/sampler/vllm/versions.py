@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
@@ -92,6 +93,9 @@ def prepare(*, is_cuda: bool, is_small: bool) -> None:
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
+        # All of one engine is on this machine, and its process may see no other network than the loopback.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
         # A fork would keep the node's socket open after this process ends.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
@@ -284,6 +288,12 @@ def gpu_name() -> str:
     from vllm.platforms import current_platform
 
     return str(current_platform.get_device_name())
+
+
+def gpu_bytes() -> int:
+    from vllm.platforms import current_platform
+
+    return int(current_platform.get_device_total_memory())
 
 
 def installed(*names: str) -> str | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError
 from swarm.node import sampler
+from swarm.node.identity import load_or_create_key, load_or_create_tls
 from swarm.node.sampler import MAX_FAULTS, SamplerNode
 from swarm.rollout.client import Answer
 from swarm.rollout.messages import RolloutVerdict
+from swarm.sampler.choice import Chosen
 from swarm.sampler.session import verdicts_of
 from swarm.sampler.worker import ProofFailed
 from swarm.settings import JoinConfig
@@ -98,3 +101,24 @@ async def test_weights_that_cannot_be_read_are_a_fault_of_this_kind_too() -> Non
 async def test_what_the_user_has_to_mend_ends_the_node() -> None:
     with pytest.raises(UserError, match="no such device"):
         await Broken(UserError("no such device")).serve()
+
+
+def private_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.stat().st_mode & 0o077 == 0)
+
+
+async def test_an_engine_is_told_what_it_must_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: dict[str, Any] = {}
+
+    def worker(*_: Any, **options: Any) -> None:
+        given.update(options)
+        raise DIED
+
+    monkeypatch.setattr(sampler, "EngineWorker", worker)
+    node = SamplerNode(JoinConfig(bootstrap=("127.0.0.1",)), lambda line: None)
+    node._directory, node._chosen = tmp_path, Chosen(kind="scripted", why="")
+    load_or_create_key(tmp_path)
+    load_or_create_tls(tmp_path)
+    with pytest.raises(ChildFailed):
+        await node._session(cast(Any, None), cast(Any, None))
+    assert sorted(given["secrets"]) == private_files(tmp_path)

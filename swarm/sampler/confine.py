@@ -1,0 +1,122 @@
+"""What an engine's process gives up before it reads anything of a learner's: the network, the node's keys, all rights.
+
+On Linux it enters namespaces of its own. In that network there is nothing but a loopback; the files with the node's
+keys are covered; and the node's memory and descriptors belong to another user namespace, so they cannot be opened. The
+node is reached over a socket in the file system, and a GPU over /dev: neither depends on namespaces.
+
+Containers and Ubuntu (from 24.04) mostly allow no user namespaces. There a system call filter refuses every socket but
+Unix sockets. vLLM needs TCP between its own processes, which such a filter cannot tell from any other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+CAPABILITIES_3 = 0x20080522  # The present form of capset's arguments: two words of 32 bits for each set
+FILE_RIGHTS = 0b1011  # CHOWN, DAC_OVERRIDE, FOWNER: root's samplers may run from another user's files
+NATIVE = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}  # AUDIT_ARCH, and the number of socket()
+IO_URING_SETUP = 425  # It could make sockets that no filter sees
+OTHER_ABI = 0x40000000  # Numbers from here on belong to x32, which has its own socket()
+MODPROBE_S = 20.0  # Loading a driver takes seconds
+
+STACKS_BYTES = 2 << 30
+"""What counts as taken and is never touched: 8 MiB of stack for each of a hundred threads or two."""
+
+NO_NAMESPACES = "this system gives it no user namespace (engines.md says how)"
+
+
+def confine(secrets: Sequence[str], *, needs_loopback: bool) -> str:
+    """Take from this process and its children what the module says, as far as the system can; before any thread is
+    started. Return in a line what it can still do, or ""."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if sys.platform != "linux":
+        return f"the engine process can reach the network and the node's keys: {sys.platform} has no namespaces"
+    libc = ctypes.CDLL(None, use_errno=True)
+    _wake_gpu()
+    apart = _enter_namespaces(libc)
+    covered = [apart and _cover(libc, path) for path in secrets if os.path.exists(path)]
+    _give_up_rights(libc)
+    reaches = [] if apart or (not needs_loopback and _refuse_sockets(libc)) else ["reach the network"]
+    reaches += [] if all(covered) else ["read the node's keys"]
+    return f"the engine process can {' and '.join(reaches)}: {NO_NAMESPACES}" if reaches else ""
+
+
+def has_gpu() -> bool:
+    """Return True if there is a driver of a GPU; such a driver maps far more than it takes."""
+    return any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd", "dxg"))
+
+
+def _wake_gpu() -> None:
+    """Load what CUDA would load at its first use, by a program that root lends its rights: not from in here."""
+    if Path("/dev/nvidiactl").exists() and not Path("/dev/nvidia-uvm").exists():
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(["nvidia-modprobe", "-u", "-c=0"], timeout=MODPROBE_S, check=False)
+
+
+def _enter_namespaces(libc: ctypes.CDLL) -> bool:
+    uid, gid, flags = os.geteuid(), os.getegid(), CLONE_NEWNET | CLONE_NEWNS
+    # Root needs no user namespace, in which it could not read the files of others any more.
+    if uid != 0 or libc.unshare(flags) != 0:
+        if libc.unshare(flags | CLONE_NEWUSER) != 0:
+            return False
+        with suppress(OSError):
+            for name, line in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+                Path("/proc/self", name).write_text(line)
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+    return True
+
+
+def _cover(libc: ctypes.CDLL, path: str) -> bool:
+    """Put nothing over the file at `path`, in this process's mounts alone."""
+    # Else the node's own file would be covered too.
+    if libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None) != 0:
+        return False
+    return bool(libc.mount(b"/dev/null", os.fsencode(path), None, ctypes.c_ulong(MS_BIND), None) == 0)
+
+
+def _give_up_rights(libc: ctypes.CDLL) -> None:
+    """Keep no right over the namespaces, which could undo them, and get none back from another program."""
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    kept = FILE_RIGHTS if os.geteuid() == 0 else 0
+    libc.capset(struct.pack("=Ii", CAPABILITIES_3, 0), struct.pack("=6I", kept, kept, 0, 0, 0, 0))
+
+
+def _refuse_sockets(libc: ctypes.CDLL) -> bool:
+    """Filter the system calls of this process: of all sockets it may make Unix sockets alone."""
+    if platform.machine() not in NATIVE:
+        return False
+    arch, make_socket = NATIVE[platform.machine()]
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
+    allow, refuse = 0x7FFF0000, 0x00050000 | errno.EAFNOSUPPORT
+    # Each with how many lines to skip if it holds, and if not. A call's data: number, architecture, ..., arguments.
+    lines = (
+        (load, 0, 0, 4),
+        (equal, 0, 7, arch),
+        (load, 0, 0, 0),
+        (equal, 5, 0, IO_URING_SETUP),
+        (at_least, 4, 0, OTHER_ABI),
+        (equal, 0, 2, make_socket),
+        (load, 0, 0, 16),
+        (equal, 0, 1, socket.AF_UNIX),
+        (answer, 0, 0, allow),
+        (answer, 0, 0, refuse),
+    )
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
+    program = struct.pack("@HP", len(lines), ctypes.addressof(code))
+    return bool(libc.prctl(PR_SET_SECCOMP, 2, program, 0, 0) == 0)

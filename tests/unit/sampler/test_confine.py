@@ -1,0 +1,52 @@
+"""What an engine's process says that it can still do, on systems that allow more or less."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has namespaces and filters")
+
+WITHOUT_NAMESPACES = """
+import os, socket, sys
+from swarm.sampler import confine
+confine._enter_namespaces = lambda libc: False
+said = confine.confine([sys.argv[2]], needs_loopback=sys.argv[3] == "loopback")
+try:
+    socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5.0)
+    print("reached")
+except OSError as error:
+    print(os.strerror(error.errno))
+socket.socketpair(socket.AF_UNIX)
+socket.socket(socket.AF_UNIX)
+print(said)
+"""
+
+
+def confined(key: Path, wants: str) -> list[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        given = [str(server.getsockname()[1]), str(key), wants]
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_NAMESPACES, *given], capture_output=True, text=True, check=True
+        )
+    return done.stdout.splitlines()
+
+
+def test_without_namespaces_a_filter_leaves_unix_sockets_alone(tmp_path: Path) -> None:
+    (tmp_path / "key").touch()
+    tried, said = confined(tmp_path / "key", "nothing")
+    if "reach the network" in said:
+        pytest.skip(f"this system has no filters of system calls: {said}")
+    assert tried == "Address family not supported by protocol"
+    assert said.startswith("the engine process can read the node's keys: this system gives it no user namespace")
+
+
+def test_an_engine_that_needs_loopback_goes_on_and_says_what_it_can_reach(tmp_path: Path) -> None:
+    (tmp_path / "key").touch()
+    tried, said = confined(tmp_path / "key", "loopback")
+    assert tried == "reached"
+    assert said.startswith("the engine process can reach the network and read the node's keys: ")
