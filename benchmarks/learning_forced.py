@@ -90,7 +90,7 @@ class OneProcess:
         """Keep what is staged as version `number`, in the file of the one that drops out."""
         path = self._directory / f"version-{number % (self._config.max_staleness + 1)}.bin"
         shutil.copyfile(self._staging, path)
-        self._kept.append(Version(number=number, path=path, tensor_sums=_sums(path, self._layout)))
+        self._kept.append(Version(number=number, path=path, tensor_sums=sums_of(path, self._layout)))
 
     def _install(self, version: Version) -> None:
         name = VersionId(incarnation=0, version=version.number)
@@ -151,7 +151,7 @@ def run(config: LeadConfig, directory: Path) -> Run:
     return Run(steps=steps, accuracy=process.accuracy())
 
 
-def _sums(path: Path, layout: Layout) -> tuple[int, ...]:
+def sums_of(path: Path, layout: Layout) -> tuple[int, ...]:
     """The sum of each tensor of a staged file, as a chunk table has them."""
     data, at, sums = memoryview(path.read_bytes()), 0, list[int]()
     for tensor in layout.tensors:

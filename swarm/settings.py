@@ -154,6 +154,12 @@ class LeadConfig(BaseModel):
     trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag(MEMORY, "GPUs that share the training."), RESUMED] = 1
     trainer_machines: Annotated[int, Field(ge=1, le=1024), RESUMED] = 1
     trainer_meeting: Annotated[str | None, Field(pattern=r"^[^\s:]+:[0-9]{1,5}$"), RESUMED] = None
+    audit_share: Annotated[
+        float,
+        Field(ge=0, le=1),
+        Flag(LEARNING, "Share of rollouts that are drawn again to see who lies; newcomers' all. 0 believes everybody."),
+        RESUMED,
+    ] = 0.05
     alarm_mismatch_kl: Annotated[float, Field(gt=0, le=100), RESUMED] = 0.5
     alarm_entropy: Annotated[float, Field(ge=0, le=1), RESUMED] = 0.1
     alarm_gradient_spike: Annotated[float, Field(gt=1, le=1e9), RESUMED] = 10.0

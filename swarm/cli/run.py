@@ -18,11 +18,12 @@ import typer
 from swarm import __version__
 from swarm.cli.options import Sections, with_settings
 from swarm.cli.plan import plan
-from swarm.cli.runs import export_app, report, set_value, status, verify
+from swarm.cli.runs import audit, export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config, read_toml
+from swarm.types import printable
 
 if TYPE_CHECKING:
     from swarm.node.joining import RelayNode
@@ -120,7 +121,9 @@ def lead(
     from swarm.report.live import LiveView, follow
 
     if check:
-        _run(_until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin))
+        run_to_end(
+            until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin)
+        )
         return
     dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
     view = LiveView(Console(), title="echo-node lead")
@@ -133,7 +136,7 @@ def lead(
         finally:
             showing.cancel()
 
-    reached = _run(work())
+    reached = run_to_end(work())
     raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
 
 
@@ -165,7 +168,7 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
         node = RelayNode(settings, _say) if settings.role == "relay" else SamplerNode(settings, _say)
         await _until_asked_to_stop(node, stop_with_stdin=stop_with_stdin)
 
-    _run(work())
+    run_to_end(work())
 
 
 @app.command()
@@ -176,7 +179,7 @@ def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
     from swarm.cli.demo import Demo
 
     demo = Demo(settings, to_stderr=as_json)
-    summary = _run(_until_signalled(demo.run(), stop_with_stdin=False))
+    summary = run_to_end(until_signalled(demo.run(), stop_with_stdin=False))
     if as_json:
         typer.echo(json.dumps(summary))
     raise typer.Exit(DONE if summary["as_it_should"] and summary["verified"] else NOT_REACHED)
@@ -184,6 +187,7 @@ def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
 
 app.command()(status)
 app.command("set")(set_value)
+app.command()(audit)
 app.command()(verify)
 app.command()(report)
 app.command()(plan)
@@ -232,15 +236,16 @@ def _stop_at_once(number: int, _: object) -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    typer.echo(f"echo-node: {message}", err=True)
+    lines = "\n".join(map(printable, message.splitlines()))
+    typer.echo(f"echo-node: {lines}", err=True)
     sys.exit(code)
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    print(printable(line), flush=True)
 
 
-def _run(work: Coroutine[Any, Any, R]) -> R:
+def run_to_end(work: Coroutine[Any, Any, R]) -> R:
     try:
         import uvloop
     except ImportError:
@@ -248,7 +253,7 @@ def _run(work: Coroutine[Any, Any, R]) -> R:
     return uvloop.run(work)
 
 
-async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: bool) -> R:
+async def until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: bool) -> R:
     """Run `work`. SIGINT, SIGTERM and SIGHUP cancel it, so that everything it started is stopped."""
     task = asyncio.ensure_future(work)
     _on_stop(task.cancel, stop_with_stdin=stop_with_stdin)

@@ -1,4 +1,4 @@
-"""Commands about an existing run: status, set, verify, export, report. They need no model."""
+"""Commands about an existing run: status, set, audit, verify, export, report. They need no model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swarm.errors import Damaged, UserError
+from swarm.types import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -48,6 +49,48 @@ def set_value(
     typer.echo(asyncio.run(ask_for(run_dir or _the_running_one(), {setting: value})))
 
 
+def audit(
+    run_dir: Annotated[Path | None, typer.Argument(help="Default: of the one learner that runs under runs/.")] = None,
+    node: Annotated[
+        str | None, typer.Option(help="Show the evidence against this sampler, rollout by rollout.")
+    ] = None,
+    let_in: Annotated[
+        str | None, typer.Option(help="Let this sampler back in, as a newcomer; the run goes on.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which samplers were caught in a run, by what, and the evidence: what each seed should have drawn."""
+    from swarm.node.auditing import evidence_in
+    from swarm.node.control import ask_for
+
+    directory = run_dir or _the_running_one()
+    if let_in is not None:
+        typer.echo(asyncio.run(ask_for(directory, {"let_in": let_in})))
+        return
+    if not directory.is_dir():
+        raise UserError(f"there is no run directory {directory}")
+    found = [one for one in evidence_in(directory) if node in {None, one["node"]}]
+    if node is not None and not found:
+        raise UserError(f"node {node} was not caught in {directory}: without --node this names those that were")
+    if as_json:
+        typer.echo(json.dumps({"caught": found}))
+        return
+    lines = list(_audit_lines(found, whole=node is not None))
+    typer.echo("\n".join(map(printable, lines)) if lines else "nobody was caught in this run")
+
+
+def _audit_lines(found: Sequence[dict[str, Any]], *, whole: bool) -> Iterator[str]:
+    for one in found:
+        seen = f"{one['audited_rollouts']} audited rollouts, engine {one['engine'] or 'unknown'}"
+        yield f"{one['node']}: {one['why']} (before step {one['step'] + 1}, {seen})"
+        for rollout in one["evidence"] if whole else ():
+            tokens, missed = len(rollout["token_ids"]), rollout["missed_tokens"]
+            yield (
+                f"  {rollout['rollout']}, version {rollout['version']}, seed {rollout['seed']}: {missed} of {tokens} "
+                f"tokens are not what it draws, log-probs {rollout['distance_nats']:.3f} nats off in the mean"
+            )
+
+
 def verify(
     run_dir: RunDirectory,
     salvage: Annotated[
@@ -63,9 +106,9 @@ def verify(
         run_dir = salvage
     report, found, damaged = verify_directory(run_dir)
     for breach in report.breaches:
-        typer.echo(f"breach: {breach}")
+        typer.echo(printable(f"breach: {breach}"))
     for name, fault in damaged.items():
-        typer.echo(f"damaged: {name}: {fault}")
+        typer.echo(printable(f"damaged: {name}: {fault}"))
     typer.echo(
         f"{report.batches} batches, {report.accepted} rollouts accepted: {report.trained} trained on once, "
         f"{report.dropped} dropped for a reason that is true, {report.waiting} waiting; {len(found)} checkpoints"
@@ -87,7 +130,7 @@ def _salvage(run_dir: Path, to: Path) -> None:
 
     done = salvage(run_dir, to)
     for line in done.lost[:LOST_SHOWN]:
-        typer.echo(f"lost: {line}")
+        typer.echo(printable(f"lost: {line}"))
     if len(done.lost) > LOST_SHOWN:
         typer.echo(f"lost: {len(done.lost) - LOST_SHOWN} more things")
     typer.echo(
@@ -235,6 +278,7 @@ def status(
 def _watch(console: Console, url: str, found: dict[str, Any], *, as_json: bool) -> None:
     """Show the status for ever: redraw a screen in place or, without a terminal, print a line each time."""
     from rich.live import Live
+    from rich.text import Text
 
     from swarm.report.terminal import plain_line
 
@@ -252,7 +296,7 @@ def _watch(console: Console, url: str, found: dict[str, Any], *, as_json: bool) 
                 while time.monotonic() < until:
                     if console.size != drawn:
                         drawn = console.size
-                        last = _screen(console, one) if isinstance(one, dict) else one
+                        last = _screen(console, one) if isinstance(one, dict) else Text(one)
                         live.update(last, refresh=True)
                     time.sleep(RESIZE_S)
     finally:
@@ -266,7 +310,7 @@ def _looks(url: str, found: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
         try:
             yield asyncio.run(_fetch(url))
         except UserError as fault:
-            yield f"{fault}; asking again"
+            yield printable(f"{fault}; asking again")
 
 
 def _screen(console: Console, found: dict[str, Any]) -> RenderableType:

@@ -88,7 +88,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
     The learning rate follows `schedule` over `steps` learner steps, down to `learning_rate_floor` of its peak. `resume`
     is the checkpoint directory to go on from, or "". A step takes at least `rehearse_step_s`, varied by up to the share
-    `rehearse_noise`.
+    `rehearse_noise`. With `audit_share` 0 claims are believed.
     """
 
     model: str
@@ -110,6 +110,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     resume: str = ""
     rehearse_step_s: float = 0.0
     rehearse_noise: float = 0.0
+    audit_share: float = 0.05
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -171,6 +172,34 @@ class Trained(msgspec.Struct, frozen=True):
     withheld: dict[str, int] = {}
 
 
+class AuditRollout(msgspec.Struct, frozen=True):
+    """One rollout whose draws are replayed; arrays as in types.Rollout. Tokens whose margin is above `margin` nats are
+    missed (audit/auditor.py)."""
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: bytes
+    logprobs: bytes
+    seed: int
+    margin: float
+
+
+class Audit(msgspec.Struct, frozen=True, tag=True):
+    """Draw these rollouts again with the weights in the file at `path`, laid out as the staging file."""
+
+    path: str
+    rollouts: tuple[AuditRollout, ...]
+
+
+class Audited(msgspec.Struct, frozen=True):
+    """Of each rollout how many tokens were missed, and how far its log-probs are off in the mean, in nats. Both are
+    empty where the memory for second weights is missing. `exact`: computed in float32."""
+
+    missed: tuple[int, ...] = ()
+    distances: tuple[float, ...] = ()
+    exact: bool = True
+    seconds: float = 0.0
+
+
 class Stage(msgspec.Struct, frozen=True, tag=True):
     """Write the weights as bf16, in layout order, over the staging file."""
 
@@ -198,4 +227,4 @@ class Done(msgspec.Struct, frozen=True):
     """The command was carried out."""
 
 
-Command = Prepare | Train | Stage | Save | Flush
+Command = Prepare | Train | Audit | Stage | Save | Flush

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from swarm.errors import UserError
 from swarm.learner.batch import MicroBatch, Row, micro_batches
+from swarm.learner.draws import gumbel
 from swarm.learner.messages import ComputeRules
 
 CHUNK_BYTES = 256 << 20  # Of float32 logits at a time: 440 tokens of 152,000 words keep a GPU's matrix units busy
@@ -40,6 +41,23 @@ class TokenFigures:
     entropy: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """What the completion tokens of a micro-batch were to be drawn with, int64 [tokens] (draws.py)."""
+
+    seeds: torch.Tensor
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """Of every completion token, [tokens]. `margins`: by how much, in nats, it misses being the best under its noise; 0
+    for the token that is drawn with these weights and this arithmetic."""
+
+    logprobs: torch.Tensor
+    margins: torch.Tensor
+
+
 class PolicyModel(torch.nn.Module):
     """`model`, a causal language model, with log-probs instead of logits.
 
@@ -60,16 +78,25 @@ class PolicyModel(torch.nn.Module):
         """Whether weights are bf16 whenever they are computed with, as FSDP gathers them."""
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor | None, places: torch.Tensor, targets: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor | None,
+        places: torch.Tensor,
+        targets: torch.Tensor,
+        draws: Draws | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of `targets` at the flat `places` of `token_ids`, and entropies there: [tokens], float32."""
+        """Log-probs of `targets` at the flat `places` of `token_ids`, and entropies there: [tokens], float32. With
+        `draws` the margins of the targets instead of entropies."""
         given: dict[str, Any] = {"input_ids": token_ids, "use_cache": False}
         if positions is not None:
             given["position_ids"] = positions
         if not self.in_chunks:
-            return self._figures(self.model(**given).logits.flatten(0, 1)[places], targets)
+            logits = self.model(**given).logits.flatten(0, 1)[places]
+            return self._figures(logits, targets) if draws is None else self._margins(logits, targets, draws)
         hidden = self.model.base_model(**given).last_hidden_state.flatten(0, 1)[places]
         size = max(1, CHUNK_BYTES // (4 * self.model.config.get_text_config().vocab_size))
+        if draws is not None:
+            return self._replayed(hidden, targets, draws, size)
         if len(places) <= size:
             return self._read(hidden, targets)
         parts = [
@@ -78,6 +105,21 @@ class PolicyModel(torch.nn.Module):
         ]
         logprobs, entropies = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
+
+    def _replayed(
+        self, hidden: torch.Tensor, targets: torch.Tensor, draws: Draws, size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        head = self.model.get_output_embeddings()
+        chunks = zip(*(one.split(size) for one in (hidden, targets, draws.seeds, draws.positions)), strict=True)
+        parts = [self._margins(head(h), t, Draws(seeds=seeds, positions=at)) for h, t, seeds, at in chunks]
+        logprobs, margins = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(margins)
+
+    def _margins(self, logits: torch.Tensor, targets: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+        found = torch.log_softmax(logits.float() / self.temperature, -1)
+        logprobs = found.gather(1, targets[:, None])
+        noised = found.add_(gumbel(draws.seeds, draws.positions, found.shape[1]))
+        return logprobs.squeeze(1), noised.max(-1).values - noised.gather(1, targets[:, None]).squeeze(1)
 
     def _read(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._figures(self.model.get_output_embeddings()(hidden), targets)
@@ -113,6 +155,16 @@ class Policy:
         return TokenFigures(logprobs=logprobs, entropy=entropy)
 
     @torch.no_grad()
+    def replay(self, part: MicroBatch, draws: Draws, weights: dict[str, torch.Tensor] | None = None) -> Replayed:
+        """Find whether the completion tokens are what `draws` draw with these weights, or with its own; in float32
+        where the attention kernel can."""
+        given = (part.token_ids, part.positions, part.places, part.targets, draws)
+        half = self.probes_in_half(part.token_ids.device)
+        with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half):
+            logprobs, margins = functional_call(self.module, weights, given) if weights else self.module(*given)
+        return Replayed(logprobs=logprobs, margins=margins)
+
+    @torch.no_grad()
     def settle(self, rules: ComputeRules, device: torch.device) -> tuple[ComputeRules, tuple[str, ...]]:
         """Try on a few tokens what not every model can do: rules with `packing` set, and lines for people. Every rank
         calls it. UserError if rows are to be packed and the model lets them see one another."""
@@ -138,15 +190,16 @@ class Policy:
         return "flash" in (self.module.model.config._attn_implementation or "")
 
     def _are_equal(self, some: torch.Tensor, others: torch.Tensor, device: torch.device) -> bool:
-        half = self._probes_in_half(device)
+        half = self.probes_in_half(device)
         return float((some - others).abs().max()) <= PROBE_ERROR[torch.bfloat16 if half else torch.float32]
 
     def _all(self, rows: list[Row], rules: ComputeRules, device: torch.device) -> torch.Tensor:
         """Log-probs of all rows, [tokens], in their order; in float32 where the attention kernel can."""
         (part,) = micro_batches(rows, rules, device)
-        return self._read(part, half=self._probes_in_half(device)).logprobs
+        return self._read(part, half=self.probes_in_half(device)).logprobs
 
-    def _probes_in_half(self, device: torch.device) -> bool:
+    def probes_in_half(self, device: torch.device) -> bool:
+        """Whether log-probs that are to be as exact as they can be are in bf16 all the same."""
         return self.module.weights_in_half or (self.is_flash and is_half(self._precision, device.type))
 
 

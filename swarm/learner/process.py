@@ -11,6 +11,9 @@ import msgspec
 
 from swarm.learner.messages import (
     AlarmRules,
+    Audit,
+    Audited,
+    AuditRollout,
     ComputeRules,
     Done,
     Flush,
@@ -67,6 +70,9 @@ class TrainerProcess:
     async def train(self, step: int, groups: list[TrainGroup], lineage: bytes = b"") -> Trained:
         """One learner step. `lineage` is the digest of all batches with this one."""
         return await self._child.call(Train(step=step, groups=tuple(groups), lineage=lineage), Trained)
+
+    async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...]) -> Audited:
+        return await self._child.call(Audit(path=str(path), rollouts=rollouts), Audited)
 
     async def stage(self) -> Done:
         return await self._child.call(Stage(), Done)

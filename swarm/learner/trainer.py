@@ -16,12 +16,14 @@ import torch
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
-from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors
+from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stored_weights, stream_tensors
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
 from swarm.learner.comparison import Comparison
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
+    Audit,
+    Audited,
     Command,
     ComputeRules,
     Done,
@@ -36,6 +38,7 @@ from swarm.learner.messages import (
 )
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
+from swarm.learner.replay import audit
 from swarm.learner.update import Learning, Update, adamw, check_rules
 from swarm.process import ChildChannel, NoParent
 from swarm.settings import EMBEDDED
@@ -65,7 +68,8 @@ class Trainer:
         self._model.train()
         torch.manual_seed(command.seed)
         self._tensors: dict[TensorSpec, torch.Tensor] = stream_tensors(self._model)
-        compute, self._notes = self._settle(self._policy)
+        self._compute, self._notes = self._settle(self._policy)
+        compute = self._compute
         arrange(self._model, compute)
         self._learning = self._make_learning(compute)
         self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
@@ -193,6 +197,16 @@ class Trainer:
             with self._channel.alive():
                 time.sleep(left_s)
 
+    def audit(self, command: Audit) -> Audited:
+        """Ranks that share the weights are never asked: none of them has all."""
+        began = time.monotonic()
+        try:
+            weights = stored_weights(self._tensors, Path(command.path))
+            found = audit(self._policy, command.rollouts, self._compute, self._device, weights)
+        except torch.OutOfMemoryError:
+            found = Audited()
+        return msgspec.structs.replace(found, seconds=time.monotonic() - began)
+
     def stage(self) -> Done:
         self._ranks.stage(self._tensors, Path(self._command.staging))
         # Ranks hold parts of the weights, and in a rehearsal samplers have no model.
@@ -263,6 +277,8 @@ class Commands:
         match command:
             case Train():
                 return trainer.step(command)
+            case Audit():
+                return trainer.audit(command)
             case Stage():
                 return trainer.stage()
             case Save():

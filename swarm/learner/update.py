@@ -148,7 +148,7 @@ class Update:
         self._objective = OBJECTIVES[command.learning.objective]
         self.alarms = Alarms(command.alarms)
         # In a rehearsal samplers have no model.
-        self.claims = Claims(math.inf) if command.rehearse_step_s else Claims()
+        self.claims = Claims(math.inf) if command.rehearse_step_s or not command.audit_share else Claims()
         self.withheld = Counter[str]()
         """Rollouts of each sampler that the last step left out because of their claims."""
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from swarm.audit.auditor import Auditor
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.store import newest_head
 from swarm.broadcast.version.manifest import LAYOUT_BYTES
@@ -20,6 +21,7 @@ from swarm.net.hosts import is_loopback
 from swarm.net.signing import swarm_id_of
 from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal
+from swarm.node.auditing import Auditing, barred_in, measured_classes
 from swarm.node.best import BestModel
 from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
@@ -56,7 +58,7 @@ from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.plane.rules import publication_period
 from swarm.settings import LeadConfig
 from swarm.tasks.reward_pool import Completion, RewardPool
-from swarm.types import SamplingRules, Score, Unscored
+from swarm.types import NodeId, SamplingRules, Score, Unscored
 
 
 class LearnerNode:
@@ -343,6 +345,8 @@ class LearnerNode:
         match request:
             case {"max_staleness": int() as wanted} if len(request) == 1:
                 return await self._steps.set_bound(wanted)
+            case {"let_in": str() as node} if len(request) == 1:
+                return self._steps.let_in(NodeId(node))
         raise UserError("only max-staleness can be set, to a whole number")
 
     async def _prepare(self) -> Prepared:
@@ -404,6 +408,9 @@ class LearnerNode:
 
         # In a thread, because the prompts of the open groups are made again.
         restored = await in_thread(partial(plane.restore, self._recorded, now=time.monotonic()))
+        # A crash may have come between a verdict and the return of what the caught sampler gave.
+        for node, why in (await asyncio.to_thread(barred_in, self._run_dir)).items():
+            restored += plane.bar(node, why)
         self._rollouts.open(plane, score, self._journal, restored)
         return Steps(
             config,
@@ -418,6 +425,21 @@ class LearnerNode:
             self._held_out,
             self._best,
             LearningSignal(self._prompts.decode, self._max_new_tokens),
+            self._auditing(),
+            say=self._say,
+        )
+
+    def _auditing(self) -> Auditing | None:
+        """None where nothing can be drawn again: ranks share the weights, or samplers have no model."""
+        config = self._config
+        if not config.audit_share or config.trainer_ranks > 1 or config.rehearse_step_s:
+            return None
+        return Auditing(
+            self._training.audited,
+            Auditor(measured_classes(), secret=os.urandom(32), share=config.audit_share),
+            self._training.audit,
+            class_of=self._rollouts.tally.engine_of,
+            emit=self._log.event,
             say=self._say,
         )
 

@@ -142,7 +142,13 @@ class SamplerNode(JoiningNode):
             if hello is None:
                 return False
             session = Session(
-                client=RolloutClient(link, self._network.node, hello.learner_key, say=self._say),
+                client=RolloutClient(
+                    link,
+                    self._network.node,
+                    hello.learner_key,
+                    say=self._say,
+                    engine_class=lambda: engine.engine_class,
+                ),
                 beat_s=hello.beat_s,
                 engine=engine,
                 launch=launch,

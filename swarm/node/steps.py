@@ -15,6 +15,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.learner.messages import Trained
 from swarm.node.alarms import AlarmLog, LearningSignal, rewards_failed
+from swarm.node.auditing import Auditing
 from swarm.node.best import BestModel
 from swarm.node.joining import unless_stopped
 from swarm.node.metrics import RunLog
@@ -29,7 +30,7 @@ from swarm.rollout.plane.heldout import held_out_figures
 from swarm.rollout.plane.leases import Group
 from swarm.rollout.plane.rules import is_for_publication, publication_period, staleness
 from swarm.settings import LeadConfig
-from swarm.types import Prompt
+from swarm.types import NodeId, Prompt
 
 STALL_S = 30.0  # After this long without a batch the learner says what it waits for
 MAX_BOUND = 1024  # Largest max_staleness: learning from older rollouts makes no sense
@@ -53,6 +54,7 @@ class Steps:
         held_out_prompts: Sequence[Prompt],
         best: BestModel,
         signal: LearningSignal,
+        auditing: Auditing | None = None,
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -68,6 +70,7 @@ class Steps:
         self._held_out_prompts = held_out_prompts
         self._best = best
         self._signal = signal
+        self._auditing = auditing
         self._say = say
         self._save_failed_at = 0.0
         self._alarms = AlarmLog(emit=log.event, say=say)
@@ -99,6 +102,7 @@ class Steps:
         evaluation = asyncio.create_task(self._evaluate())
         publishing = asyncio.create_task(asyncio.sleep(0))
         self._recorded_at = time.monotonic()
+        await self._keep_weights()
         try:
             while self.step < self._config.steps:
                 if self._target_reached and await self._last_reaches_it(publishing, evaluation):
@@ -121,7 +125,7 @@ class Steps:
                     return
                 if self._is_for_publication():
                     await self._training.stage()
-                    publishing = asyncio.create_task(self._publication.publish_staged(self.step))
+                    publishing = asyncio.create_task(self._publish_staged())
                 await self._save_if_due()
                 if evaluation.done():
                     evaluation.result()
@@ -132,6 +136,24 @@ class Steps:
         finally:
             evaluation.cancel()
             publishing.cancel()
+
+    async def _publish_staged(self) -> None:
+        await self._publication.publish_staged(self.step)
+        await self._keep_weights()
+
+    async def _keep_weights(self) -> None:
+        """Keep the newest weights for as long as their rollouts may be audited."""
+        if self._auditing is not None:
+            await self._publication.hold_weights(self._auditing.place(self._publication.newest))
+            await asyncio.to_thread(self._auditing.prune, self.step - self.bound.max_staleness)
+
+    def let_in(self, node: NodeId) -> str:
+        """Take rollouts of a caught sampler again, and know nothing of it, as of a newcomer."""
+        if self._auditing is None:
+            raise UserError("this run has no audit, so nobody was caught")
+        self._auditing.let_in(node)
+        self._rollouts.unbar(node)
+        return f"node {node} is let in again, as a newcomer"
 
     async def leave_off(self) -> None:
         """Write a checkpoint of this step, so that no batch has to be trained on again. Try only once: the run can
@@ -233,7 +255,7 @@ class Steps:
             await unless_stopped(self._stop, publishing)
             return None
         began = time.monotonic()
-        batch = asyncio.create_task(self._rollouts.next_batch())
+        batch = asyncio.create_task(self._rollouts.next_batch(self._auditing))
         try:
             while not batch.done():
                 due = asyncio.create_task(self._publication.due.wait())
@@ -339,6 +361,10 @@ class Steps:
             **self._unsaid,
         }
         self._recorded_at, self._unsaid = now, {}
+        if self._auditing is not None:
+            self._auditing.trained_s += trained.seconds
+            self._auditing.step = self.step
+            self.last |= self._auditing.figures()
         self._log.metrics({**self.last, "time": round(time.time(), 3)})
 
     def _look(self, batch: list[Group], figures: Mapping[str, float]) -> None:

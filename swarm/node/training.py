@@ -34,7 +34,7 @@ from swarm.learner.checkpoint.files import (
     prune,
     whole_checkpoints,
 )
-from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup, TrainRollout
+from swarm.learner.messages import Audited, AuditRollout, Prepared, Saved, Trained, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.wire import Digest
 from swarm.process import in_thread
@@ -99,6 +99,8 @@ class Training:
         self.staging = self._trainer.staging
         self.held = run_dir / "held.bin"
         """A second name for the weights of a version while it is being measured (node/best.py)."""
+        self.audited = run_dir / "audited"
+        """Where versions whose rollouts may be audited have second names (node/auditing.py)."""
         self.save_fault = ""
         """Why the last checkpoint could not be written; "" if it was."""
 
@@ -141,6 +143,16 @@ class Training:
         self.step = step + 1
         await self._note_save(Saved(step=trained.saved_step, fault=trained.save_fault))
         return trained
+
+    async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...]) -> Audited:
+        """Have rollouts drawn again with the weights at `path`."""
+        step = self.step
+
+        async def attempt() -> Audited:
+            await self._replay(step)
+            return await self._trainer.audit(path, rollouts)
+
+        return await self._steadily(attempt)
 
     async def stage(self) -> None:
         """Have the weights of this step written to `staging`."""
@@ -243,7 +255,7 @@ class Training:
 
     def _own_staging(self) -> None:
         """Make sure that the staging file has no second name, by replacing it if necessary. If the disk has no room for
-        another file, give up the weights that are being measured."""
+        another file, give up the weights that are being measured or may be audited."""
         if not self.staging.exists() or (state := self.staging.stat()).st_nlink == 1:
             return
         fresh = self.staging.with_name("staging.next")
@@ -252,7 +264,8 @@ class Training:
                 allocate(file.fileno(), state.st_size, fresh)
         except DiskFull:
             fresh.unlink()
-            self.held.unlink(missing_ok=True)
+            for second in (self.held, *self.audited.glob("*.bin")):
+                second.unlink(missing_ok=True)
         else:
             fresh.replace(self.staging)
 

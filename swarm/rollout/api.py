@@ -51,7 +51,7 @@ from swarm.rollout.plane.effects import (
     Refused,
     ScoreWanted,
 )
-from swarm.rollout.plane.leases import MAX_NODES, Group
+from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.rollout.scoring import RewardFailures, Scorer, Scoring
 from swarm.rollout.tally import SamplerStats, SamplerWatch, Tally, tell_accepted
@@ -77,6 +77,16 @@ class Recorder(Protocol):
     async def write(self, entries: Sequence[Entry]) -> None: ...
 
     def enqueue(self, entries: Sequence[Entry]) -> None: ...
+
+
+class Look(Protocol):
+    """Who looks at a batch before it is taken (node/auditing.py)."""
+
+    def unseen(self, batch: Sequence[Group]) -> Sequence[Any]: ...
+
+    async def look(self, unseen: Sequence[Any]) -> Mapping[NodeId, str]: ...
+
+    def droppers(self, outcomes: Mapping[NodeId, Outcomes]) -> Sequence[NodeId]: ...
 
 
 class RolloutService:
@@ -140,8 +150,28 @@ class RolloutService:
         self._opened.published(version)
         self._chances.tell()
 
-    async def next_batch(self) -> list[Group]:
-        """Wait for the next batch and return it once the journal has recorded it."""
+    async def next_batch(self, look: Look | None = None) -> list[Group]:
+        """Wait for the next batch and return it once the journal has recorded it. Before that `look` is shown what the
+        batch would be, until it has seen all of it: the samplers that it names are barred, and others draw what they
+        gave."""
+        plane = self._opened
+        while True:
+            await self._until_full()
+            if look is None or not (unseen := look.unseen(plane.full_batch())):
+                break
+            for node, why in (await look.look(unseen)).items():
+                self._perform(plane.bar(node, why[:WHY_LENGTH]))
+        if look is not None:
+            for node in look.droppers(plane.leased.take_outcomes()):
+                plane.leased.hold_to_one(node)
+        batch, effects = plane.take()
+        self._perform(effects)
+        # While the disk is full, this wait keeps the trainer waiting too.
+        await self._recorder.write(())
+        self._chances.tell()
+        return batch
+
+    async def _until_full(self) -> None:
         plane = self._opened
         seen = self._ready.count
         while not plane.can_take(now=time.monotonic()):
@@ -149,12 +179,10 @@ class RolloutService:
             until = plane.hold_until()
             await self._ready.wait(seen, None if until is None else max(0.0, until - time.monotonic()))
             seen = self._ready.count
-        batch, effects = plane.take()
-        self._perform(effects)
-        # While the disk is full, this wait keeps the trainer waiting too.
-        await self._recorder.write(())
-        self._chances.tell()
-        return batch
+
+    def unbar(self, node: NodeId) -> None:
+        """Take rollouts of a sampler again that was barred."""
+        self._opened.unbar(node)
 
     async def set_bound(self, max_staleness: int) -> None:
         """Change S from the next batch on."""
@@ -205,7 +233,7 @@ class RolloutService:
     def status(self) -> dict[str, Any]:
         """Return samplers, verdicts and sizes for `status`."""
         return {
-            **self.tally.status(now=time.monotonic(), standby=self._plane.standby if self._plane else {}),
+            **self.tally.status(now=time.monotonic(), standby=self._plane.idle if self._plane else {}),
             **(self._plane.counts() if self._plane else {}),
             **self._intake.counts(),
         }
@@ -220,6 +248,7 @@ class RolloutService:
         if self._plane is None or self._is_ahead(ask.held):
             return refuse("starting", 1.0)
         self._installed(node, ask.held)
+        self.tally.runs(node, ask.engine)
         stats.questions += 1
         question = stats.questions
         until = (asked_at := time.monotonic()) + min(ask.wait_s, MAX_WAIT_S)
@@ -271,7 +300,7 @@ class RolloutService:
         newest, standby = None, ""
         if self._plane is not None:
             self._plane.beat(node, now=time.monotonic(), tokens_per_s=beat.tokens_per_s)
-            newest, standby = self._plane.newest, self._plane.standby.get(node, "")
+            newest, standby = self._plane.newest, self._plane.idle.get(node, "")
             installed = beat.installed
             if installed is not None and installed != stats.installed and not self._is_ahead(installed):
                 self._installed(node, installed)

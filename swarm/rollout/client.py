@@ -88,12 +88,14 @@ class RolloutClient:
         *,
         say: Callable[[str], None] = lambda line: None,
         pause_s: float = SLOW_PAUSE_S,
+        engine_class: Callable[[], str] = lambda: "",
     ) -> None:
         self._peer = peer
         self._node = node
         self._learner_key = learner_key
         self._say = say
         self._pause_s = pause_s
+        self._engine_class = engine_class
         self._portion_bytes = PORTION_BYTES
 
     async def ask(
@@ -107,6 +109,7 @@ class RolloutClient:
             capacity=capacity,
             wait_s=wait_s,
             at_once=at_once,
+            engine=self._engine_class(),
         )
         data = await self._peer.post(
             "/v1/leases", encode(request), cap_bytes=LEASE_REPLY_BYTES, timeout_s=wait_s + CALL_S

@@ -19,6 +19,7 @@ MAX_SUBMITTED = 1024  # Rollouts in one submission: judging them takes the event
 Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finished"]
 
 WHY_LENGTH = 200  # Characters in a line that tells a person why a node waits
+ENGINE_CLASS_LENGTH = 64  # Of "transformers/float32/cpu" and the like
 DEVICE_CLASS_LENGTH = 64  # Characters in a device's product name
 
 Why = Annotated[str, msgspec.Meta(max_length=WHY_LENGTH)]
@@ -38,7 +39,7 @@ class LeaseRequest(Message, frozen=True):
     """The sampler's engine has installed `held`, and it can take `capacity` more samples. `holding` names all samples
     that it holds. Other samples that the learner believes it holds are put back: a reply got lost, or the node was
     restarted. The engine can begin `at_once` of the new samples now, if it refills places one by one; 0 means all of
-    them if the node holds nothing, else none."""
+    them if the node holds nothing, else none. `engine` is its class: engine, number format and kind of device."""
 
     node: Id
     held: VersionId
@@ -46,6 +47,7 @@ class LeaseRequest(Message, frozen=True):
     capacity: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_ASK)]
     wait_s: Seconds
     at_once: Count = 0
+    engine: Annotated[str, msgspec.Meta(max_length=ENGINE_CLASS_LENGTH)] = ""
 
 
 class LeaseReply(Message, frozen=True):

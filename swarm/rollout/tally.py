@@ -37,6 +37,7 @@ class Tally:
         self.verdicts: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self._dropped_of: dict[NodeId, Counter[str]] = {}
+        self._engines: dict[NodeId, str] = {}
         self._accepted: deque[tuple[float, int]] = deque()
         self._began_at = 0.0
 
@@ -57,6 +58,15 @@ class Tally:
         self.verdicts["overloaded"] += 1
         if node in self.samplers:
             self.samplers[node].verdicts["overloaded"] += 1
+
+    def runs(self, node: NodeId, engine_class: str) -> None:
+        """Note the class of a sampler's engine, which is asked for after it left, too. At most MAX_NODES are known."""
+        if node in self._engines or len(self._engines) < MAX_NODES:
+            self._engines[node] = engine_class
+
+    def engine_of(self, node: NodeId) -> str:
+        """Return the class of engine that a sampler named last; "" if unknown."""
+        return self._engines.get(node, "")
 
     def drop(self, dropped: GroupDropped) -> None:
         """Count dropped rollouts by author. At most MAX_NODES authors are remembered."""
@@ -93,6 +103,7 @@ class Tally:
                     "samples": stats.samples,
                     "rollouts_per_s": round(stats.rollouts_per_s, 1),
                     "silent_s": round(now - stats.heard_at, 1),
+                    "engine": self.engine_of(node),
                     "device_class": stats.offer.device_class if stats.offer else "",
                     "cost_per_hour": stats.offer.cost_per_hour if stats.offer else 0.0,
                     "verdicts": dict(stats.verdicts),

@@ -132,6 +132,14 @@ def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
         place.copy_(tensor.detach())
 
 
+def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
+    """The weights that were staged to `path`, in the form of `tensors` and by the names of policy.PolicyModel, which
+    may be called with them. FileNotFoundError if there are none."""
+    path.stat()  # Else the next line would make the file
+    pairs = zip(tensors.items(), stream_places(tensors, path), strict=True)
+    return {f"model.{spec.name}": kept.to(own.device).to(own.dtype) for (spec, own), kept in pairs}
+
+
 def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[torch.Tensor]:
     """Where each tensor of the stream lies in the file at `path`, in the memory that is mapped to it."""
     total = sum(spec.nbytes for spec in tensors)

@@ -43,7 +43,8 @@ class RolloutAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutReturned:
-    """An accepted rollout cannot be scored. It counts as never accepted, and its sample is drawn again."""
+    """An accepted rollout cannot be scored, or its sampler was caught. It counts as never accepted, and its sample is
+    drawn again."""
 
     number: int
     index: int

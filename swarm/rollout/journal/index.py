@@ -278,10 +278,10 @@ class Index:
 
     def _return(self, entry: RolloutReturned) -> None:
         self._each(
-            "DELETE FROM rollouts WHERE number = ? AND idx = ? AND reward IS NULL "
+            "DELETE FROM rollouts WHERE number = ? AND idx = ? "
             f"AND number IN (SELECT number FROM groups WHERE {WAITING})",
             [(entry.number, entry.index)],
-            "the return of a rollout that does not wait for its score",
+            "the return of a rollout that is not there, or in a batch",
         )
 
     def _score(self, entries: Sequence[RolloutScored]) -> None:

@@ -55,6 +55,11 @@ UNPROVEN_HELD = 256
 """Samples that a node may hold before its first accepted answer: two batches of an ordinary engine. New keys cost
 nothing, and a node that never answers keeps its leases from others for a while."""
 
+NEW_ANSWERS = 64
+"""Answers of a node that is new, and may hold a quarter of a batch only: those that are audited in full."""
+
+LEAST_NEW_HELD = 32  # Or this many: a small engine's places, and few enough to be drawn again
+
 RETRY_S = 60.0  # For this long a node does not get a sample that it failed, unless all nodes have failed it
 
 FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its group is dropped: one may lie
@@ -134,20 +139,32 @@ class Group:
 @dataclass(slots=True, kw_only=True)
 class NodeState:
     """What the table knows of one sampler. `held` says when each of its samples is overdue. `tokens_per_s` is its own
-    report of how fast one sample grows (0: unknown). It may hold `most` samples: few before its first answer, and only
-    one after it kept a sample past its limit."""
+    report of how fast one sample grows (0: unknown). It may hold `most` samples: few while it has given less than
+    NEW_ANSWERS `answers`, and only one after it kept a sample past its limit."""
 
     heard_at: float
     tokens_per_s: float = 0.0
     most: int = UNPROVEN_HELD
+    answers: int = 0
     held: dict[tuple[GroupId, int], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """What became of a node's leases: accepted answers, and samples that it failed, gave back or kept too long."""
+
+    answered: int = 0
+    dropped: int = 0
 
 
 class LeaseTable:
     """The open groups, in the order in which their samples are handed out, and the nodes that hold samples."""
 
-    def __init__(self, *, swarm: SwarmId, run_seed: int, beat_s: float, time_limit_s: float) -> None:
+    def __init__(
+        self, *, swarm: SwarmId, run_seed: int, beat_s: float, time_limit_s: float, unproven_held: int = UNPROVEN_HELD
+    ) -> None:
         self._swarm = swarm
+        self._unproven_held = min(unproven_held, UNPROVEN_HELD)
         self._run_seed = run_seed
         self._most_limit_s = time_limit_s
         self._silence_s = MISSED_BEATS * beat_s
@@ -156,6 +173,8 @@ class LeaseTable:
         self._ages: Counter[int] = Counter()
         self._nodes: dict[NodeId, NodeState] = {}
         self._mean_tokens = math.inf
+        self._outcomes: dict[NodeId, Outcomes] = {}
+        self._held_to_one: set[NodeId] = set()
         self.chances = 0
         """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
         more, a group was dropped, a group is due later than it seemed, or the learner begins to wait."""
@@ -191,6 +210,11 @@ class LeaseTable:
             self._take_back(group, sample)
         self._unfilled.pop(group.group_id, None)
 
+    def reopen(self, group: Group) -> None:
+        """Add a group again that was complete, before its samples are withdrawn."""
+        self._groups[group.group_id] = group
+        self._age(group, 1)
+
     def by_deadline(self, max_staleness: int) -> Counter[int]:
         """Count the open training groups by deadline."""
         return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
@@ -214,7 +238,18 @@ class LeaseTable:
 
     def room(self, node: NodeId) -> int:
         """Return how many more samples `node` may hold. The table must know the node."""
-        return max(0, self._nodes[node].most - len(self._nodes[node].held))
+        state = self._nodes[node]
+        return max(0, (1 if node in self._held_to_one else state.most) - len(state.held))
+
+    def hold_to_one(self, node: NodeId) -> None:
+        """Let `node` hold one sample at a time from now on, since it leaves too many unanswered."""
+        if len(self._held_to_one) < MAX_NODES:
+            self._held_to_one.add(node)
+
+    def take_outcomes(self) -> dict[NodeId, Outcomes]:
+        """Return what became of the nodes' leases since the last call."""
+        found, self._outcomes = self._outcomes, {}
+        return found
 
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Lease:
         """Lease up to `capacity` waiting samples of `group`, perhaps none, to `node`. The table must know the node."""
@@ -248,8 +283,10 @@ class LeaseTable:
             return False
         self._take_back(group, sample)
         self._wait(group, -1)
-        if node in self._nodes:
-            self._nodes[node].most = MAX_HELD
+        if (state := self._nodes.get(node)) is not None:
+            state.answers += 1
+            state.most = self._unproven_held if state.answers < NEW_ANSWERS else MAX_HELD
+        self._note(node, answered=1)
         sample.rollout, sample.author = rollout, node
         self._mean_tokens = smoothed(self._mean_tokens, rollout.length, weight=LENGTH_WEIGHT)
         oldest = rollout.oldest
@@ -271,20 +308,27 @@ class LeaseTable:
         # The old seed would give the same answer if the version is the same.
         seed = sample_seed(self._run_seed, GroupId(f"{group.group_id}/{sample.redraws}"), index)
         sample.spec = structs.replace(sample.spec, seed=seed)
+        self.withdraw(group, index)
+        return True
+
+    def withdraw(self, group: Group, index: int) -> None:
+        """Have a sample drawn again from its seed, as if it had not been answered."""
+        sample = group.samples[index]
         self._age(group, -1)
-        sample.rollout = sample.author = None
+        sample.rollout = sample.author = sample.score = None
         answers = [one.rollout.oldest for one in group.samples if one.rollout is not None]
         group.answered = len(answers)
         group.oldest_answer = min((oldest for oldest in answers if oldest is not None), default=None)
         self._age(group, 1)
         self._wait(group, 1)
         self.chances += 1
-        return True
 
-    def release(self, node: NodeId, group_id: str, index: int) -> bool:
-        """Put a sample of `node` back to waiting. Return False if the node does not hold it."""
+    def release(self, node: NodeId, group_id: str, index: int, *, answered: bool = False) -> bool:
+        """Put a sample of `node` back to waiting, `answered` in a way that cannot be taken or not at all. Return False
+        if the node does not hold it."""
         if (group_id, index) not in self.held_by(node):
             return False
+        self._note(node, dropped=not answered)
         group = self._groups[GroupId(group_id)]
         self._take_back(group, group.samples[index])
         self.chances += 1
@@ -299,7 +343,7 @@ class LeaseTable:
         """Note a sign of life, and the node's rate if it reports one. Return False if the table of nodes is full."""
         if node not in self._nodes and len(self._nodes) >= MAX_NODES:
             return False
-        state = self._nodes.setdefault(node, NodeState(heard_at=now))
+        state = self._nodes.setdefault(node, NodeState(heard_at=now, most=self._unproven_held))
         state.heard_at = max(state.heard_at, now)
         state.tokens_per_s = tokens_per_s or state.tokens_per_s
         return True
@@ -317,6 +361,7 @@ class LeaseTable:
         """Drop a node and put its samples back to waiting. Return how many there were."""
         if (state := self._nodes.pop(node, None)) is None:
             return 0
+        self._note(node, dropped=len(state.held))
         for group_id, index in state.held:
             self._groups[group_id].samples[index].node = None
             self._wait(self._groups[group_id], 1)
@@ -363,6 +408,11 @@ class LeaseTable:
     def _longest_s(self, max_new_tokens: int) -> float:
         """Return the longest time limit of any lease. It grows with the completion: cutting off long ones is a bias."""
         return max(self._most_limit_s, max_new_tokens / SLOWEST_TOKENS_PER_S)
+
+    def _note(self, node: NodeId, *, answered: int = 0, dropped: int = 0) -> None:
+        before = self._outcomes.get(node, Outcomes())
+        if node in self._outcomes or len(self._outcomes) < MAX_NODES:
+            self._outcomes[node] = Outcomes(answered=before.answered + answered, dropped=before.dropped + dropped)
 
     def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
         sample.node = node

@@ -43,7 +43,7 @@ from swarm.rollout.plane.effects import (
     ScoreWanted,
 )
 from swarm.rollout.plane.heldout import WRONG, HeldOutRound
-from swarm.rollout.plane.leases import Group, LeaseTable
+from swarm.rollout.plane.leases import LEAST_NEW_HELD, Group, LeaseTable
 from swarm.rollout.plane.rules import Pacing, aged_by, deadline, is_fresh
 from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
 from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
@@ -58,6 +58,13 @@ class Buffer:
 
     def __len__(self) -> int:
         return sum(map(len, self._ready.values()))
+
+    def groups(self) -> list[Group]:
+        return [group for groups in self._ready.values() for group in groups.values()]
+
+    def remove(self, group: Group) -> None:
+        del self._ready[group.oldest_version][group.order]
+        self._ready = {version: groups for version, groups in self._ready.items() if groups}
 
     def add(self, group: Group) -> None:
         assert group.complete
@@ -172,7 +179,11 @@ class RolloutPlane:
         self.newest: VersionId | None = None
         self._prompts = prompts
         self.leased = LeaseTable(
-            swarm=rules.swarm, run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s
+            swarm=rules.swarm,
+            run_seed=rules.run_seed,
+            beat_s=rules.beat_s,
+            time_limit_s=rules.lease_time_limit_s,
+            unproven_held=max(LEAST_NEW_HELD, rules.groups_per_step * rules.group_size // 4),
         )
         """Which node holds which samples. Other modules only read it."""
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
@@ -187,6 +198,7 @@ class RolloutPlane:
         self._looked_at = 0.0  # When the learner last asked for a batch
         self._ending: Refusal | None = None
         self.standby: Mapping[NodeId, str] = {}  # Nodes that get no leases, and why
+        self.barred: dict[NodeId, str] = {}  # Nodes that get nothing and from which nothing is taken, and why
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
         """Continue where the records of an earlier process end. Call it before anything else. Samples that were leased
@@ -226,7 +238,7 @@ class RolloutPlane:
         of_this_life = held.incarnation == self.newest.incarnation and held <= self.newest
         if of_this_life and (grant := self._grant(node, held, capacity, at_once, now=now)).leases:
             return [*grant.records, Granted(leases=tuple(grant.leases))]
-        if (why := self.standby.get(node)) is not None:
+        if (why := self.idle.get(node)) is not None:
             return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
         reason: Refusal = "paced" if of_this_life and self._fresh(held.version) else "behind"
         return [Refused(reason=reason, retry_after_s=self.rules.beat_s)]
@@ -251,7 +263,7 @@ class RolloutPlane:
         judged = Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail, counted_as=counted_as)
         if verdict != "accepted":
             if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
-                self.leased.release(node, rollout.group_id, rollout.index)
+                self.leased.release(node, rollout.group_id, rollout.index, answered=True)
             return [judged]
         assert group is not None
         if failed:
@@ -295,7 +307,10 @@ class RolloutPlane:
         group = self.leased.group(group_id)
         if group is None:
             return []
-        group.samples[index].score = score
+        sample = group.samples[index]
+        if sample.author in self.barred:
+            return self._withdraw(group, index)
+        sample.score = score
         is_recorded = group.purpose == "train"
         record = [RolloutScored(number=group.order, index=index, score=score)] if is_recorded else []
         return [*record, *(self._completed(group) if group.complete else [])]
@@ -311,6 +326,33 @@ class RolloutPlane:
             return [RolloutReturned(number=group.order, index=index)]
         return self._drop(group, "reward_failed")
 
+    def bar(self, node: NodeId, why: str) -> list[Effect]:
+        """Give `node` nothing more, take nothing more from it, and have others draw what it gave to groups that are not
+        yet in a batch."""
+        self.barred[node] = why
+        self.leased.forget(node)
+        effects: list[Effect] = []
+        for group in [*self.leased.groups(), *self._buffer.groups()]:
+            # What waits for its score is withdrawn when that comes: it could be taken for another answer's.
+            given = [i for i, sample in enumerate(group.samples) if sample.author == node and sample.score is not None]
+            if given and group.complete:
+                self._buffer.remove(group)
+                self.leased.reopen(group)
+            effects += [record for index in given for record in self._withdraw(group, index)]
+        return [*effects, *self._expire()]
+
+    @property
+    def idle(self) -> Mapping[NodeId, str]:
+        """The nodes that get no leases, and why."""
+        return {**self.standby, **self.barred} if self.barred else self.standby
+
+    def _withdraw(self, group: Group, index: int) -> list[Effect]:
+        self.leased.withdraw(group, index)
+        return [RolloutReturned(number=group.order, index=index)] if group.purpose == "train" else []
+
+    def unbar(self, node: NodeId) -> None:
+        self.barred.pop(node, None)
+
     def can_take(self, *, now: float) -> bool:
         """Return whether batch `next_batch` is full and has waited for leased samples that it would make stale."""
         self._looked_at, waited = now, self._pacing.waits
@@ -325,6 +367,10 @@ class RolloutPlane:
         batch = self._buffer.first(self.next_batch, self.max_staleness)
         due = Counter(group.deadline(self.max_staleness) for group in batch)
         return self._pacing.may_take(self._by_deadline() - due, due, self.next_batch, now=now)
+
+    def full_batch(self) -> list[Group]:
+        """Return what `take` would, if `can_take`."""
+        return self._buffer.first(self.next_batch, self.max_staleness)
 
     def hold_until(self) -> float | None:
         """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
@@ -387,6 +433,8 @@ class RolloutPlane:
         at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
         grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
         # A node on standby gets held-out prompts only, and only if every node is on standby.
+        if node in self.barred:
+            return grant
         if node not in self.standby or (self._round.open and self.leased.nodes() <= self.standby.keys()):
             self._fill(grant, held)
         self._round.leased(grant.samples, grant.held_out)
@@ -469,6 +517,8 @@ class RolloutPlane:
     def _judge(self, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None) -> tuple[Verdict, str]:
         if lease.node != node or lease.swarm != self.rules.swarm or self.newest is None:
             return "malformed", "this lease was not given to this node by this learner"
+        if (why := self.barred.get(node)) is not None:
+            return "barred", why
         return verdict_on(
             rollout,
             lease,

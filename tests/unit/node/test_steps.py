@@ -52,7 +52,7 @@ class Rollouts:
 
     async def end(self, reason: str) -> None: ...
 
-    async def next_batch(self) -> Any:
+    async def next_batch(self, look: object = None) -> Any:
         self.asked.set()
         if self.batches:
             return self.batches.pop()

@@ -16,10 +16,12 @@ from swarm.rollout.plane.leases import (
     MAX_NODES,
     MIN_LIMIT_S,
     MISSED_BEATS,
+    NEW_ANSWERS,
     RETRY_S,
     SLOWEST_TOKENS_PER_S,
     UNPROVEN_HELD,
     LeaseTable,
+    Outcomes,
     sample_seed,
 )
 from swarm.types import GroupId, NodeId, Score
@@ -185,13 +187,40 @@ def test_a_lease_past_its_limit_is_taken_from_a_node_that_only_beats(table: Leas
     assert [sample.node for sample in group.samples] == [None, None, ALICE]
 
 
-def test_one_node_may_hold_only_so_much_and_little_before_its_first_answer(table: LeaseTable) -> None:
-    group = open_group(table, 0, size=10)
+def test_one_node_may_hold_only_so_much_and_little_while_it_is_new(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=NEW_ANSWERS)
     assert table.room(ALICE) == UNPROVEN_HELD
-    table.claim(group, ALICE, 4, now=0.0)
-    assert table.room(ALICE) == UNPROVEN_HELD - 4
+    table.claim(group, ALICE, NEW_ANSWERS, now=0.0)
+    assert table.room(ALICE) == UNPROVEN_HELD - NEW_ANSWERS
+    for index in range(NEW_ANSWERS):
+        assert table.room(ALICE) == UNPROVEN_HELD - NEW_ANSWERS + index
+        table.answer(group, rollout(index=index), ALICE)
+    assert table.room(ALICE) == MAX_HELD
+
+
+def test_who_is_held_to_one_sample_stays_so_whatever_it_answers(table: LeaseTable) -> None:
+    group = open_group(table, 0)
+    table.hold_to_one(ALICE)
+    table.claim(group, ALICE, 1, now=0.0)
+    assert table.room(ALICE) == 0
     table.answer(group, rollout(index=0), ALICE)
-    assert table.room(ALICE) == MAX_HELD - 3
+    assert table.room(ALICE) == 1
+    table.forget(ALICE)
+    table.hear(ALICE, now=1.0)
+    assert table.room(ALICE) == 1
+
+
+def test_what_became_of_leases_is_told_once(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=10)
+    table.claim(group, ALICE, 6, now=0.0)
+    table.answer(group, rollout(index=0), ALICE)
+    table.fail(ALICE, group, 1, now=0.0)
+    table.release(ALICE, "t0", 2)
+    table.release(ALICE, "t0", 3, answered=True)
+    table.keep(ALICE, {("t0", 5)})
+    table.forget(ALICE)
+    assert table.take_outcomes() == {ALICE: Outcomes(answered=1, dropped=4)}
+    assert table.take_outcomes() == {}
 
 
 def test_who_keeps_samples_past_their_limit_gets_one_at_a_time_until_it_answers(table: LeaseTable) -> None:
@@ -202,7 +231,7 @@ def test_who_keeps_samples_past_their_limit_gets_one_at_a_time_until_it_answers(
     table.claim(group, ALICE, 1, now=0.0)
     assert table.room(ALICE) == 0
     table.answer(group, rollout(index=0), ALICE)
-    assert table.room(ALICE) == MAX_HELD
+    assert table.room(ALICE) == UNPROVEN_HELD
 
 
 def test_a_failed_sample_is_for_others_first(table: LeaseTable) -> None:

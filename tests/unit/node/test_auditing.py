@@ -1,0 +1,177 @@
+"""Which rollouts of a batch are drawn again, with which weights, and what becomes of who is caught."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.audit.auditor import NEW_ROLLOUTS, Auditor, Calibration
+from swarm.errors import UserError
+from swarm.learner.messages import Audited, AuditRollout
+from swarm.node.auditing import Auditing, barred_in, evidence_in, measured_classes
+from swarm.rollout.plane.leases import Group, Outcomes
+from swarm.types import NodeId
+from tests.builders import ALICE, BOB, ask, new_plane, submit_and_score, v
+
+CLASSES = {"exact": Calibration(margin=0.01, missed=1e-4, distance=0.01)}
+
+
+class Audits:
+    """A trainer that finds of each rollout what `guilty` seeds deserve."""
+
+    def __init__(self, directory: Path, *, share: float = 0.05, seconds: float = 0.0) -> None:
+        self.asked: list[tuple[str, tuple[AuditRollout, ...]]] = []
+        self.guilty: set[int] = set()
+        self.seconds = seconds
+        self.engine, self.exact = "exact", True
+        self.events: list[dict[str, Any]] = []
+        self.said: list[str] = []
+        self.auditing = Auditing(
+            directory / "audited",
+            Auditor(CLASSES, secret=b"s", share=share),
+            self.audit,
+            class_of=lambda node: self.engine,
+            emit=self.emit,
+            say=self.said.append,
+        )
+
+    async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...]) -> Audited:
+        self.asked.append((path.name, rollouts))
+        missed = tuple(len(one.token_ids) // 4 if one.seed in self.guilty else 0 for one in rollouts)
+        return Audited(missed=missed, distances=(0.0,) * len(rollouts), exact=self.exact, seconds=self.seconds)
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.events.append({"kind": kind, **fields})
+
+
+def batch_of(*nodes: NodeId, groups: int = 2) -> list[Group]:
+    """Groups of two, each answered by one node, in turn."""
+    plane = new_plane(groups=groups)
+    for number in range(groups):
+        node = nodes[number % len(nodes)]
+        submit_and_score(plane, node, ask(plane, node, 0, 2), 0)
+    assert plane.can_take(now=0.0)
+    return plane.take()[0]
+
+
+def keep(audits: Audits, *versions: int) -> None:
+    for version in versions:
+        audits.auditing.place(v(version)).write_bytes(b"")
+
+
+async def test_newcomers_are_audited_in_full_and_each_rollout_once(tmp_path: Path) -> None:
+    audits, batch = Audits(tmp_path), batch_of(ALICE, BOB)
+    keep(audits, 0)
+    chosen = audits.auditing.unseen(batch)
+    assert [one.node for one in chosen] == [ALICE, ALICE, BOB, BOB]
+    assert await audits.auditing.look(chosen) == {}
+    ((name, asked),) = audits.asked
+    assert name == "0.0.bin"
+    assert [one.seed for one in asked] == [s.spec.seed for group in batch for s in group.samples]
+    assert {one.margin for one in asked} == {0.01}
+    assert audits.auditing.unseen(batch) == []
+
+
+async def test_who_is_caught_is_named_with_the_evidence(tmp_path: Path) -> None:
+    audits, batch = Audits(tmp_path), batch_of(ALICE, BOB)
+    keep(audits, 0)
+    audits.guilty = {sample.spec.seed for sample in batch[1].samples}
+    caught = await audits.auditing.look(audits.auditing.unseen(batch))
+    assert list(caught) == [BOB]
+    assert "draws" in caught[BOB]
+    (event,) = audits.events
+    assert (event["kind"], event["node"], event["detector"]) == ("caught", BOB, "draws")
+    assert event["rollouts"][0].startswith("t1/")
+
+
+async def test_the_evidence_outlives_the_process_and_is_enough_to_draw_again(tmp_path: Path) -> None:
+    audits, batch = Audits(tmp_path), batch_of(ALICE, BOB)
+    keep(audits, 0)
+    audits.guilty = {sample.spec.seed for sample in batch[1].samples}
+    (why,) = (await audits.auditing.look(audits.auditing.unseen(batch))).values()
+    assert barred_in(tmp_path) == {BOB: why}
+    assert BOB in audits.said[0]
+    (known,) = evidence_in(tmp_path)
+    assert (known["node"], known["detector"], known["engine"]) == (BOB, "draws", "exact")
+    given = {sample.rollout.rollout_id: sample for sample in batch[1].samples if sample.rollout}
+    assert known["evidence"]
+    for one in known["evidence"]:
+        rollout = given[one["rollout"]].rollout
+        assert rollout is not None
+        assert one["seed"] == given[one["rollout"]].spec.seed
+        assert array("i", one["token_ids"]).tobytes() == rollout.token_ids
+        assert array("f", one["logprobs"]).tobytes() == rollout.logprobs
+        assert one["missed_tokens"] > 0
+
+
+async def test_who_is_let_in_again_is_a_newcomer_and_can_be_caught_again(tmp_path: Path) -> None:
+    audits, batch = Audits(tmp_path), batch_of(BOB)
+    keep(audits, 0)
+    audits.guilty = {sample.spec.seed for group in batch for sample in group.samples}
+    with pytest.raises(UserError, match="not caught in this run"):
+        audits.auditing.let_in(BOB)
+    assert BOB in await audits.auditing.look(audits.auditing.unseen(batch))
+    audits.auditing.let_in(BOB)
+    assert barred_in(tmp_path) == {}
+    audits.auditing._seen.clear()
+    assert BOB in await audits.auditing.look(audits.auditing.unseen(batch))
+
+
+@pytest.mark.parametrize(("engine", "exact"), [("mlx", True), ("exact", False)])
+async def test_nobody_is_barred_by_what_was_never_measured(tmp_path: Path, engine: str, exact: bool) -> None:
+    audits, batch = Audits(tmp_path), batch_of(BOB, groups=8)
+    keep(audits, 0)
+    audits.engine, audits.exact = engine, exact
+    audits.guilty = {sample.spec.seed for group in batch for sample in group.samples}
+    assert await audits.auditing.look(audits.auditing.unseen(batch)) == {}
+    assert [event["kind"] for event in audits.events] == ["suspect"]
+    assert barred_in(tmp_path) == {}
+
+
+def test_who_leaves_leases_unanswered_is_named(tmp_path: Path) -> None:
+    audits, found = Audits(tmp_path), list[NodeId]()
+    for _ in range(8):
+        found += audits.auditing.droppers({ALICE: Outcomes(answered=30), BOB: Outcomes(answered=9, dropped=9)})
+    assert found == [BOB]
+    assert [event["detector"] for event in audits.events] == ["drops"]
+
+
+def test_the_classes_that_ship_can_be_read() -> None:
+    assert measured_classes()["transformers/float32/cpu"].margin < 0.01
+
+
+async def test_without_the_weights_nothing_is_found_and_nothing_looked_at_twice(tmp_path: Path) -> None:
+    audits, batch = Audits(tmp_path), batch_of(ALICE)
+    assert await audits.auditing.look(audits.auditing.unseen(batch)) == {}
+    assert audits.asked == []
+    assert audits.auditing.unseen(batch) == []
+
+
+async def test_audits_of_known_samplers_stay_within_their_share_of_the_time(tmp_path: Path) -> None:
+    audits = Audits(tmp_path, share=1.0, seconds=1.0)
+    keep(audits, 0)
+    for _ in range(NEW_ROLLOUTS // 2):
+        batch = batch_of(ALICE, groups=1)
+        audits.auditing._seen.clear()
+        await audits.auditing.look(audits.auditing.unseen(batch))
+    audits.auditing._seen.clear()
+    audits.auditing._auditor._share = 0.99
+    assert audits.auditing.spent_s > 0
+    assert audits.auditing.unseen(batch), "newcomers have emptied the purse of the others"
+    await audits.auditing.look(audits.auditing.unseen(batch))
+    audits.auditing._seen.clear()
+    assert audits.auditing.sampled_s > 0
+    audits.auditing.trained_s = 49 * audits.auditing.sampled_s
+    assert audits.auditing.unseen(batch) == []
+    audits.auditing.trained_s = 51 * audits.auditing.sampled_s
+    assert audits.auditing.unseen(batch)
+
+
+def test_weights_are_given_up_that_no_batch_can_need(tmp_path: Path) -> None:
+    audits = Audits(tmp_path)
+    keep(audits, 0, 1, 2, 10)
+    audits.auditing.prune(2)
+    assert sorted(path.name for path in (tmp_path / "audited").iterdir()) == ["0.10.bin", "0.2.bin"]
