@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random, SystemRandom
@@ -78,7 +78,7 @@ class Demo:
         self._say(f"run directory {self._run_dir}; what the nodes print is in its {LOGS}/")
         try:
             learner = await self._start("learner", *self._lead_arguments())
-            url = await self._learner_url(learner)
+            url = await learner_url(self._run_dir, learner, self._logs / "learner.log")
             if self._options.kill_learner:
                 self._say(f"kills are drawn with --kill-seed {self._kill_seed}")
                 self._draw_kill()
@@ -89,7 +89,7 @@ class Demo:
             self._console.print(words, highlight=False, soft_wrap=True)
             raise
         finally:
-            await self._stop_all()
+            await stop_nodes(self._nodes)
         report, *_ = await asyncio.to_thread(verify_directory, self._run_dir)
         for breach in report.breaches:
             self._say(f"breach: {breach}")
@@ -110,20 +110,7 @@ class Demo:
         return ["lead", "--lan", "--port", "0", *map(str, flags)]
 
     async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
-        with (self._logs / f"{name}.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "swarm",
-                *arguments,
-                "--stop-with-stdin",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                # Several engines share the cores; more threads each would only wait for one another.
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
+        process = await start_node(self._logs / f"{name}.log", *arguments)
         self._nodes.append(process)
         return process
 
@@ -176,15 +163,6 @@ class Demo:
                     async with asyncio.timeout(POLL_S):
                         await self._nodes[0].wait()
 
-    async def _learner_url(self, learner: asyncio.subprocess.Process) -> str:
-        path = self._run_dir / "node.json"
-        until = time.monotonic() + START_S
-        while not path.exists():
-            if learner.returncode is not None or time.monotonic() > until:
-                raise EchoError(f"the learner did not start: {self._log_tail('learner')}")
-            await asyncio.sleep(0.05)
-        return str(json.loads(path.read_text())["url"])
-
     async def _watch(self, url: str) -> None:
         with self._view as view:
             async for status in self._statuses(url):
@@ -205,8 +183,8 @@ class Demo:
             raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
 
     def _is_out(self, number: int) -> bool:
-        said = self._said(f"sampler-{number}")
-        return bool(self._nodes[1 + number].returncode) or (bool(said) and said[-1].startswith("paused for "))
+        words = self._said(f"sampler-{number}")
+        return bool(self._nodes[1 + number].returncode) or (bool(words) and words[-1].startswith("paused for "))
 
     def _note(self, status: dict[str, Any]) -> None:
         for sampler in status["samplers"]:
@@ -255,20 +233,6 @@ class Demo:
 
     def _learner_name(self) -> str:
         return f"learner-{self._learner_kills}" if self._learner_kills else "learner"
-
-    async def _stop_all(self) -> None:
-        """Ask every node to end, and kill it after STOP_S."""
-        for process in self._nodes:
-            if process.returncode is None:
-                process.terminate()
-        try:
-            async with asyncio.timeout(STOP_S):
-                await asyncio.gather(*(process.wait() for process in self._nodes))
-        except (TimeoutError, asyncio.CancelledError):
-            for process in self._nodes:
-                if process.returncode is None:
-                    process.kill()
-            await asyncio.gather(*(process.wait() for process in self._nodes))
 
     def _finish(self, wall_s: float, report: Report) -> dict[str, Any]:
         final = json.loads((self._run_dir / "summary.json").read_text())
@@ -319,10 +283,59 @@ class Demo:
         return path
 
     def _log_tail(self, name: str) -> str:
-        return f"{' | '.join(self._said(name)[-2:]) or 'it said nothing'} (log: {self._logs / name}.log)"
+        return last_words(self._logs / f"{name}.log")
 
     def _said(self, name: str) -> list[str]:
-        return (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        return said(self._logs / f"{name}.log")
+
+
+async def start_node(log: Path, *arguments: str, module: str = "swarm") -> asyncio.subprocess.Process:
+    """Start `python -m MODULE ARGUMENTS`, which ends when this process does. What it prints goes to `log`."""
+    with log.open("wb") as output:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, *arguments, "--stop-with-stdin"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            # Several engines share the cores; more threads each would only wait for one another.
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+
+
+async def learner_url(run_dir: Path, learner: asyncio.subprocess.Process, log: Path) -> str:
+    """Wait until the learner listens, and return where. Raise EchoError if it does not."""
+    path = run_dir / "node.json"
+    until = time.monotonic() + START_S
+    while not path.exists():
+        if learner.returncode is not None or time.monotonic() > until:
+            raise EchoError(f"the learner did not start: {last_words(log)}")
+        await asyncio.sleep(0.05)
+    return str(json.loads(path.read_text())["url"])
+
+
+async def stop_nodes(nodes: Sequence[asyncio.subprocess.Process]) -> None:
+    """Ask every node to end, and kill it after STOP_S."""
+    for process in nodes:
+        if process.returncode is None:
+            process.terminate()
+    try:
+        async with asyncio.timeout(STOP_S):
+            await asyncio.gather(*(process.wait() for process in nodes))
+    except (TimeoutError, asyncio.CancelledError):
+        for process in nodes:
+            if process.returncode is None:
+                process.kill()
+        await asyncio.gather(*(process.wait() for process in nodes))
+
+
+def said(log: Path) -> list[str]:
+    """Return the lines that a node has printed."""
+    return log.read_text(errors="replace").strip().splitlines()
+
+
+def last_words(log: Path) -> str:
+    return f"{' | '.join(said(log)[-2:]) or 'it said nothing'} (log: {log})"
 
 
 def verdict(*, learned: bool, control: bool, steps: int) -> str:

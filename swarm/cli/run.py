@@ -18,6 +18,7 @@ import typer
 from swarm import __version__
 from swarm.cli.options import Sections, with_settings
 from swarm.cli.plan import plan
+from swarm.cli.redteam import redteam
 from swarm.cli.runs import audit, export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
@@ -192,6 +193,7 @@ app.command()(verify)
 app.command()(report)
 app.command()(plan)
 app.command()(simulate)
+app.command()(redteam)
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(export_app, name="export")
 
