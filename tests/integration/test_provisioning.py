@@ -18,6 +18,9 @@ from tests.integration.processes import Learner, Node, Swarm, eventually, swarm_
 IDLE_TARGET = 0.1
 """Five times the default: on two busy cores a step may be late for reasons of their own."""
 
+MISSED = 0.5
+"""Of the idle time that one sampler too few costs: whoever steps in leaves the learner less idle than this."""
+
 NOISE = 0.1
 """Every step and every batch takes up to so much more or less; on top of it comes what the machine does."""
 
@@ -106,7 +109,7 @@ def test_cheaper_samplers_take_over_and_standbys_step_in_for_those_that_die(swar
     changes = len(_events(learner, "activated", "stood_by"))
     step = _passes(learner, STEADY_STEPS)
     assert len(_events(learner, "activated", "stood_by")) == changes, "nothing flaps at this noise"
-    assert median(row["idle_share"] for row in _rows(learner)[step - STEADY_STEPS : step]) <= IDLE_TARGET
+    assert median(row["idle_share"] for row in _rows(learner)[step - STEADY_STEPS : step]) < MISSED / NEEDED
 
     for sampler in cheap[: math.ceil(NEEDED / 3)]:
         sampler.kill()
@@ -117,8 +120,8 @@ def test_cheaper_samplers_take_over_and_standbys_step_in_for_those_that_die(swar
     assert [event["reason"] for event in _events(learner, "activated")][-1] == "samplers were lost: you step in"
     _passes(learner, PERIODS + STEADY_STEPS)
     after = {row["step"]: row["idle_share"] for row in _rows(learner)}
-    assert min(after[noticed + i] for i in range(1, PERIODS + 1)) <= IDLE_TARGET, after
-    assert median(after[noticed + i] for i in range(PERIODS, PERIODS + STEADY_STEPS)) <= IDLE_TARGET, after
+    assert min(after[noticed + i] for i in range(1, PERIODS + 1)) < MISSED / NEEDED, after
+    assert median(after[noticed + i] for i in range(PERIODS, PERIODS + STEADY_STEPS)) < MISSED / NEEDED, after
 
 
 @pytest.mark.long
