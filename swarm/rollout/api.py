@@ -21,6 +21,7 @@ from aiohttp import web
 
 from swarm.errors import EchoError
 from swarm.net.client import Crowded, Forbidden, binary, read_signed
+from swarm.net.hosts import caller_of, is_loopback
 from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.net.signing import SigningKey
 from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
@@ -244,7 +245,7 @@ class RolloutService:
         node, body = await read_signed(request, CONTROL_BODY_BYTES, self._sessions)
         ask = decode(body, LeaseRequest, cap_bytes=CONTROL_BODY_BYTES)
         self._check_sender(node, ask.node)
-        stats = self._hear(node)
+        stats = self._hear(node, request.remote)
         if self._plane is None or self._is_ahead(ask.held):
             return refuse("starting", 1.0)
         self._installed(node, ask.held)
@@ -292,7 +293,7 @@ class RolloutService:
         node, body = await read_signed(request, CONTROL_BODY_BYTES, self._sessions)
         beat = decode(body, Beat, cap_bytes=CONTROL_BODY_BYTES)
         self._check_sender(node, beat.node)
-        stats = self._hear(node)
+        stats = self._hear(node, request.remote)
         stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
         if beat.offer is not None:
             stats.offer = beat.offer
@@ -449,7 +450,7 @@ class RolloutService:
         self._perform(effects)
         self._ready.tell()
 
-    def _hear(self, node: NodeId) -> SamplerStats:
+    def _hear(self, node: NodeId, host: str | None = None) -> SamplerStats:
         stats = self.samplers.get(node)
         if stats is None:
             if len(self.samplers) >= MAX_NODES:
@@ -458,7 +459,9 @@ class RolloutService:
             self._emit("sampler_joined", node=node)
         stats.heard_at = time.monotonic()
         if self._plane is not None:
-            self._plane.beat(node, now=stats.heard_at)
+            # Whoever calls from this machine, as behind a tunnel, is nobody's neighbour.
+            caller = "" if host is None or is_loopback(host) else caller_of(host)
+            self._plane.beat(node, now=stats.heard_at, caller=caller)
         self._absent.discard(node)
         return stats
 

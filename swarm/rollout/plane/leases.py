@@ -140,9 +140,11 @@ class Group:
 class NodeState:
     """What the table knows of one sampler. `held` says when each of its samples is overdue. `tokens_per_s` is its own
     report of how fast one sample grows (0: unknown). It may hold `most` samples: few while it has given less than
-    NEW_ANSWERS `answers`, and only one after it kept a sample past its limit."""
+    NEW_ANSWERS `answers`, and only one after it kept a sample past its limit. `caller` is the address that it calls
+    from, "" if that says nothing."""
 
     heard_at: float
+    caller: str = ""
     tokens_per_s: float = 0.0
     most: int = UNPROVEN_HELD
     answers: int = 0
@@ -175,6 +177,7 @@ class LeaseTable:
         self._mean_tokens = math.inf
         self._outcomes: dict[NodeId, Outcomes] = {}
         self._held_to_one: set[NodeId] = set()
+        self._doubted: dict[str, NodeId] = {}
         self.chances = 0
         """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
         more, a group was dropped, a group is due later than it seemed, or the learner begins to wait."""
@@ -239,7 +242,21 @@ class LeaseTable:
     def room(self, node: NodeId) -> int:
         """Return how many more samples `node` may hold. The table must know the node."""
         state = self._nodes[node]
+        if state.answers < NEW_ANSWERS and state.caller in self._doubted:
+            new = [one for one in self._nodes.values() if one.answers < NEW_ANSWERS and one.caller == state.caller]
+            return max(0, 1 - sum(len(one.held) for one in new))
         return max(0, (1 if node in self._held_to_one else state.most) - len(state.held))
+
+    def doubt(self, node: NodeId) -> None:
+        """Hand newcomers from the address of `node` one sample at a time, to all of them together: it was caught, and
+        may come back under other keys."""
+        state = self._nodes.get(node)
+        if state is not None and state.caller and len(self._doubted) < MAX_NODES:
+            self._doubted.setdefault(state.caller, node)
+
+    def trust(self, node: NodeId) -> None:
+        """Undo what `doubt` did because of `node`."""
+        self._doubted = {caller: one for caller, one in self._doubted.items() if one != node}
 
     def hold_to_one(self, node: NodeId) -> None:
         """Let `node` hold one sample at a time from now on, since it leaves too many unanswered."""
@@ -339,13 +356,15 @@ class LeaseTable:
         for group_id, index in [name for name in self.held_by(node) if name not in holding]:
             self.release(node, group_id, index)
 
-    def hear(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> bool:
-        """Note a sign of life, and the node's rate if it reports one. Return False if the table of nodes is full."""
+    def hear(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0, caller: str = "") -> bool:
+        """Note a sign of life, and the node's rate and address if they are known. Return False if the table of nodes is
+        full."""
         if node not in self._nodes and len(self._nodes) >= MAX_NODES:
             return False
         state = self._nodes.setdefault(node, NodeState(heard_at=now, most=self._unproven_held))
         state.heard_at = max(state.heard_at, now)
         state.tokens_per_s = tokens_per_s or state.tokens_per_s
+        state.caller = caller or state.caller
         return True
 
     def fail(self, node: NodeId, group: Group, index: int, *, now: float) -> bool:

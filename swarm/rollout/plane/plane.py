@@ -243,9 +243,9 @@ class RolloutPlane:
         reason: Refusal = "paced" if of_this_life and self._fresh(held.version) else "behind"
         return [Refused(reason=reason, retry_after_s=self.rules.beat_s)]
 
-    def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> None:
-        """Note a sign of life from a sampler, and its measured rate."""
-        self.leased.hear(node, now=now, tokens_per_s=tokens_per_s)
+    def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0, caller: str = "") -> None:
+        """Note a sign of life from a sampler, its measured rate, and the address that it calls from."""
+        self.leased.hear(node, now=now, tokens_per_s=tokens_per_s, caller=caller)
 
     def submit(
         self, node: NodeId, lease: Lease, rollout: Rollout, *, now: float, fault: str | None = None
@@ -328,8 +328,9 @@ class RolloutPlane:
 
     def bar(self, node: NodeId, why: str) -> list[Effect]:
         """Give `node` nothing more, take nothing more from it, and have others draw what it gave to groups that are not
-        yet in a batch."""
+        yet in a batch. Newcomers from its address come one at a time."""
         self.barred[node] = why
+        self.leased.doubt(node)
         self.leased.forget(node)
         effects: list[Effect] = []
         for group in [*self.leased.groups(), *self._buffer.groups()]:
@@ -352,6 +353,7 @@ class RolloutPlane:
 
     def unbar(self, node: NodeId) -> None:
         self.barred.pop(node, None)
+        self.leased.trust(node)
 
     def can_take(self, *, now: float) -> bool:
         """Return whether batch `next_batch` is full and has waited for leased samples that it would make stale."""

@@ -17,6 +17,7 @@ from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.journal.entries import Entry, RolloutReturned, RolloutScored
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
 from swarm.rollout.plane.effects import ScoreWanted
+from swarm.rollout.plane.leases import Group
 from swarm.rollout.scoring import MAX_IN_A_ROW, MAX_OF_ONE, RewardFailures
 from swarm.types import GroupId, NodeId, RewardFailure, Score, Unscored
 from tests.builders import ListJournal, new_plane, prompt, rollout, v
@@ -54,6 +55,39 @@ async def test_leases_answered_make_a_batch(learner: Learner) -> None:
     assert [one.verdict for one in verdicts] == ["accepted"] * 4
     batch = await learner.service.next_batch()
     assert [group.group_id for group in batch] == ["t0", "t1"]
+
+
+class Accuser:
+    """Looks at each batch once, and catches Alice in the first."""
+
+    def __init__(self) -> None:
+        self.batches: list[Sequence[Group]] = [[]]
+
+    def unseen(self, batch: Sequence[Group]) -> Sequence[Group]:
+        return batch if len(self.batches) == 1 else []
+
+    async def look(self, unseen: Sequence[Group]) -> dict[NodeId, str]:
+        self.batches.append(unseen)
+        return {ALICE: "it lied"}
+
+    def droppers(self, outcomes: object) -> list[NodeId]:
+        return []
+
+
+@pytest.mark.parametrize(("local", "most"), [(True, 4), (False, 1)])
+async def test_newcomers_from_the_address_of_one_who_was_caught_come_one_at_a_time(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch, *, local: bool, most: int
+) -> None:
+    monkeypatch.setattr("swarm.rollout.api.is_loopback", lambda host: local)
+    await learner.open()
+    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
+    accuser = Accuser()
+    waiting = asyncio.create_task(learner.service.next_batch(accuser))
+    try:
+        await learner.shows(lambda status: ALICE in learner.plane.barred)
+        assert sum(len(one.lease.samples) for one in await leases_for(learner, BOB, 4)) == most
+    finally:
+        waiting.cancel()
 
 
 async def test_a_learner_that_waits_for_a_batch_hears_of_the_last_score(learner: Learner) -> None:

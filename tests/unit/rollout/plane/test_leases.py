@@ -210,6 +210,33 @@ def test_who_is_held_to_one_sample_stays_so_whatever_it_answers(table: LeaseTabl
     assert table.room(ALICE) == 1
 
 
+CAROL = NodeId("carol")
+
+
+def test_newcomers_from_the_address_of_one_who_was_caught_hold_one_sample_together(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=NEW_ANSWERS + 2)
+    for node in (ALICE, BOB, CAROL):
+        table.hear(node, now=0.0, caller="192.0.2.7")
+    for index in range(NEW_ANSWERS):
+        table.answer(group, rollout(index=index), CAROL)
+    table.doubt(ALICE)
+    table.forget(ALICE)
+    assert [table.room(node) for node in (BOB, CAROL)] == [1, MAX_HELD], "who has proven itself is no newcomer"
+    table.claim(group, CAROL, 1, now=0.0)
+    assert table.room(BOB) == 1
+    table.claim(group, BOB, 1, now=0.0)
+    table.hear(ALICE, now=0.0, caller="192.0.2.7")
+    assert [table.room(node) for node in (ALICE, BOB)] == [0, 0]
+    table.trust(ALICE)
+    assert table.room(ALICE) == UNPROVEN_HELD
+
+
+def test_an_address_that_says_nothing_makes_nobody_a_neighbour(table: LeaseTable) -> None:
+    table.doubt(ALICE)
+    table.hear(BOB, now=0.0)
+    assert table.room(BOB) == UNPROVEN_HELD
+
+
 def test_what_became_of_leases_is_told_once(table: LeaseTable) -> None:
     group = open_group(table, 0, size=10)
     table.claim(group, ALICE, 6, now=0.0)
