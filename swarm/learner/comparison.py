@@ -18,7 +18,7 @@ import torch
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.learner.alarms import Mismatch
-from swarm.learner.checkpoint.model_files import stream_places
+from swarm.learner.checkpoint.model_files import stream_places, weights_of
 from swarm.learner.messages import TrainGroup
 
 COMPARED_SHARE = 0.01
@@ -62,8 +62,7 @@ class Comparison:
             self._kept = []
         if not self._kept or age == 0 or 2 * len(drawn) < len(batch):
             return []
-        pairs = zip(self._tensors.items(), self._kept, strict=True)
-        weights = {f"model.{spec.name}": kept.to(own.device).to(own.dtype) for (spec, own), kept in pairs}
+        weights = weights_of(self._tensors, self._kept)
         self._kept = []
         found = compare(drawn[:: -(-len(drawn) // COMPARED_ROLLOUTS)], weights)
         self._spend(began)

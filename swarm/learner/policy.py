@@ -146,22 +146,24 @@ class Policy:
 
     def read(self, part: MicroBatch, weights: dict[str, torch.Tensor] | None = None) -> TokenFigures:
         """Log-probs and entropies of completion tokens, float32; `weights`, by the module's names, replace its own."""
-        return self._read(part, half=is_half(self._precision, part.token_ids.device.type), weights=weights)
-
-    def _read(self, part: MicroBatch, *, half: bool, weights: dict[str, torch.Tensor] | None = None) -> TokenFigures:
-        given = (part.token_ids, part.positions, part.places, part.targets)
-        with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half):
-            logprobs, entropy = functional_call(self.module, weights, given) if weights else self.module(*given)
+        logprobs, entropy = self._pass(part, is_half(self._precision, part.token_ids.device.type), weights)
         return TokenFigures(logprobs=logprobs, entropy=entropy)
+
+    def _pass(
+        self, part: MicroBatch, half: bool, weights: dict[str, torch.Tensor] | None = None, draws: Draws | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        given = (part.token_ids, part.positions, part.places, part.targets, draws)
+        with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half):
+            found: tuple[torch.Tensor, torch.Tensor] = (
+                functional_call(self.module, weights, given) if weights else self.module(*given)
+            )
+        return found
 
     @torch.no_grad()
     def replay(self, part: MicroBatch, draws: Draws, weights: dict[str, torch.Tensor] | None = None) -> Replayed:
         """Find whether the completion tokens are what `draws` draw with these weights, or with its own; in float32
         where the attention kernel can."""
-        given = (part.token_ids, part.positions, part.places, part.targets, draws)
-        half = self.probes_in_half(part.token_ids.device)
-        with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half):
-            logprobs, margins = functional_call(self.module, weights, given) if weights else self.module(*given)
+        logprobs, margins = self._pass(part, self.probes_in_half(part.token_ids.device), weights, draws)
         return Replayed(logprobs=logprobs, margins=margins)
 
     @torch.no_grad()
@@ -196,7 +198,7 @@ class Policy:
     def _all(self, rows: list[Row], rules: ComputeRules, device: torch.device) -> torch.Tensor:
         """Log-probs of all rows, [tokens], in their order; in float32 where the attention kernel can."""
         (part,) = micro_batches(rows, rules, device)
-        return self._read(part, half=self.probes_in_half(device)).logprobs
+        return self._pass(part, self.probes_in_half(device))[0]
 
     def probes_in_half(self, device: torch.device) -> bool:
         """Whether log-probs that are to be as exact as they can be are in bf16 all the same."""

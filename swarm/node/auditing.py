@@ -182,7 +182,7 @@ class Auditing:
 
     def let_in(self, node: NodeId) -> None:
         """Forget what is known of a sampler, as an operator wants. UserError if it was not caught."""
-        if not self._file(node).exists():
+        if self._file(node) not in _files(self._directory.parent):
             raise UserError(f"node {node} was not caught in this run: `echo-node audit` names those that were")
         self._auditor.forget(node)
         self._against.pop(node, None)
@@ -234,6 +234,8 @@ class Auditing:
         path = self._file(verdict.node)
         path.parent.mkdir(exist_ok=True)
         evidence = [one for one in self._against.get(verdict.node, ()) if one["rollout"] in verdict.rollouts]
+        if len(_files(self._directory.parent)) >= MAX_NODES:  # Keys cost nothing: theirs must not fill the disk
+            evidence = []
         known = {"node": verdict.node, "why": why, "detector": verdict.detector, "step": self.step}
         engine = self._class_of(verdict.node)
         write_json(path, {**known, "engine": engine, "audited_rollouts": verdict.audited, "evidence": evidence})

@@ -136,7 +136,12 @@ def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[
     """The weights that were staged to `path`, in the form of `tensors` and by the names of policy.PolicyModel, which
     may be called with them. FileNotFoundError if there are none."""
     path.stat()  # Else the next line would make the file
-    pairs = zip(tensors.items(), stream_places(tensors, path), strict=True)
+    return weights_of(tensors, stream_places(tensors, path))
+
+
+def weights_of(tensors: dict[TensorSpec, torch.Tensor], stored: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same of weights that are `stored` in the places of the stream."""
+    pairs = zip(tensors.items(), stored, strict=True)
     return {f"model.{spec.name}": kept.to(own.device).to(own.dtype) for (spec, own), kept in pairs}
 
 

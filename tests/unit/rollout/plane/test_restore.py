@@ -85,6 +85,18 @@ def granted(plane: RolloutPlane, node: NodeId, held: int, capacity: int, *, now:
     return [f"{lease.group_id}/{spec.index}" for lease in leases for spec in lease.samples]
 
 
+def test_who_is_barred_after_a_restart_loses_what_is_on_record_of_it(run: Run) -> None:
+    """A crash came between the verdict and the return of what the caught sampler gave."""
+    run.answer(ALICE, run.ask(ALICE, 0, 3), 0)
+    run.answer(BOB, run.ask(BOB, 0, 1), 0)
+    plane, _ = run.restored(0)
+    assert plane.can_take(now=100.0)
+    returned = [(one.number, one.index) for one in plane.bar(ALICE, "it lied") if isinstance(one, RolloutReturned)]
+    assert returned == [(0, 0), (0, 1), (1, 0)]
+    assert not plane.can_take(now=100.0)
+    assert sorted(granted(plane, BOB, 0, 3)) == ["t0/0", "t0/1", "t1/0"]
+
+
 # -- records -----------------------------------------------------------------------------------------------------
 
 
