@@ -10,12 +10,16 @@ a lie are drawn by transformers: another temperature, or older weights called ne
 `--hours` feeds honest samplers of each class to the auditor that ships, as many node-hours, each handing in a rollout a
 second of which 5 % are audited: `as_measured` draws rollouts of the rows above with replacement, `as_allowed` misses
 tokens as often as the class may at most. Both count samplers that were caught.
+
+`--deep` measures only how bfloat16 differs from float32 in models deeper than the copy task's: random Qwen3 models, the
+spread of whose logits grows with the scale of their weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import inspect
 import json
 import random
@@ -30,6 +34,7 @@ import torch
 from benchmarks.learning_forced import OneProcess, sums_of
 from swarm.audit.auditor import Auditor, Calibration, Finding
 from swarm.learner.checkpoint.model_files import stored_weights
+from swarm.learner.draws import gumbel
 from swarm.learner.messages import AuditRollout
 from swarm.learner.replay import replay, row_of
 from swarm.node.auditing import measured_classes
@@ -42,6 +47,13 @@ HONEST_STEPS = (20, 40, 60)
 PROMPTS, GROUP = 200, 4
 OF_NO_CLASS = Calibration(margin=0.1, missed=1.0, distance=0.3)
 ROLLOUTS_PER_S, SHARE = 1.0, 0.05
+BESIDE, AUDITED_BEFORE = 3, 1200  # Honest samplers beside one, and how many of their rollouts were audited before
+DEEP: dict[str, Any] = {
+    **{"vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "head_dim": 64},
+    **{"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256},
+}
+DEEP_MODELS = ((2.0, 12), (4.0, 12), (8.0, 12), (12.0, 12), (16.0, 12), (8.0, 28))
+DEEP_ROWS, DEEP_PROMPT, DEEP_TOKENS = 64, 8, 48
 LYING = ("transformers/float32", "transformers/bfloat16")
 
 Measured = dict[str, list[Finding]]
@@ -142,8 +154,14 @@ def row(name: str, findings: Sequence[Finding], margins: Sequence[float], caught
     }
 
 
-def caught_after(findings: Sequence[Finding], class_name: str, classes: dict[str, Calibration]) -> int | None:
+def caught_after(
+    findings: Sequence[Finding], class_name: str, classes: dict[str, Calibration], honest: Sequence[Finding] = ()
+) -> int | None:
+    """Return after how many of these rollouts a sampler is caught, beside BESIDE others that handed in `honest`."""
     auditor = Auditor(classes, secret=b"", share=SHARE)
+    for number, finding in enumerate(honest):
+        auditor.note(NodeId(f"{1 + number % BESIDE:032x}"), class_name, finding)
+    auditor.settle()
     for number, finding in enumerate(findings):
         if auditor.note(NodeId("0" * 32), class_name, finding) is not None:
             return number + 1
@@ -151,12 +169,14 @@ def caught_after(findings: Sequence[Finding], class_name: str, classes: dict[str
 
 
 def false_alarms(pool: Sequence[Finding], class_name: str, hours: float, seed: int = 0) -> int:
-    """Return how many samplers of an hour each were caught; `pool` are their rollouts."""
+    """Return how many samplers were caught in so many hours of each, four in a swarm; `pool` are their rollouts."""
     draw, classes, caught = random.Random(seed), measured_classes(), 0
-    for number in range(round(hours)):
-        auditor, node = Auditor(classes, secret=b"", share=SHARE), NodeId(f"{number:032x}")
+    nodes = [NodeId(f"{number:032x}") for number in range(1 + BESIDE)]
+    for _ in range(round(hours / len(nodes))):
+        auditor = Auditor(classes, secret=b"", share=SHARE)
         for _ in range(64 + round(3600 * ROLLOUTS_PER_S * SHARE)):
-            caught += auditor.note(node, class_name, draw.choice(pool)) is not None
+            auditor.settle()
+            caught += sum(auditor.note(node, class_name, draw.choice(pool)) is not None for node in nodes)
     return caught
 
 
@@ -198,20 +218,65 @@ async def measure(engines: Sequence[str], directory: Path) -> tuple[list[dict[st
                 ("20 steps older, step 40", 20, 40, 1.0),
             ):
                 findings, margins = task.found(await task.drawn_by(engine, drawn, temperature), claimed, known)
+                seen = random.Random(0).sample(pools[class_name], AUDITED_BEFORE)
+                alone, caught = (caught_after(findings, class_name, classes, beside) for beside in ((), seen))
                 rows.append(
-                    row(f"{class_name}, {what}", findings, margins, caught_after(findings, class_name, classes))
+                    {**row(f"{class_name}, {what}", findings, margins, caught), "caught_alone_after_rollouts": alone}
                 )
         print(json.dumps(rows[-1]), flush=True)
     return rows, pools
+
+
+def deep(scale: float, layers: int, seed: int) -> dict[str, Any]:
+    """Draw with a random model in bfloat16, and again with the same weights in float32."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    untyped: Any = Qwen3ForCausalLM
+    config = Qwen3Config(**DEEP, num_hidden_layers=layers, initializer_range=0.02 * scale, tie_word_embeddings=False)
+    half = untyped(config).eval().to(torch.bfloat16)
+    exact = copy.deepcopy(half).float()
+    tokens, seeds = torch.randint(0, config.vocab_size, (DEEP_ROWS, DEEP_PROMPT)), torch.arange(DEEP_ROWS)
+    with torch.no_grad():
+        past, new = None, tokens
+        for _ in range(DEEP_TOKENS):
+            out = half(new, past_key_values=past, use_cache=True)
+            past, at = out.past_key_values, torch.full((DEEP_ROWS,), tokens.shape[1] - 1)
+            noised = out.logits[:, -1].float().log_softmax(-1) + gumbel(seeds, at, config.vocab_size)
+            new = noised.argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, new], dim=1)
+        logits = exact(tokens).logits[:, DEEP_PROMPT - 1 : -1]
+        at = torch.arange(DEEP_PROMPT - 1, DEEP_PROMPT - 1 + DEEP_TOKENS).repeat(DEEP_ROWS)
+        noised = logits.log_softmax(-1).flatten(0, 1)
+        entropy = float(-(noised.exp() * noised).sum(-1).mean())
+        noised = noised + gumbel(seeds.repeat_interleave(DEEP_TOKENS), at, config.vocab_size)
+        drawn = tokens[:, DEEP_PROMPT:].flatten()[:, None]
+        margins = noised.max(-1).values - noised.gather(1, drawn)[:, 0]
+    return {
+        "layers": layers,
+        "logit_std": round(float(logits.std(-1).mean()), 2),
+        "entropy": round(entropy, 2),
+        "tokens": len(margins),
+        "missed_by_more": {str(m): round(float((margins > m).float().mean()), 5) for m in (0.1, 0.3, 0.5, 1.0)},
+        "largest_margin": round(float(margins.max()), 3),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", default=["transformers/float32", "transformers/bfloat16"])
     parser.add_argument("--hours", type=float, default=10_000)
+    parser.add_argument("--deep", action="store_true", help="only how bfloat16 differs in deeper models")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.deep:
+        found = [deep(scale, layers, seed) for scale, layers in DEEP_MODELS for seed in range(3)]
+        for one in found:
+            print(json.dumps(one))
+        if given.json:
+            print(json.dumps({"deep": found}))
+        return
     with tempfile.TemporaryDirectory() as directory:
         rows, pools = asyncio.run(measure(given.engines, Path(directory)))
     for one in rows:

@@ -2,7 +2,9 @@
 
 Two things are found of an audited rollout (learner/replay.py): how many of its tokens are not what its seed draws with
 the weights that it names, and how far its log-probs are from those of these weights. Honest engines differ a little, by
-engine, precision and device; a `Calibration` says by how much, as measured. Evidence is Page's CUSUM (1954): each
+engine, precision and device; a `Calibration` says by how much at most, as measured. In bfloat16 it depends on the model
+too, so that the share of missed tokens that is expected of a class follows what most of its samplers miss in this run,
+and never exceeds the calibration's. Evidence is Page's CUSUM (1954): each
 observation adds the logarithm of how much likelier it is of a guilty sampler than of an honest one, and the sum never
 falls below 0. A sum of LIMIT comes up by chance once in e^LIMIT observations of an honest sampler, or more rarely.
 
@@ -13,9 +15,10 @@ full, then a share; nobody is ever not audited.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 from swarm.net.wire import digest
@@ -28,8 +31,14 @@ NEW_ROLLOUTS = 64  # Audited in full
 PROVEN_ROLLOUTS = 4096  # Audited without any suspicion, and then on at PROVEN_SHARE of the share of others
 PROVEN_SHARE = 0.4
 SUSPICION = 0.25  # Of LIMIT: from here on a sampler is audited in full
-MISSED_BY_GUILTY = 0.03
-"""Share of tokens. A temperature of 0.8 for 1 misses more, so do other weights; what differs less changes little."""
+MISSED_BY_GUILTY, MORE_BY_GUILTY = 0.03, 2.5
+"""Share of tokens, and times what is expected of honest samplers, if that is more. A temperature of 0.8 for 1 misses
+3 %, other weights more; what differs less changes little."""
+
+LEAST_SAMPLERS, LEAST_TOKENS = 3, 500  # A class is known from so many samplers of so many audited tokens each
+PRIOR_TOKENS = 100  # Of the calibration's share are added to those of each sampler
+ABOVE_USUAL = 2.0  # Times the median share of a class's samplers: what is expected of one of them
+LEAST_MISSED = 3e-4  # Is expected whatever others miss: no more than that is known from a few thousand tokens
 
 OFF_BY_HONEST, OFF_BY_GUILTY = 1e-3, 0.5  # Shares of rollouts
 DROPPING_BY_HONEST, DROPPING_BY_GUILTY = 0.02, 0.5
@@ -43,15 +52,15 @@ KEPT_EVIDENCE = 16  # Rollouts named in a verdict, the last ones
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """What honest samplers of a class do, from measured runs. A token is missed if its margin is above `margin` nats,
-    as the share `missed` of honest tokens are; a rollout's log-probs are off if they differ by more than `distance`
-    nats a token in the mean, as fewer than OFF_BY_HONEST of honest rollouts do."""
+    as the share `missed` of honest tokens are at most; a rollout's log-probs are off if they differ by more than
+    `distance` nats a token in the mean, as fewer than OFF_BY_HONEST of honest rollouts do."""
 
     margin: float
     missed: float
     distance: float
 
 
-UNKNOWN = Calibration(margin=0.3, missed=0.006, distance=0.3)
+UNKNOWN = Calibration(margin=0.3, missed=0.02, distance=0.3)
 """Of a class that was never measured: as coarse as bfloat16. Nobody is punished by it: who is beyond doubt by this is
 named as suspect."""
 
@@ -85,6 +94,8 @@ class Caught:
 @dataclass(slots=True)
 class _Standing:
     audited: int = 0
+    tokens: int = 0
+    missed: int = 0
     caught: bool = False
     scores: dict[Detector, float] = field(default_factory=dict)
     against: dict[Detector, deque[str]] = field(default_factory=dict)
@@ -108,6 +119,7 @@ class Auditor:
         self._secret = secret
         self._share = share
         self._standings: dict[tuple[NodeId, str], _Standing] = {}
+        self._usual: dict[str, float] = {}
 
     def share(self, node: NodeId, class_name: str, *, chosen: int = 0) -> float:
         """Return which share of the node's rollouts is audited, once `chosen` more have been."""
@@ -127,16 +139,32 @@ class Auditor:
         """Return what is expected of a class."""
         return self._classes.get(class_name, UNKNOWN)
 
+    def expected_missed(self, class_name: str) -> float:
+        """Return which share of an honest sampler's tokens is missed at most."""
+        most = self.calibration(class_name).missed
+        return min(most, max(LEAST_MISSED, ABOVE_USUAL * self._usual.get(self._known(class_name), most)))
+
+    def settle(self) -> None:
+        """Look at what the samplers of each class miss. No minority of liars moves a median far."""
+        found = defaultdict[str, list[float]](list)
+        for (_, name), one in self._standings.items():
+            if one.tokens >= LEAST_TOKENS and not one.caught:
+                prior = PRIOR_TOKENS * self.calibration(name).missed
+                found[name].append((one.missed + prior) / (one.tokens + PRIOR_TOKENS))
+        self._usual = {name: median(shares) for name, shares in found.items() if len(shares) >= LEAST_SAMPLERS}
+
     def note(self, node: NodeId, class_name: str, finding: Finding) -> Caught | None:
         """Add what was found of one of the node's rollouts. Return a verdict the first time that it is beyond doubt."""
         standing = self._standing(node, class_name)
         standing.audited += 1
+        standing.tokens, standing.missed = standing.tokens + finding.tokens, standing.missed + finding.missed
         if standing.caught:
             return None
-        known = self.calibration(class_name)
-        is_off = int(finding.distance > known.distance)
+        is_off = int(finding.distance > self.calibration(class_name).distance)
+        honest = self.expected_missed(class_name)
+        guilty = max(MISSED_BY_GUILTY, MORE_BY_GUILTY * honest)
         observed: tuple[tuple[Detector, int, float], ...] = (
-            ("draws", finding.missed, _gain(finding.missed, finding.tokens, known.missed, MISSED_BY_GUILTY)),
+            ("draws", finding.missed, _gain(finding.missed, finding.tokens, honest, guilty)),
             ("log-probs", is_off, _gain(is_off, 1, OFF_BY_HONEST, OFF_BY_GUILTY)),
         )
         for detector, hits, gain in observed:

@@ -148,6 +148,7 @@ class Auditing:
 
     async def look(self, chosen: Sequence[Chosen]) -> dict[NodeId, str]:
         """Have these drawn again. Return who is to be barred, and why."""
+        self._auditor.settle()
         by_version: defaultdict[VersionId, list[Chosen]] = defaultdict(list)
         for one in chosen:
             self._seen.add(one.rollout.rollout_id)

@@ -67,6 +67,53 @@ def test_honest_samplers_are_not_caught(name: str) -> None:
     assert 0.3 * LIMIT < highest < 0.9 * LIMIT
 
 
+COARSE = Calibration(margin=0.3, missed=0.02, distance=0.3)
+"""As bfloat16: what honest samplers miss depends on the model."""
+
+CAROL, DAN = NodeId("carol"), NodeId("dan")
+
+
+def beside(shares: dict[NodeId, float], rollouts: int, seed: int = 0) -> tuple[Auditor, dict[NodeId, int]]:
+    """Samplers that miss these shares of tokens, audited in turn: who is caught after how many rollouts."""
+    auditor, random = Auditor({"half": COARSE}, secret=b"s", share=0.05), Random(seed)
+    caught: dict[NodeId, int] = {}
+    for number in range(rollouts):
+        auditor.settle()
+        for node, share in shares.items():
+            if auditor.note(node, "half", finding(random, number, missed=share, off=0.0)) is not None:
+                caught[node] = number + 1
+    return auditor, caught
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_others_miss_little_less_is_expected_of_all(seed: int) -> None:
+    assert beside({ALICE: 0.029}, 200, seed)[1] == {}, "alone it may be of a class that misses as much"
+    auditor, caught = beside({ALICE: 0.029, BOB: 1e-4, CAROL: 1e-4, DAN: 1e-4}, 200, seed)
+    assert caught.keys() == {ALICE}
+    assert auditor.expected_missed("half") < 0.005
+    assert auditor.expected_missed("another") == COARSE.missed
+
+
+@pytest.mark.parametrize("share", [0.004, 0.013, 0.02])
+def test_where_all_miss_as_many_tokens_nobody_is_caught_but_who_misses_more(share: float) -> None:
+    honest = {BOB: share, CAROL: share, DAN: 0.7 * share}
+    assert beside(honest, 20_000)[1] == {}
+    assert beside({ALICE: 0.09, **honest}, 2000)[1].keys() == {ALICE}
+
+
+def test_a_minority_of_liars_makes_nobody_believe_that_all_miss_much() -> None:
+    auditor = Auditor({"half": COARSE}, secret=b"s", share=0.05)
+    for node, missed in ((ALICE, 12), (BOB, 0), (CAROL, 0)):
+        auditor.note(node, "half", Finding(rollout_id="t0/0", tokens=500, missed=missed, distance=0.0))
+    auditor.settle()
+    assert auditor.expected_missed("half") < 0.01
+    two = Auditor({"half": COARSE}, secret=b"s", share=0.05)
+    for node in (BOB, CAROL):
+        two.note(node, "half", Finding(rollout_id="t0/0", tokens=500, missed=0, distance=0.0))
+    two.settle()
+    assert two.expected_missed("half") == COARSE.missed, "of two the half may lie"
+
+
 def test_of_a_class_that_was_never_measured_nobody_is_more_than_suspect() -> None:
     auditor = new_auditor()
     found = [auditor.note(ALICE, "mlx", finding(Random(n), n, missed=0.5, off=0.5)) for n in range(500)]
