@@ -47,7 +47,9 @@ HONEST_STEPS = (20, 40, 60)
 PROMPTS, GROUP = 200, 4
 OF_NO_CLASS = Calibration(margin=0.1, missed=1.0, distance=0.3)
 ROLLOUTS_PER_S, SHARE = 1.0, 0.05
-BESIDE, AUDITED_BEFORE = 3, 1200  # Honest samplers beside one, and how many of their rollouts were audited before
+BESIDE, AUDITED_BEFORE = 3, {40: 580, 60: 700}
+"""Honest samplers beside one, and how many of their rollouts were audited before these steps: newcomers' 64 each, and
+three quarters of what `bin/demo` audits beyond (715 and 875 in all, one run)."""
 DEEP: dict[str, Any] = {
     **{"vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "head_dim": 64},
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256},
@@ -218,7 +220,7 @@ async def measure(engines: Sequence[str], directory: Path) -> tuple[list[dict[st
                 ("20 steps older, step 40", 20, 40, 1.0),
             ):
                 findings, margins = task.found(await task.drawn_by(engine, drawn, temperature), claimed, known)
-                seen = random.Random(0).sample(pools[class_name], AUDITED_BEFORE)
+                seen = random.Random(0).sample(pools[class_name], AUDITED_BEFORE[claimed])
                 alone, caught = (caught_after(findings, class_name, classes, beside) for beside in ((), seen))
                 rows.append(
                     {**row(f"{class_name}, {what}", findings, margins, caught), "caught_alone_after_rollouts": alone}

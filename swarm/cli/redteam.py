@@ -10,7 +10,7 @@ import typer
 
 from swarm.cli.plan import Json
 
-STEPS = 80  # The honest run of the copy task has then learned
+STEPS = 120  # The honest run of the copy task has then learned, also beside other work
 CROWD_STEPS = 30  # Enough for each attacker to be audited in full
 
 

@@ -137,13 +137,16 @@ class Swarm:
 
     async def _watch(self, plan: Plan, learner: asyncio.subprocess.Process, url: str) -> None:
         until = time.monotonic() + LIMIT_S + LIMIT_PER_STEP_S * plan.steps
+        step = -1
         async with PeerClient(plain_address(url)) as peer:
             while learner.returncode is None:
                 if time.monotonic() > until:
                     raise EchoError(f"a run of {plan.steps} steps did not end: {last_words(self._log('learner'))}")
                 with suppress(PeerUnreachable):
                     status = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=5.0))
-                    self._tell(f"step {status['step']} of {plan.steps}")
+                    if status["step"] > step:
+                        step = status["step"]
+                        self._tell(f"step {step} of {plan.steps}")
                 await asyncio.sleep(POLL_S)
         if learner.returncode not in (0, 1):
             raise EchoError(f"the learner failed: {last_words(self._log('learner'))}")
