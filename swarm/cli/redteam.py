@@ -16,7 +16,7 @@ CROWD_STEPS = 30  # Enough for each attacker to be audited in full
 
 def redteam(
     full: Annotated[
-        bool, typer.Option("--full", help="Also the accuracy that each attacker costs: over an hour.")
+        bool, typer.Option("--full", help="Also the accuracy that each attacker costs: an hour.")
     ] = False,
     only: Annotated[str, typer.Option(help="Attacks by name, with commas between.")] = "",
     steps: Annotated[int, typer.Option(min=1, help="Learner steps of a run whose accuracy is told.")] = STEPS,
@@ -25,10 +25,9 @@ def redteam(
     """Attack a swarm on this machine. Who is caught, after how many rollouts, and what it costs the run."""
     from swarm.cli.run import DONE, NOT_REACHED, run_to_end, until_signalled
     from swarm.redteam.campaign import WORST, campaign, chosen
-    from swarm.redteam.sampler import ENGINES, NODES
 
     names = chosen(only)
-    measured = [name for name in names if name in (*ENGINES, *NODES)] if full else [WORST] if not only else []
+    measured = names if full else () if only else (WORST,)
     work = campaign(names, measured, steps=steps, crowd_steps=min(steps, CROWD_STEPS), tell=_tell)
     report = run_to_end(until_signalled(work, stop_with_stdin=False))
     typer.echo(f"\n{report.table()}", err=as_json)

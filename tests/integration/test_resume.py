@@ -122,6 +122,30 @@ def _is_one_run(learner: Learner, steps: int) -> None:
     assert not list((learner.run_dir / "checkpoints").glob("*.partial"))
 
 
+# -- what is kept for the audit ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_rollouts_of_all_versions_within_the_bound_are_audited_after_a_restart_too(swarm: Swarm) -> None:
+    """With S = 8 a batch after the restart holds rollouts of versions before it, whose weights nobody else keeps."""
+    swarm.lead_with(audit_share=1.0, freshness="off")
+    learner = swarm.lead("--port", "0", "--max-staleness", "8", *ENDLESS, *OFTEN)
+    swarm.scripted(learner.url(), name="sampler")
+    _takes(learner, 12)
+    learner.kill()
+    newest = _steps_written(learner)[-1]
+    kept = {int(path.stem.partition(".")[2]) for path in (learner.run_dir / "audited").glob("*.bin")}
+    assert set(range(newest - 7, newest)) <= kept
+    again = swarm.resume(learner, name="again")
+    _takes(again, 12)
+    again.kill()
+    rows = [row for row in _lines(again, "metrics.jsonl") if row["step"] > newest]
+    assert rows[0]["staleness/max"] > 1, "its first batch has nothing of the life before"
+    # The first of these batches may have been taken before the kill, and was then looked at in that life.
+    assert all(row["audit/rollouts"] >= 16 * number for number, row in enumerate(rows)), rows
+    assert _kinds(again) & {"caught"} == set(), "who has no model is of no class that was measured"
+
+
 # -- killed at random ----------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pytest
 from swarm.audit.auditor import NEW_ROLLOUTS, Auditor, Calibration
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
-from swarm.node.auditing import Auditing, barred_in, evidence_in, measured_classes
+from swarm.node.auditing import TIME_SHARE, Auditing, barred_in, evidence_in, measured_classes
 from swarm.rollout.plane.leases import Group, Outcomes
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB, ask, new_plane, submit_and_score, v
@@ -164,9 +164,9 @@ async def test_audits_of_known_samplers_stay_within_their_share_of_the_time(tmp_
     await audits.auditing.look(audits.auditing.unseen(batch))
     audits.auditing._seen.clear()
     assert audits.auditing.sampled_s > 0
-    audits.auditing.trained_s = 49 * audits.auditing.sampled_s
+    audits.auditing.trained_s = 0.99 / TIME_SHARE * audits.auditing.sampled_s
     assert audits.auditing.unseen(batch) == []
-    audits.auditing.trained_s = 51 * audits.auditing.sampled_s
+    audits.auditing.trained_s = 1.01 / TIME_SHARE * audits.auditing.sampled_s
     assert audits.auditing.unseen(batch)
 
 
