@@ -11,7 +11,7 @@ import typer
 from swarm.cli.plan import Json
 
 STEPS = 120  # The honest run of the copy task has then learned, also beside other work
-CROWD_STEPS = 30  # Enough for each attacker to be audited in full
+CROWD_STEPS = 40  # Enough for each attacker to be audited in full, and for one that begins late to be seen
 
 
 def redteam(
