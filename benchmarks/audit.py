@@ -47,9 +47,9 @@ HONEST_STEPS = (20, 40, 60)
 PROMPTS, GROUP = 200, 4
 OF_NO_CLASS = Calibration(margin=0.1, missed=1.0, distance=0.3)
 ROLLOUTS_PER_S, SHARE = 1.0, 0.05
-BESIDE, AUDITED_BEFORE = 3, {40: 580, 60: 700}
+BESIDE, AUDITED_BEFORE = 3, {40: 440, 60: 560}
 """Honest samplers beside one, and how many of their rollouts were audited before these steps: newcomers' 64 each, and
-three quarters of what `bin/demo` audits beyond (715 and 875 in all, one run)."""
+three quarters of what `bin/demo` audits beyond (522 and 682 in all, one run)."""
 DEEP: dict[str, Any] = {
     **{"vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "head_dim": 64},
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256},
