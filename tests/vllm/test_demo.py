@@ -61,5 +61,8 @@ def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) 
     engines = ["engine: vllm on", "engine: vllm on", "engine: transformers on"]
     assert all(words in log.read_text() for words, log in zip(engines, logs, strict=True))
     assert "vLLM is up in 2 samplers after" in done.stderr
+    # Engines side by side, each drawn again by transformers in float32: nobody did other than claimed.
+    events = [json.loads(line)["kind"] for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert not {"caught", "suspect", "withheld"} & set(events)
     _, alive = psutil.wait_procs(_of(tmp_path), timeout=30)
     assert alive == []
