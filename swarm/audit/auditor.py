@@ -41,9 +41,9 @@ ABOVE_USUAL = 2.0  # Times the median share of a class's samplers: what is expec
 LEAST_MISSED = 3e-4  # Is expected whatever others miss: no more than that is known from a few thousand tokens
 
 OFF_BY_HONEST, OFF_BY_GUILTY = 1e-3, 0.5  # Shares of rollouts
-DROPPING_BY_HONEST, DROPPING_BY_GUILTY = 0.02, 0.5
+DROPPING_BY_HONEST, DROPPING_BY_GUILTY = 0.1, 0.5
 """Shares of steps in which a sampler drops more than MUCH_DROPPED of its leases. An honest one does when it leaves, or
-when its machine is wanted for something else."""
+when its machine is wanted for something else; from 27 % of the steps on evidence grows."""
 
 MUCH_DROPPED = 0.1
 KEPT_EVIDENCE = 16  # Rollouts named in a verdict, the last ones
@@ -192,9 +192,12 @@ class Auditor:
             return None
         return Caught(node=node, detector="drops", rollouts=(), audited=standing.audited)
 
-    def forget(self, node: NodeId) -> None:
-        """Begin again with a node, as with a newcomer: an operator has let it back in."""
-        self._standings = {known: standing for known, standing in self._standings.items() if known[0] != node}
+    def forget(self, node: NodeId) -> bool:
+        """Begin again with a node, as with a newcomer: an operator has let it back in. Return whether it was
+        known."""
+        others = {known: standing for known, standing in self._standings.items() if known[0] != node}
+        was_known, self._standings = len(others) < len(self._standings), others
+        return was_known
 
     def _standing(self, node: NodeId, class_name: str) -> _Standing:
         standing = self._standings.setdefault((node, self._known(class_name)), _Standing())

@@ -59,7 +59,7 @@ def audit(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show which samplers were caught in a run, by what, and the evidence: what each seed should have drawn."""
+    """Show which samplers were caught in a run, by what, and the evidence: rollouts that their seeds do not draw."""
     from swarm.node.auditing import evidence_in
     from swarm.node.control import ask_for
 

@@ -201,9 +201,10 @@ class Trainer:
         """Ranks that share the weights are never asked: none of them has all."""
         began = time.monotonic()
         try:
-            weights = stored_weights(self._tensors, Path(command.path))
-            found = audit(self._policy, command.rollouts, self._compute, self._device, weights)
-        except torch.OutOfMemoryError:
+            with self._channel.alive():
+                weights = stored_weights(self._tensors, Path(command.path))
+                found = audit(self._policy, command.rollouts, self._compute, self._device, weights)
+        except (torch.OutOfMemoryError, FileNotFoundError):  # They may be given up meanwhile, for want of room
             found = Audited()
         return msgspec.structs.replace(found, seconds=time.monotonic() - began)
 

@@ -26,7 +26,7 @@ from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.rundir import write_json
 from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes
-from swarm.types import NodeId, Rollout, VersionId
+from swarm.types import NodeId, Rollout, Span, VersionId
 
 TIME_SHARE = 0.015
 """Of the time of all steps, for samplers that are neither new nor suspicious: with those that are it is to be 2 %."""
@@ -58,24 +58,26 @@ def _files(run_dir: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A rollout to be drawn again, of one version alone."""
+    """A rollout to be drawn again. Its sampler is new or suspicious if all of its rollouts are, `in_full`."""
 
     node: NodeId
     prompt_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
     rollout: Rollout
     seed: int
-    in_full: bool = True
-    """Its sampler is new or suspicious, so that all of its rollouts are drawn again."""
+    in_full: bool
 
-    @property
-    def version(self) -> VersionId:
-        return self.rollout.spans[0].version
+    def past_its_end(self) -> int:
+        """Return how many tokens follow the first one that ends an answer."""
+        tokens = self.rollout.tokens()
+        end = next((i for i, token in enumerate(tokens) if token in self.stop_token_ids), len(tokens))
+        return max(0, len(tokens) - end - 1)
 
     def described(self, missed: int, distance: float) -> dict[str, Any]:
         """Return it as evidence, with all that drawing it again takes but the weights."""
         return {
             "rollout": self.rollout.rollout_id,
-            "version": str(self.version),
+            "version": ", ".join(str(span.version) for span in self.rollout.spans),
             "seed": self.seed,
             "missed_tokens": missed,
             "distance_nats": distance,
@@ -86,7 +88,8 @@ class Chosen:
 
 
 class Auditing:
-    """Weights are kept in `directory`; `audit` is the trainer's. `class_of` names the class of a sampler's engine."""
+    """Weights are kept in `directory`; `audit` is the trainer's. `class_of` names the class of a sampler's engine.
+    Where a failed reward `redraws` a sample from another seed, answers from before a restart are left out."""
 
     def __init__(
         self,
@@ -95,6 +98,7 @@ class Auditing:
         audit: Audit,
         *,
         class_of: Callable[[NodeId], str],
+        redraws: bool = False,
         emit: Callable[..., None],
         say: Callable[[str], None],
     ) -> None:
@@ -102,9 +106,11 @@ class Auditing:
         self._auditor = auditor
         self._audit = audit
         self._class_of = class_of
+        self._redraws = redraws
         self._emit = emit
         self._say = say
-        self._seen: set[str] = set()
+        self._seen: set[tuple[str, NodeId]] = set()
+        self._passed_over = False
         self._against: dict[NodeId, deque[dict[str, Any]]] = {}
         self.audited = 0
         self.step = 0
@@ -129,9 +135,8 @@ class Auditing:
         return {"audit/rollouts": float(self.audited), "audit/time_share": share}
 
     def unseen(self, batch: Sequence[Group]) -> list[Chosen]:
-        """Return what of the batch is to be audited and has not been. Rollouts of several versions are left out."""
-        names = {s.rollout.rollout_id for group in batch for s in group.samples if s.rollout}
-        self._seen &= names
+        """Return what of the batch is to be audited and has not been."""
+        self._seen &= {(s.rollout.rollout_id, s.author) for g in batch for s in g.samples if s.rollout and s.author}
         found: list[Chosen] = []
         chosen = Counter[NodeId]()
         for group in batch:
@@ -139,37 +144,45 @@ class Auditing:
                 rollout, node = sample.rollout, sample.author
                 assert rollout is not None
                 assert node is not None
-                if rollout.rollout_id in self._seen or len(rollout.spans) > 1:
+                if (rollout.rollout_id, node) in self._seen or (self._redraws and sample.restored):
                     continue
                 share = self._auditor.share(node, self._class_of(node), chosen=chosen[node])
                 if self._may_spend(share) and self._auditor.is_chosen(rollout.rollout_id, share):
-                    found.append(Chosen(node, group.prompt.token_ids, rollout, sample.spec.seed, share == 1))
+                    asked = (group.prompt.token_ids, group.rules.stop_token_ids, rollout, sample.spec.seed)
+                    found.append(Chosen(node, *asked, in_full=share == 1))
                     chosen[node] += 1
         return found
 
     async def look(self, chosen: Sequence[Chosen]) -> dict[NodeId, str]:
         """Have these drawn again. Return who is to be barred, and why."""
         self._auditor.settle()
-        by_version: defaultdict[VersionId, list[Chosen]] = defaultdict(list)
+        by_version: defaultdict[VersionId, list[tuple[Chosen, Span]]] = defaultdict(list)
         for one in chosen:
-            self._seen.add(one.rollout.rollout_id)
-            by_version[one.version].append(one)
+            self._seen.add((one.rollout.rollout_id, one.node))
+            for span in one.rollout.spans:
+                by_version[span.version].append((one, span))
+        sums: defaultdict[str, tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
+        exact = True
+        for version, parts in sorted(by_version.items()):
+            found = await self._draw_again(version, parts)
+            exact = exact and found.exact
+            for (one, span), missed, distance in zip(parts, found.missed, found.distances, strict=False):
+                tokens, more, nats = sums[one.rollout.rollout_id]
+                length = span.end - span.start
+                sums[one.rollout.rollout_id] = (tokens + length, more + missed, nats + distance * length)
+        self.audited += len(sums)
         caught: dict[NodeId, str] = {}
-        for version, some in sorted(by_version.items()):
-            if not (path := self.place(version)).exists():
+        for one in chosen:
+            tokens, missed, nats = sums[one.rollout.rollout_id]
+            if not tokens:
                 continue
-            found = await self._audit(path, tuple(self._asked(one) for one in some))
-            self.spent_s += found.seconds
-            self.sampled_s += found.seconds * sum(not one.in_full for one in some) / len(some)
-            self.audited += len(found.missed)
-            for one, missed, distance in zip(some, found.missed, found.distances, strict=False):
-                verdict = self._note(one, missed, distance, self._class_of(one.node) if found.exact else "")
-                if verdict is not None and not verdict.suspect:
-                    caught[one.node] = why = (
-                        f"barred: its {verdict.detector} are not those of the weights that it names"
-                    )
-                    self._say(f"sampler {one.node} is {why}; echo-node audit shows the evidence")
-                    await asyncio.to_thread(self._write, verdict, why)
+            found_of = (tokens, min(tokens, missed + one.past_its_end()), nats / tokens)
+            verdict = self._note(one, *found_of, self._class_of(one.node) if exact else "")
+            if verdict is not None and not verdict.suspect:
+                why = f"barred: its {verdict.detector} are not those of the weights that it names"
+                caught[one.node] = why
+                self._say(f"sampler {one.node} is {why}; echo-node audit shows the evidence")
+                await asyncio.to_thread(self._write, verdict, why)
         return caught
 
     def droppers(self, outcomes: Mapping[NodeId, Outcomes]) -> list[NodeId]:
@@ -179,14 +192,14 @@ class Auditing:
             verdict = self._auditor.note_leases(node, answered=one.answered, dropped=one.dropped)
             if verdict is not None:
                 self._say_of(verdict)
+                self._say(f"sampler {node} leaves many leases unanswered: it gets one sample at a time")
                 found.append(node)
         return found
 
     def let_in(self, node: NodeId) -> None:
         """Forget what is known of a sampler, as an operator wants. UserError if it was not caught."""
-        if self._file(node) not in _files(self._directory.parent):
+        if not self._auditor.forget(node) and self._file(node) not in _files(self._directory.parent):
             raise UserError(f"node {node} was not caught in this run: `echo-node audit` names those that were")
-        self._auditor.forget(node)
         self._against.pop(node, None)
         self._file(node).unlink(missing_ok=True)
 
@@ -197,18 +210,37 @@ class Auditing:
         emptied it, and then go unseen."""
         return share == 1 or self.sampled_s <= TIME_SHARE * self.trained_s
 
-    def _asked(self, one: Chosen) -> AuditRollout:
+    async def _draw_again(self, version: VersionId, parts: Sequence[tuple[Chosen, Span]]) -> Audited:
+        """Return what of each part of a rollout is not what the version draws; nothing if that cannot be had."""
+        found, path = Audited(), self.place(version)
+        if path.exists():
+            # Not cancelled with the wait for a batch: that would kill the trainer.
+            found = await asyncio.shield(self._audit(path, tuple(self._asked(*part) for part in parts)))
+        self.spent_s += found.seconds
+        self.sampled_s += found.seconds * sum(not one.in_full for one, _ in parts) / len(parts)
+        if not found.missed:
+            self._emit("unaudited", version=str(version), rollouts=len(parts), step=self.step)
+            if not self._passed_over:
+                self._say(
+                    f"{len(parts)} rollouts cannot be audited: the weights of version {version} are not kept any more, "
+                    "or do not fit beside the trainer's; later ones are in events.jsonl, as unaudited"
+                )
+            self._passed_over = True
+        return found
+
+    def _asked(self, one: Chosen, span: Span) -> AuditRollout:
+        """A version drew its part of a rollout with all before it as the prompt, also what another version drew."""
+        tokens, start = one.rollout.token_ids, 4 * span.start
         return AuditRollout(
-            prompt_token_ids=one.prompt_token_ids,
-            token_ids=one.rollout.token_ids,
-            logprobs=one.rollout.logprobs,
+            prompt_token_ids=(*one.prompt_token_ids, *array("i", tokens[:start])),
+            token_ids=tokens[start : 4 * span.end],
+            logprobs=one.rollout.logprobs[start : 4 * span.end],
             seed=one.seed,
             margin=self._auditor.calibration(self._class_of(one.node)).margin,
         )
 
-    def _note(self, one: Chosen, missed: int, distance: float, class_name: str) -> Caught | None:
-        rollout = one.rollout
-        finding = Finding(rollout_id=rollout.rollout_id, tokens=rollout.length, missed=missed, distance=distance)
+    def _note(self, one: Chosen, tokens: int, missed: int, distance: float, class_name: str) -> Caught | None:
+        finding = Finding(rollout_id=one.rollout.rollout_id, tokens=tokens, missed=missed, distance=distance)
         verdict = self._auditor.note(one.node, class_name, finding)
         if missed or distance > self._auditor.calibration(class_name).distance:
             self._remember(one, missed, distance)
@@ -217,11 +249,15 @@ class Auditing:
         return verdict
 
     def _remember(self, one: Chosen, missed: int, distance: float) -> None:
-        if one.node in self._against or len(self._against) < MAX_NODES:
-            kept = self._against.setdefault(one.node, deque(maxlen=KEPT_EVIDENCE))
-            kept.append(one.described(missed, distance))
+        self._against.setdefault(one.node, deque(maxlen=KEPT_EVIDENCE)).append(one.described(missed, distance))
+        if len(self._against) > MAX_NODES:
+            del self._against[next(iter(self._against))]
 
     def _say_of(self, verdict: Caught) -> None:
+        if verdict.suspect:
+            engine = self._class_of(verdict.node) or "that is not known"
+            what = f"its {verdict.detector} are off, and what honest engines of class {engine} do was never measured"
+            self._say(f"sampler {verdict.node} is suspect: {what}. Its rollouts are trained on")
         self._emit(
             "suspect" if verdict.suspect else "caught",
             node=verdict.node,
@@ -235,9 +271,9 @@ class Auditing:
     def _write(self, verdict: Caught, why: str) -> None:
         path = self._file(verdict.node)
         path.parent.mkdir(exist_ok=True)
+        if len(_files(self._directory.parent)) >= MAX_NODES:
+            return  # Keys cost nothing: theirs must not fill the disk. A restart knows no more of this one.
         evidence = [one for one in self._against.get(verdict.node, ()) if one["rollout"] in verdict.rollouts]
-        if len(_files(self._directory.parent)) >= MAX_NODES:  # Keys cost nothing: theirs must not fill the disk
-            evidence = []
         known = {"node": verdict.node, "why": why, "detector": verdict.detector, "step": self.step}
         engine = self._class_of(verdict.node)
         write_json(path, {**known, "engine": engine, "audited_rollouts": verdict.audited, "evidence": evidence})

@@ -409,8 +409,10 @@ class LearnerNode:
         # In a thread, because the prompts of the open groups are made again.
         restored = await in_thread(partial(plane.restore, self._recorded, now=time.monotonic()))
         # A crash may have come between a verdict and the return of what the caught sampler gave.
-        for node, why in (await asyncio.to_thread(barred_in, self._run_dir)).items():
-            restored += plane.bar(node, why)
+        if (auditing := self._auditing()) is not None:
+            self._publication.kept_at = auditing.place
+            for node, why in (await asyncio.to_thread(barred_in, self._run_dir)).items():
+                restored += plane.bar(node, why)
         self._rollouts.open(plane, score, self._journal, restored)
         return Steps(
             config,
@@ -425,7 +427,7 @@ class LearnerNode:
             self._held_out,
             self._best,
             LearningSignal(self._prompts.decode, self._max_new_tokens),
-            self._auditing(),
+            auditing,
             say=self._say,
         )
 
@@ -439,6 +441,7 @@ class LearnerNode:
             Auditor(measured_classes(), secret=os.urandom(32), share=config.audit_share),
             self._training.audit,
             class_of=self._rollouts.tally.engine_of,
+            redraws=config.reward_failure == "redraw",
             emit=self._log.event,
             say=self._say,
         )

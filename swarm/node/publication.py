@@ -130,6 +130,8 @@ class Publication:
         self._publishing = asyncio.Lock()
         self.due = asyncio.Event()
         self.count = 0
+        self.kept_at: Callable[[VersionId], Path] | None = None
+        """Where each version's weights get a second name, so that what it draws can be drawn again."""
         self.fault = ""
         """Why nothing can be published now; "" if something can."""
         network.on_generation = self._overtaken.set
@@ -191,9 +193,7 @@ class Publication:
     async def hold_weights(self, held: Path) -> VersionId:
         """Return the newest version. Give its weights the second name `held`, if the disk allows, for measuring it."""
         async with self._publishing:
-            if (weights := self._broadcast.raw_weights) is not None:
-                with suppress(OSError, DiskFull):
-                    await asyncio.to_thread(hold_weights, weights, held)
+            await self._hold(held)
             return self.newest
 
     async def watch(self) -> None:
@@ -240,12 +240,19 @@ class Publication:
         await self._journal.write([VersionPublished(version=version, content=content)])
         self._training.published = PublishedStep(step=version.version, content=content)
 
+    async def _hold(self, held: Path) -> None:
+        if (weights := self._broadcast.raw_weights) is not None:
+            with suppress(OSError, DiskFull):
+                await asyncio.to_thread(hold_weights, weights, held)
+
     async def _told(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
         version = held.head.version
         self.count += 1
         self._network.set_profile(Profile(held=version, engine="learner"))
         now = time.monotonic()
         self._tracker.published(version, now=now, prepared_s=now - staged_at if staged_at is not None else 0.0)
+        if self.kept_at is not None:
+            await self._hold(self.kept_at(version))
         await self._rollouts.published(version)
 
     async def _with_room(self, work: Callable[[], Awaitable[R]]) -> R:

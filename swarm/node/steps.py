@@ -102,7 +102,6 @@ class Steps:
         evaluation = asyncio.create_task(self._evaluate())
         publishing = asyncio.create_task(asyncio.sleep(0))
         self._recorded_at = time.monotonic()
-        await self._keep_weights()
         try:
             while self.step < self._config.steps:
                 if self._target_reached and await self._last_reaches_it(publishing, evaluation):
@@ -139,12 +138,7 @@ class Steps:
 
     async def _publish_staged(self) -> None:
         await self._publication.publish_staged(self.step)
-        await self._keep_weights()
-
-    async def _keep_weights(self) -> None:
-        """Keep the newest weights for as long as their rollouts may be audited."""
         if self._auditing is not None:
-            await self._publication.hold_weights(self._auditing.place(self._publication.newest))
             await asyncio.to_thread(self._auditing.prune, self.step - self.bound.max_staleness)
 
     def let_in(self, node: NodeId) -> str:

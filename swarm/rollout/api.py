@@ -234,7 +234,9 @@ class RolloutService:
     def status(self) -> dict[str, Any]:
         """Return samplers, verdicts and sizes for `status`."""
         return {
-            **self.tally.status(now=time.monotonic(), standby=self._plane.idle if self._plane else {}),
+            **self.tally.status(
+                now=time.monotonic(), why_idle=self._plane.why_idle if self._plane else lambda node: ""
+            ),
             **(self._plane.counts() if self._plane else {}),
             **self._intake.counts(),
         }
@@ -301,7 +303,7 @@ class RolloutService:
         newest, standby = None, ""
         if self._plane is not None:
             self._plane.beat(node, now=time.monotonic(), tokens_per_s=beat.tokens_per_s)
-            newest, standby = self._plane.newest, self._plane.idle.get(node, "")
+            newest, standby = self._plane.newest, self._plane.why_idle(node)
             installed = beat.installed
             if installed is not None and installed != stats.installed and not self._is_ahead(installed):
                 self._installed(node, installed)

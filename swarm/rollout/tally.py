@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +60,12 @@ class Tally:
             self.samplers[node].verdicts["overloaded"] += 1
 
     def runs(self, node: NodeId, engine_class: str) -> None:
-        """Note the class of a sampler's engine, which is asked for after it left, too. At most MAX_NODES are known."""
-        if node in self._engines or len(self._engines) < MAX_NODES:
-            self._engines[node] = engine_class
+        """Note the class of a sampler's engine, which is asked for after it left, too. MAX_NODES are known, the last
+        ones. Of who names another class than before none is: its answers of before would be judged by it."""
+        if self._engines.setdefault(node, engine_class) != engine_class:
+            self._engines[node] = ""
+        if len(self._engines) > MAX_NODES:
+            del self._engines[next(iter(self._engines))]
 
     def engine_of(self, node: NodeId) -> str:
         """Return the class of engine that a sampler named last; "" if unknown."""
@@ -90,8 +93,8 @@ class Tally:
         window_s = max(1.0, min(RATE_WINDOW_S, now - self._began_at))
         return sum(count for _, count in self._accepted) / window_s
 
-    def status(self, *, now: float, standby: Mapping[NodeId, str]) -> dict[str, Any]:
-        """Return the figures for `status`. `standby` holds the nodes on standby, and why."""
+    def status(self, *, now: float, why_idle: Callable[[NodeId], str]) -> dict[str, Any]:
+        """Return the figures for `status`. `why_idle` says why a node gets no leases, or ""."""
         return {
             "rollouts_per_s": round(self.rollouts_per_s(now=now), 1),
             "verdicts": dict(self.verdicts),
@@ -108,7 +111,7 @@ class Tally:
                     "cost_per_hour": stats.offer.cost_per_hour if stats.offer else 0.0,
                     "verdicts": dict(stats.verdicts),
                     "dropped": dict(self._dropped_of.get(node, {})),
-                    "standby": standby.get(node, ""),
+                    "standby": why_idle(node),
                 }
                 for node, stats in self.samplers.items()
             ],

@@ -70,7 +70,8 @@ MAX_NODES = 4096  # Samplers that the table remembers; the table of publics has 
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One sample of a group. `node` holds it while it is leased, `author` answered it."""
+    """One sample of a group. `node` holds it while it is leased, `author` answered it. Of who is `restored` from the
+    journal it is not known how often it was drawn again before, and so from which seed."""
 
     spec: SampleSpec
     node: NodeId | None = None
@@ -81,6 +82,7 @@ class Sample:
     failed_at: float = 0.0
     failed_by: set[NodeId] = field(default_factory=set)
     redraws: int = 0
+    restored: bool = False
 
     @property
     def waiting(self) -> bool:
@@ -177,7 +179,8 @@ class LeaseTable:
         self._mean_tokens = math.inf
         self._outcomes: dict[NodeId, Outcomes] = {}
         self._held_to_one: set[NodeId] = set()
-        self._doubted: dict[str, NodeId] = {}
+        self._doubted: dict[NodeId, str] = {}
+        self._left: dict[NodeId, str] = {}
         self.chances = 0
         """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
         more, a group was dropped, a group is due later than it seemed, or the learner begins to wait."""
@@ -242,7 +245,7 @@ class LeaseTable:
     def room(self, node: NodeId) -> int:
         """Return how many more samples `node` may hold. The table must know the node."""
         state = self._nodes[node]
-        if state.answers < NEW_ANSWERS and state.caller in self._doubted:
+        if state.answers < NEW_ANSWERS and state.caller in self._doubted.values():
             new = [one for one in self._nodes.values() if one.answers < NEW_ANSWERS and one.caller == state.caller]
             return max(0, 1 - sum(len(one.held) for one in new))
         return max(0, (1 if node in self._held_to_one else state.most) - len(state.held))
@@ -251,12 +254,14 @@ class LeaseTable:
         """Hand newcomers from the address of `node` one sample at a time, to all of them together: it was caught, and
         may come back under other keys."""
         state = self._nodes.get(node)
-        if state is not None and state.caller and len(self._doubted) < MAX_NODES:
-            self._doubted.setdefault(state.caller, node)
+        caller = self._left.get(node, "") if state is None else state.caller
+        if caller and len(self._doubted) < MAX_NODES:
+            self._doubted[node] = caller
 
     def trust(self, node: NodeId) -> None:
-        """Undo what `doubt` did because of `node`."""
-        self._doubted = {caller: one for caller, one in self._doubted.items() if one != node}
+        """Undo what `doubt` and `hold_to_one` did to `node` and because of it."""
+        self._doubted.pop(node, None)
+        self._held_to_one.discard(node)
 
     def hold_to_one(self, node: NodeId) -> None:
         """Let `node` hold one sample at a time from now on, since it leaves too many unanswered."""
@@ -340,14 +345,21 @@ class LeaseTable:
         self._wait(group, 1)
         self.chances += 1
 
-    def release(self, node: NodeId, group_id: str, index: int, *, answered: bool = False) -> bool:
+    def release(
+        self, node: NodeId, group_id: str, index: int, *, answered: bool = False, wrong_at: float | None = None
+    ) -> bool:
         """Put a sample of `node` back to waiting, `answered` in a way that cannot be taken or not at all. Return False
-        if the node does not hold it."""
+        if the node does not hold it. If the node failed it or did it wrong, at `wrong_at`, others have it first: else
+        the node would ask before them and do so again, for ever."""
         if (group_id, index) not in self.held_by(node):
             return False
         self._note(node, dropped=not answered)
         group = self._groups[GroupId(group_id)]
-        self._take_back(group, group.samples[index])
+        sample = group.samples[index]
+        if wrong_at is not None:
+            sample.failed_at = wrong_at
+            sample.failed_by.add(node)
+        self._take_back(group, sample)
         self.chances += 1
         return True
 
@@ -371,9 +383,7 @@ class LeaseTable:
         """Put a sample that `node` failed back to waiting, for others first. Return True if enough nodes failed it."""
         sample = group.samples[index]
         sample.failures += 1
-        sample.failed_at = now
-        sample.failed_by.add(node)
-        self.release(node, group.group_id, index)
+        self.release(node, group.group_id, index, wrong_at=now)
         return len(sample.failed_by) >= FAILED_BY or self._all_failed(sample)
 
     def forget(self, node: NodeId) -> int:
@@ -381,6 +391,9 @@ class LeaseTable:
         if (state := self._nodes.pop(node, None)) is None:
             return 0
         self._note(node, dropped=len(state.held))
+        self._left[node] = state.caller
+        if len(self._left) > MAX_NODES:
+            del self._left[next(iter(self._left))]
         for group_id, index in state.held:
             self._groups[group_id].samples[index].node = None
             self._wait(self._groups[group_id], 1)

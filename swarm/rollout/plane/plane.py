@@ -145,6 +145,7 @@ RETURN_S = 30.0
 """A sampler's longest pause between two tries (node/link.py). After a restart, missed beats are counted from then."""
 
 ROUND_STEPS = 0.25  # By how much older a held-out round may make the data, so that the learner need not wait for it
+MAX_PUBLISHED = 1024  # Versions of this life that are remembered; any older one may have been published
 MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then the prompt is to blame, not the samplers
 
 
@@ -177,6 +178,7 @@ class RolloutPlane:
         self.max_staleness = rules.max_staleness
         self.next_batch = 0
         self.newest: VersionId | None = None
+        self._published: dict[VersionId, None] = {}
         self._prompts = prompts
         self.leased = LeaseTable(
             swarm=rules.swarm,
@@ -238,7 +240,7 @@ class RolloutPlane:
         of_this_life = held.incarnation == self.newest.incarnation and held <= self.newest
         if of_this_life and (grant := self._grant(node, held, capacity, at_once, now=now)).leases:
             return [*grant.records, Granted(leases=tuple(grant.leases))]
-        if (why := self.idle.get(node)) is not None:
+        if why := self.why_idle(node):
             return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
         reason: Refusal = "paced" if of_this_life and self._fresh(held.version) else "behind"
         return [Refused(reason=reason, retry_after_s=self.rules.beat_s)]
@@ -263,11 +265,16 @@ class RolloutPlane:
         judged = Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail, counted_as=counted_as)
         if verdict != "accepted":
             if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
-                self.leased.release(node, rollout.group_id, rollout.index, answered=True)
+                wrong = verdict in ("malformed", "future")
+                self.leased.release(
+                    node, group.group_id, rollout.index, answered=not wrong, wrong_at=now if wrong else None
+                )
             return [judged]
         assert group is not None
         if failed:
             return [judged, *self._failed(node, group, rollout, now=now)]
+        # The lease says from which seed: after a failed reward, or a restart, others draw from another one.
+        group.samples[rollout.index].spec = next(spec for spec in lease.samples if spec.index == rollout.index)
         self.leased.answer(group, rollout, node)
         wanted = _score_wanted(group, rollout, node)
         if group.purpose == "eval":
@@ -301,6 +308,9 @@ class RolloutPlane:
         """Note that samplers can fetch `version` from now on."""
         assert self.newest is None or version > self.newest
         self.newest = version
+        self._published[version] = None
+        if len(self._published) > MAX_PUBLISHED:
+            del self._published[next(iter(self._published))]
 
     def scored(self, group_id: str, index: int, score: Score) -> list[Effect]:
         """Take the reward of an accepted rollout."""
@@ -342,10 +352,9 @@ class RolloutPlane:
             effects += [record for index in given for record in self._withdraw(group, index)]
         return [*effects, *self._expire()]
 
-    @property
-    def idle(self) -> Mapping[NodeId, str]:
-        """The nodes that get no leases, and why."""
-        return {**self.standby, **self.barred} if self.barred else self.standby
+    def why_idle(self, node: NodeId) -> str:
+        """Return why `node` gets no leases; "" if it may."""
+        return self.barred.get(node) or self.standby.get(node, "")
 
     def _withdraw(self, group: Group, index: int) -> list[Effect]:
         self.leased.withdraw(group, index)
@@ -510,7 +519,8 @@ class RolloutPlane:
         wanted: list[Effect] = []
         for found in recorded.rollouts:
             self.leased.answer(group, found.rollout, found.node)
-            group.samples[found.rollout.index].score = found.score
+            sample = group.samples[found.rollout.index]
+            sample.score, sample.restored = found.score, True
             if found.score is None:
                 wanted.append(_score_wanted(group, found.rollout, found.node))
         self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
@@ -521,6 +531,11 @@ class RolloutPlane:
             return "malformed", "this lease was not given to this node by this learner"
         if (why := self.barred.get(node)) is not None:
             return "barred", why
+        oldest_known = next(iter(self._published), self.newest)
+        for span in rollout.spans:
+            # Nobody could draw again with a version that never was.
+            if oldest_known < span.version <= self.newest and span.version not in self._published:
+                return "future", f"this learner never published version {span.version}"
         return verdict_on(
             rollout,
             lease,

@@ -96,11 +96,13 @@ def _logprob_fault(data: bytes) -> str:
 
 
 def _span_fault(rollout: Rollout, lease: Lease, length: int) -> str:
-    at = 0
+    at, before = 0, None
     for span in rollout.spans:
         if span.start != at or span.end <= span.start:
             return "version spans must cover the tokens without gaps"
         if span.version < lease.min_version:
             return f"version {span.version} is below the lease's {lease.min_version}"
-        at = span.end
+        if before is not None and span.version <= before:
+            return "version spans must rise"
+        at, before = span.end, span.version
     return "" if at == length else "version spans must cover the tokens without gaps"

@@ -254,7 +254,8 @@ def version_spans(completion: Any) -> tuple[Span, ...] | None:
         if label is None or span.start != (spans[-1].end if spans else 0):
             return None
         version = VersionId(incarnation=int(label[1]), version=int(label[2]))
-        spans.append(Span(version=version, start=span.start, end=span.end))
+        start = spans.pop().start if spans and spans[-1].version == version else span.start
+        spans.append(Span(version=version, start=start, end=span.end))
     return tuple(spans) if spans and spans[-1].end == len(completion.token_ids) else None
 
 

@@ -139,5 +139,4 @@ def test_a_trainer_audits_with_weights_that_it_no_longer_has(tmp_path: Path) -> 
     now = trainer.audit(Audit(path=str(tmp_path / "staging.bin"), rollouts=asked))
     assert sum(now.missed[:-1]) > 0
     assert max(now.distances) > 1e-3
-    with pytest.raises(FileNotFoundError):
-        trainer.audit(Audit(path=str(tmp_path / "none.bin"), rollouts=asked))
+    assert trainer.audit(Audit(path=str(tmp_path / "none.bin"), rollouts=asked)).missed == ()

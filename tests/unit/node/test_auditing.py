@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from swarm.audit.auditor import NEW_ROLLOUTS, Auditor, Calibration
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.auditing import TIME_SHARE, Auditing, barred_in, evidence_in, measured_classes
 from swarm.rollout.plane.leases import Group, Outcomes
-from swarm.types import NodeId
+from swarm.types import NodeId, Span
 from tests.builders import ALICE, BOB, ask, new_plane, submit_and_score, v
 
 CLASSES = {"exact": Calibration(margin=0.01, missed=1e-4, distance=0.01)}
@@ -116,6 +117,8 @@ async def test_who_is_let_in_again_is_a_newcomer_and_can_be_caught_again(tmp_pat
     assert BOB in await audits.auditing.look(audits.auditing.unseen(batch))
     audits.auditing.let_in(BOB)
     assert barred_in(tmp_path) == {}
+    with pytest.raises(UserError, match="not caught in this run"):
+        audits.auditing.let_in(BOB)
     audits.auditing._seen.clear()
     assert BOB in await audits.auditing.look(audits.auditing.unseen(batch))
 
@@ -133,7 +136,7 @@ async def test_nobody_is_barred_by_what_was_never_measured(tmp_path: Path, engin
 
 def test_who_leaves_leases_unanswered_is_named(tmp_path: Path) -> None:
     audits, found = Audits(tmp_path), list[NodeId]()
-    for _ in range(8):
+    for _ in range(13):
         found += audits.auditing.droppers({ALICE: Outcomes(answered=30), BOB: Outcomes(answered=9, dropped=9)})
     assert found == [BOB]
     assert [event["detector"] for event in audits.events] == ["drops"]
@@ -148,6 +151,58 @@ async def test_without_the_weights_nothing_is_found_and_nothing_looked_at_twice(
     assert await audits.auditing.look(audits.auditing.unseen(batch)) == {}
     assert audits.asked == []
     assert audits.auditing.unseen(batch) == []
+    assert [(event["kind"], event["version"]) for event in audits.events] == [("unaudited", "0.0")]
+    assert "not kept" in audits.said[0]
+
+
+async def test_each_part_of_a_rollout_is_drawn_again_by_the_version_that_drew_it(tmp_path: Path) -> None:
+    audits, (group,) = Audits(tmp_path), batch_of(BOB, groups=1)
+    keep(audits, 0, 1)
+    sample = group.samples[0]
+    assert sample.rollout is not None
+    cut, end = Span(version=v(0), start=0, end=1), sample.rollout.length
+    sample.rollout = structs.replace(sample.rollout, spans=(cut, Span(version=v(1), start=1, end=end)))
+    await audits.auditing.look(audits.auditing.unseen([group]))
+    (first, whole), (rest,) = (asked for _, asked in audits.asked)
+    tokens = sample.rollout.token_ids
+    assert [name for name, _ in audits.asked] == ["0.0.bin", "0.1.bin"]
+    assert first.token_ids == tokens[:4]
+    assert len(whole.token_ids) == 4 * end
+    assert rest.prompt_token_ids == (*group.prompt.token_ids, *array("i", tokens[:4]))
+    assert (rest.token_ids, rest.seed) == (tokens[4:], sample.spec.seed)
+    assert audits.auditing.audited == 2
+
+
+async def test_tokens_after_the_end_of_an_answer_were_not_drawn(tmp_path: Path) -> None:
+    audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
+    keep(audits, 0)
+    for sample in (sample for group in batch for sample in group.samples):
+        assert sample.rollout is not None
+        tokens = array("i", sample.rollout.token_ids)
+        tokens[0] = tokens[-1]
+        sample.rollout = structs.replace(sample.rollout, token_ids=tokens.tobytes())
+    assert BOB in await audits.auditing.look(audits.auditing.unseen(batch))
+
+
+async def test_who_draws_what_a_caught_sampler_gave_is_audited_too(tmp_path: Path) -> None:
+    audits, batch = Audits(tmp_path), batch_of(BOB)
+    keep(audits, 0)
+    await audits.auditing.look(audits.auditing.unseen(batch))
+    for group in batch:
+        for sample in group.samples:
+            sample.author = ALICE
+    assert {one.node for one in audits.auditing.unseen(batch)} == {ALICE}
+
+
+@pytest.mark.parametrize(("redraws", "known"), [(True, 2), (False, 4)])
+def test_answers_whose_seed_is_not_known_after_a_restart_are_left_out(
+    tmp_path: Path, redraws: bool, known: int
+) -> None:
+    audits, batch = Audits(tmp_path), batch_of(BOB)
+    audits.auditing._redraws = redraws
+    for sample in batch[0].samples:
+        sample.restored = True
+    assert len(audits.auditing.unseen(batch)) == known
 
 
 async def test_audits_of_known_samplers_stay_within_their_share_of_the_time(tmp_path: Path) -> None:

@@ -231,6 +231,18 @@ def test_newcomers_from_the_address_of_one_who_was_caught_hold_one_sample_togeth
     assert table.room(ALICE) == UNPROVEN_HELD
 
 
+def test_who_was_caught_after_it_left_makes_its_address_doubted_until_each_is_let_in(table: LeaseTable) -> None:
+    for node in (ALICE, BOB):
+        table.hear(node, now=0.0, caller="192.0.2.1")
+        table.forget(node)
+        table.doubt(node)
+    table.hear(NodeId("carol"), now=0.0, caller="192.0.2.1")
+    table.trust(ALICE)
+    assert table.room(NodeId("carol")) == 1
+    table.trust(BOB)
+    assert table.room(NodeId("carol")) > 1
+
+
 def test_an_address_that_says_nothing_makes_nobody_a_neighbour(table: LeaseTable) -> None:
     table.doubt(ALICE)
     table.hear(BOB, now=0.0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from swarm.rollout.journal.entries import GroupDropped, RolloutAccepted, RolloutReturned
 from swarm.rollout.plane.effects import (
@@ -20,7 +22,7 @@ from swarm.rollout.plane.effects import (
 from swarm.rollout.plane.heldout import EVERY
 from swarm.rollout.plane.leases import LEASE_SLACK_S, MAX_NODES, MAX_REDRAWS
 from swarm.rollout.plane.plane import MAX_FAILURES, RolloutPlane
-from swarm.types import Lease, NodeId, Score
+from swarm.types import Lease, NodeId, Score, Span
 from tests.builders import (
     ALICE,
     BOB,
@@ -317,6 +319,39 @@ def test_a_refused_answer_puts_its_sample_back() -> None:
     assert verdict_of(plane.submit(ALICE, one, bad, now=0.0)) == "malformed"
     assert plane.counts()["samples_leased"] == 0
     assert ask(plane, BOB, 0, 1)[0].samples == one.samples
+
+
+@pytest.mark.parametrize("spoilt", [{"tokens": (99, 2)}, {"version": 7}])
+def test_who_gives_an_answer_that_cannot_be_taken_does_not_get_its_sample_again_before_others(spoilt: Any) -> None:
+    plane = new_plane(groups=1, size=1)
+    plane.beat(BOB, now=0.0)
+    (one,) = ask(plane, ALICE, 0, 1)
+    assert verdict_of(plane.submit(ALICE, one, rollout(**spoilt), now=0.0)) in ("malformed", "future")
+    assert one.group_id not in {lease.group_id for lease in ask(plane, ALICE, 0, 1)}
+    assert ask(plane, BOB, 0, 1)[0].group_id == one.group_id
+
+
+def test_an_answer_of_a_version_that_never_was_is_not_taken() -> None:
+    plane = new_plane()
+    ((given, answer), *_) = answers(ask(plane, ALICE, 0, 2), 0)
+    plane.published(v(2))
+    unheard = structs.replace(answer, spans=(Span(version=v(1), start=0, end=answer.length),))
+    assert verdict_of(plane.submit(ALICE, given, unheard, now=0.0)) == "future"
+    ((given, answer), *_) = answers(ask(plane, BOB, 2, 2), 2)
+    assert verdict_of(plane.submit(BOB, given, answer, now=0.0)) == "accepted"
+
+
+def test_of_an_answer_its_lease_says_from_which_seed_it_was_drawn() -> None:
+    plane = new_plane()
+    ((given, answer), *_) = answers(ask(plane, ALICE, 0, 2), 0)
+    plane.leave(ALICE)
+    ((other, first), *_) = answers(ask(plane, BOB, 0, 2), 0)
+    plane.submit(BOB, other, first, now=0.0)
+    plane.unscorable(first.group_id, first.index)
+    assert verdict_of(plane.submit(ALICE, given, answer, now=0.0)) == "accepted"
+    group = plane.leased.group(answer.group_id)
+    assert group is not None
+    assert group.samples[answer.index].spec.seed == given.samples[answer.index].seed
 
 
 def test_an_accepted_answer_is_to_be_scored_with_its_own_prompt() -> None:

@@ -188,8 +188,14 @@ def test_an_answer_past_the_bound_is_stale_and_the_sampler_hears_by_how_much() -
 
 
 def test_the_oldest_token_decides() -> None:
-    mixed = (Span(version=v(3), start=0, end=2), Span(version=v(0), start=2, end=4))
+    mixed = (Span(version=v(0), start=0, end=2), Span(version=v(3), start=2, end=4))
     assert verdict(rollout(spans=mixed), lease())[0] == "stale"
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_rollout_is_drawn_by_ever_newer_versions(later: int) -> None:
+    mixed = (Span(version=v(1), start=0, end=2), Span(version=v(later), start=2, end=4))
+    assert verdict(rollout(spans=mixed), lease()) == ("malformed", "version spans must rise")
 
 
 def test_age_counts_versions_whatever_their_incarnation() -> None:
