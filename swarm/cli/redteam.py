@@ -15,7 +15,7 @@ CROWD_STEPS = 40  # Enough for each attacker to be audited in full, and for one 
 
 
 def redteam(
-    full: Annotated[bool, typer.Option("--full", help="Also the accuracy that each attacker costs: an hour.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Also what each attacker costs: 40 minutes.")] = False,
     only: Annotated[str, typer.Option(help="Attacks by name, with commas between.")] = "",
     steps: Annotated[int, typer.Option(min=1, help="Learner steps of a run whose accuracy is told.")] = STEPS,
     as_json: Json = False,
