@@ -61,6 +61,7 @@ NEW_ANSWERS = 64
 LEAST_NEW_HELD = 32  # Or this many: a small engine's places, and few enough to be drawn again
 
 RETRY_S = 60.0  # For this long a node does not get a sample that it failed, unless all nodes have failed it
+ALL_FAILED_RETRY_S = 1.0  # And if all have: a node that is alone and answers wrongly at once must not do so in a loop
 
 FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its group is dropped: one may lie
 MAX_REDRAWS = 2  # Times that a sample is drawn again for lack of a score: after that the prompt is to blame
@@ -428,7 +429,8 @@ class LeaseTable:
 
     def _may_try(self, node: NodeId, sample: Sample, now: float) -> bool:
         """Return whether `node` may have this waiting sample. It may not if it failed it lately and others have not."""
-        return node not in sample.failed_by or now - sample.failed_at >= RETRY_S or self._all_failed(sample)
+        pause_s = ALL_FAILED_RETRY_S if self._all_failed(sample) else RETRY_S
+        return node not in sample.failed_by or now - sample.failed_at >= pause_s
 
     def _all_failed(self, sample: Sample) -> bool:
         return all(node in sample.failed_by for node in self._nodes)

@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from swarm.rollout.plane.leases import (
+    ALL_FAILED_RETRY_S,
     LEASE_SLACK_S,
     LIMIT_FACTOR,
     MAX_HELD,
@@ -281,7 +282,17 @@ def test_a_failed_sample_is_for_others_first(table: LeaseTable) -> None:
     (spec,) = table.claim(group, BOB, 1, now=2.0).samples
     assert spec.attempt == 1
     assert table.fail(BOB, group, 0, now=3.0)
-    assert table.claim(group, ALICE, 1, now=4.0).samples
+    assert table.claim(group, ALICE, 1, now=3.0 + ALL_FAILED_RETRY_S).samples
+
+
+def test_a_node_that_is_alone_does_not_fail_a_sample_again_at_once() -> None:
+    alone = LeaseTable(swarm=SWARM, run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
+    alone.hear(ALICE, now=0.0)
+    group = open_group(alone, 0, size=1)
+    alone.claim(group, ALICE, 1, now=0.0)
+    alone.release(ALICE, group.group_id, 0, wrong_at=1.0)
+    assert not alone.claim(group, ALICE, 1, now=0.9 + ALL_FAILED_RETRY_S).samples
+    assert alone.claim(group, ALICE, 1, now=1.0 + ALL_FAILED_RETRY_S).samples
 
 
 def test_one_node_alone_never_makes_a_sample_hopeless_while_others_are_there(table: LeaseTable) -> None:

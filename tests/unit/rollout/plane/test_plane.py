@@ -20,7 +20,7 @@ from swarm.rollout.plane.effects import (
     ScoreWanted,
 )
 from swarm.rollout.plane.heldout import EVERY
-from swarm.rollout.plane.leases import LEASE_SLACK_S, MAX_NODES, MAX_REDRAWS
+from swarm.rollout.plane.leases import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_NODES, MAX_REDRAWS
 from swarm.rollout.plane.plane import MAX_FAILURES, RolloutPlane
 from swarm.types import Lease, NodeId, Score, Span
 from tests.builders import (
@@ -379,10 +379,11 @@ def test_a_failed_generation_is_leased_again_and_never_scored() -> None:
 
 def test_a_group_that_fails_eight_times_is_dropped_and_its_room_is_freed() -> None:
     plane = new_plane(max_staleness=0, groups=1, size=1)
-    for _ in range(MAX_FAILURES - 1):
-        assert not any(isinstance(effect, GroupDropped) for effect in fail_once(plane))
-    assert drops(fail_once(plane)) == [("t0", "generation_failed", 0)]
-    assert ask(plane, ALICE, 0, 1)[0].group_id == "t1"
+    for tries in range(MAX_FAILURES - 1):
+        assert not any(isinstance(effect, GroupDropped) for effect in fail_once(plane, now=tries * ALL_FAILED_RETRY_S))
+    end = MAX_FAILURES * ALL_FAILED_RETRY_S
+    assert drops(fail_once(plane, now=end)) == [("t0", "generation_failed", 0)]
+    assert ask(plane, ALICE, 0, 1, now=end)[0].group_id == "t1"
 
 
 def test_the_same_failed_answer_sent_twice_counts_once() -> None:
@@ -397,7 +398,7 @@ def test_a_late_retry_of_an_old_failure_neither_counts_nor_takes_the_new_lease()
     plane = new_plane(size=1)
     (old,) = ask(plane, ALICE, 0, 1)
     plane.submit(ALICE, old, failed_rollout(), now=0.0)
-    (new,) = ask(plane, ALICE, 0, 1)
+    (new,) = ask(plane, ALICE, 0, 1, now=ALL_FAILED_RETRY_S)
     assert (old.samples[0].attempt, new.samples[0].attempt) == (0, 1)
     assert (old.samples[0].seed, old.group_id) == (new.samples[0].seed, new.group_id)
     for _ in range(MAX_FAILURES):
@@ -411,7 +412,7 @@ def test_an_old_answer_that_comes_again_does_not_take_the_new_lease() -> None:
     plane = new_plane(max_staleness=0, groups=1, size=2)
     (old,) = ask(plane, ALICE, 0, 1)
     plane.submit(ALICE, old, failed_rollout(), now=0.0)
-    (new,) = ask(plane, ALICE, 0, 1)
+    (new,) = ask(plane, ALICE, 0, 1, now=ALL_FAILED_RETRY_S)
     plane.next_batch = 1
     stale = rollout(group_id="t0", version=0)
     assert verdict_of(plane.submit(ALICE, old, stale, now=0.0)) == "stale"
