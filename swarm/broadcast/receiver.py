@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.coding import in_thread
@@ -113,6 +113,9 @@ class Announcements:
 
 
 MAX_TIMES = 16  # `status` shows the times of this many versions
+Stage = Literal["announced_s", "first_chunk_s", "complete_s", "applied_s", "installed_s", "drawn_s"]
+"""What a version goes through at a node, in this order: its head is here and proven; its first and its last chunk; all
+of it is in the map; the engine holds it; the first sample that it drew has ended."""
 
 
 class Progress:
@@ -124,9 +127,10 @@ class Progress:
         self._told: frozenset[VersionId] = frozenset()
         self.times: dict[VersionId, dict[str, float | None]] = {}
 
-    def note_time(self, version: VersionId, what: Literal["announced_s", "complete_s"]) -> None:
-        times = self.times.setdefault(version, {"announced_s": None, "complete_s": None})
-        times[what] = times[what] or time.monotonic()
+    def note_time(self, version: VersionId, stage: Stage, at: float | None = None) -> None:
+        """Note that a stage is reached, now unless `at` is given. The first time counts."""
+        times = self.times.setdefault(version, dict.fromkeys(get_args(Stage)))
+        times[stage] = times[stage] or at or time.monotonic()
         while len(self.times) > MAX_TIMES:
             del self.times[min(self.times)]
 
@@ -272,6 +276,10 @@ class Receiver:
     @property
     def version(self) -> VersionId | None:
         return self.weights.version if self.weights else None
+
+    def note_time(self, version: VersionId, stage: Stage) -> None:
+        """Note what became of a version after this node had it."""
+        self._progress.note_time(version, stage)
 
     @property
     def uplink_bytes_per_s(self) -> float:
@@ -459,7 +467,9 @@ class Receiver:
     # -- the map ---------------------------------------------------------------------------------------------
 
     def _on_complete(self, transfer: Transfer) -> None:
-        self._progress.note_time(transfer.held.head.version, "complete_s")
+        version = transfer.held.head.version
+        self._progress.note_time(version, "first_chunk_s", transfer.first_chunk_at)
+        self._progress.note_time(version, "complete_s", transfer.completed_at)
         self._news.set()
 
     async def _keep_up(self) -> None:
@@ -485,6 +495,7 @@ class Receiver:
             self._say(f"version {held.head.version} cannot be applied, fetching it again: {fault}")
             self._transfers.close(held.head.version)
             return
+        self._progress.note_time(held.head.version, "applied_s")
         self._behind_since = None
         await in_thread(self.store.prune)
         await self._tell()
@@ -531,6 +542,7 @@ class Receiver:
                 )
             self._behind_since = None
             self._progress.note_time(self._target.head.version, "complete_s")
+            self._progress.note_time(self._target.head.version, "applied_s")
         except (PeerUnreachable, ProtocolError) as fault:
             words = f"cannot catch up with version {self._target.head.version} yet: {fault}"
             if not patient and words != self._said:

@@ -162,19 +162,16 @@ class BroadcastService:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def status(self, installed_s: Callable[[VersionId], dict[str, float | None]] | None = None) -> dict[str, Any]:
-        """Return what `status` says of the data plane; docs/protocol.md describes the keys. `installed_s` says when
-        samplers had installed a version."""
+    def status(self, seen: Callable[[VersionId], dict[str, Any]] = lambda version: {}) -> dict[str, Any]:
+        """Return what `status` says of the data plane; docs/protocol.md describes the keys. `seen` says what else is
+        known of a version."""
         return {
             "topology": self._topology(),
             "streams": len(self._transfers.links),
             "stream_bytes_sent": self._transfers.sent_bytes,
             "uplink_bytes_per_s": round(self._transfers.uplink_bytes_per_s),
             "broadcasts": {
-                str(version): {
-                    **self._spread(version),
-                    **({"installed_s": installed_s(version)} if installed_s is not None else {}),
-                }
+                str(version): {**self._spread(version), **seen(version)}
                 for version in sorted(self._spreading)[-MAX_SHOWN:]
             },
         }

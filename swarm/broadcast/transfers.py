@@ -161,11 +161,13 @@ PEAK_DECAY = 0.998  # Per second: the measured uplink is the best second so far,
 
 @dataclass(slots=True)
 class Transfer:
-    """One version under way at this node. `sent_bytes` counts its chunks that went out, with their frames."""
+    """One version under way at this node. `sent_bytes` counts its chunks that went out, with their frames.
+    `first_chunk_at` and `completed_at` are moments of the monotonic clock."""
 
     held: HeldVersion
     courier: Courier
     joined: set[NodeId] = field(default_factory=set)
+    first_chunk_at: float | None = None
     completed_at: float | None = None
     sent_bytes: int = 0
 
@@ -329,6 +331,7 @@ class Transfers:
             self.reject(link, "digest")
             return
         now = time.monotonic()
+        transfer.first_chunk_at = transfer.first_chunk_at or now
         transfer.courier.arrived(link.node, index, Kind(frame.kind), via, now=now)
         if transfer.completed_at is None and chunks.complete:
             transfer.completed_at = now

@@ -273,7 +273,7 @@ class LearnerNode:
             **(self._steps.status() if self._steps is not None else {}),
             **self._rollouts.status(),
             **self._provisioning.status(),
-            **self._broadcast.status(self._tracker.spread_s),
+            **self._broadcast.status(self._tracker.seen),
         }
 
     # -- the run ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from swarm.broadcast.publishing import content_of
 from swarm.broadcast.service import BroadcastService
@@ -37,10 +37,11 @@ MAX_FOLLOWED = 64  # Versions followed at once: after 64 later publications, ins
 
 @dataclass(slots=True, kw_only=True)
 class Spread:
-    """How a version spread. `prepared_s` is the time from staged weights to publication, `installed_s` the seconds from
-    publication until each node held it. `is_open` until all nodes do."""
+    """How a version spread. The trainer was held up for `stage_s`; `prepared_s` is the time from staged weights to
+    publication, `installed_s` the seconds from publication until each node held it. `is_open` until all nodes do."""
 
     published_at: float
+    stage_s: float
     prepared_s: float
     installed_s: dict[NodeId, float] = field(default_factory=dict)
     is_open: bool = True
@@ -54,8 +55,8 @@ class InstallTracker:
         self._installed: dict[NodeId, VersionId] = {}
         self.last_broadcast_s: float | None = None
 
-    def published(self, version: VersionId, *, now: float, prepared_s: float = 0.0) -> None:
-        self._spreads[version] = Spread(published_at=now, prepared_s=prepared_s)
+    def published(self, version: VersionId, *, now: float, stage_s: float = 0.0, prepared_s: float = 0.0) -> None:
+        self._spreads[version] = Spread(published_at=now, stage_s=stage_s, prepared_s=prepared_s)
         if len(self._spreads) > MAX_FOLLOWED:
             del self._spreads[min(self._spreads)]
 
@@ -81,6 +82,17 @@ class InstallTracker:
     def prepared_s(self, version: VersionId) -> float:
         """Return the seconds from the staged weights of `version` to its publication; 0 if unknown."""
         return self._spreads[version].prepared_s if version in self._spreads else 0.0
+
+    def seen(self, version: VersionId) -> dict[str, Any]:
+        """Return what `status` says of a version beside its transfer."""
+        spread = self._spreads.get(version)
+        before = {"stage_s": round(spread.stage_s, 4), "prepared_s": round(spread.prepared_s, 4)} if spread else {}
+        return {**before, "installed_s": self.spread_s(version)}
+
+    def newest_figures(self) -> dict[str, float]:
+        """Return what the newest version took of the trainer's time and until its publication, for metrics.jsonl."""
+        newest = self._spreads[max(self._spreads)] if self._spreads else None
+        return {"stage_s": round(newest.stage_s, 4), "prepared_s": round(newest.prepared_s, 4)} if newest else {}
 
     def spread_s(self, version: VersionId) -> dict[str, float | None]:
         """Return the seconds until each share (SHARES) of the present samplers held `version`; None if not yet."""
@@ -250,7 +262,8 @@ class Publication:
         self.count += 1
         self._network.set_profile(Profile(held=version, engine="learner"))
         now = time.monotonic()
-        self._tracker.published(version, now=now, prepared_s=now - staged_at if staged_at is not None else 0.0)
+        prepared_s = now - staged_at if staged_at is not None else 0.0
+        self._tracker.published(version, now=now, stage_s=self._training.stage_s, prepared_s=prepared_s)
         if self.kept_at is not None:
             await self._hold(self.kept_at(version))
         await self._rollouts.published(version)

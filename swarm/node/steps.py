@@ -348,6 +348,7 @@ class Steps:
             **step_figures(self.step, scores, trained),
             **self._rollouts.age(mean_staleness=fmean(ages), broadcast_steps=(broadcast_s or 0.0) / period_s),
             "broadcast_s": broadcast_s,
+            **self._tracker.newest_figures(),
             "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=now), 1),
             "samplers": len(self._rollouts.samplers),
             "reward_failed_share": self._rollouts.failures.take_share(),

@@ -12,6 +12,7 @@ held the weights published before last. If those are kept under another name (`h
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ class Training:
         self.step = 0
         self.staged_step = 0
         """How many learner steps the staged weights have had."""
+        self.stage_s = 0.0
+        """For how long the trainer was held up by writing them."""
         self.published: PublishedStep | None = None
         self.staging_lock = asyncio.Lock()
         self.files_dir = self._trainer.files_dir
@@ -250,7 +253,9 @@ class Training:
 
     async def _stage(self) -> None:
         await asyncio.to_thread(self._own_staging)
+        began = time.monotonic()
         await self._trainer.stage()
+        self.stage_s = time.monotonic() - began
         self.staged_step = self.step
 
     def _own_staging(self) -> None:

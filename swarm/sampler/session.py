@@ -167,6 +167,7 @@ class Session:
         async with self._receiver.steady() as version:
             refused = await self._engine.install(version.head, version.table, weights.path)
         if refused is None:
+            self._receiver.note_time(version.head.version, "installed_s")
             self._on_change()
             async with self._installed:
                 self._installed.notify_all()
@@ -228,6 +229,8 @@ class Session:
         await self._feed.run(self._keep)
 
     async def _keep(self, answers: list[Answer]) -> None:
+        for version in {one.spans[-1].version for answer in answers for one in answer.rollouts if one.spans}:
+            self._receiver.note_time(version, "drawn_s")
         batch = Batch(answers, await in_thread(self._spool.keep, answers))
         if batch.spooled is not None:
             self._spooled |= batch.samples()

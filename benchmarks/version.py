@@ -1,0 +1,275 @@
+"""A version's whole way, from the end of the optimiser's step to the first token that is drawn with it.
+
+bin/python -m benchmarks.version --size-mib 1024 --receivers 4 --json
+bin/python -m benchmarks.version --size-mib 64 --receivers 2 --deltas 5 --lr 1e-5 --plot timeline.svg
+
+A learner and receivers as real processes: masters of normal weights moved by a real AdamW step (gradients of noise),
+the broadcast as shipped (TLS where hosts are apart), and an engine (transformers, bf16, on the CPU) that installs each
+version and draws a token. With root every process has a network namespace with shaped links; without, all are on
+loopback and the nodes cap themselves, which is said. The first version only loads the engines. Then come one full
+version and --deltas deltas, each after the one before is installed everywhere. All times are of one monotonic clock.
+
+Figures, for `delta` (medians, and each run) and `full` (one run):
+installed_over_wire  from the step's end to the last install, over the wire's own bound for the bytes that were sent
+                     (the largest of the four terms of benchmarks/links.py)
+trainer_held_s       for how long the trainer could not go on (cast and copy)
+encode_s             staged until signed: compare, encode, digests, sums
+stages               seconds from the step's end until each stage was reached, at the median and the last receiver
+disk_bytes_per_received_byte  what all receivers wrote to their disks, over the encoded bytes that they received
+cpu_s_per_gb         CPU of learner (trainer left out) and receivers, over raw gigabytes of the model times receivers
+pss_over_weights     memory of a receiver beside its engine's own copy, over the weights; shared pages count once
+memcpy_s             one copy of the model in memory, for comparison
+All processes share the cores of this machine, so the figures rest on `cores`; `receivers` 1 is nearest to a swarm whose
+receivers have machines of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.links import LEARNER, Profile, bound_s, equal_profile
+from benchmarks.shaped import Speaker, poll, shaped
+from benchmarks.transfers import TransferFailed
+from benchmarks.version_picture import picture
+from tests.integration.processes import fetch_status
+from tests.netns.hosts import Host, unusable
+
+MIB = 1 << 20
+MAKE_S = 1200.0
+"""Making the masters, loading the engines, or installing a version: more than any of them takes."""
+
+READY_S = 180.0
+STAGES = ("announced_s", "first_chunk_s", "complete_s", "applied_s", "installed_s", "drawn_s")
+
+Event = dict[str, Any]
+
+
+class Here:
+    """This machine itself, as a host for processes."""
+
+    address = "127.0.0.1"
+
+    def popen(self, arguments: Sequence[str], **settings: Any) -> subprocess.Popen[Any]:
+        return subprocess.Popen(arguments, **settings)
+
+
+@contextmanager
+def places(profile: Profile, *, apart: bool) -> Iterator[dict[int, Any]]:
+    """Where each host's process runs: in a namespace with its links, or here."""
+    if not apart:
+        yield {number: Here() for number in profile.hosts}
+        return
+    with shaped(profile) as network:
+        yield {number: network.host(number) for number in profile.hosts}
+
+
+class Swarm:
+    """The learner and its receivers."""
+
+    def __init__(self, at: dict[int, Any], profile: Profile, options: argparse.Namespace, directory: Path) -> None:
+        self._options = options
+        apart = isinstance(at[LEARNER], Host)
+        caps = [] if apart else ["--max-upload", str(options.up_mbit)]
+        arguments = ["--directory", str(directory / "learner"), "--host", at[LEARNER].address, *caps]
+        arguments += ["--port", "7700" if apart else "0"]
+        arguments += ["--size-bytes", str(options.size_mib * MIB), "--lr", repr(options.lr)]
+        learner_log = directory / "learner.log"
+        self.learner = Speaker(at[LEARNER], "benchmarks.version_learner", *arguments, log=learner_log)
+        self._cpu_before = 0.0
+        listening = self.learner.expect("listening", timeout_s=MAKE_S)
+        self.memcpy_s = float(listening["memcpy_s"])
+        self._url, self._at = listening["url"], at[LEARNER]
+        caps += [] if apart else ["--max-download", str(options.down_mbit)]
+        self.receivers = {
+            number: Speaker(
+                at[number],
+                "benchmarks.version_receiver",
+                *("--join", listening["join"], "--directory", str(directory / f"receiver-{number}"), *caps),
+                log=directory / f"receiver-{number}.log",
+            )
+            for number in profile.peers
+        }
+        for receiver in self.receivers.values():
+            receiver.expect("ready", timeout_s=MAKE_S)
+        poll(self._linked, every_s=1.0, limit_s=READY_S, what="all receivers are linked with the learner")
+
+    def _linked(self) -> bool:
+        if isinstance(self._at, Host):
+            with self._at.inside():
+                return int(fetch_status(self._url)["streams"]) == len(self.receivers)
+        return int(fetch_status(self._url)["streams"]) == len(self.receivers)
+
+    def publish(self, *, full: bool = False) -> tuple[Event, dict[int, Event]]:
+        """Have a version published and wait until all have drawn with it."""
+        self.learner.tell("publish full" if full else "publish")
+        published = self.learner.expect("published", timeout_s=MAKE_S)
+        installed = {}
+        for number, receiver in self.receivers.items():
+            while True:
+                event = receiver.expect("installed", timeout_s=MAKE_S)
+                if event["version"] == published["version"]:
+                    break
+            installed[number] = event
+        # Versions of a run are minutes apart: by the next one the system has written what is dirty now. Pages that are
+        # still dirty would not be counted again.
+        os.sync()
+        return published, installed
+
+    def cpu_s(self) -> float:
+        """CPU of the learner's node, without its trainer."""
+        times = psutil.Process(self.learner.process.pid).cpu_times()
+        return float(times.user + times.system)
+
+
+def measure(options: argparse.Namespace, directory: Path, *, apart: bool) -> dict[str, Any]:
+    profile = equal_profile(options.receivers, options.up_mbit, options.down_mbit)
+    runs: list[dict[str, Any]] = []
+    with places(profile, apart=apart) as at:
+        swarm = Swarm(at, profile, options, directory)
+        raw_bytes = options.size_mib * MIB
+        _, before = swarm.publish()
+        cpu_s = swarm.cpu_s()
+        for kind in ["full", *["delta"] * options.deltas]:
+            published, installed = swarm.publish(full=kind == "full")
+            run = figures(published, installed, before, bound_s(published["encoded_bytes"], profile))
+            run["cpu_s_per_gb"] += (swarm.cpu_s() - cpu_s) / len(installed)
+            run["cpu_s_per_gb"] = round(run["cpu_s_per_gb"] / (raw_bytes / 1e9), 2)
+            run["kind"], run["pss_over_weights"] = kind, round(run["pss_bytes"] / raw_bytes, 2)
+            runs.append({**run, "timeline": timeline(published, installed)})
+            print(line(runs[-1]), flush=True)
+            before, cpu_s = installed, swarm.cpu_s()
+    deltas = [run for run in runs if run["kind"] == "delta"]
+    return {
+        "size_mib": options.size_mib,
+        "receivers": options.receivers,
+        "lr": options.lr,
+        "cores": os.cpu_count(),
+        "links": f"{options.up_mbit:g}/{options.down_mbit:g} Mbit/s, " + ("namespaces" if apart else "the nodes' caps"),
+        "memcpy_s": round(swarm.memcpy_s, 3),
+        "full": runs[0],
+        **({"delta": summary(deltas), "deltas": deltas} if deltas else {}),
+    }
+
+
+def figures(published: Event, installed: dict[int, Event], before: dict[int, Event], least_s: float) -> dict[str, Any]:
+    """What one version took and cost."""
+    ended_s = published["ended_s"]
+    by_stage = {stage: [event[stage] - ended_s for event in installed.values() if event[stage]] for stage in STAGES}
+    spent = {name: sum(e[name] - before[n][name] for n, e in installed.items()) for name in ("disk_bytes", "cpu_s")}
+    last_s = max(by_stage["installed_s"])
+    received = published["encoded_bytes"] * len(installed)
+    return {
+        "encoded_bytes": published["encoded_bytes"],
+        "bound_s": round(least_s, 3),
+        "installed_s": round(last_s, 3),
+        "installed_over_wire": round(last_s / least_s, 3),
+        "trainer_held_s": round(published["held_s"], 3),
+        "encode_s": round(published["encoded_s"] - published["staged_s"], 3),
+        "stages": {
+            "staged_s": round(published["staged_s"] - ended_s, 3),
+            "encoded_s": round(published["encoded_s"] - ended_s, 3),
+            **{s: {"median": round(statistics.median(t), 3), "last": round(max(t), 3)} for s, t in by_stage.items()},
+        },
+        "engine": {
+            name: round(statistics.median(e[name] for e in installed.values()), 3)
+            for name in ("check_s", "reload_s", "proof_s")
+        },
+        "disk_bytes_per_received_byte": round(spent["disk_bytes"] / received, 3),
+        "cpu_s_per_gb": spent["cpu_s"] / len(installed),
+        "pss_bytes": max(e["pss_bytes"] for e in installed.values()),
+    }
+
+
+def timeline(published: Event, installed: dict[int, Event]) -> dict[str, list[tuple[str, float, float]]]:
+    """A lane for the learner and each receiver: what it did, from when to when, in seconds after the step's end."""
+    zero = published["ended_s"]
+    lanes = {
+        "learner": [
+            ("stage", 0.0, published["staged_s"] - zero),
+            ("encode", published["staged_s"] - zero, published["encoded_s"] - zero),
+            ("send", published["encoded_s"] - zero, max(e["complete_s"] for e in installed.values()) - zero),
+        ]
+    }
+    for number, event in installed.items():
+        marks = [("receive", "first_chunk_s"), ("apply", "complete_s"), ("install", "applied_s")]
+        marks += [("draw", "installed_s"), ("", "drawn_s")]
+        known = [(name, event[mark] - zero) for name, mark in marks if event[mark]]
+        lanes[f"receiver {number}"] = [(name, begin, end) for (name, begin), (_, end) in pairwise(known)]
+    return lanes
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of all figures, and the range of the ratio."""
+    numbers = {name for name, value in runs[0].items() if isinstance(value, int | float)}
+    found: dict[str, Any] = {name: round(statistics.median(run[name] for run in runs), 3) for name in sorted(numbers)}
+    ratios = [run["installed_over_wire"] for run in runs]
+    found["installed_over_wire_range"] = [min(ratios), max(ratios)]
+    # Bytes are averaged, not their median taken: a copy now and then must not be hidden.
+    found["disk_bytes_per_received_byte"] = round(
+        statistics.fmean(run["disk_bytes_per_received_byte"] for run in runs), 3
+    )
+    found["stages"] = runs[len(runs) // 2]["stages"]
+    return found
+
+
+def line(run: dict[str, Any]) -> str:
+    """What a person is told of one version."""
+    stages = run["stages"]
+    last = ", ".join(f"{name.removesuffix('_s').replace('_', ' ')} {stages[name]['last']:.2f}" for name in STAGES)
+    return (
+        f"{run['kind']}: {run['encoded_bytes'] / 1e6:.1f} MB, wire {run['bound_s']:.2f} s, installed after "
+        f"{run['installed_s']:.2f} s ({run['installed_over_wire']:.2f} times); staged {stages['staged_s']:.2f}, "
+        f"encoded {stages['encoded_s']:.2f}, last receiver: {last}; "
+        f"disk {run['disk_bytes_per_received_byte']:.2f} times"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size-mib", type=int, default=256, help="of the weights in bf16, about")
+    parser.add_argument("--receivers", type=int, default=4)
+    parser.add_argument("--deltas", type=int, default=3)
+    parser.add_argument("--lr", type=float, default=1e-6)
+    parser.add_argument("--up-mbit", type=float, default=50)
+    parser.add_argument("--down-mbit", type=float, default=100)
+    parser.add_argument("--plot", type=Path, help="where to write the timeline of the last delta, as SVG")
+    parser.add_argument("--work-dir", type=Path, help="keep logs and states here")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    reason = unusable()
+    if reason:
+        print(f"no namespaces ({reason}): all on loopback, the nodes cap themselves", flush=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = options.work_dir or Path(scratch)
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            found = measure(options, directory, apart=not reason)
+        except TransferFailed as error:
+            sys.exit(f"benchmarks.version: {error}")
+    last = (found.get("deltas") or [found["full"]])[-1]
+    if options.plot:
+        options.plot.write_text(picture(last["timeline"], f"{last['kind']} of {options.size_mib} MiB"))
+    print(f"{time.monotonic() - began:.0f} s")
+    for run in [found["full"], *found.get("deltas", [])]:
+        del run["timeline"]
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

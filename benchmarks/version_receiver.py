@@ -1,0 +1,119 @@
+"""A receiver of the version benchmark: a sampler's network, data plane and engine, without leases.
+
+It installs each version as a sampler does and draws one token with it. It prints one JSON object a version: when each
+stage was reached, on this machine's monotonic clock, and what it has cost so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+from benchmarks.broadcast_learner import _to_stderr, say
+from swarm.broadcast.receiver import Receiver
+from swarm.node.bootstrap import Greeting
+from swarm.node.joining import JoiningNode
+from swarm.sampler.engine import EngineOptions, Generate, Generated, Job
+from swarm.sampler.worker import EngineWorker
+from swarm.settings import JoinConfig
+from swarm.types import SamplingRules
+
+ONE_TOKEN = Job(
+    prompt_token_ids=(1, 2, 3),
+    seed=1,
+    rules=SamplingRules(temperature=1.0, max_new_tokens=1, stop_token_ids=()),
+    time_limit_s=600.0,
+)
+
+
+class ReceivingNode(JoiningNode):
+    """Installs what it receives."""
+
+    role = "sampler"
+
+    def __init__(self, config: JoinConfig, dtype: str) -> None:
+        super().__init__(config, _to_stderr)
+        self._dtype = dtype
+
+    def status(self) -> dict[str, Any]:
+        return {**self._network.status(), **self._data.status()}
+
+    def _set_state(self, state: str) -> None: ...
+
+    async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
+        options = EngineOptions(device="cpu", dtype=self._dtype)  # type: ignore[arg-type]
+        engine = EngineWorker(self._directory, kind="transformers", options=options)
+        await engine.launch()
+        try:
+            say("ready", pid=engine.status()["engine_pid"])
+            await engine.load(await receiver.layout())
+            while True:
+                await receiver.installed(engine.installed)
+                await self._install(engine, receiver)
+        finally:
+            await engine.stop()
+
+    async def _install(self, engine: EngineWorker, receiver: Receiver) -> None:
+        assert receiver.weights is not None
+        async with receiver.steady() as version:
+            refused = await engine.install(version.head, version.table, receiver.weights.path)
+        if refused is not None:
+            raise SystemExit(f"not installed: {refused.why}")
+        assert engine.installed is not None
+        assert engine.last_install is not None
+        receiver.note_time(engine.installed, "installed_s")
+        await engine._child.call(Generate(jobs=(ONE_TOKEN,)), Generated)
+        receiver.note_time(engine.installed, "drawn_s")
+        done = engine.last_install
+        say(
+            "installed",
+            version=str(engine.installed),
+            **receiver.status()["versions"][str(engine.installed)],
+            check_s=done.check_s,
+            reload_s=done.reload_s,
+            proof_s=done.proof_s,
+            **costs(),
+        )
+
+
+def costs() -> dict[str, float]:
+    """What this process and its children have cost: CPU, bytes that went to the disk, and memory. Shared pages count
+    once, for the process that has most of them."""
+    me = psutil.Process()
+    family = [me, *me.children(recursive=True)]
+    written = sum(int(_io(one.pid).get("write_bytes", 0)) for one in family)
+    times = [one.cpu_times() for one in family]
+    pss = sum(one.memory_full_info().pss for one in family)
+    return {"disk_bytes": written, "cpu_s": sum(t.user + t.system for t in times), "pss_bytes": pss}
+
+
+def _io(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--join", required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--max-upload", type=float)
+    parser.add_argument("--max-download", type=float)
+    options = parser.parse_args()
+    config = JoinConfig(
+        role="sampler",
+        bootstrap=(options.join,),
+        state_dir=options.directory,
+        lan=True,
+        max_upload=options.max_upload,
+        max_download=options.max_download,
+    )
+    uvloop.run(ReceivingNode(config, options.dtype).run())
+
+
+if __name__ == "__main__":
+    main()
