@@ -49,7 +49,7 @@ class Publisher:
         self.published = PublishedVersions(self.directory / "versions", KEY, self.layout)
 
     def _step(self) -> None:
-        words = numpy.frombuffer(self._weights, "<u2")
+        words = numpy.frombuffer(self._weights, "<u2", count=len(self._weights) // 2)
         at = self._draw.integers(len(words), size=self.changed_words)
         ulps = self._draw.choice((-1, 1), self.changed_words) * self._draw.integers(
             1, self.most_ulps, self.changed_words, endpoint=True

@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-CODING_THREADS = 2  # Regions coded at a time; two leave room for the network on a small machine
+LEAST_THREADS = 2  # Of any machine: they give way to the network
+SPARED_CORES = 2  # Of a larger one: for the network's loop and for what draws or trains
+MOST_THREADS = 16  # Past these the interpreter's lock and the memory bind
+IN_HAND = 2 * MOST_THREADS  # Regions begun and not yet taken: 128 MiB of encodings, whatever the size of the model
 
 NICENESS = 10
 """If there are too few cores for everything, a thread of the network gets nine times the share of one of these."""
@@ -34,9 +39,34 @@ async def in_thread(call: Callable[..., T], *arguments: object, pool: Executor |
         raise
 
 
-def coding_pool() -> ThreadPoolExecutor:
-    """Return threads that give way to the network, of this process and of others."""
-    return ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="codec", initializer=_give_way)
+def coding_pool(threads: int | None = None) -> ThreadPoolExecutor:
+    """Return threads that give way to the network, of this process and of others: as many as the machine can spare,
+    unless their number is given."""
+    return ThreadPoolExecutor(threads or spare_threads(), thread_name_prefix="codec", initializer=_give_way)
+
+
+def spare_threads() -> int:
+    """Return how many threads may code at a time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(LEAST_THREADS, min(MOST_THREADS, cores - SPARED_CORES))
+
+
+def in_order(pool: Executor, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Yield what the calls return, in their order. At most IN_HAND are begun and not yet yielded: results take memory.
+    If one fails, or the caller stops, those that were begun have ended when this does."""
+    waiting: deque[Future[T]] = deque()
+    try:
+        for call in calls:
+            waiting.append(pool.submit(call))
+            if len(waiting) >= IN_HAND:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            # The pool may be shutting down; concurrent.futures.wait would wait for a cancelled call for ever.
+            with suppress(CancelledError):
+                future.exception()
 
 
 def _give_way() -> None:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
+from swarm.broadcast.coding import in_order
 from swarm.broadcast.store.disk import disk_error, map_file, require_room
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import open_weights
-from swarm.broadcast.version.codec import FULL_RATIO, encode_region, tensor_sum
+from swarm.broadcast.version.codec import FULL_RATIO, encode_region, sum_change, tensor_sum
 from swarm.broadcast.version.manifest import (
+    ITEM_BYTES,
     ChunkTable,
     Head,
     Layout,
     RegionEntry,
     Span,
     needs_base,
+    region_tensors,
     regions_of,
     sign_head,
     tensor_spans,
@@ -25,9 +29,6 @@ from swarm.broadcast.version.manifest import (
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.net.wire import Digest, digest, encode
 from swarm.types import VersionId
-
-REGIONS_IN_HAND = 8  # Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model
-SUM_PART_BYTES = 32 * 1024 * 1024  # What a thread sums at a time, so that all threads share an embedding of a gigabyte
 
 
 def content_of(table: ChunkTable) -> Digest:
@@ -50,6 +51,9 @@ class PublishedVersions:
     def __init__(self, directory: Path, key: SigningKey, layout: Layout) -> None:
         self._key = key
         self._layout = layout
+        self._spans = tensor_spans(layout)
+        # The words that are summed could be cut between two regions.
+        self._bytewise = {i for i, tensor in enumerate(layout.tensors) if ITEM_BYTES[tensor.dtype] == 1}
         self.store = VersionStore(directory, key.public_bytes)
         self.store.set_layout(encode(layout), layout)
         for held in self.store.versions():
@@ -92,7 +96,7 @@ class PublishedVersions:
         path = self.store.chunks_path(version)
         partial = path.with_name(path.name + ".partial")
         try:
-            table = self._write(partial, fresh, chunk_bytes, pool, base is not None)
+            table = self._write(partial, fresh, chunk_bytes, pool, base)
             os.replace(partial, path)
         except OSError as error:
             raise disk_error(error, path, self._layout.total_bytes) from error
@@ -100,14 +104,19 @@ class PublishedVersions:
             partial.unlink(missing_ok=True)
         return self._sign(version, base.head.version if base is not None and needs_base(table) else None, table)
 
-    def _write(self, path: Path, fresh: memoryview, chunk_bytes: int, pool: Executor, delta: bool) -> ChunkTable:
+    def _write(
+        self, path: Path, fresh: memoryview, chunk_bytes: int, pool: Executor, base: HeldVersion | None
+    ) -> ChunkTable:
         """Write all encodings to `path`, end to end, and return their table."""
         entries: list[RegionEntry] = []
         digests: list[bytes] = []
+        sums = list(base.table.tensor_sums) if base is not None else [0] * len(self._layout.tensors)
         open_chunk = bytearray()
         with path.open("wb") as file:
-            for entry, encoded in self._encodings(fresh, delta, pool):
+            for entry, encoded, added in self._encodings(fresh, base is not None, pool):
                 entries.append(entry)
+                for tensor, change in added:
+                    sums[tensor] = (sums[tensor] + change) % 2**64
                 file.write(encoded)
                 open_chunk += encoded
                 whole = len(open_chunk) // chunk_bytes * chunk_bytes
@@ -115,22 +124,31 @@ class PublishedVersions:
                 del open_chunk[:whole]
         if open_chunk:
             digests.append(digest(open_chunk))
-        sums = tuple(_sum(fresh, span, pool) for span in tensor_spans(self._layout))
+        for tensor in self._bytewise:
+            sums[tensor] = tensor_sum(_part(fresh, self._spans[tensor]))
         return ChunkTable(
-            regions=tuple(entries), chunk_bytes=chunk_bytes, chunk_digests=tuple(digests), tensor_sums=sums
+            regions=tuple(entries), chunk_bytes=chunk_bytes, chunk_digests=tuple(digests), tensor_sums=tuple(sums)
         )
 
-    def _encodings(self, fresh: memoryview, delta: bool, pool: Executor) -> Iterator[tuple[RegionEntry, bytes]]:
-        weights = self.weights
+    def _encodings(
+        self, fresh: memoryview, delta: bool, pool: Executor
+    ) -> Iterator[tuple[RegionEntry, bytes, list[tuple[int, int]]]]:
+        """Yield each region's entry and encoding, and what it adds to the sums of which tensors: with `delta`, to those
+        of the version before."""
+        weights, pieces, bytewise = self.weights, region_tensors(self._layout), self._bytewise
 
-        def encode_one(index: int) -> tuple[RegionEntry, bytes]:
+        def encode_one(index: int) -> tuple[RegionEntry, bytes, list[tuple[int, int]]]:
             data = _part(fresh, weights.regions[index])
             base = weights.content(index) if delta else None
             codec, encoded = encode_region(data, weights.dtypes[index], base)
-            return RegionEntry(codec=codec, encoded_bytes=len(encoded), decoded_digest=digest(data)), encoded
+            added = []
+            for tensor, span in pieces[index]:
+                if tensor not in bytewise:
+                    part = _part(data, span)
+                    added.append((tensor, tensor_sum(part) if base is None else sum_change(part, _part(base, span))))
+            return RegionEntry(codec=codec, encoded_bytes=len(encoded), decoded_digest=digest(data)), encoded, added
 
-        for at in range(0, len(weights.regions), REGIONS_IN_HAND):
-            yield from pool.map(encode_one, range(at, min(at + REGIONS_IN_HAND, len(weights.regions))))
+        return in_order(pool, (partial(encode_one, index) for index in range(len(weights.regions))))
 
     def _sign(self, version: VersionId, base: VersionId | None, table: ChunkTable) -> HeldVersion:
         table_bytes = encode(table)
@@ -154,13 +172,6 @@ class PublishedVersions:
         if base is not None:
             return base.table.encoded_bytes if base.head.base is not None else 0
         return int(FULL_RATIO * self._layout.total_bytes)
-
-
-def _sum(weights: memoryview, tensor: Span, pool: Executor) -> int:
-    """Add up a tensor's sum from parts: sums of parts add up as long as no 16-bit word is cut."""
-    end = tensor.start + tensor.nbytes
-    parts = [Span(start=at, nbytes=min(SUM_PART_BYTES, end - at)) for at in range(tensor.start, end, SUM_PART_BYTES)]
-    return sum(pool.map(lambda part: tensor_sum(_part(weights, part)), parts)) % 2**64
 
 
 def _part(whole: memoryview, span: Span) -> memoryview:

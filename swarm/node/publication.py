@@ -262,8 +262,11 @@ class Publication:
         self.count += 1
         self._network.set_profile(Profile(held=version, engine="learner"))
         now = time.monotonic()
-        prepared_s = now - staged_at if staged_at is not None else 0.0
-        self._tracker.published(version, now=now, stage_s=self._training.stage_s, prepared_s=prepared_s)
+        if staged_at is None:
+            self._tracker.published(version, now=now)
+        else:
+            stage_s, prepared_s = self._training.stage_s, now - staged_at
+            self._tracker.published(version, now=now, stage_s=stage_s, prepared_s=prepared_s)
         if self.kept_at is not None:
             await self._hold(self.kept_at(version))
         await self._rollouts.published(version)

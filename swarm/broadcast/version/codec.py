@@ -111,6 +111,12 @@ def decode_region(codec: Codec, encoded: Buffer, nbytes: int, dtype: Dtype, base
     return decoded.data
 
 
+def decode_changes(encoded: Buffer, base: Buffer) -> tuple[Positions, Words]:
+    """Return which 16-bit words of its base a sparse region changes, in no order, and what they become. Raise
+    ProtocolError as `decode_region` does."""
+    return _sparse_changes(memoryview(encoded), _words(np.frombuffer(base, dtype=np.uint8)))
+
+
 # -- full ------------------------------------------------------------------------------------------------------
 
 
@@ -214,8 +220,14 @@ def _encode_sparse(words: Words, base: Words, differs: Mask) -> bytes:
 
 
 def _apply_sparse(encoded: memoryview, words: Words) -> None:
+    at, new = _sparse_changes(encoded, words)
+    words[at] = new
+
+
+def _sparse_changes(encoded: memoryview, words: Words) -> tuple[Positions, Words]:
+    """Return which of the base's `words` change, in no order, and what they become."""
     if bytes(encoded[:2]) == UNCHANGED:
-        return
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype="<u2")
     if not encoded:
         raise ProtocolError("a sparse region has no threshold")
     smalls = _small(words, encoded[0])
@@ -231,8 +243,8 @@ def _apply_sparse(encoded: memoryview, words: Words) -> None:
     large_rest = np.count_nonzero(nibbles == NIBBLE)
     large_codes = _uncapped(nibbles, NIBBLE, rest[:large_rest])
     small_codes = _uncapped(octets, ESCAPE, rest[large_rest:])
-    words[large_at] += large_codes
-    words[small_at] += small_codes
+    at = np.concatenate([large_at, small_at])
+    return at, words[at] + np.concatenate([large_codes, small_codes])
 
 
 def _threshold(base: Words, changed: Positions) -> int:
@@ -425,6 +437,18 @@ def tensor_sum(data: Buffer) -> int:
     if flat.size % 2:
         counts[flat[-1]] += np.uint64(1)
     return int((counts * MIX).sum(dtype=np.uint64))
+
+
+def sum_change(data: Buffer, base: Buffer) -> int:
+    """Return by how much the `tensor_sum` of `data` exceeds that of `base`, which is equally long, modulo 2^64. If few
+    words differ, this takes a fifth of the time of a sum."""
+    after, before = np.frombuffer(data, dtype=np.uint8), np.frombuffer(base, dtype=np.uint8)
+    new, old = _words(after), _words(before)
+    at = _where(new != old)
+    change = int(MIX[new[at]].sum(dtype=np.uint64)) - int(MIX[old[at]].sum(dtype=np.uint64))
+    if after.size % 2:
+        change += int(MIX[after[-1]]) - int(MIX[before[-1]])
+    return change % 2**64
 
 
 def _mix_table() -> npt.NDArray[np.uint64]:

@@ -165,6 +165,24 @@ def region_dtypes(layout: Layout) -> list[Dtype]:
     return dtypes
 
 
+def region_tensors(layout: Layout) -> list[list[tuple[int, Span]]]:
+    """Return for each region which tensors it holds parts of: their indices, and where in the region each part lies."""
+    tensors, at = tensor_spans(layout), 0
+    found: list[list[tuple[int, Span]]] = []
+    for region in regions_of(layout):
+        parts: list[tuple[int, Span]] = []
+        end = region.start + region.nbytes
+        while at < len(tensors) and tensors[at].start < end:
+            start, last = max(region.start, tensors[at].start), min(end, tensors[at].start + tensors[at].nbytes)
+            if last > start:
+                parts.append((at, Span(start=start - region.start, nbytes=last - start)))
+            if tensors[at].start + tensors[at].nbytes > end:
+                break
+            at += 1
+        found.append(parts)
+    return found
+
+
 def tensor_spans(layout: Layout) -> list[Span]:
     """Return where each tensor lies in the stream."""
     ends = accumulate((tensor.nbytes for tensor in layout.tensors), initial=0)

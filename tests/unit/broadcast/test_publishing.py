@@ -10,9 +10,9 @@ from swarm.broadcast.store import disk
 from swarm.broadcast.store.disk import DiskFull
 from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.codec import tensor_sum
-from swarm.broadcast.version.manifest import chunk_spans, open_head, open_layout, open_table, tensor_spans
+from swarm.broadcast.version.manifest import Layout, chunk_spans, open_head, open_layout, open_table, tensor_spans
 from swarm.net.wire import digest, encode
-from tests.builders import KEY, MIXED_LAYOUT, v, weights_of
+from tests.builders import KEY, MIXED_LAYOUT, layout, v, weights_of
 from tests.publishers import CHUNK_BYTES, Publisher, hand_over, receiver_store
 
 
@@ -32,10 +32,18 @@ def test_what_is_published_opens_with_the_learners_key_alone(publisher: Publishe
             assert digest(version.chunks.encoded(span)) == expected
 
 
-def test_tensor_sums_are_those_of_the_weights(publisher: Publisher) -> None:
-    for version in publisher.publish_up_to(1):
+ODD_LAYOUT = layout(
+    ("layer.0", "BF16", (70_000,)), ("layer.1", "BF16", (3,)), ("mask", "U8", (3,)), ("bits", "U8", (200_001,))
+)
+"""Tensors within one region and over several, the last of them from an odd place on."""
+
+
+@pytest.mark.parametrize("what", [MIXED_LAYOUT, ODD_LAYOUT], ids=["mixed", "odd"])
+def test_tensor_sums_are_those_of_the_weights(tmp_path: Path, what: Layout) -> None:
+    publisher = Publisher(tmp_path, what)
+    for version in [*publisher.publish_up_to(2), publisher.publish(3, full=True), publisher.publish(4)]:
         weights = publisher.history[version.head.version]
-        sums = [tensor_sum(weights[s.start : s.start + s.nbytes]) for s in tensor_spans(MIXED_LAYOUT)]
+        sums = [tensor_sum(weights[s.start : s.start + s.nbytes]) for s in tensor_spans(what)]
         assert list(version.table.tensor_sums) == sums
 
 

@@ -45,7 +45,9 @@ class Life:
         self.network = Network()
         self.told: list[VersionId] = []
         self.said: list[str] = []
-        training = SimpleNamespace(published=None, staged_step=0, staging=directory / "staging.bin", stage=self._stage)
+        training = SimpleNamespace(
+            published=None, staged_step=0, stage_s=0.5, staging=directory / "staging.bin", stage=self._stage
+        )
         training.staging_lock = asyncio.Lock()
         self.training = cast(Any, training)
         network: Any = self.network
@@ -109,9 +111,11 @@ async def test_what_a_version_took_from_its_weights_to_its_publication_is_told(w
         first.step = 3
         await first.publication.publish(3)
         assert first.tracker.prepared_s(v(3)) > 0
+        assert first.tracker.seen(v(3))["stage_s"] == first.tracker.newest_figures()["stage_s"] == 0.5
     async with life(world) as second:
         await second.resume_at(3)
         assert second.tracker.prepared_s(v(3)) == 0
+        assert second.tracker.seen(v(3))["stage_s"] == 0
 
 
 async def test_a_version_that_was_encoded_and_not_recorded_is_recorded_and_stands(world: World) -> None:

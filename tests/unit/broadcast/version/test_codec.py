@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from swarm.broadcast.version.codec import Buffer, decode_region, encode_region, tensor_sum
+from swarm.broadcast.version.codec import Buffer, decode_changes, decode_region, encode_region, sum_change, tensor_sum
 from swarm.broadcast.version.manifest import ITEM_BYTES, Codec, Dtype
 from swarm.errors import ProtocolError
 from swarm.net.wire import compress
@@ -264,6 +264,24 @@ def test_zeros_count_so_that_a_lost_shard_of_zeros_is_seen() -> None:
 def test_an_odd_last_byte_counts() -> None:
     assert tensor_sum(b"abc") == (tensor_sum(b"ab") + tensor_sum(b"c\0")) % 2**64
     assert tensor_sum(b"") == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 1.0])
+def test_a_sum_changes_by_the_words_that_changed(share: float) -> None:
+    after = stepped(WEIGHTS, share, 3, 1) + b"x"
+    before = WEIGHTS + b"y"
+    assert (tensor_sum(before) + sum_change(after, before)) % 2**64 == tensor_sum(after)
+
+
+def test_changes_are_what_a_sparse_region_decodes_to() -> None:
+    after = stepped(WEIGHTS, 0.02, 3, 1)
+    codec, encoded = encode_region(after, "BF16", WEIGHTS)
+    assert codec == "sparse"
+    at, new = decode_changes(encoded, WEIGHTS)
+    words = np.frombuffer(WEIGHTS, dtype="<u2").copy()
+    assert set(at.tolist()) == set(np.flatnonzero(words != np.frombuffer(after, dtype="<u2")).tolist())
+    words[at] = new
+    assert words.tobytes() == after
 
 
 def test_the_mix_is_fixed_for_ever() -> None:
