@@ -14,6 +14,7 @@ import psutil
 import uvloop
 
 from benchmarks.broadcast_learner import _to_stderr, say
+from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
 from swarm.node.bootstrap import Greeting
 from swarm.node.joining import JoiningNode
@@ -60,7 +61,8 @@ class ReceivingNode(JoiningNode):
     async def _install(self, engine: EngineWorker, receiver: Receiver) -> None:
         assert receiver.weights is not None
         async with receiver.steady() as version:
-            refused = await engine.install(version.head, version.table, receiver.weights.path)
+            changed = await in_thread(receiver.changes_since, engine.installed)
+            refused = await engine.install(version.head, version.table, receiver.weights.path, changed)
         if refused is not None:
             raise SystemExit(f"not installed: {refused.why}")
         assert engine.installed is not None

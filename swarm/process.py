@@ -1,4 +1,5 @@
-"""Heavy work outside the event loop: child processes (a trainer, an engine), and threads that may be abandoned.
+"""Heavy work outside the event loop: child processes (a trainer, an engine), threads that may be abandoned, and the
+memory that is there for them.
 
 The parent (asyncio) starts `python -m MODULE` and passes the path of a Unix socket in the environment, so that the same
 child runs alone or as rank 0 under torchrun. A child that makes no progress for `hang_s` is killed; the caller gets
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import re
 import signal
 import socket
 import struct
@@ -413,6 +415,34 @@ def limit_memory(nbytes: int) -> None:
         # Not RLIMIT_AS: a file that is mapped takes addresses and no memory of its own.
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def free_host_bytes() -> int:
+    """Return what programs may still take of this machine's memory without swapping, and of their control group
+    (version 2 or 1) if it has a limit. Cached files do not count as taken. All of the memory where the system does not
+    say."""
+    found = []
+    for group, limit, used in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            cached = re.search(r"^inactive_file (\d+)$", Path(group, "memory.stat").read_text(), re.MULTILINE)
+            found.append(
+                int(Path(group, limit).read_text())
+                - int(Path(group, used).read_text())
+                + int(cached[1] if cached else 0)
+            )
+        except (OSError, ValueError):
+            # No such group, or no limit ("max").
+            continue
+    try:
+        available = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        available = None
+    # Pages that are free (SC_AVPHYS_PAGES) would not do: on a machine that has run for a while files fill nearly all.
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([*found, int(available[1]) * 1024 if available else whole])
 
 
 async def in_thread(work: Callable[[], R]) -> R:

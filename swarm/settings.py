@@ -65,6 +65,8 @@ Whole = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Tokens of a prompt or a completion
 Bound = Annotated[int, Field(ge=0, le=1024)]  # Largest staleness in learner steps: older rollouts teach nothing
+Threads = Annotated[int, Field(ge=1, le=256)]
+CODING_THREADS = "Threads that encode and decode weights."
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or per 1e9 bytes, in the swarm's one currency; 0 is free
 Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time varies
@@ -96,6 +98,7 @@ class LeadConfig(BaseModel):
     round_s: Annotated[float, Field(ge=0.05, le=60)] = 2.0
     max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s."), RESUMED] = None
     max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s."), RESUMED] = None
+    coding_threads: Annotated[Threads | None, Flag(SWARM, CODING_THREADS, "what the cores can spare"), RESUMED] = None
     run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/TASK-DATE-TIME"), RESUMED] = None
     state_dir: Annotated[
         Path | None,
@@ -275,6 +278,10 @@ class JoinConfig(BaseModel):
         Field(min_length=1, max_length=4096),
         Flag(SWARM, "Directory or cached Hugging Face id of the base model; only what differs is fetched."),
     ] = None
+    weights: Annotated[
+        Literal["auto", "memory", "disk"], Flag(SWARM, "Where the weights are kept; each version wears a disk.")
+    ] = "auto"
+    coding_threads: Annotated[Threads | None, Flag(SWARM, CODING_THREADS, "what the cores can spare")] = None
     device: Annotated[str, Flag(MOST, "auto, cpu, cuda, cuda:1, ...")] = "auto"
     engine: Annotated[
         Literal["auto", "transformers", "vllm", "scripted"], Flag(MOST, "auto is vllm with a GPU and the package.")

@@ -9,6 +9,7 @@ here and the map holds its base. A receiver that is further behind asks peers fo
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from swarm.broadcast.ahead import DecodingAhead
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.courier import TreeCourier
@@ -24,6 +26,7 @@ from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.neighbours import Neighbours
 from swarm.broadcast.notes import Complete, Courier, Kind, Roster, Routing
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
+from swarm.broadcast.store.memory_map import MemoryMap, open_in_memory
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.transfers import (
@@ -173,6 +176,7 @@ PATIENCE_S = 10.0
 long it waits for the next chunk before it fetches the rest, because a killed learner deals no more chunks."""
 
 RETRY_S = 1.0  # Pause between two tries to catch up
+COPY_AGAIN_S = 60.0  # Pause after a copy that did not succeed: damage is mended first, by the next version or a recheck
 UNLINKED_S = 5.0  # A learner that is not linked for this long announces nothing: the node acts on gossip's head
 
 
@@ -181,7 +185,8 @@ class OtherModel(EchoError):
 
 
 class Receiver:
-    """One receiver of the versions that the owner of `learner_key` signs. `say` tells the person at the terminal."""
+    """One receiver of the versions that the owner of `learner_key` signs. `say` tells the person at the terminal.
+    `place` gives a directory in memory for a map of so many bytes, or None."""
 
     def __init__(
         self,
@@ -192,7 +197,9 @@ class Receiver:
         pool: Executor,
         say: Callable[[str], None],
         base: BaseModel | None = None,
+        place: Callable[[int], Path | None] = lambda nbytes: None,
     ) -> None:
+        self._place = place
         self._directory = directory
         self._learner_key = learner_key
         self._station = station
@@ -205,7 +212,9 @@ class Receiver:
             on_link=lambda node, up: self._tell_learner(),
             on_complete=self._on_complete,
             on_fault=self._leave,
+            on_chunk=lambda version, index: self._ahead.arrived(version, index),
         )
+        self._ahead = DecodingAhead(lambda: self.weights, pool)
         self._neighbours = Neighbours(station, self._transfers.open_link)
         self._announcements = Announcements(self._queue)
         self._routes: dict[VersionId, Routing] = {}
@@ -219,6 +228,7 @@ class Receiver:
         self.store: VersionStore | None = None
         self.weights: WeightMap | None = None
         self._steady = asyncio.Lock()
+        self._filling = asyncio.Lock()  # Held while a copy of the map is written, or regions that no encoding here has
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -226,17 +236,21 @@ class Receiver:
         try:
             self.store = await in_thread(VersionStore, self._directory, self._learner_key)
             if self.store.layout is not None:
-                self.weights = await in_thread(open_weights, self.store)
+                self.weights = await self._open_weights(self.store, self.store.layout)
             self._neighbours.dial()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._open_announced())
                 group.create_task(self._heed_gossip())
                 group.create_task(self._keep_up())
+                group.create_task(self._keep_copy())
+                group.create_task(self._ahead.run())
         finally:
             await self._neighbours.close()
             self._announcements.close()
             for version in list(self._transfers.active):
                 self._transfers.close(version)
+            if self.weights is not None:
+                self.weights.close()
 
     async def accept(self, incoming: Incoming) -> None:
         await self._neighbours.links.accept(incoming)
@@ -265,9 +279,16 @@ class Receiver:
                 raise ProtocolError("the weights are being changed")
             yield self.weights.current
 
+    def changes_since(self, version: VersionId | None) -> Path | None:
+        """Return a file that says which words of the map have changed since `version` (store/changes.py), or None if
+        nobody knows. Call it, in a thread, within `steady`."""
+        if version is None or not isinstance(self.weights, MemoryMap):
+            return None
+        return self.weights.changes_since(version)
+
     async def recheck(self) -> int:
         """Find regions of the map that differ from what was written, and fetch them again. Return their count."""
-        async with self._steady:
+        async with self._steady, self._filling:
             damaged = await in_thread(self.weights.recheck) if self.weights else 0
         self._say(f"{damaged} regions of the weights on disk are damaged{': fetching them again' if damaged else ''}")
         self._news.set()
@@ -388,6 +409,7 @@ class Receiver:
             self._progress.note_time(head.version, "complete_s")
         # Without its base, here or coming, a version cannot be applied: its deltas are of no use to this node.
         if (self._base_comes(head.base) or not needs_base(table)) and not from_base:
+            self._ahead.begin(held)
             self._transfers.open(held, self._courier(held, leaf=leaf))
             if held.chunks.complete:
                 self._progress.note_time(head.version, "complete_s")
@@ -399,7 +421,7 @@ class Receiver:
         assert self.weights is not None
         if self._base is None or self.weights.last_whole is not None or self._transfers.active:
             return False
-        async with self._steady:
+        async with self._steady, self._filling:
             left = await in_thread(begin_from_base, self._base, self.weights, held)
         self._say(f"{self._base.directory} has all but {left / 1e6:.1f} MB of version {held.head.version}")
         routes = self._routes.get(held.head.version)
@@ -444,8 +466,13 @@ class Receiver:
             self.weights.close()
             self.weights = None
         await in_thread(self.store.set_layout, data, layout)
-        self.weights = await in_thread(open_weights, self.store)
+        self.weights = await self._open_weights(self.store, layout)
         return self.store
+
+    async def _open_weights(self, store: VersionStore, layout: Layout) -> WeightMap:
+        if (memory := await in_thread(self._place, layout.total_bytes)) is not None:
+            return await in_thread(open_in_memory, store, memory, self._pool)
+        return await in_thread(open_weights, store, self._pool)
 
     def _retire(self, newer: HeldVersion) -> None:
         """Leave the transfers that a newer version makes needless: complete ones except the last and, if the newer
@@ -468,6 +495,7 @@ class Receiver:
 
     def _on_complete(self, transfer: Transfer) -> None:
         version = transfer.held.head.version
+        self._ahead.end(version)
         self._progress.note_time(version, "first_chunk_s", transfer.first_chunk_at)
         self._progress.note_time(version, "complete_s", transfer.completed_at)
         self._news.set()
@@ -497,8 +525,38 @@ class Receiver:
             return
         self._progress.note_time(held.head.version, "applied_s")
         self._behind_since = None
-        await in_thread(self.store.prune)
+        await self._prune()
         await self._tell()
+
+    async def _prune(self) -> None:
+        assert self.weights is not None
+        assert self.store is not None
+        self.store.keep_from = self.weights.log_from
+        await in_thread(self.store.prune)
+
+    async def _keep_copy(self) -> None:
+        """Bring the disk's copy of a map in memory up to date whenever that is due."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(self._copy_is_due)
+            assert isinstance(self.weights, MemoryMap)
+            stop = threading.Event()
+            async with self._filling:
+                copying = asyncio.create_task(in_thread(self.weights.copy_out, stop))
+                try:
+                    copied = await asyncio.shield(copying)
+                except asyncio.CancelledError:
+                    stop.set()
+                    await copying
+                    raise
+            if not copied:
+                await asyncio.sleep(COPY_AGAIN_S)
+            await self._prune()
+
+    def _copy_is_due(self) -> bool:
+        if self.store is None or not isinstance(self.weights, MemoryMap):
+            return False
+        return self.weights.copy_is_due(self.store.versions())
 
     def _next_to_apply(self) -> HeldVersion | None:
         """Return the newest version that is here in full and that the map can become."""
@@ -530,7 +588,7 @@ class Receiver:
         patient = (sources or not self._neighbours.are_known) and now - self._behind_since < PATIENCE_S
         learner = self._neighbours.learner()
         try:
-            async with self._steady:
+            async with self._steady, self._filling:
                 await catch_up(
                     self.store,
                     self.weights,

@@ -59,14 +59,22 @@ class Spreading:
 
 
 class BroadcastService:
-    """The learner's side. `run` goes on for as long as receivers are served."""
+    """The learner's side. `run` goes on for as long as receivers are served. `threads` encode (None: what is spare)."""
 
-    def __init__(self, directory: Path, key: SigningKey, station: Station, *, plan_of: PlanOf = plan_of) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        key: SigningKey,
+        station: Station,
+        *,
+        plan_of: PlanOf = plan_of,
+        threads: int | None = None,
+    ) -> None:
         self._directory = directory
         self._key = key
         self._station = station
         self._planning = Planning(station.me, plan_of)
-        self._pool = coding_pool()
+        self._pool = coding_pool(threads)
         self._versions: PublishedVersions | None = None
         self._layout: Layout | None = None
         self._transfers = Transfers(

@@ -177,7 +177,7 @@ class Transfers:
 
     `is_leaf(node)` says whether a peer only dials out. `on_frame` gets announcements, `on_link` hears of new and lost
     links, `on_complete` of versions that are complete here, `on_fault` of a node that sent wrong chunks too often,
-    `on_peer_complete` of a peer that has a whole version.
+    `on_peer_complete` of a peer that has a whole version, `on_chunk` of every chunk that is here, once or more often.
     """
 
     def __init__(
@@ -189,6 +189,7 @@ class Transfers:
         on_complete: Callable[[Transfer], None],
         on_fault: Callable[[NodeId], None],
         on_peer_complete: Callable[[NodeId, VersionId], None] = lambda node, version: None,
+        on_chunk: Callable[[VersionId, int], None] = lambda version, index: None,
     ) -> None:
         self._is_leaf = is_leaf
         self.on_frame = on_frame
@@ -196,6 +197,7 @@ class Transfers:
         self._on_complete = on_complete
         self._on_fault = on_fault
         self._on_peer_complete = on_peer_complete
+        self._on_chunk = on_chunk
         self.links: dict[NodeId, Link] = {}
         self.active: dict[VersionId, Transfer] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -332,6 +334,7 @@ class Transfers:
             return
         now = time.monotonic()
         transfer.first_chunk_at = transfer.first_chunk_at or now
+        self._on_chunk(frame.version, index)
         transfer.courier.arrived(link.node, index, Kind(frame.kind), via, now=now)
         if transfer.completed_at is None and chunks.complete:
             transfer.completed_at = now

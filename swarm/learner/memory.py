@@ -15,9 +15,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
-from swarm.learner.device import free_host_bytes
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
+from swarm.process import free_host_bytes
 
 TRAINED_BYTES = 16  # Of one parameter: float32 weight, gradient, and AdamW's two moments
 SNAPSHOT_BYTES = 14  # Of a parameter in the host's memory while a checkpoint is written: weight, moments, bf16 model

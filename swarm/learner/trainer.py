@@ -19,7 +19,7 @@ from swarm.errors import UserError
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stored_weights, stream_tensors
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
 from swarm.learner.comparison import Comparison
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes
+from swarm.learner.device import SMALL_MODEL_PARAMETERS
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
     Audit,
@@ -40,7 +40,7 @@ from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import audit
 from swarm.learner.update import Learning, Update, adamw, check_rules
-from swarm.process import ChildChannel, NoParent
+from swarm.process import ChildChannel, NoParent, free_host_bytes
 from swarm.settings import EMBEDDED
 
 # Rank 0 waits before it tells the node of a fault: if the end of another rank caused it, torchrun meanwhile ends this

@@ -10,6 +10,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
+from swarm.broadcast.store.place import Wanted, forget_place, place_of_map
 from swarm.errors import first_fault
 from swarm.gossip.records import Profile
 from swarm.net.hosts import is_loopback
@@ -31,6 +33,7 @@ from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
 from swarm.types import Role
 
 R = TypeVar("R")
+MEMORY_SHARE = 0.5  # Of what is free, for the weights: their owner goes on working
 
 
 def join_settings(config: JoinConfig) -> NetworkSettings:
@@ -81,6 +84,7 @@ def weights_directory(state_dir: Path, swarm: str) -> Path:
     directory = state_dir / "swarms" / swarm
     for old in directory.parent.glob("*"):
         if old != directory:
+            forget_place(old)
             shutil.rmtree(old)
     directory.mkdir(parents=True, exist_ok=True)
     return directory
@@ -89,11 +93,22 @@ def weights_directory(state_dir: Path, swarm: str) -> Path:
 class DataPlane:
     """The routes and streams of the current receiver."""
 
-    def __init__(self, station: Station, *, say: Callable[[str], None], base: BaseModel | None) -> None:
+    def __init__(
+        self,
+        station: Station,
+        *,
+        say: Callable[[str], None],
+        base: BaseModel | None,
+        threads: int | None = None,
+        weights: Wanted = "auto",
+        memory_share: float = MEMORY_SHARE,
+    ) -> None:
+        self._weights = weights
+        self._memory_share = memory_share
         self._station = station
         self._say = say
         self._base = base
-        self._pool = coding_pool()
+        self._pool = coding_pool(threads)
         self._receiver: Receiver | None = None
         self._server = VersionServer(
             lambda: self._receiver.store if self._receiver else None,
@@ -116,7 +131,13 @@ class DataPlane:
     async def receiving(self, directory: Path, learner_key: bytes) -> AsyncIterator[Receiver]:
         """Receive the versions of a swarm for as long as the block runs."""
         receiver = self._receiver = Receiver(
-            directory, learner_key, self._station, pool=self._pool, say=self._say, base=self._base
+            directory,
+            learner_key,
+            self._station,
+            pool=self._pool,
+            say=self._say,
+            base=self._base,
+            place=partial(self._place, directory),
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -127,6 +148,12 @@ class DataPlane:
                     task.cancel()
         finally:
             self._receiver = None
+
+    def _place(self, directory: Path, nbytes: int) -> Path | None:
+        place, line = place_of_map(directory, nbytes, self._weights, self._memory_share)
+        if line:
+            self._say(line)
+        return place
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -154,7 +181,14 @@ class JoiningNode(ABC):
             name = self._config.base
             base = BaseModel(await asyncio.to_thread(find_base, name)) if name is not None else None
             self._network = NodeNetwork(state.path, self.role, self._settings, say=self._say, emit=self._emit)
-            self._data = DataPlane(self._network.station, say=self._say, base=base)
+            self._data = DataPlane(
+                self._network.station,
+                say=self._say,
+                base=base,
+                threads=self._config.coding_threads,
+                weights=self._config.weights,
+                memory_share=self.memory_share(),
+            )
             await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             try:
                 self._say(f"{self.role} {self._network.node}; status: echo-node status {self._network.address.url}")
@@ -164,6 +198,10 @@ class JoiningNode(ABC):
                 self._data.close()
         finally:
             state.release()
+
+    def memory_share(self) -> float:
+        """Return which share of the free memory the weights may take."""
+        return MEMORY_SHARE
 
     @abstractmethod
     def status(self) -> dict[str, Any]:

@@ -181,7 +181,9 @@ class LearnerNode:
 
     def _build(self, network: NodeNetwork) -> None:
         emit = self._log.event
-        self._broadcast = BroadcastService(self._run_dir / "versions", network.key, network.station)
+        self._broadcast = BroadcastService(
+            self._run_dir / "versions", network.key, network.station, threads=self._config.coding_threads
+        )
         configured = BoundSet(
             max_staleness=self._config.max_staleness, publish_every_steps=self._config.publish_every_steps
         )

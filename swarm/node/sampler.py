@@ -18,10 +18,13 @@ from swarm.node.link import LearnerLink, SwarmChanged
 from swarm.rollout.client import SUBMIT_PATH, RolloutClient
 from swarm.rollout.messages import DEVICE_CLASS_LENGTH, Offer
 from swarm.sampler.choice import choose_engine
+from swarm.sampler.confine import has_gpu
 from swarm.sampler.session import DRAIN_S, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.settings import JoinConfig
+
+CPU_MEMORY_SHARE = 0.25  # Of the free memory, for the weights beside an engine that holds its own there
 
 MAX_FAULTS = 5  # Sessions in a row that may fail without an accepted rollout: then this machine is to blame, not chance
 FAULT_PAUSE_S = 2.0  # Pause before a new session, times the number of faults so far
@@ -82,6 +85,10 @@ class SamplerNode(JoiningNode):
             **(self._engine.status() if self._engine else {}),
             **self._data.status(),
         }
+
+    def memory_share(self) -> float:
+        # On a CPU the engine's own copy, in float32, is twice as large as the map.
+        return super().memory_share() if self._config.device != "cpu" and has_gpu() else CPU_MEMORY_SHARE
 
     def _set_state(self, state: str) -> None:
         self._status.state = state

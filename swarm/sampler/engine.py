@@ -14,9 +14,9 @@ import msgspec
 from swarm.broadcast.version.manifest import Layout
 from swarm.types import Finish, SamplingRules, Span, VersionId
 
-Proof = Literal["sums", "sums and probe", "probe"]
-"""How it was shown what an engine holds: by the chunk table's sums over its own parameters, or by the log-probs of a
-probe if it keeps its weights in another form."""
+Proof = Literal["sums", "changed words", "sums and probe", "probe"]
+"""How it was shown what an engine holds: by the chunk table's sums over its own parameters, or over those that changed
+since a version that was proven, or by the log-probs of a probe if it keeps its weights in another form."""
 
 EngineKind = Literal["transformers", "vllm", "scripted"]  # The scripted one has no model: it is for rehearsals
 EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -74,11 +74,14 @@ class Started(msgspec.Struct, frozen=True):
 class Install(msgspec.Struct, frozen=True, tag=True):
     """Take the weights at `path` (layout order, memory-mapped) as `version`. The file is checked against the chunk
     table's `tensor_sums` before the engine sees it, and afterwards the engine's weights are too. The file does not
-    change until the answer."""
+    change until the answer. If `changed` is given, the file is proven already, and `changed` says which of its words
+    differ from version `since` (broadcast/store/changes.py): an engine that holds that may take these alone."""
 
     version: VersionId
     path: str
     tensor_sums: tuple[int, ...]
+    since: VersionId | None = None
+    changed: str = ""
 
 
 class Installed(msgspec.Struct, frozen=True, tag=True):

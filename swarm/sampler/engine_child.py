@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from swarm.process import ChildChannel, limit_memory
+from swarm.process import ChildChannel, free_host_bytes, limit_memory
 from swarm.sampler.confine import STACKS_BYTES, confine, has_gpu
 from swarm.sampler.engine import Command, Engine, Generate, Install, Start
 
@@ -65,8 +65,6 @@ def _limit_memory(device: str, *, is_model: bool) -> None:
     """Have an engine on the CPU fail before this machine runs out of memory. A GPU's driver maps what it never takes,
     so there the model's own check has to do."""
     if is_model and (device == "cpu" or not has_gpu()):
-        from swarm.learner.device import free_host_bytes
-
         limit_memory(free_host_bytes() + STACKS_BYTES)
 
 

@@ -165,7 +165,8 @@ class Session:
         weights = self._receiver.weights
         assert weights is not None
         async with self._receiver.steady() as version:
-            refused = await self._engine.install(version.head, version.table, weights.path)
+            changed = await in_thread(self._receiver.changes_since, self._engine.installed)
+            refused = await self._engine.install(version.head, version.table, weights.path, changed)
         if refused is None:
             self._receiver.note_time(version.head.version, "installed_s")
             self._on_change()

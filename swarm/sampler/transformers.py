@@ -26,9 +26,10 @@ from transformers import (
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes, pick_device
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
 from swarm.learner.draws import gumbel
 from swarm.learner.memory import Shape, shape_of
+from swarm.process import free_host_bytes
 from swarm.sampler.engine import (
     ASSUMED_SAMPLE_TOKENS,
     EngineDtype,
@@ -45,7 +46,14 @@ from swarm.sampler.engine import (
     Told,
 )
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.weights import build_model, mapped_tensors, require_room, wrong_tensor
+from swarm.sampler.weights import (
+    build_model,
+    changed_items,
+    mapped_tensors,
+    require_room,
+    sum_of_items,
+    wrong_tensor,
+)
 from swarm.types import Finish, Span, VersionId
 
 CPU_SHARE = 0.5  # Of the available memory on a machine without a GPU: its owner wants to go on working
@@ -64,6 +72,7 @@ class TransformersEngine:
         self._model: Any = None
         self._layout: Layout | None = None
         self._version: VersionId | None = None
+        self._sums: list[int] = []  # Of the tensors as this engine holds them
         self._directory = ""
         self._tokenizer: Tokenizer | None = None
 
@@ -97,9 +106,15 @@ class TransformersEngine:
             vocab_size=shape.vocab_size,
         )
 
+    def takes_changes(self, command: Install) -> bool:
+        """Return whether an install may take the changed words alone."""
+        return bool(command.changed) and command.since is not None and command.since == self._version
+
     @torch.no_grad()
     def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None
+        if self.takes_changes(command):
+            return self._install_changes(command, self._layout, progress)
         began = time.monotonic()
         proof_s = 0.0
         self._version = None
@@ -114,9 +129,31 @@ class TransformersEngine:
                     return NotInstalled("engine", f"after the install {name} differs from what the learner signed")
                 proof_s += time.monotonic() - proving
             progress()
-        self._version = command.version
+        self._version, self._sums = command.version, list(command.tensor_sums)
         seconds = time.monotonic() - began
         return Installed(seconds=seconds, pause_s=seconds, reload_s=seconds - proof_s, proof_s=proof_s)
+
+    def _install_changes(self, command: Install, layout: Layout, progress: Told) -> Installed | NotInstalled:
+        """Take the words that have changed since the present version. Its sums were proven; what the engine held at the
+        changed places and what it holds there now make the sums of the new one."""
+        began = time.monotonic()
+        self._version = None
+        tensors = self._model.state_dict()
+        for index, spec, at, items in changed_items(command.path, command.changed, layout):
+            # Tied tensors are one in memory: the second would find nothing changed.
+            for place in {tensors[name].data_ptr(): tensors[name] for name in (spec.name, *spec.aliases)}.values():
+                held, there = place.view(-1), at.to(place.device)
+                before = sum_of_items(held[there].to(items.dtype))
+                held[there] = items.to(device=place.device, dtype=place.dtype)
+                change = sum_of_items(held[there].to(items.dtype)) - before
+            self._sums[index] = (self._sums[index] + change) % 2**64
+            progress()
+        for spec, found, expected in zip(layout.tensors, self._sums, command.tensor_sums, strict=True):
+            if found != expected:
+                return NotInstalled("engine", f"after the install {spec.name} differs from what the learner signed")
+        self._version = command.version
+        seconds = time.monotonic() - began
+        return Installed(seconds=seconds, pause_s=seconds, reload_s=seconds, proof="changed words")
 
     @torch.inference_mode()
     def generate(self, command: Generate, progress: Told) -> Generated:
@@ -199,6 +236,9 @@ class Threaded:
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None
+        if self._engine.takes_changes(command):
+            # Nothing else comes before it in the thread that could change the version.
+            return await self._run(self._engine.install, command, progress)
         began = time.monotonic()
         wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, command.tensor_sums, progress)
         if wrong is not None:

@@ -204,9 +204,18 @@ class EngineWorker:
         self.rates = Rates(self.places, most_tokens_per_s=trial.tokens_per_s, assumed_rollouts_per_s=assumed)
         return trial
 
-    async def install(self, head: Head, table: ChunkTable, weights: Path) -> NotInstalled | None:
-        """Let the engine take the weights. Return None if it has. The file must not change meanwhile."""
-        command = Install(version=head.version, path=str(weights), tensor_sums=table.tensor_sums)
+    async def install(
+        self, head: Head, table: ChunkTable, weights: Path, changed: Path | None = None
+    ) -> NotInstalled | None:
+        """Let the engine take the weights. Return None if it has. The files must not change meanwhile. `changed` says
+        which words are others than in the version that is installed, if that is known."""
+        command = Install(
+            version=head.version,
+            path=str(weights),
+            tensor_sums=table.tensor_sums,
+            since=self.installed if changed is not None else None,
+            changed=str(changed) if changed is not None else "",
+        )
         done: Installed | NotInstalled = await self._child.call(command, Installed | NotInstalled)
         if isinstance(done, NotInstalled):
             return done

@@ -155,7 +155,10 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
                 "swarm.sampler.vllm.versions",
             ),
         ),
-        ("numpy", ("swarm.broadcast.version.codec",)),
+        (
+            "numpy",
+            ("swarm.broadcast.version.codec", "swarm.broadcast.store.memory_map", "swarm.broadcast.store.changes"),
+        ),
         ("vllm", ("swarm.sampler.vllm.extension", "swarm.sampler.vllm.versions")),
     ],
 )

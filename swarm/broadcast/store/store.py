@@ -46,6 +46,7 @@ class ChunkFile:
         self.spans: list[Span] = chunk_spans(table)
         self.missing = len(self.spans)
         self._digests = table.chunk_digests
+        self._chunk_bytes = table.chunk_bytes
         self._nbytes = table.encoded_bytes
         self._have = bytearray(-(-len(self.spans) // 8))
         self._counting = threading.Lock()
@@ -82,9 +83,14 @@ class ChunkFile:
         return self._at(self.spans[index]).toreadonly()
 
     def encoded(self, span: Span) -> memoryview:
-        """Return a read-only view of any span of the encoded stream. The version must be complete."""
-        assert self.complete
+        """Return a read-only view of any span of the encoded stream. Every chunk that it touches must be held."""
+        assert self.complete or all(self.has(index) for index in self.touched(span))
         return self._at(span).toreadonly()
+
+    def touched(self, span: Span) -> range:
+        """Return the chunks that hold part of a span."""
+        end = max(span.start, span.start + span.nbytes - 1)
+        return range(span.start // self._chunk_bytes, end // self._chunk_bytes + 1) if self.spans else range(0)
 
     def recheck(self) -> int:
         """Forget chunks that are no longer what was signed (a failing disk, a second receiver). Return their number."""
@@ -163,6 +169,8 @@ class VersionStore:
         self._held: dict[VersionId, HeldVersion] = {}
         self._asked_at: dict[VersionId, float] = {}
         self._changing = threading.RLock()
+        self.keep_from: VersionId | None = None
+        """The oldest version that a map in memory is made of after a power cut (copy.py). None until that is known."""
         self._load()
 
     def set_layout(self, layout_bytes: bytes, layout: Layout) -> None:
@@ -221,13 +229,14 @@ class VersionStore:
             self._remove_files(str(version))
 
     def prune(self) -> None:
-        """Drop all but the newest KEEP_VERSIONS and those in use."""
+        """Drop all but the newest KEEP_VERSIONS, those in use, and those from `keep_from` on."""
         now = time.monotonic()
         with self._changing:
             # A copy: other threads call `find` without the lock, so that none of them waits for a disk.
             self._asked_at = {version: at for version, at in dict(self._asked_at).items() if now - at < IN_USE_S}
             for version in sorted(self._held)[:-KEEP_VERSIONS]:
-                if version not in self._asked_at or len(self._held) > MAX_VERSIONS:
+                is_used = version in self._asked_at and len(self._held) <= MAX_VERSIONS
+                if not is_used and (self.keep_from is None or version < self.keep_from):
                     self.drop(version)
 
     # -- files -----------------------------------------------------------------------------------------------
@@ -279,7 +288,6 @@ class VersionStore:
                 if path.suffix == ".partial" or path.stem not in kept:
                     path.unlink()
         self._asked_at.clear()
-        self.prune()
 
     def _load_version(self, path: Path) -> None:
         sealed_head = _read_capped(path, HEAD_BYTES)

@@ -12,6 +12,8 @@ An apply decodes a region beside the old bytes, checks the decoded digest, write
 the map. After a SIGKILL at any byte a region is therefore the target's (done), the base's (to do), or whole in the redo
 file. Any other content (a power cut, a failing disk) counts as damage and is fetched in full.
 
+Where there is room, the map lies in memory instead (memory_map.py).
+
 The map's owner keeps it consistent for readers: it never runs two applies or fills, or one and an engine's copy, at the
 same time. `version` is None while regions of two versions may be mixed. Blocking; call from threads.
 """
@@ -65,10 +67,12 @@ class WeightMap:
     def __init__(self, directory: Path, layout: Layout, learner_key: bytes) -> None:
         """Reopen the files that are there: hash every region, and finish those that were being overwritten."""
         directory.mkdir(parents=True, exist_ok=True)
+        self.log_from: VersionId | None = None
+        """The oldest version whose encodings the map still needs, beside those that are kept anyway; None: of none."""
         self.layout = layout
         self.regions = regions_of(layout)
         self.dtypes = region_dtypes(layout)
-        self.path = directory / "weights.bin"
+        self.path = self._place(directory)
         self._next = directory / "weights.next"
         self._redo = directory / "weights.redo"
         self._current_path = directory / "weights.current"
@@ -125,19 +129,22 @@ class WeightMap:
                 f"version {held.head.version} is a delta against {held.head.base}, and {len(missing)} regions of the "
                 f"map, which holds {self.version}, are not of it"
             )
-        spans = encoded_spans(held.table)
         lacking = self.lacking(held.table)
         self.begin_fill(held)
+        self._apply_regions(held, lacking, pool)
+        self.finish()
+
+    def _apply_regions(self, held: HeldVersion, lacking: list[int], pool: Executor | None) -> None:
+        spans = encoded_spans(held.table)
         redo = os.open(self._redo, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             allocate(redo, self._slot_bytes * REGIONS_IN_HAND, self._redo)
             for at in range(0, len(lacking), REGIONS_IN_HAND):
                 # A slot is free again once all regions of its window have been written over the map.
                 window = enumerate(lacking[at : at + REGIONS_IN_HAND])
-                _run_all(pool, [partial(self._apply_region, held, i, spans[i], redo, slot) for slot, i in window])
+                run_all(pool, [partial(self._apply_region, held, i, spans[i], redo, slot) for slot, i in window])
         finally:
             os.close(redo)
-        self.finish()
 
     def begin_fill(self, target: SignedVersion) -> None:
         """Let the map become `target` from now on, region by region, and give up a former target."""
@@ -216,7 +223,7 @@ class WeightMap:
         return FullRegion(codec=codec, encoded=encoded)
 
     def close(self) -> None:
-        """Close the file. The map must not be used any more."""
+        """Close the files. The map must not be used any more."""
         os.close(self._descriptor)
         self._view = memoryview(b"")
 
@@ -233,16 +240,21 @@ class WeightMap:
         )
 
     def _apply_region(self, held: HeldVersion, index: int, encoded: Span, redo: int, slot: int) -> None:
+        beside = self._decoded(held, index, encoded)
+        at = slot * self._slot_bytes
+        write_at(redo, index.to_bytes(REDO_HEADER_BYTES, "little"), at, self._redo)
+        write_at(redo, beside, at + REDO_HEADER_BYTES, self._redo)
+        # The redo file now holds all of it: only now may the base be lost.
+        self._overwrite(index, beside, held.table.regions[index].decoded_digest)
+
+    def _decoded(self, held: HeldVersion, index: int, encoded: Span) -> Buffer:
+        """Return a region of a version, proven. Raise ProtocolError if it is not what the learner signed."""
         span, entry = self.regions[index], held.table.regions[index]
         base = self.content(index) if entry.codec in DELTAS else None
         beside = decode_region(entry.codec, held.chunks.encoded(encoded), span.nbytes, self.dtypes[index], base)
         if digest(beside) != entry.decoded_digest:
             raise ProtocolError(f"the region at {span.start} does not decode to what the learner signed")
-        at = slot * self._slot_bytes
-        write_at(redo, index.to_bytes(REDO_HEADER_BYTES, "little"), at, self._redo)
-        write_at(redo, beside, at + REDO_HEADER_BYTES, self._redo)
-        # The redo file now holds all of it: only now may the base be lost.
-        self._overwrite(index, beside, entry.decoded_digest)
+        return beside
 
     def _overwrite(self, index: int, content: Buffer, holds: bytes) -> None:
         self._holds[index] = UNKNOWN
@@ -250,6 +262,9 @@ class WeightMap:
         self._holds[index] = holds
 
     # -- files -----------------------------------------------------------------------------------------------
+
+    def _place(self, directory: Path) -> Path:
+        return directory / "weights.bin"
 
     def _open_map(self) -> None:
         if self._next.exists():
@@ -307,15 +322,22 @@ def open_weights(store: VersionStore, pool: Executor | None = None) -> WeightMap
     """Open the map beside the versions of a store, and apply what is there and can be applied."""
     assert store.layout is not None
     weights = WeightMap(store.directory, store.layout, store.learner_key)
+    apply_stored(weights, store, pool)
+    return weights
+
+
+def apply_stored(weights: WeightMap, store: VersionStore, pool: Executor | None = None) -> None:
+    """Apply what a store has and the map can become. Then drop what no longer has to be stored."""
     unfinished = weights.unfinished
     # The version that was begun comes first: its base is half overwritten.
     for held in sorted(store.versions(), key=lambda held: (held.head.version != unfinished, held.head.version)):
         if held.chunks.complete and weights.can_become(held):
             weights.apply(held, pool)
-    return weights
+    store.keep_from = weights.log_from
+    store.prune()
 
 
-def _run_all(pool: Executor | None, calls: list[Callable[[], None]]) -> None:
+def run_all(pool: Executor | None, calls: list[Callable[[], None]]) -> None:
     """Run all calls to their end, even if some fail; then raise the first fault."""
     if pool is None:
         for call in calls:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from swarm.errors import UserError
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes
+from swarm.learner.device import SMALL_MODEL_PARAMETERS
+from swarm.process import free_host_bytes
 from swarm.sampler.engine import (
     Generate,
     Generated,

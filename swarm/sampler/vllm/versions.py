@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.process import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
 from swarm.types import Span, VersionId
 
@@ -169,8 +170,6 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
 
 def _kv_bytes(config: Any, sequences: int) -> int:
     """Return the cache for `sequences` of full length on a CPU, capped by a share of the free memory."""
-    from swarm.learner.device import free_host_bytes
-
     model, block = config.model_config, config.cache_config.block_size
     parallel = config.parallel_config
     layers, heads = model.get_num_layers(parallel), model.get_num_kv_heads(parallel)

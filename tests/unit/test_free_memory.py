@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.learner.device import free_host_bytes
+from swarm.process import free_host_bytes
 
 
 def say(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:

@@ -1,0 +1,91 @@
+"""Decoding a version's regions while its other chunks are still on their way.
+
+A delta's regions are small, and many are whole long before the last chunk comes. A map in memory takes them then
+(store/memory_map.py), so that little is left to do once all of a version is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from swarm.broadcast.coding import in_thread
+from swarm.broadcast.store.memory_map import MemoryMap
+from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.store.weight_map import WeightMap
+from swarm.broadcast.version.manifest import encoded_spans
+from swarm.types import VersionId
+
+AT_ONCE = 64  # Regions decoded in one go: the map may not change meanwhile
+
+
+class WholeRegions:
+    """Says which regions become whole as the chunks of `held` arrive."""
+
+    def __init__(self, held: HeldVersion) -> None:
+        chunks = held.chunks
+        self._missing: list[int] = []
+        self._touching: dict[int, list[int]] = {}
+        self.whole: list[int] = []
+        """Regions that are whole and that nobody has taken yet."""
+        for region, span in enumerate(encoded_spans(held.table)):
+            missing = [index for index in chunks.touched(span) if not chunks.has(index)]
+            self._missing.append(len(missing))
+            for index in missing:
+                self._touching.setdefault(index, []).append(region)
+            if not missing:
+                self.whole.append(region)
+
+    def arrived(self, index: int) -> None:
+        """Count a chunk that is here now. It may come again."""
+        for region in self._touching.pop(index, ()):
+            self._missing[region] -= 1
+            if not self._missing[region]:
+                self.whole.append(region)
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    held: HeldVersion
+    regions: WholeRegions
+
+
+@dataclass(slots=True)
+class DecodingAhead:
+    """`weights` returns the map, `pool` decodes."""
+
+    weights: Callable[[], WeightMap | None]
+    pool: Executor
+    _coming: dict[VersionId, Coming] = field(default_factory=dict)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self, held: HeldVersion) -> None:
+        """Follow a version that is under way, instead of older ones."""
+        if isinstance(self.weights(), MemoryMap) and not held.chunks.complete:
+            self._coming = {held.head.version: Coming(held, WholeRegions(held))}
+
+    def arrived(self, version: VersionId, index: int) -> None:
+        if (coming := self._coming.get(version)) is not None:
+            coming.regions.arrived(index)
+            if coming.regions.whole:
+                self._news.set()
+
+    def end(self, version: VersionId) -> None:
+        """Leave the rest of a version to `apply`: it is complete, or was given up."""
+        self._coming.pop(version, None)
+
+    async def run(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            for coming in list(self._coming.values()):
+                await self._decode(coming)
+
+    async def _decode(self, coming: Coming) -> None:
+        whole, weights = coming.regions.whole, self.weights()
+        while whole and coming.held.head.version in self._coming and isinstance(weights, MemoryMap):
+            taken, whole[:] = whole[:AT_ONCE], whole[AT_ONCE:]
+            # While the map does not hold the base yet, `apply` will have to do it.
+            await in_thread(weights.decode_ahead, coming.held, taken, self.pool)

@@ -1,0 +1,94 @@
+"""What lies on the disk of a weight map that is kept in memory: a copy of its regions, brought up to date now and then.
+
+Each version that comes changes every region a little. Written to a file, that is the whole model for each version: at
+one version a minute an SSD is worn out in weeks. So the map lives in memory, and on the disk lie the encodings as they
+were received (store.py) and this copy. After a power cut each region is made again from its place in the copy, whatever
+version that is of, and the encodings since (`replay`). Once the encodings are as many bytes as the map, the copy is
+written again and older encodings go: averaged over that time, twice the received bytes are written.
+
+Regions are known by their digests. One that was being written when the power failed is of no version, and is fetched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarm.broadcast.store.disk import allocate, write_at
+from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.version.codec import Buffer, decode_region
+from swarm.broadcast.version.manifest import DELTAS, Dtype, Span, encoded_spans
+from swarm.net.wire import digest
+from swarm.types import VersionId
+
+MAX_LOG = 256  # Versions whose encodings are kept at most: each has a table in memory, and is decoded after a power cut
+
+
+class DiskCopy:
+    """The file at `path`, region by region. Blocking."""
+
+    def __init__(self, path: Path, regions: Sequence[Span], unknown: bytes) -> None:
+        """Open or create the file, and hash what it holds."""
+        self.path = path
+        self._regions = regions
+        total = regions[-1].start + regions[-1].nbytes
+        known = path.exists() and path.stat().st_size == total
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        allocate(self._descriptor, total, path)
+        self.holds = [digest(self.content(i)) if known else unknown for i in range(len(regions))]
+
+    def content(self, index: int) -> bytes:
+        span = self._regions[index]
+        return os.pread(self._descriptor, span.nbytes, span.start)
+
+    def put(self, index: int, content: Buffer, holds: bytes) -> None:
+        self.holds[index] = holds
+        write_at(self._descriptor, content, self._regions[index].start, self.path)
+
+    def sync(self) -> None:
+        """Wait until the disk has what was put: only then may the encodings go that it could be made from."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class Log:
+    """Versions that follow from one another, oldest first, as a map in memory is made of them again. All are complete
+    but perhaps the first, which says by its digests what the copy holds."""
+
+    def __init__(self, versions: Sequence[HeldVersion], newest: VersionId) -> None:
+        """Take of `versions` those that lead to `newest`."""
+        by_version = {held.head.version: held for held in versions}
+        chain: list[HeldVersion] = []
+        at: VersionId | None = newest
+        while at is not None and (held := by_version.get(at)) is not None:
+            chain.insert(0, held)
+            at = held.head.base if held.chunks.complete else None
+        self.versions = chain
+        self._spans = [encoded_spans(held.table) for held in chain]
+
+    def replay(self, index: int, nbytes: int, dtype: Dtype, holds: bytes, content: Buffer) -> Buffer | None:
+        """Return region `index` of the newest version, made from what holds it, `content` with the digest `holds`, or
+        from a full encoding. Return None if neither leads there."""
+        made: Buffer | None = None
+        later = 0
+        for held in reversed(self.versions):
+            entry = held.table.regions[index]
+            if entry.decoded_digest == holds:
+                made = content
+                break
+            if not held.chunks.complete:
+                return None
+            later += 1
+            if entry.codec not in DELTAS:
+                break
+        else:
+            return None
+        first = len(self.versions) - later
+        for held, spans in zip(self.versions[first:], self._spans[first:], strict=True):
+            encoded = held.chunks.encoded(spans[index])
+            made = decode_region(held.table.regions[index].codec, encoded, nbytes, dtype, made)
+        wanted = self.versions[-1].table.regions[index].decoded_digest
+        return made if made is not None and digest(made) == wanted else None
