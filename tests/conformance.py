@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
+from swarm.broadcast.store.changes import write_changes
+from swarm.broadcast.version.manifest import Layout, regions_of
 from swarm.learner.draws import gumbel
 from swarm.sampler.engine import Engine, Generate, Installed, Job, NotInstalled, Sampled, Started
 from swarm.sampler.stopping import load_tokenizer
@@ -207,6 +210,33 @@ async def refuses_a_file_that_was_not_signed_and_goes_on(life: Life) -> None:
     assert held[0].spans[0].version == version
 
 
+async def takes_the_words_that_changed(life: Life) -> None:
+    """From version to version, twice; the second time over a gap, for which the same words are too few."""
+    await life.installed()
+    before = life.staged[life.version % 2]
+    after = life.staged[(life.version + 1) % 2]
+    changed = differing(before.staging, after.staging, after.layout, life.directory / "changed")
+    asked = msgspec.structs.replace(after.install(life.version + 1), since=v(life.version), changed=str(changed))
+    life.version += 1
+    assert isinstance(await life.engine.install(asked, life.progress), Installed)
+    await draws_as_anybody_can_replay(life)
+    # An engine that does not hold `since` needs all of the file.
+    life.version += 2
+    asked = msgspec.structs.replace(after.install(life.version), since=v(life.version - 1), changed=str(changed))
+    assert isinstance(await life.engine.install(asked, life.progress), Installed)
+    await draws_as_anybody_can_replay(life)
+
+
+def differing(before: Path, after: Path, layout: Layout, path: Path) -> Path:
+    """Write to `path` which words of two files of weights differ."""
+    old, new = np.fromfile(before, dtype="<u2"), np.fromfile(after, dtype="<u2")
+    regions = regions_of(layout)
+    words = [slice(region.start // 2, (region.start + region.nbytes) // 2) for region in regions]
+    places = {i: np.flatnonzero(old[at] != new[at]).astype(np.uint32) for i, at in enumerate(words)}
+    write_changes(path, len(regions), places)
+    return path
+
+
 async def shows_that_work_goes_on(life: Life) -> None:
     await life.installed()
     life.told.clear()
@@ -226,6 +256,7 @@ CHECKS: tuple[Callable[[Life], Awaitable[None]], ...] = (
     answers_calls_side_by_side,
     cuts_off_what_takes_too_long,
     refuses_a_file_that_was_not_signed_and_goes_on,
+    takes_the_words_that_changed,
     shows_that_work_goes_on,
 )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
@@ -139,15 +140,16 @@ class TransformersEngine:
         began = time.monotonic()
         self._version = None
         tensors = self._model.state_dict()
-        for index, spec, at, items in changed_items(command.path, command.changed, layout):
-            # Tied tensors are one in memory: the second would find nothing changed.
-            for place in {tensors[name].data_ptr(): tensors[name] for name in (spec.name, *spec.aliases)}.values():
-                held, there = place.view(-1), at.to(place.device)
-                before = sum_of_items(held[there].to(items.dtype))
-                held[there] = items.to(device=place.device, dtype=place.dtype)
-                change = sum_of_items(held[there].to(items.dtype)) - before
-            self._sums[index] = (self._sums[index] + change) % 2**64
-            progress()
+        with one_thread():
+            for index, spec, at, items in changed_items(command.path, command.changed, layout):
+                # Tied tensors are one in memory: the second would find nothing changed.
+                for place in {tensors[name].data_ptr(): tensors[name] for name in (spec.name, *spec.aliases)}.values():
+                    held, there = place.view(-1), at.to(place.device)
+                    before = sum_of_items(held[there].to(items.dtype))
+                    held[there] = items.to(device=place.device, dtype=place.dtype)
+                    change = sum_of_items(held[there].to(items.dtype)) - before
+                self._sums[index] = (self._sums[index] + change) % 2**64
+                progress()
         for spec, found, expected in zip(layout.tensors, self._sums, command.tensor_sums, strict=True):
             if found != expected:
                 return NotInstalled("engine", f"after the install {spec.name} differs from what the learner signed")
@@ -331,6 +333,18 @@ def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
 def _batch_key(job: Job) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
     # Long ones first: they need most of the time that their leases leave.
     return (-job.rules.max_new_tokens, job.rules.stop_token_ids, job.rules.stop)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch use one thread within the block, which makes thousands of small calls. Several threads wait for each
+    other's end in a loop: four engines on two cores took 40 s for what takes half a second."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -1,7 +1,8 @@
-"""`python -m tests.integration.killed_apply STORE [BYTE]`: apply what lies in a receiver's store, and perhaps die.
+"""`python -m tests.integration.killed_apply STORE MEMORY [BYTE]`: apply what lies in a receiver's store, or die of it.
 
-Prints "ready" and then opens the store, which applies every version that is whole. With BYTE the process kills itself
-by SIGKILL when it has written so many bytes, in the midst of the write; else it prints how many it wrote.
+Prints "ready" and then opens the store, which applies every version that is whole. The map lies in the directory
+MEMORY, or on the disk if that is "-". With BYTE the process kills itself by SIGKILL when it has written so many bytes,
+in the midst of the write; else it prints how many it wrote.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from swarm.broadcast.store.memory_map import open_in_memory
 from swarm.broadcast.store.store import VersionStore
-from swarm.broadcast.store.weight_map import open_weights
+from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from tests.builders import KEY
 
 THREADS = 2
 
 
-def main(directory: Path, die_at: int | None) -> None:
+def main(directory: Path, memory: Path | None, die_at: int | None) -> None:
     written, pwrite = 0, os.pwrite
 
     def counting(descriptor: int, data: memoryview, start: int, /) -> int:
@@ -33,9 +35,14 @@ def main(directory: Path, die_at: int | None) -> None:
     os.pwrite = counting  # type: ignore[assignment]
     print("ready", flush=True)
     with ThreadPoolExecutor(THREADS) as pool:
-        open_weights(VersionStore(directory, KEY.public_bytes), pool)
+        opened(VersionStore(directory, KEY.public_bytes), memory, pool)
     print(written, flush=True)
 
 
+def opened(store: VersionStore, memory: Path | None, pool: ThreadPoolExecutor | None = None) -> WeightMap:
+    return open_in_memory(store, memory, pool) if memory is not None else open_weights(store, pool)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    where = None if sys.argv[2] == "-" else Path(sys.argv[2])
+    main(Path(sys.argv[1]), where, int(sys.argv[3]) if len(sys.argv) > 3 else None)

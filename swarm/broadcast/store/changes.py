@@ -20,6 +20,7 @@ from swarm.types import VersionId
 
 WHOLE = 0xFFFFFFFF
 Places = npt.NDArray[np.uint32]
+NOTHING: Places = np.empty(0, dtype=np.uint32)
 Changed = Mapping[int, Places | None]  # By region; None if all of it may have changed
 
 
@@ -46,10 +47,10 @@ class Trail:
         first = next((i for i, step in enumerate(self._steps) if step[0] == version), None)
         if first is None:
             return None
-        merged: dict[int, Places | None] = {}
-        for _, _, changed in self._steps[first:]:
+        merged = dict(self._steps[first][2])
+        for _, _, changed in self._steps[first + 1 :]:
             for index, places in changed.items():
-                known = merged.get(index, places)
+                known = merged.get(index, NOTHING)
                 merged[index] = None if known is None or places is None else np.union1d(known, places)
         return merged
 

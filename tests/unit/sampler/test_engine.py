@@ -13,13 +13,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MambaForCausalLM
 
-from swarm.broadcast.version.manifest import Layout
+from swarm.broadcast.store.changes import read_changes, write_changes
+from swarm.broadcast.version.manifest import Layout, regions_of
 from swarm.errors import EchoError, UserError
 from swarm.learner.memory import Shape, shape_of
 from swarm.sampler.engine import EngineOptions, Generate, Installed, Job, NotInstalled, Sampled
 from swarm.sampler.transformers import SeededDraw, Threaded, TransformersEngine, _places, sample_bytes
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
+from tests.conformance import differing
 from tests.unit.models import Staged, logprobs_of, rounded, stage, stage_model
 
 SHORT, LONG = (1, 3, 13), (1, 3, 4, 5, 6, 13)
@@ -109,6 +111,23 @@ def test_an_engine_with_a_wrong_sum_does_not_go_on(staged: Staged) -> None:
     )
     with pytest.raises(AssertionError):
         draw(engine, job(0))
+
+
+def test_changes_that_are_not_all_are_found(staged: Staged, tmp_path: Path) -> None:
+    engine, other = installed(staged), stage(tmp_path / "other", seed=1)
+    changed = differing(staged.staging, other.staging, staged.layout, tmp_path / "changed")
+    asked = msgspec.structs.replace(other.install(1), since=v(0), changed=str(changed))
+    found = dict(read_changes(str(changed), len(regions_of(staged.layout))))
+    last = max(found)
+    places = found[last]
+    assert places is not None
+    write_changes(changed, len(regions_of(staged.layout)), {**found, last: places[:-1]})
+    refused = engine.install(asked, silent)
+    assert isinstance(refused, NotInstalled)
+    assert refused.fault == "engine"
+    assert "differs from what the learner signed" in refused.why
+    with pytest.raises(AssertionError):
+        engine.generate(Generate(jobs=(job(0),)), silent)
 
 
 async def test_one_flipped_bit_of_the_file_is_found_before_the_engine_sees_it(staged: Staged, tmp_path: Path) -> None:

@@ -1,0 +1,421 @@
+"""A weight map in memory: bit for bit, whole again after a kill or a power cut, and easy on the disk."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swarm.broadcast.ahead import WholeRegions
+from swarm.broadcast.store import place
+from swarm.broadcast.store.changes import WHOLE, read_changes
+from swarm.broadcast.store.memory_map import MemoryMap, open_in_memory
+from swarm.broadcast.store.place import place_of_map
+from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
+from swarm.broadcast.store.weight_map import open_weights
+from swarm.broadcast.version.manifest import encoded_spans, regions_of
+from swarm.errors import ProtocolError, UserError
+from tests.builders import KEY, MIXED_LAYOUT, v
+from tests.publishers import Publisher, begin, hand_over, receiver_store
+
+REGIONS = regions_of(MIXED_LAYOUT)
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Publisher:
+    return Publisher(tmp_path / "learner")
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+class Machine:
+    """A receiver's disk and memory, and the map on them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.memory = directory / "memory"
+        self.memory.mkdir()
+        self.store = receiver_store(directory / "receiver")
+        self.map = open_in_memory(self.store, self.memory)
+
+    def take(self, version: HeldVersion) -> HeldVersion:
+        held = hand_over(self.store, version)
+        self.map.apply(held)
+        self.store.keep_from = self.map.log_from
+        self.store.prune()
+        return held
+
+    def copy_out(self) -> None:
+        assert self.map.copy_out(threading.Event())
+        self.store.keep_from = self.map.log_from
+        self.store.prune()
+
+    def killed(self) -> MemoryMap:
+        """As another process finds it: the files in memory are there still."""
+        self.store = VersionStore(self.store.directory, KEY.public_bytes)
+        self.map = open_in_memory(self.store, self.memory)
+        return self.map
+
+    def power_cut(self) -> MemoryMap:
+        shutil.rmtree(self.memory)
+        self.memory.mkdir()
+        return self.killed()
+
+    def content(self) -> bytes:
+        return self.map.path.read_bytes()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_versions_arrive_bit_for_bit_sparse_dense_and_in_full(publisher: Publisher, machine: Machine) -> None:
+    for number in range(6):
+        publisher.changed_words = 400_000 if number == 3 else 2000
+        version = publisher.publish(number, full=number == 4)
+        machine.take(version)
+        assert machine.map.version == v(number)
+        assert machine.content() == publisher.history[v(number)]
+        assert not list(machine.store.directory.glob("weights.redo"))
+
+
+def test_what_was_decoded_ahead_is_what_is_applied(
+    publisher: Publisher, machine: Machine, pool: ThreadPoolExecutor
+) -> None:
+    machine.take(publisher.publish(0))
+    version = publisher.publish(1)
+    held = begin(machine.store, version)
+    regions = WholeRegions(held)
+    assert regions.whole == []
+    order = list(range(len(held.chunks.spans)))
+    random.Random(1).shuffle(order)
+    seen: list[int] = []
+    for index in order:
+        assert held.chunks.put(index, version.chunks.chunk(index))
+        regions.arrived(index)
+        regions.arrived(index)
+        seen += regions.whole
+        assert machine.map.decode_ahead(held, regions.whole, pool)
+        regions.whole.clear()
+    assert sorted(seen) == list(range(len(REGIONS)))
+    assert machine.content() == publisher.history[v(0)], "the map changes only when all of a version is here"
+    # What was decoded is used: the encodings are not looked at again.
+    machine.map._decode_sparse = None  # type: ignore[assignment, method-assign]
+    machine.map.apply(held)
+    assert machine.content() == publisher.history[v(1)]
+
+
+def test_nothing_is_decoded_ahead_without_the_base(
+    publisher: Publisher, machine: Machine, pool: ThreadPoolExecutor
+) -> None:
+    first, second, third = publisher.publish_up_to(2)
+    machine.take(first)
+    held = hand_over(machine.store, third)
+    assert not machine.map.decode_ahead(held, range(len(REGIONS)), pool)
+    machine.take(second)
+    assert machine.map.decode_ahead(held, range(len(REGIONS)), pool)
+    machine.map.apply(held)
+    assert machine.content() == publisher.history[v(2)]
+
+
+def test_a_region_that_does_not_decode_to_what_was_signed_changes_nothing(
+    publisher: Publisher, machine: Machine, pool: ThreadPoolExecutor
+) -> None:
+    machine.take(publisher.publish(0))
+    held = hand_over(machine.store, publisher.publish(1))
+    at = next(i for i, entry in enumerate(held.table.regions) if entry.codec == "sparse")
+    span = encoded_spans(held.table)[at]
+    with held.chunks.path.open("r+b") as file:
+        os.pwrite(file.fileno(), b"\xff" * 8, span.start + 20)
+    before = machine.map.content(at).tobytes()
+    assert machine.map.decode_ahead(held, range(len(REGIONS)), pool)
+    with pytest.raises(ProtocolError):
+        machine.map.apply(held)
+    assert machine.map.content(at) == before
+
+
+# -- what an engine is told ------------------------------------------------------------------------------------
+
+
+def changed(machine: Machine, since: int) -> dict[int, np.ndarray | None] | None:
+    path = machine.map.changes_since(v(since))
+    return None if path is None else dict(read_changes(str(path), len(REGIONS)))
+
+
+def patched(publisher: Publisher, since: int, until: int, places: dict[int, np.ndarray | None]) -> bytes:
+    """The weights of version `since` with the named words of version `until`."""
+    old, new = (np.frombuffer(publisher.history[v(n)], dtype="<u2").copy() for n in (since, until))
+    for index, at in places.items():
+        words = slice(REGIONS[index].start // 2, (REGIONS[index].start + REGIONS[index].nbytes) // 2)
+        if at is None:
+            old[words] = new[words]
+        else:
+            assert np.all(np.diff(at.astype(np.int64)) > 0), "ascending, each once"
+            old[words][at] = new[words][at]
+    return old.tobytes()
+
+
+def test_the_words_that_changed_are_told_from_any_version_that_is_remembered(
+    publisher: Publisher, machine: Machine
+) -> None:
+    for number in range(4):
+        publisher.changed_words = 2000
+        machine.take(publisher.publish(number))
+    for since in (1, 2):
+        places = changed(machine, since)
+        assert places is not None
+        assert patched(publisher, since, 3, places) == publisher.history[v(3)]
+        assert sum(WHOLE if at is None else len(at) for at in places.values()) < 20_000
+    # An engine at version 2 has taken what was before.
+    assert changed(machine, 1) is None
+    assert changed(machine, 9) is None
+
+
+def test_a_dense_delta_and_a_full_version_are_told_as_whole_regions(publisher: Publisher, machine: Machine) -> None:
+    machine.take(publisher.publish(0))
+    publisher.changed_words = 1_000_000
+    machine.take(publisher.publish(1))
+    places = changed(machine, 0)
+    assert places is not None
+    assert any(at is None for at in places.values())
+    assert patched(publisher, 0, 1, places) == publisher.history[v(1)]
+    machine.take(publisher.publish(2, full=True))
+    assert changed(machine, 1) is None
+
+
+def test_what_was_fetched_by_regions_is_not_told(publisher: Publisher, machine: Machine) -> None:
+    machine.take(publisher.publish(0))
+    filled(machine, publisher, publisher.publish(1))
+    assert changed(machine, 0) is None
+    machine.take(publisher.publish(2))
+    assert changed(machine, 0) is None
+    places = changed(machine, 1)
+    assert places is not None
+    assert patched(publisher, 1, 2, places) == publisher.history[v(2)]
+
+
+# -- the disk --------------------------------------------------------------------------------------------------
+
+
+def filled(machine: Machine, publisher: Publisher, version: HeldVersion) -> None:
+    """Have the map take a version by regions, as one that was away for long."""
+    begin(machine.store, version)
+    machine.map.begin_fill(version)
+    content = publisher.history[version.head.version]
+    for index in machine.map.lacking(version.table):
+        span = REGIONS[index]
+        assert machine.map.put_region(index, "raw", content[span.start : span.start + span.nbytes])
+    machine.map.finish()
+
+
+@pytest.mark.parametrize("copied_at", [None, 0, 2, 5])
+def test_after_a_power_cut_the_map_is_made_again(publisher: Publisher, machine: Machine, copied_at: int | None) -> None:
+    for number in range(8):
+        publisher.changed_words = 400_000 if number == 3 else 2000
+        machine.take(publisher.publish(number))
+        if number == copied_at:
+            machine.copy_out()
+    again = machine.power_cut()
+    assert again.version == v(7)
+    assert machine.content() == publisher.history[v(7)]
+    # And once more, from what the first life after the cut left.
+    machine.take(publisher.publish(8))
+    assert machine.power_cut().version == v(8)
+    assert machine.content() == publisher.history[v(8)]
+
+
+def test_a_copy_that_was_cut_off_holds_regions_of_several_versions(publisher: Publisher, machine: Machine) -> None:
+    for number in range(3):
+        machine.take(publisher.publish(number))
+    machine.copy_out()
+    for number in range(3, 6):
+        machine.take(publisher.publish(number))
+    for index in range(0, len(REGIONS), 2):
+        assert machine.map._copy_region(index)
+    machine.take(publisher.publish(6))
+    assert machine.power_cut().version == v(6)
+    assert machine.content() == publisher.history[v(6)]
+
+
+def test_a_region_of_the_copy_that_was_torn_is_left_to_others(publisher: Publisher, machine: Machine) -> None:
+    machine.take(publisher.publish(0))
+    machine.copy_out()
+    for number in range(1, 3):
+        machine.take(publisher.publish(number))
+    with (machine.store.directory / "weights.bin").open("r+b") as file:
+        os.pwrite(file.fileno(), b"torn", REGIONS[4].start + 100)
+    # Its first version came in full, and is here still.
+    assert machine.power_cut().version == v(2)
+    for number in range(3, 12):
+        machine.take(publisher.publish(number))
+    machine.copy_out()
+    newest = publisher.publish(12)
+    machine.take(newest)
+    with (machine.store.directory / "weights.bin").open("r+b") as file:
+        os.pwrite(file.fileno(), b"torn", REGIONS[4].start + 100)
+    again = machine.power_cut()
+    assert again.version is None
+    assert again.lacking(newest.table) == [4]
+
+
+@pytest.mark.parametrize("regions", [0, 1, 5])
+def test_a_map_that_a_killed_process_left_is_used_again(publisher: Publisher, machine: Machine, regions: int) -> None:
+    for number in range(2):
+        machine.take(publisher.publish(number))
+    held = hand_over(machine.store, publisher.publish(2))
+    # Killed in the middle of an apply: some regions are done, one is torn.
+    machine.map.begin_fill(held)
+    spans = encoded_spans(held.table)
+    for index in machine.map.lacking(held.table)[:regions]:
+        machine.map._apply_beside(held, index, spans[index])
+    torn = REGIONS[-2].start
+    with machine.map.path.open("r+b") as file:
+        os.pwrite(file.fileno(), publisher.history[v(2)][torn : torn + 1000] + b"torn", torn)
+    assert machine.killed().version == v(2)
+    assert machine.content() == publisher.history[v(2)]
+
+
+def test_what_was_fetched_by_regions_survives_and_is_copied_before_older_encodings_go(
+    publisher: Publisher, machine: Machine
+) -> None:
+    for number in range(3):
+        machine.take(publisher.publish(number))
+    for _ in range(3, 9):
+        newest = publisher.publish(_)
+    filled(machine, publisher, newest)
+    assert machine.map.copy_is_due(machine.store.versions())
+    machine.copy_out()
+    assert not machine.map.copy_is_due(machine.store.versions())
+    machine.take(publisher.publish(9))
+    assert machine.power_cut().version == v(9)
+    assert machine.content() == publisher.history[v(9)]
+
+
+def test_a_new_node_that_fetched_all_by_regions_needs_no_copy(publisher: Publisher, machine: Machine) -> None:
+    publisher.publish(0)
+    filled(machine, publisher, publisher.publish(1))
+    assert not machine.map.copy_is_due(machine.store.versions())
+    machine.take(publisher.publish(2))
+    assert machine.power_cut().version == v(2)
+    assert machine.content() == publisher.history[v(2)]
+
+
+def test_twice_the_received_bytes_are_written_at_most(publisher: Publisher, machine: Machine) -> None:
+    """Over the life of a copy. On the disk, as before, every version would have written the model twice."""
+    received, copies = 0, 0
+    for number in range(60):
+        publisher.changed_words = 60_000
+        held = machine.take(publisher.publish(number))
+        received += held.table.encoded_bytes
+        if machine.map.copy_is_due(machine.store.versions()):
+            machine.copy_out()
+            copies += 1
+    assert copies >= 2
+    assert received + copies * MIXED_LAYOUT.total_bytes <= 2 * received
+    assert machine.power_cut().version == v(59)
+
+
+def test_encodings_that_no_copy_needs_go(publisher: Publisher, machine: Machine) -> None:
+    for number in range(2 * KEEP_VERSIONS):
+        machine.take(publisher.publish(number))
+    assert len(machine.store.versions()) == 2 * KEEP_VERSIONS
+    machine.store._asked_at.clear()
+    machine.copy_out()
+    assert len(machine.store.versions()) == KEEP_VERSIONS
+
+
+def test_a_copy_is_given_up_when_the_node_leaves(publisher: Publisher, machine: Machine) -> None:
+    machine.take(publisher.publish(0))
+    stop = threading.Event()
+    stop.set()
+    assert not machine.map.copy_out(stop)
+    assert machine.map.log_from == v(0)
+
+
+def test_a_node_that_leaves_gives_the_memory_back(publisher: Publisher, machine: Machine) -> None:
+    machine.take(publisher.publish(0))
+    machine.map.close()
+    assert not machine.memory.exists()
+    machine.memory.mkdir()
+    assert machine.killed().version == v(0)
+
+
+def test_a_map_on_the_disk_goes_on_from_what_one_in_memory_left(publisher: Publisher, machine: Machine) -> None:
+    newest = [machine.take(publisher.publish(number)) for number in range(3)][-1]
+    machine.copy_out()
+    machine.map.close()
+    again = open_weights(VersionStore(machine.store.directory, KEY.public_bytes))
+    assert again.lacking(newest.table) == []
+    assert again.version == v(2)
+
+
+# -- where it lives --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def roomy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    monkeypatch.setattr(place, "MEMORY", memory)
+    monkeypatch.setattr(place, "free_host_bytes", lambda: 16 * 10**9)
+    monkeypatch.setattr(place, "free_bytes", lambda directory: 16 * 10**9)
+    return memory
+
+
+def test_weights_go_into_memory_where_there_is_room(roomy: Path, tmp_path: Path) -> None:
+    where, line = place_of_map(tmp_path / "state", 4 * 10**9, "auto", 0.5)
+    assert where is not None
+    assert (where.parent, where.stat().st_mode & 0o777, line) == (roomy, 0o700, "")
+    other, _ = place_of_map(tmp_path / "other", 4 * 10**9, "auto", 0.5)
+    assert other != where
+
+
+def test_a_machine_without_room_says_what_that_costs_its_disk(roomy: Path, tmp_path: Path) -> None:
+    where, line = place_of_map(tmp_path / "state", 12 * 10**9, "auto", 0.5)
+    assert where is None
+    assert line == (
+        "the weights are kept on the disk, since 16.0 GB of memory are free, of which they may take 50%: each version "
+        "rewrites 12.0 GB, 34.6 TB a day if one comes each minute"
+    )
+    assert list(roomy.iterdir()) == []
+
+
+def test_its_owner_decides(roomy: Path, tmp_path: Path) -> None:
+    assert place_of_map(tmp_path, 10**6, "disk", 0.5)[1] == (
+        "the weights are kept on the disk, as asked for: each version rewrites 0.0 GB"
+    )
+    assert place_of_map(tmp_path, 12 * 10**9, "memory", 0.5)[0] is not None
+    with pytest.raises(UserError, match=r"--weights memory: they take 17\.0 GB, and since 16\.0 GB"):
+        place_of_map(tmp_path, 17 * 10**9, "memory", 0.5)
+
+
+def test_a_place_that_somebody_else_made_is_not_used(
+    roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = place_of_map(tmp_path, 10**6, "auto", 0.5)
+    assert made is not None
+    made.rmdir()
+    made.symlink_to(tmp_path)
+    where, line = place_of_map(tmp_path, 10**6, "auto", 0.5)
+    assert where is None
+    assert "is not this user's own" in line
+
+
+def test_a_system_without_such_memory_uses_the_disk(
+    roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "MEMORY", tmp_path / "nowhere")
+    where, line = place_of_map(tmp_path, 10**6, "auto", 0.5)
+    assert where is None
+    assert line.startswith("the weights are kept on the disk, since this system gives no memory at")
