@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from swarm.broadcast.store.place import sweep
+
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
@@ -134,3 +136,9 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _fail_without_reason(report)
     return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Nodes that were killed leave their weights in memory, and nobody starts another one now.
+    if not hasattr(session.config, "workerinput"):
+        sweep()

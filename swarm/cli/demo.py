@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
+from swarm.broadcast.store.place import sweep
 from swarm.cli.runs import verify_directory
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.net.client import PeerClient, plain_address
@@ -327,6 +328,7 @@ async def stop_nodes(nodes: Sequence[asyncio.subprocess.Process]) -> None:
             if process.returncode is None:
                 process.kill()
         await asyncio.gather(*(process.wait() for process in nodes))
+    await asyncio.to_thread(sweep)  # Those that were killed left their weights in memory
 
 
 def said(log: Path) -> list[str]:

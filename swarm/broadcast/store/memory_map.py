@@ -15,6 +15,7 @@ engine has taken them (changes.py). Blocking; call from threads.
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import threading
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ import numpy as np
 
 from swarm.broadcast.store.changes import Places, Trail, write_changes
 from swarm.broadcast.store.copy import MAX_LOG, DiskCopy, Log
+from swarm.broadcast.store.place import claim
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import UNKNOWN, WeightMap, apply_stored, run_all
 from swarm.broadcast.version.codec import Buffer, Words, decode_changes
@@ -58,7 +60,9 @@ class MemoryMap(WeightMap):
     """The map in the directory `memory`; its other files are under `directory`."""
 
     def __init__(self, directory: Path, layout: Layout, learner_key: bytes, memory: Path) -> None:
+        memory.mkdir(mode=0o700, exist_ok=True)
         self._memory = memory
+        self._lock = claim(memory)
         self._trail = Trail(layout.total_bytes // AHEAD_SHARE)
         self._changed: dict[int, Places | None] = {}
         self._ahead = Ahead()
@@ -186,6 +190,8 @@ class MemoryMap(WeightMap):
         self._writable = memoryview(b"")
         self._copy.close()
         shutil.rmtree(self._memory, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
 
     def _copy_region(self, index: int) -> bool:
         holds = self._holds[index]

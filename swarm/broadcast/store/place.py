@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +26,7 @@ def place_of_map(directory: Path, nbytes: int, wanted: Wanted, memory_share: flo
     """Return the directory in memory for a map of `nbytes`, whose other files lie under `directory`, and a line for the
     person at the terminal, or "". None means on the disk. The map may take `memory_share` of what is free. Blocking.
     Raise UserError if memory is wanted and there is none."""
+    sweep(_name(directory))
     place, why = (None, "as asked for") if wanted == "disk" else _room(directory, nbytes, wanted, memory_share)
     if place is not None:
         return place, ""
@@ -38,6 +41,27 @@ def place_of_map(directory: Path, nbytes: int, wanted: Wanted, memory_share: flo
 def forget_place(directory: Path) -> None:
     """Give back the memory of a map that a killed process left, or that nobody needs any more. Blocking."""
     shutil.rmtree(_name(directory), ignore_errors=True)
+
+
+def sweep(kept: Path | None = None) -> None:
+    """Give back the memory of nodes of this user that were killed, but for the place `kept`. Blocking."""
+    for left in MEMORY.glob(f"echo-node-{os.geteuid()}-*"):
+        with suppress(OSError):
+            if left != kept and (lock := claim(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+
+
+def claim(place: Path) -> int | None:
+    """Return a descriptor that holds a node's place in memory until it is closed, however the process ends; None if
+    another has it. Nobody sweeps away what is held."""
+    descriptor = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _name(directory: Path) -> Path:

@@ -17,7 +17,7 @@ from swarm.broadcast.ahead import WholeRegions
 from swarm.broadcast.store import place
 from swarm.broadcast.store.changes import WHOLE, read_changes
 from swarm.broadcast.store.memory_map import MemoryMap, open_in_memory
-from swarm.broadcast.store.place import place_of_map
+from swarm.broadcast.store.place import claim, place_of_map
 from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.manifest import encoded_spans, regions_of
@@ -389,6 +389,24 @@ def test_a_machine_without_room_says_what_that_costs_its_disk(roomy: Path, tmp_p
         "rewrites 12.0 GB, 34.6 TB a day if one comes each minute"
     )
     assert list(roomy.iterdir()) == []
+
+
+def test_what_killed_nodes_left_in_memory_is_given_back_and_what_is_in_use_is_not(roomy: Path, tmp_path: Path) -> None:
+    mine, alive, dead = (place_of_map(tmp_path / name, 10**6, "auto", 0.5)[0] for name in ("mine", "alive", "dead"))
+    assert mine is not None
+    assert alive is not None
+    assert dead is not None
+    for one in (mine, alive, dead):
+        one.mkdir(exist_ok=True)
+        (one / "weights.bin").write_bytes(b"left")
+    lock = claim(alive)
+    assert lock is not None
+    assert claim(alive) is None
+    assert place_of_map(tmp_path / "mine", 10**6, "auto", 0.5)[0] == mine
+    assert (mine / "weights.bin").exists(), "a node goes on from what it left itself"
+    assert (alive / "weights.bin").exists()
+    assert not dead.exists()
+    os.close(lock)
 
 
 def test_its_owner_decides(roomy: Path, tmp_path: Path) -> None:
