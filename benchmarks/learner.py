@@ -36,6 +36,7 @@ import torch
 from benchmarks.learner_step import VARIANTS, Peak, Variant, Work, bare_step, our_step, rules_of, tokens_of
 from benchmarks.sampler_models import CHUNK_BYTES, KEY
 from swarm.broadcast.coding import coding_pool
+from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.learner.checkpoint.model_files import layout_of, stream_tensors, write_staging
 from swarm.learner.memory import Shape, shape_of
@@ -123,7 +124,7 @@ def publishing(work: Work, directory: Path, repeats: int, large_step_tokens: int
         began = time.process_time()
         write_staging(tensors, staging)
         cast = time.process_time()
-        held = versions.publish(staging, VersionId(incarnation=0, version=version), CHUNK_BYTES, pool)
+        held = versions.publish(staging, VersionId(incarnation=0, version=version), CHUNK_BYTES, by_threads(pool))
         encoded = time.process_time()
         assert len(held.chunks.chunk(0))
         taken.append((cast - began, encoded - cast, time.process_time() - encoded))

@@ -17,6 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from swarm.broadcast.coding import coding_pool
+from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store.store import VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
@@ -159,7 +160,7 @@ class Versions:
         self.number += 1
         write_staging(stream_tensors(self.model), self.staging)
         version = VersionId(incarnation=0, version=self.number)
-        made = self.published.publish(self.staging, version, CHUNK_BYTES, self.pool)
+        made = self.published.publish(self.staging, version, CHUNK_BYTES, by_threads(self.pool))
         held = self.store.begin(made)
         for index in range(len(held.chunks.spans)):
             if not held.chunks.has(index):

@@ -147,7 +147,8 @@ async def encode(broadcast: BroadcastService, staging: Path, version: VersionId,
     if not full:
         return await broadcast.encode(staging, version)
     size = broadcast._chunk_bytes(full=True)
-    return await asyncio.to_thread(versions.publish, staging, version, size, broadcast._pool, full=True)
+    await broadcast._encoders.start(versions.weights.layout.total_bytes)
+    return await asyncio.to_thread(versions.publish, staging, version, size, broadcast._encoders.submit, full=True)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy
 
+from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.manifest import Dtype, Layout, ModelFile, TensorSpec
@@ -252,7 +253,8 @@ def publish(directory: Path, what: Layout, weights: bytes, *, version: int = 0) 
     staging = directory / "staging.bin"
     staging.write_bytes(weights)
     with ThreadPoolExecutor(2) as pool:
-        return PublishedVersions(directory / "versions", KEY, what).publish(staging, v(version), CHUNK_BYTES, pool)
+        published = PublishedVersions(directory / "versions", KEY, what)
+        return published.publish(staging, v(version), CHUNK_BYTES, by_threads(pool))
 
 
 SWARM_OF_KEY = swarm_id_of(KEY.public_bytes)

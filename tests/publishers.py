@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 
+from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.version.manifest import Layout
@@ -27,7 +28,7 @@ class Publisher:
         self.staging = directory / "staging.bin"
         self.changed_words = changed_words
         self.most_ulps = 1
-        self.pool = ThreadPoolExecutor(2)
+        self.submit = by_threads(ThreadPoolExecutor(2))
         self.published = PublishedVersions(directory / "versions", KEY, layout)
         self.layout = layout
         self.history: dict[VersionId, bytes] = {}
@@ -39,7 +40,7 @@ class Publisher:
             self._step()
         self.staging.write_bytes(self._weights)
         self.history[v(version)] = bytes(self._weights)
-        return self.published.publish(self.staging, v(version), CHUNK_BYTES, self.pool, full=full)
+        return self.published.publish(self.staging, v(version), CHUNK_BYTES, self.submit, full=full)
 
     def publish_up_to(self, version: int) -> list[HeldVersion]:
         return [self.publish(number) for number in range(version + 1)]

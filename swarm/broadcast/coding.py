@@ -19,12 +19,13 @@ from typing import TypeVar
 LEAST_THREADS = 2  # Of any machine: they give way to the network
 SPARED_CORES = 2  # Of a larger one: for the network's loop and for what draws or trains
 MOST_THREADS = 16  # Past these the interpreter's lock and the memory bind
-IN_HAND = 2 * MOST_THREADS  # Regions begun and not yet taken: 128 MiB of encodings, whatever the size of the model
+IN_HAND = 2 * MOST_THREADS  # Jobs begun and not yet taken: 128 MiB of encodings, whatever the size of the model
 
 NICENESS = 10
 """If there are too few cores for everything, a thread of the network gets nine times the share of one of these."""
 
 
+J = TypeVar("J")
 T = TypeVar("T")
 
 
@@ -51,13 +52,13 @@ def spare_threads() -> int:
     return max(LEAST_THREADS, min(MOST_THREADS, cores - SPARED_CORES))
 
 
-def in_order(pool: Executor, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """Yield what the calls return, in their order. At most IN_HAND are begun and not yet yielded: results take memory.
-    If one fails, or the caller stops, those that were begun have ended when this does."""
+def in_order(submit: Callable[[J], Future[T]], jobs: Iterable[J]) -> Iterator[T]:
+    """Yield what jobs give, in their order. At most IN_HAND are begun and not yet yielded: results take memory. If one
+    fails, or the caller stops, those that were begun have ended when this does."""
     waiting: deque[Future[T]] = deque()
     try:
-        for call in calls:
-            waiting.append(pool.submit(call))
+        for job in jobs:
+            waiting.append(submit(job))
             if len(waiting) >= IN_HAND:
                 yield waiting.popleft().result()
         while waiting:

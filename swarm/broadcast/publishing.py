@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path
 
 from swarm.broadcast.coding import in_order
+from swarm.broadcast.encoding import EncodedRegion, Part, Region, Submit, jobs
 from swarm.broadcast.store.disk import disk_error, map_file, require_room
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import open_weights
-from swarm.broadcast.version.codec import FULL_RATIO, encode_region, sum_change, tensor_sum
+from swarm.broadcast.version.codec import FULL_RATIO, tensor_sum
 from swarm.broadcast.version.manifest import (
     ITEM_BYTES,
     ChunkTable,
@@ -61,33 +60,35 @@ class PublishedVersions:
                 # It was announced, but a power cut took its encodings: nobody can have it any more.
                 self.store.drop(held.head.version)
         self.weights = open_weights(self.store)
+        summed = [[one for one in parts if one[0] not in self._bytewise] for parts in region_tensors(layout)]
+        self._regions = [
+            Region(span.start, span.nbytes, dtype, tuple(Part(tensor, at.start, at.nbytes) for tensor, at in parts))
+            for span, dtype, parts in zip(self.weights.regions, self.weights.dtypes, summed, strict=True)
+        ]
 
     @property
     def newest(self) -> HeldVersion | None:
         return self.store.newest()
 
     def publish(
-        self, staging: Path, version: VersionId, chunk_bytes: int, pool: Executor, *, full: bool = False
+        self, staging: Path, version: VersionId, chunk_bytes: int, submit: Submit, *, full: bool = False
     ) -> HeldVersion:
-        """Encode the staged weights as `version` and keep them. `pool` codes regions in parallel.
+        """Encode the staged weights as `version` and keep them. `submit` begins jobs (encoding.py).
 
         Deltas refer to the version published before, unless `full`. The staging file must not change meanwhile.
         Afterwards it holds other bytes, and the next staging writes all of it. DiskFull leaves everything as it was.
         """
-        held = self._encode(map_file(staging, self._layout.total_bytes), version, chunk_bytes, pool, full)
+        held = self._encode(staging, version, chunk_bytes, submit, full)
         self.weights.exchange(staging, held)
         return held
 
-    def republish(self, version: VersionId, chunk_bytes: int, pool: Executor) -> HeldVersion:
+    def republish(self, version: VersionId, chunk_bytes: int, submit: Submit) -> HeldVersion:
         """Publish the newest version's weights again, as `version`."""
-        same = map_file(self.weights.path, self._layout.total_bytes)
-        held = self._encode(same, version, chunk_bytes, pool, full=False)
+        held = self._encode(self.weights.path, version, chunk_bytes, submit, full=False)
         self.weights.apply(held)
         return held
 
-    def _encode(
-        self, fresh: memoryview, version: VersionId, chunk_bytes: int, pool: Executor, full: bool
-    ) -> HeldVersion:
+    def _encode(self, fresh: Path, version: VersionId, chunk_bytes: int, submit: Submit, full: bool) -> HeldVersion:
         newest = self.newest
         assert newest is None or version > newest.head.version
         # If the map is damaged, there is nothing to refer to.
@@ -96,7 +97,7 @@ class PublishedVersions:
         path = self.store.chunks_path(version)
         partial = path.with_name(path.name + ".partial")
         try:
-            table = self._write(partial, fresh, chunk_bytes, pool, base)
+            table = self._write(partial, fresh, chunk_bytes, submit, base)
             os.replace(partial, path)
         except OSError as error:
             raise disk_error(error, path, self._layout.total_bytes) from error
@@ -104,51 +105,36 @@ class PublishedVersions:
             partial.unlink(missing_ok=True)
         return self._sign(version, base.head.version if base is not None and needs_base(table) else None, table)
 
-    def _write(
-        self, path: Path, fresh: memoryview, chunk_bytes: int, pool: Executor, base: HeldVersion | None
-    ) -> ChunkTable:
+    def _write(self, path: Path, fresh: Path, chunk_bytes: int, submit: Submit, base: HeldVersion | None) -> ChunkTable:
         """Write all encodings to `path`, end to end, and return their table."""
         entries: list[RegionEntry] = []
         digests: list[bytes] = []
         sums = list(base.table.tensor_sums) if base is not None else [0] * len(self._layout.tensors)
         open_chunk = bytearray()
         with path.open("wb") as file:
-            for entry, encoded, added in self._encodings(fresh, base is not None, pool):
-                entries.append(entry)
-                for tensor, change in added:
+            for one in self._encodings(fresh, base is not None, submit):
+                size = len(one.encoded)
+                entries.append(RegionEntry(codec=one.codec, encoded_bytes=size, decoded_digest=one.decoded_digest))
+                for tensor, change in one.sums:
                     sums[tensor] = (sums[tensor] + change) % 2**64
-                file.write(encoded)
-                open_chunk += encoded
+                file.write(one.encoded)
+                open_chunk += one.encoded
                 whole = len(open_chunk) // chunk_bytes * chunk_bytes
                 digests += [digest(open_chunk[at : at + chunk_bytes]) for at in range(0, whole, chunk_bytes)]
                 del open_chunk[:whole]
         if open_chunk:
             digests.append(digest(open_chunk))
+        weights = map_file(fresh, self._layout.total_bytes)
         for tensor in self._bytewise:
-            sums[tensor] = tensor_sum(_part(fresh, self._spans[tensor]))
+            sums[tensor] = tensor_sum(_part(weights, self._spans[tensor]))
         return ChunkTable(
             regions=tuple(entries), chunk_bytes=chunk_bytes, chunk_digests=tuple(digests), tensor_sums=tuple(sums)
         )
 
-    def _encodings(
-        self, fresh: memoryview, delta: bool, pool: Executor
-    ) -> Iterator[tuple[RegionEntry, bytes, list[tuple[int, int]]]]:
-        """Yield each region's entry and encoding, and what it adds to the sums of which tensors: with `delta`, to those
-        of the version before."""
-        weights, pieces, bytewise = self.weights, region_tensors(self._layout), self._bytewise
-
-        def encode_one(index: int) -> tuple[RegionEntry, bytes, list[tuple[int, int]]]:
-            data = _part(fresh, weights.regions[index])
-            base = weights.content(index) if delta else None
-            codec, encoded = encode_region(data, weights.dtypes[index], base)
-            added = []
-            for tensor, span in pieces[index]:
-                if tensor not in bytewise:
-                    part = _part(data, span)
-                    added.append((tensor, tensor_sum(part) if base is None else sum_change(part, _part(base, span))))
-            return RegionEntry(codec=codec, encoded_bytes=len(encoded), decoded_digest=digest(data)), encoded, added
-
-        return in_order(pool, (partial(encode_one, index) for index in range(len(weights.regions))))
+    def _encodings(self, fresh: Path, delta: bool, submit: Submit) -> Iterator[EncodedRegion]:
+        base = self.weights.path if delta else None
+        for encoded in in_order(submit, jobs(fresh, base, self._layout.total_bytes, self._regions)):
+            yield from encoded.regions
 
     def _sign(self, version: VersionId, base: VersionId | None, table: ChunkTable) -> HeldVersion:
         table_bytes = encode(table)

@@ -12,7 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from swarm.broadcast.coding import coding_pool
+from swarm.broadcast.coding import coding_pool, spare_threads
+from swarm.broadcast.encoding import Encoders
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning, PlanOf, plan_of
 from swarm.broadcast.mesh.seeder import Seeder
@@ -75,6 +76,7 @@ class BroadcastService:
         self._station = station
         self._planning = Planning(station.me, plan_of)
         self._pool = coding_pool(threads)
+        self._encoders = Encoders(threads or spare_threads(), self._pool, directory)
         self._versions: PublishedVersions | None = None
         self._layout: Layout | None = None
         self._transfers = Transfers(
@@ -116,12 +118,15 @@ class BroadcastService:
         late = sum(not self._is_delivered(version) for version in self._transfers.active)
         full = late >= MAX_ACTIVE - 1
         size = self._chunk_bytes(full=full)
-        return await asyncio.to_thread(self._versions.publish, staging, version, size, self._pool, full=full)
+        await self._encoders.start(self._versions.weights.layout.total_bytes)
+        submit = self._encoders.submit
+        return await asyncio.to_thread(self._versions.publish, staging, version, size, submit, full=full)
 
     async def encode_again(self, version: VersionId) -> HeldVersion:
         """Encode the newest version's weights again, as `version`."""
         assert self._versions is not None
-        return await asyncio.to_thread(self._versions.republish, version, self._chunk_bytes(full=False), self._pool)
+        size = self._chunk_bytes(full=False)
+        return await asyncio.to_thread(self._versions.republish, version, size, self._encoders.submit)
 
     def announce(self, held: HeldVersion) -> None:
         """Deal what `encode` made. The caller must already have written down what has to survive a crash."""
@@ -135,6 +140,7 @@ class BroadcastService:
                 await asyncio.sleep(ROSTER_S)
         finally:
             await self._links.close()
+            await self._encoders.stop()
             for version in list(self._transfers.active):
                 self._transfers.close(version)
 

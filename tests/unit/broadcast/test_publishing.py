@@ -62,7 +62,7 @@ def test_staging_and_map_change_places(publisher: Publisher) -> None:
 
 def test_a_version_without_changes_is_next_to_nothing(publisher: Publisher) -> None:
     publisher.publish(0)
-    same = publisher.published.republish(v(0, 1), CHUNK_BYTES, publisher.pool)
+    same = publisher.published.republish(v(0, 1), CHUNK_BYTES, publisher.submit)
     assert same.head.base == v(0)
     assert same.table.encoded_bytes < 20 * len(same.table.regions)
     assert publisher.published.weights.version == v(0, 1)
@@ -133,7 +133,7 @@ def test_a_full_disk_leaves_everything_as_it_was(publisher: Publisher, monkeypat
     spare_bytes = disk.SPARE_BYTES
     monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
     with pytest.raises(DiskFull, match=r"no room for version 0.1: free \d+ MB there"):
-        publisher.published.publish(publisher.staging, v(1), CHUNK_BYTES, publisher.pool, full=True)
+        publisher.published.publish(publisher.staging, v(1), CHUNK_BYTES, publisher.submit, full=True)
     monkeypatch.setattr(disk, "SPARE_BYTES", spare_bytes)
     assert sorted(path.name for path in publisher.published.store.directory.iterdir()) == files
     assert publisher.published.weights.version == v(0)

@@ -1,0 +1,176 @@
+"""Encoding a version's regions, by this process or by several of its children.
+
+numpy holds the interpreter's lock for about half of an encoding's time, so that two threads encode no faster than one
+(1.1 GB/s); two processes encode twice as much. So a model of some size is encoded by child processes. Weights do not
+travel to them: they map the same files. `python -m swarm.broadcast.encoding` is such a child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from swarm.broadcast.coding import NICENESS, in_thread
+from swarm.broadcast.store.disk import map_file
+from swarm.broadcast.version.codec import encode_region, sum_change, tensor_sum
+from swarm.broadcast.version.manifest import Codec, Dtype
+from swarm.errors import ChildFailed
+from swarm.net.wire import digest
+from swarm.process import Child, ChildChannel
+
+JOB_BYTES = 4 * 1024 * 1024  # Regions encoded in one go: enough that calls and answers cost nothing
+WORTH_CHILDREN_BYTES = 64 * 1024 * 1024  # A smaller model is encoded before a child could have started
+HANG_S = 120.0  # A job takes milliseconds
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of a region that belong to a tensor, by its number in the layout."""
+
+    tensor: int
+    start: int
+    nbytes: int
+
+
+class Region(msgspec.Struct, frozen=True, array_like=True):
+    """A region to encode, and the parts of tensors in it that are summed."""
+
+    start: int
+    nbytes: int
+    dtype: Dtype
+    parts: tuple[Part, ...]
+
+
+class Encode(msgspec.Struct, frozen=True):
+    """Encode regions of the weights in the file `fresh`, of `total_bytes`; as deltas against those in `base`, if it is
+    given. Neither file changes meanwhile."""
+
+    fresh: str
+    base: str | None
+    total_bytes: int
+    regions: tuple[Region, ...]
+
+
+class EncodedRegion(msgspec.Struct, frozen=True, array_like=True):
+    """`sums` are what the region adds to the sums of tensors: to those of the base, if there is one."""
+
+    codec: Codec
+    encoded: bytes
+    decoded_digest: bytes
+    sums: tuple[tuple[int, int], ...]
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    regions: tuple[EncodedRegion, ...]
+
+
+def encode_job(job: Encode) -> Encoded:
+    """Encode the regions of a job. Blocking."""
+    fresh = _mapped(job.fresh, job.total_bytes)
+    base = _mapped(job.base, job.total_bytes) if job.base is not None else None
+    return Encoded(regions=tuple(_encode(region, fresh, base) for region in job.regions))
+
+
+def _encode(region: Region, fresh: memoryview, base: memoryview | None) -> EncodedRegion:
+    whole = slice(region.start, region.start + region.nbytes)
+    codec, encoded = encode_region(fresh[whole], region.dtype, base[whole] if base is not None else None)
+    sums = []
+    for part in region.parts:
+        at = slice(region.start + part.start, region.start + part.start + part.nbytes)
+        sums.append((part.tensor, tensor_sum(fresh[at]) if base is None else sum_change(fresh[at], base[at])))
+    return EncodedRegion(codec=codec, encoded=encoded, decoded_digest=digest(fresh[whole]), sums=tuple(sums))
+
+
+_MAPPED: dict[str, tuple[int, memoryview]] = {}
+
+
+def _mapped(path: str, nbytes: int) -> memoryview:
+    """Return a view of a file. The staging file and the map change places with each version, and are mapped on."""
+    inode = os.stat(path).st_ino
+    held = _MAPPED.get(path)
+    if held is None or held[0] != inode or len(held[1]) != nbytes:
+        while len(_MAPPED) > 1:
+            _MAPPED.pop(next(iter(_MAPPED)), None)
+        held = _MAPPED[path] = inode, map_file(Path(path), nbytes)
+    return held[1]
+
+
+def jobs(fresh: Path, base: Path | None, total_bytes: int, regions: list[Region]) -> Iterator[Encode]:
+    """Yield the jobs of a whole version, in order."""
+    at = 0
+    while at < len(regions):
+        end, nbytes = at, 0
+        while end < len(regions) and (end == at or nbytes + regions[end].nbytes <= JOB_BYTES):
+            nbytes += regions[end].nbytes
+            end += 1
+        path = str(base) if base is not None else None
+        yield Encode(fresh=str(fresh), base=path, total_bytes=total_bytes, regions=tuple(regions[at:end]))
+        at = end
+
+
+Submit = Callable[[Encode], Future[Encoded]]
+
+
+def by_threads(pool: Executor) -> Submit:
+    """Return what begins jobs in the threads of `pool`."""
+    return lambda job: pool.submit(encode_job, job)
+
+
+class Encoders:
+    """Up to `count` child processes, started when they are first needed; and `pool`, for small models and in place of a
+    child that failed. They log under `directory`."""
+
+    def __init__(self, count: int, pool: Executor, directory: Path) -> None:
+        self._pool = pool
+        self._directory = directory
+        self._count = count
+        self._children: list[Child] = []
+        self._free: asyncio.Queue[Child | None] = asyncio.Queue()  # None stands for a child that failed
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self, total_bytes: int) -> None:
+        """Start the children if a model of so many bytes is worth them. Calling it again does nothing."""
+        if self._loop is not None or total_bytes < WORTH_CHILDREN_BYTES or self._count < 2:
+            return
+        log = self._directory / "encoders.log"
+        self._children = [Child("encoder", __name__, log=log, hang_s=HANG_S) for _ in range(self._count)]
+        starts = await asyncio.gather(*(child.start() for child in self._children), return_exceptions=True)
+        for child, fault in zip(self._children, starts, strict=True):
+            if fault is not None and not isinstance(fault, ChildFailed):
+                raise fault
+            self._free.put_nowait(child if fault is None else None)
+        self._loop = asyncio.get_running_loop()
+
+    def submit(self, job: Encode) -> Future[Encoded]:
+        """Begin a job, from any thread but the loop's."""
+        if self._loop is None:
+            return by_threads(self._pool)(job)
+        return asyncio.run_coroutine_threadsafe(self._by_child(job), self._loop)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(child.stop() for child in self._children))
+
+    async def _by_child(self, job: Encode) -> Encoded:
+        child = await self._free.get()
+        try:
+            if child is not None:
+                with suppress(ChildFailed):
+                    return await child.call(job, Encoded)
+                child = None
+            return await in_thread(encode_job, job, pool=self._pool)
+        finally:
+            self._free.put_nowait(child)
+
+
+def main() -> None:
+    os.nice(NICENESS)
+    ChildChannel().serve(Encode, encode_job)
+
+
+if __name__ == "__main__":
+    main()
