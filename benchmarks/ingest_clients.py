@@ -2,7 +2,8 @@
 
 `steady` samplers submit one group after another. `paced` ones have a group ready at fixed times; a submission counts
 from then on, so that one that has to wait for the one before it is not called fast. `flooding` ones send ten times what
-they may: each group once, and then again and again, on eight connections, without heed of any Retry-After.
+they may: each group once, and then again and again, on eight connections, without heed of any Retry-After. They begin
+at rest, and rest when they are told to: then they hand in once what they were leased, and ask for nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -22,6 +23,7 @@ from typing import Literal
 import uvloop
 
 from benchmarks.ingest_learner import TOKENS, VOCAB
+from benchmarks.ingest_learner import Address as LearnerAddress
 from swarm.errors import EchoError
 from swarm.net.client import Busy, PeerClient
 from swarm.net.signing import SigningKey, node_id_of
@@ -56,8 +58,7 @@ class ClientPlan:
     `nice` keeps floods from starving the measurement of others on the same core."""
 
     kind: Kind
-    port: int
-    learner_key: bytes
+    learner: LearnerAddress
     nodes: int
     group_size: int
     groups_per_s: float
@@ -82,14 +83,25 @@ class Sampler:
         self._observed = observed
         key = SigningKey.generate()
         self._node = key.node_id
-        self._peer = PeerClient(Address(host="127.0.0.1", port=plan.port), key=key, server=node_id_of(plan.learner_key))
-        self._client = RolloutClient(self._peer, key.node_id, plan.learner_key)
+        learner = plan.learner
+        address = Address(host="127.0.0.1", port=learner.port, fingerprint=learner.fingerprint)
+        self._peer = PeerClient(address, key=key, server=node_id_of(learner.key))
+        self._client = RolloutClient(self._peer, key.node_id, learner.key)
         self._held = VersionId(incarnation=0, version=0)
         self._in_hand: set[SampleName] = set()
         self._draw = random.Random(seed)
         self._completions = cycle(completions(self._draw))
         self._leased: asyncio.Queue[SealedLease] = asyncio.Queue(maxsize=GROUPS_AHEAD)
         self._phase = self._draw.random()
+        self._working = asyncio.Event()
+        if plan.kind != "flooding":
+            self._working.set()
+
+    def rest(self) -> None:
+        self._working.clear()
+
+    def work(self) -> None:
+        self._working.set()
 
     async def run(self) -> None:
         """For ever."""
@@ -106,6 +118,7 @@ class Sampler:
 
     async def _ask(self) -> None:
         while True:
+            await self._working.wait()
             answer = await self._client.ask(
                 self._held, GROUPS_AHEAD * self._plan.group_size, ASK_WAIT_S, holding=self._in_hand
             )
@@ -127,22 +140,33 @@ class Sampler:
             await self._submit(lease, due)
 
     async def _flood(self) -> None:
-        under_way: set[asyncio.Task[None]] = set()
         sent: deque[bytes] = deque(maxlen=FLOOD_FACTOR)
+        while True:
+            await self._working.wait()
+            await self._flood_until_rest(sent)
+            while not self._leased.empty():
+                await self._post(self._fresh_body(await self._leased.get()))
+
+    async def _flood_until_rest(self, sent: deque[bytes]) -> None:
+        under_way: set[asyncio.Task[None]] = set()
         tick = 0
         async for _ in self._ticks(FLOOD_FACTOR * self._plan.groups_per_s):
+            if not self._working.is_set():
+                return
             tick += 1
             fresh = not sent or (tick % FLOOD_FACTOR == 0 and not self._leased.empty())
             if fresh:
-                lease = await self._leased.get()
-                sent.append(self._body(lease))
-                self._in_hand.difference_update(lease.samples())
+                sent.append(self._fresh_body(await self._leased.get()))
             if len(under_way) >= FLOOD_CONNECTIONS:
                 self._observed.outcomes["all connections busy"] += 1
                 continue
             task = asyncio.create_task(self._post(sent[-1] if fresh else self._draw.choice(sent)))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
+
+    def _fresh_body(self, lease: SealedLease) -> bytes:
+        self._in_hand.difference_update(lease.samples())
+        return self._body(lease)
 
     async def _ticks(self, per_s: float) -> AsyncIterator[float]:
         """The times (monotonic) at which something is due, `per_s` a second; as soon as one has come."""
@@ -213,17 +237,24 @@ def completions(draw: random.Random) -> list[tuple[bytes, bytes]]:
 
 
 async def observe(plan: ClientPlan, pipe: Connection) -> None:
-    """Run until the pipe says anything, then send what was observed."""
+    """Run until the pipe says "stop", then send what was observed. "rest" and "work" are for those that flood."""
     observed = Observed()
     samplers = [Sampler(plan, observed, seed) for seed in range(plan.nodes)]
     works = [asyncio.create_task(sampler.run()) for sampler in samplers]
-    asked = asyncio.create_task(asyncio.to_thread(pipe.recv))
-    await asyncio.wait([*works, asked], return_when=asyncio.FIRST_COMPLETED)
+    told = asyncio.create_task(obey(samplers, pipe))
+    await asyncio.wait([*works, told], return_when=asyncio.FIRST_COMPLETED)
     for work in works:
         if work.done():
             work.result()
         work.cancel()
     pipe.send(observed)
+
+
+async def obey(samplers: Sequence[Sampler], pipe: Connection) -> None:
+    """Do what the pipe says until it says "stop"."""
+    while (word := await asyncio.to_thread(pipe.recv)) != "stop":
+        for sampler in samplers:
+            sampler.work() if word == "work" else sampler.rest()
 
 
 def run_clients(plan: ClientPlan, pipe: Connection) -> None:

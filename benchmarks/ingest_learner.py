@@ -1,8 +1,8 @@
 """The learner of the ingest benchmark: the network side of a learner node in one process on one core, without trainer.
 
-What is real: NodeServer with its default limits, sessions, RolloutService, RolloutPlane, Journal and RewardPool (whose
-process runs on the clients' core, where a learner would have it on another of its own). Batches are taken as soon as
-they are whole and each makes a version, at once: training takes no time here.
+What is real: NodeServer with TLS and its default limits, sessions, RolloutService, RolloutPlane, Journal and RewardPool
+(whose process runs on the clients' core, where a learner would have it on another of its own). Batches are taken as
+soon as they are whole and each makes a version, at once: training takes no time here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from swarm.net.client import session_route
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey, swarm_id_of
+from swarm.node.identity import load_or_create_tls
 from swarm.rollout.api import RolloutService
+from swarm.rollout.journal.entries import Entry
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
@@ -44,6 +46,9 @@ TOKENS = 512
 REWARD_S = 5.0
 """Time limit of a reward, as `lead` sets it."""
 
+PROBE_S = 0.01
+"""Between two looks at how late the loop is: 500 in a window, at under a thousandth of the core."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerPlan:
@@ -55,20 +60,24 @@ class LearnerPlan:
     group_size: int
     groups_per_step: int
     max_staleness: int
+    tls: bool = True
     profile: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the learner listens, and who it is."""
+    """Where the learner listens, and who it is. The fingerprint of its certificate is empty without TLS."""
 
     port: int
     key: bytes
+    fingerprint: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Running totals at one moment of the learner's monotonic clock. CPU seconds are of all its threads."""
+    """Running totals at one moment of the learner's monotonic clock. CPU seconds are of all its threads. Since
+    the mark before, `late_s` says how late the loop came to each probe, and `written_s` how long the journal had each
+    submission wait."""
 
     at_s: float
     cpu_s: float
@@ -77,6 +86,26 @@ class Mark:
     journal_bytes: int
     steps: int
     verdicts: dict[str, int]
+    late_s: tuple[float, ...] = ()
+    written_s: tuple[float, ...] = ()
+
+
+class TimedJournal(Journal):
+    """Notes how long those who write to it wait for their commit."""
+
+    def __init__(self, directory: Path, *, group_size: int) -> None:
+        super().__init__(directory, group_size=group_size)
+        self.took_s: list[float] = []
+
+    async def write(self, entries: Sequence[Entry]) -> None:
+        began = time.monotonic()
+        await super().write(entries)
+        self.took_s.append(time.monotonic() - began)
+
+    def taken_s(self) -> tuple[float, ...]:
+        """The waits since the last call."""
+        taken, self.took_s = tuple(self.took_s), []
+        return taken
 
 
 class BenchmarkedLearner:
@@ -85,15 +114,20 @@ class BenchmarkedLearner:
     def __init__(self, plan: LearnerPlan) -> None:
         self._plan = plan
         self._key = SigningKey.generate()
-        sessions = ServerSessions(self._key, b"")
+        tls = load_or_create_tls(plan.directory) if plan.tls else None
+        self._fingerprint = tls.fingerprint if tls else b""
+        sessions = ServerSessions(self._key, self._fingerprint)
         self._service = RolloutService(
             key=self._key,
             sessions=sessions,
             emit=lambda kind, **fields: None,
         )
         routes = [session_route(sessions), *self._service.routes()]
-        self._server = NodeServer(routes, self._service.status, counted=(sessions.refused,))
+        self._server = NodeServer(
+            routes, self._service.status, tls=tls.context if tls else None, counted=(sessions.refused,)
+        )
         self._steps = 0
+        self._late_s: list[float] = []
 
     async def serve(self, pipe: Connection) -> None:
         """Serve until the pipe says stop (None); any other word is answered with a Mark."""
@@ -110,12 +144,13 @@ class BenchmarkedLearner:
         await rewards.score([Completion(prompt=load_task(task).prompt(0), token_ids=b"\3\0\0\0", seed=0)])
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), {self._plan.core})
-        journal = Journal(self._plan.directory / "journal", group_size=self._plan.group_size)
+        journal = self._journal = TimedJournal(self._plan.directory / "journal", group_size=self._plan.group_size)
         await journal.start()
         self._service.open(self._plane(), scorer(rewards), journal)
         await self._service.published(VersionId(incarnation=0, version=0))
-        pipe.send(Address(port=await self._server.start("127.0.0.1", 0), key=self._key.public_bytes))
-        works = [asyncio.create_task(work()) for work in (self._train, self._service.watch_silence)]
+        port = await self._server.start("127.0.0.1", 0)
+        pipe.send(Address(port=port, key=self._key.public_bytes, fingerprint=self._fingerprint))
+        works = [asyncio.create_task(work()) for work in (self._train, self._probe, self._service.watch_silence)]
         while await asyncio.to_thread(pipe.recv) is not None:
             for work in works:
                 if work.done():
@@ -132,6 +167,14 @@ class BenchmarkedLearner:
             await self._service.next_batch()
             self._steps += 1
             await self._service.published(VersionId(incarnation=0, version=self._steps))
+
+    async def _probe(self) -> None:
+        """Note how late the loop comes to what is due, as it would come to a request that has just arrived."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + PROBE_S
+            await asyncio.sleep(PROBE_S)
+            self._late_s.append(max(0.0, loop.time() - due))
 
     def _plane(self) -> RolloutPlane:
         task = load_task(TaskOptions(name="copy"))
@@ -153,6 +196,7 @@ class BenchmarkedLearner:
     def _mark(self) -> Mark:
         verdicts: Counter[str] = self._service.tally.verdicts
         journal = self._plan.directory / "journal"
+        late_s, self._late_s = tuple(self._late_s), []
         return Mark(
             at_s=time.monotonic(),
             cpu_s=time.process_time(),
@@ -161,6 +205,8 @@ class BenchmarkedLearner:
             journal_bytes=sum(path.stat().st_size for path in journal.rglob("*") if path.is_file()),
             steps=self._steps,
             verdicts=dict(verdicts),
+            late_s=late_s,
+            written_s=self._journal.taken_s(),
         )
 
 

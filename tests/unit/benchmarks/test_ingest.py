@@ -8,13 +8,36 @@ from typing import Any
 import pytest
 
 from benchmarks import ingest
-from benchmarks.ingest import core_share, latencies_between, medians, percentile, targets
+from benchmarks.ingest import (
+    Turn,
+    Window,
+    latencies_between,
+    medians,
+    percentile,
+    ratio_figures,
+    targets,
+    window_figures,
+)
 from benchmarks.ingest_clients import Observed
 from benchmarks.ingest_learner import Mark
 
 
-def mark(at_s: float, cpu_s: float = 0.0) -> Mark:
-    return Mark(at_s=at_s, cpu_s=cpu_s, rss_mb=1.0, peak_rss_mb=1.0, journal_bytes=0, steps=0, verdicts={})
+def mark(at_s: float, cpu_s: float = 0.0, late_s: tuple[float, ...] = ()) -> Mark:
+    return Mark(
+        at_s=at_s,
+        cpu_s=cpu_s,
+        rss_mb=1.0,
+        peak_rss_mb=1.0,
+        journal_bytes=0,
+        steps=0,
+        verdicts={},
+        late_s=late_s,
+        written_s=late_s,
+    )
+
+
+def ratio(value: float) -> dict[str, float]:
+    return {"honest_p99_ratio": value, "honest_p99_ratio_low": value, "honest_p99_ratio_high": value}
 
 
 @pytest.mark.parametrize(
@@ -35,8 +58,38 @@ def test_only_submissions_that_began_in_the_window_count() -> None:
     assert latencies_between(observed, mark(1.0), mark(2.0)) == [1.0, 3.0]
 
 
-def test_the_core_is_the_learners_for_its_share_of_the_time() -> None:
-    assert core_share(mark(1.0, 10.0), mark(3.0, 11.0)) == 0.5
+def test_windows_of_one_kind_are_taken_together() -> None:
+    windows = [
+        Window(before=mark(1.0, 10.0), after=mark(3.0, 11.0, (0.001,)), learner_waited_s=0.1, honest_waited_s=0.2),
+        Window(before=mark(9.0, 20.0), after=mark(11.0, 22.0, (0.003,)), learner_waited_s=0.3, honest_waited_s=0.0),
+    ]
+    found = window_figures("unloaded", windows)
+    assert found == {
+        "core_share_unloaded": pytest.approx(0.75),
+        "core_wait_share_unloaded": pytest.approx(0.1),
+        "honest_wait_share_unloaded": pytest.approx(0.05),
+        "journal_p50_ms_unloaded": 1.0,
+        "journal_p99_ms_unloaded": 3.0,
+        "loop_late_p50_ms_unloaded": 1.0,
+        "loop_late_p99_ms_unloaded": 3.0,
+    }
+
+
+def test_one_stall_decides_a_turn_and_not_the_ratio() -> None:
+    calm = [float(n % 10) for n in range(1, 101)]
+    turns = [Turn(unloaded_ms=sorted(calm), flooded_ms=sorted(calm)) for _ in range(9)]
+    turns.append(Turn(unloaded_ms=sorted(calm), flooded_ms=sorted([*calm[:-2], 90.0, 90.0])))
+    found = ratio_figures(turns)
+    assert found["honest_submissions_unloaded"] == 1000
+    assert found["honest_p99_ratio_of_a_turn_most"] == 10.0
+    assert found["honest_p99_ratio"] == found["honest_p99_ratio_low"] == found["honest_p99_ratio_high"] == 1.0
+    assert found["honest_longest_ms_under_overload"] == 90.0
+
+
+def test_turns_that_differ_give_a_wide_range() -> None:
+    turns = [Turn(unloaded_ms=[1.0], flooded_ms=[times]) for times in (1.0, 1.0, 3.0, 3.0)]
+    found = ratio_figures(turns)
+    assert (found["honest_p99_ratio_low"], found["honest_p99_ratio_high"]) == (1.0, 3.0)
 
 
 def test_repeats_become_medians_and_counts_become_sums() -> None:
@@ -47,11 +100,11 @@ def test_repeats_become_medians_and_counts_become_sums() -> None:
 @pytest.mark.parametrize(
     ("figures", "met"),
     [
-        ({"rollouts_per_s": 1500.0, "honest_p99_ratio": 2.0}, [True, True]),
-        ({"rollouts_per_s": 1499.9, "honest_p99_ratio": 2.01}, [False, False]),
-        ({"rollouts_per_s": float("nan"), "honest_p99_ratio": float("nan")}, [False, False]),
+        ({"rollouts_per_s": 1500.0, **ratio(2.0)}, [True, True]),
+        ({"rollouts_per_s": 1499.9, **ratio(2.01)}, [False, False]),
+        ({"rollouts_per_s": float("nan"), **ratio(float("nan"))}, [False, False]),
         ({"rollouts_per_s": 1500.0}, [True]),
-        ({"honest_p99_ratio": 2.1}, [False]),
+        (ratio(2.1), [False]),
     ],
 )
 def test_what_was_measured_is_held_against_its_targets(figures: dict[str, float], met: list[bool]) -> None:
@@ -71,8 +124,9 @@ def test_a_missed_target_is_said_and_exit_status_1(
 
 def test_real_processes_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     short = ("--warm-up", "0.1", "--seconds", "0.5", "--repeats", "1")
+    turns = ("--turns", "2", "--turn-seconds", "0.5", "--settle", "0.1")
     small = ("--nodes", "2", "--half-nodes", "1", "--half-rate", "80", "--groups-per-step", "4")
-    status = ingest.main([*short, *small, "--json"])
+    status = ingest.main([*short, *turns, *small, "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["met"] == (status == 0)
     assert found.keys() >= {"rollouts_per_s", "p50_ms", "p99_ms", "rss_mb", "honest_p99_ms_under_overload"}
