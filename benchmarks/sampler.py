@@ -5,10 +5,11 @@ bin/python -m benchmarks.sampler --engine vllm --json
 bin/python -m benchmarks.sampler --engine transformers --device cuda --parameters 0.6e9 --json
 
 Models are random (benchmarks/sampler_models.py). Throughput is compared with the bare library in the same run, taking
-turns (sampler_throughput.py); swaps are timed in their parts against the size of the model, counted in lost tokens,
-repeated 200 times for memory, and after each of 20 of another model the engine's log-probs are compared with those of
-transformers in float32 (sampler_swaps.py). On a GPU throughput and swaps are of the one model that is asked for, and a
-learner's step is timed on it too (sampler_learner.py).
+turns and drawing as many samples at once (sampler_throughput.py); swaps are timed in their parts against the size of
+the model, repeated 200 times for memory, and after each of 20 of another model the engine's log-probs are compared with
+those of transformers in float32 (sampler_swaps.py). What a swap costs in all, with the caches that are computed again,
+is measured with contexts of 1,000 tokens (sampler_recompute.py). On a GPU all of this is of the one model that is asked
+for, and a learner's step is timed on it too (sampler_learner.py).
 
 Targets: throughput at least 0.95 of the bare library's; log-probs within 1e-4 in float32, 0.02 in the mean in bf16;
 resident memory flat. `--quick` runs all of it on next to nothing and judges the log-probs alone. Exit status 1 if one
@@ -30,12 +31,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sampler_learner, sampler_swaps, sampler_throughput
+from benchmarks import sampler_learner, sampler_recompute, sampler_swaps, sampler_throughput
 from benchmarks.sampler_models import Size, random_model
 from benchmarks.sampler_throughput import Load
 from swarm.sampler.engine import EngineDtype, EngineKind
 
-PARTS = ("throughput", "swaps", "learner")
+PARTS = ("throughput", "swaps", "recompute", "learner")
 
 REAL_VOCABULARY = 151_936
 """Rows of Qwen3's embedding: of a model of half a billion parameters a quarter."""
@@ -77,11 +78,15 @@ async def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         figures |= await sampler_throughput.measure(
             kind, directory / "throughput", say, load, repeats=1 if options.quick else 5, device=options.device
         )
+    sizes = sampler_swaps.QUICK_SIZES if options.quick else (load.parameters,) if on_gpu else sampler_swaps.SIZES
     if "swaps" in options.parts:
         dtypes: Sequence[EngineDtype] = options.dtypes
-        sizes = sampler_swaps.QUICK_SIZES if options.quick else (load.parameters,) if on_gpu else sampler_swaps.SIZES
         figures |= await sampler_swaps.measure(
             kind, directory / "swaps", say, device=options.device, quick=options.quick, dtypes=dtypes, sizes=sizes
+        )
+    if "recompute" in options.parts:
+        figures |= await sampler_recompute.measure(
+            kind, directory / "recompute", say, device=options.device, quick=options.quick, sizes=sizes
         )
     if "learner" in options.parts and (on_gpu or options.quick):
         model = random_model(Size(parameters=load.parameters, vocab_size=load.vocab_size))
@@ -111,7 +116,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=("transformers", "vllm"), required=True)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda and cuda:N for transformers")
     parser.add_argument("--parameters", type=float, help="of the model for throughput; on a GPU for swaps as well")
-    parser.add_argument("--parts", type=_list_of(PARTS), default=PARTS, help="throughput,swaps,learner")
+    parser.add_argument("--parts", type=_list_of(PARTS), default=PARTS, help=",".join(PARTS))
     parser.add_argument("--dtypes", type=_list_of(("float32", "bfloat16")), default=("float32", "bfloat16"))
     parser.add_argument("--quick", action="store_true", help="tiny models and few repeats: does it run at all?")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")

@@ -25,7 +25,7 @@ CPU_CACHE_BYTES = 1 << 30
 
 
 class BareStart(msgspec.Struct, frozen=True, tag=True):
-    """Make the model that the config.json in `directory` describes; `places` samples at once.
+    """Make the model that the config.json in `directory` describes; `seats` samples at once.
 
     `weight_bytes` are those of the published weights, in bf16."""
 
@@ -33,7 +33,7 @@ class BareStart(msgspec.Struct, frozen=True, tag=True):
     device: str
     dtype: EngineDtype
     context_tokens: int
-    places: int
+    seats: int
     weight_bytes: int
 
 
@@ -110,7 +110,7 @@ def _transformers(command: BareStart) -> Draw:
         return int(output[:, prompts.shape[1] :].cpu().numel())
 
     def all_batches(jobs: tuple[Job, ...]) -> int:
-        return sum(batch(jobs[at : at + command.places]) for at in range(0, len(jobs), command.places))
+        return sum(batch(jobs[at : at + command.seats]) for at in range(0, len(jobs), command.seats))
 
     async def draw(drawing: BareDraw) -> BareDrawn:
         began = time.perf_counter()
@@ -141,7 +141,7 @@ def _vllm(command: BareStart) -> Draw:
         "logprobs_mode": "processed_logprobs",
         "dtype": ("bfloat16" if is_cuda else "float32") if command.dtype == "auto" else command.dtype,
         "max_model_len": command.context_tokens,
-        "max_num_seqs": command.places,
+        "max_num_seqs": command.seats,
         # So that vLLM's processes end with this one; it does nothing else unless it is called.
         "worker_extension_cls": vllm_versions.EXTENSION,
         "enable_chunked_prefill": is_cuda,

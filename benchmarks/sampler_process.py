@@ -74,6 +74,9 @@ class EngineProcess:
         process = psutil.Process(self._child.pid)
         return int(sum(one.memory_info().rss for one in (process, *process.children(recursive=True))))
 
+    def cpu_s(self) -> float:
+        return cpu_seconds(self._child.pid)
+
     async def stop(self) -> None:
         await self._child.stop()
 

@@ -56,7 +56,8 @@ Say = Callable[[str], None]
 class SwapTimes:
     """Medians over the swaps of one model, in seconds: apply on the map, then of the engine's call its parts.
 
-    Samples stand still for `pause_s`, which costs `tokens_lost` at the speed with all places filled."""
+    Samples stand still for `pause_s`, which costs `tokens_lost` at the speed with all places filled: of samples with
+    next to no context, since caches are not counted that are computed again (sampler_recompute.py)."""
 
     parameters: int
     weight_bytes: int
@@ -228,7 +229,7 @@ async def memory(kind: EngineKind, directory: Path, *, swaps: int, device: str) 
 
 
 TIMES_HEADER = (
-    "| parameters | sent | apply | check | pause | of it reload, proof | install | tokens/s | lost per swap |\n"
+    "| parameters | sent | apply | check | pause | of it reload, proof | install | tokens/s | lost in the pause |\n"
     + "|---" * 9
     + "|"
 )

@@ -1,7 +1,8 @@
 """Tokens per second through the node against the bare library, on the same prompts, taking turns.
 
 The node's side is what a session uses: leases into a feed as it has room, EngineWorker, the engine's process, answers
-kept in the spool. The bare side is a process that holds nothing but the library and gets all prompts in one call.
+kept in the spool. The bare side is a process that holds nothing but the library and gets all prompts in one call. Both
+draw as many samples at once: the node's vLLM has a seat more than places, for probes, and a sample has it between them.
 Each sample ends by its length alone, so that both draw the same number of tokens. Engines that take on samples one by
 one get lengths from a half to all of the longest, those in lockstep one length.
 """
@@ -28,6 +29,7 @@ from swarm.rollout.client import Answer, SealedLease
 from swarm.sampler.engine import EngineDtype, EngineKind, EngineOptions, Job
 from swarm.sampler.feeding import feed_of
 from swarm.sampler.spool import Spool
+from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.worker import EngineWorker
 from swarm.types import Lease, SampleSpec, SamplingRules, VersionId
 
@@ -83,7 +85,7 @@ class Throughput:
     second; that of tokens per CPU second, of the node's own process too, hardly depends on what else runs."""
 
     parameters: int
-    places: int
+    seats: int
     node: tuple[Repeat, ...]
     bare: tuple[Repeat, ...]
     load_average: float
@@ -121,7 +123,7 @@ async def throughput(
             device=device,
             dtype=dtype,
             context_tokens=load.context_tokens,
-            places=worker.places,
+            seats=seats_of(kind, worker, load),
             weight_bytes=versions.layout.total_bytes,
         )
         await child.call(start, BareStarted)
@@ -137,11 +139,16 @@ async def throughput(
     versions.close()
     return Throughput(
         parameters=parameters_of(model),
-        places=load.places,
+        seats=start.seats,
         node=tuple(node[1:]),
         bare=tuple(bare[1:]),
         load_average=os.getloadavg()[0],
     )
+
+
+def seats_of(kind: EngineKind, worker: EngineWorker, load: Load) -> int:
+    """How many samples the node's engine draws at once."""
+    return vllm_versions.seats(load.places) if kind == "vllm" else worker.places
 
 
 @asynccontextmanager
@@ -245,14 +252,14 @@ def _lease(number: int, job: Job) -> SealedLease:
     return SealedLease(lease=lease, token=bytes(TOKEN_BYTES), deadline=time.monotonic() + job.time_limit_s)
 
 
-HEADER = "| parameters | places | node, tokens/s | bare, tokens/s | ratio | by CPU time | load | |\n" + "|---" * 8 + "|"
+HEADER = "| parameters | seats | node, tokens/s | bare, tokens/s | ratio | by CPU time | load | |\n" + "|---" * 8 + "|"
 
 
 def line(one: Throughput) -> str:
     """One row: medians, and the range of the repeats."""
     columns = [
         f"{one.parameters / 1e6:.1f} M",
-        str(one.places),
+        str(one.seats),
         _range(one.node),
         _range(one.bare),
         f"{one.ratio:.3f}",

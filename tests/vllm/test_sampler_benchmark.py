@@ -1,4 +1,4 @@
-"""The sampler's benchmark drives vLLM too: one swap is timed. Figures of its own are made by hand, see RESULTS.md."""
+"""The sampler's benchmark drives vLLM too: swaps are timed. Figures of its own are made by hand, see RESULTS.md."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.sampler_recompute import QUICK, recompute
 from benchmarks.sampler_swaps import swap_times
 
 pytestmark = pytest.mark.long
@@ -17,3 +18,10 @@ async def test_a_swap_beneath_running_samples_is_timed_in_its_parts(tmp_path: Pa
     assert times.install_s >= times.pause_s > times.reload_s > 0
     assert times.proof_s > 0
     assert times.tokens_lost > 0
+
+
+async def test_a_swap_is_timed_until_samples_have_their_caches_again(tmp_path: Path) -> None:
+    found = await recompute("vllm", tmp_path, parameters=3e5, repeats=2, device="cpu", contexts=QUICK)
+    assert found.context_tokens > QUICK.prompt_tokens
+    assert found.tokens_per_s > 0
+    assert found.lost_cpu_s > 0

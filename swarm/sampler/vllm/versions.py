@@ -147,8 +147,7 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         "tensor_parallel_size": options.tensor_parallel_size,
         "gpu_memory_utilization": options.gpu_memory_share,
         "max_model_len": options.max_model_len,
-        # One more than samples: a probe always finds a place.
-        "max_num_seqs": options.places + 1,
+        "max_num_seqs": seats(options.places),
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
         # If a step has no room for a whole prompt, vLLM draws from a part of it and winds the generator back; CPU
@@ -164,8 +163,14 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
     # Like a length of -1: vLLM then says how long a sequence its cache can hold instead of failing.
     config.model_config.original_max_model_len = -1
     if not is_cuda and config.cache_config.kv_cache_memory_bytes is None:
-        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, options.places + 1)
+        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, seats(options.places))
     return config
+
+
+def seats(places: int) -> int:
+    """Return how many sequences vLLM may draw at once: one more than places, so that a probe always finds one. Between
+    probes it goes to a sample that waits in the engine."""
+    return places + 1
 
 
 def _kv_bytes(config: Any, sequences: int) -> int:

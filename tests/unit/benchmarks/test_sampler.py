@@ -17,7 +17,9 @@ from benchmarks.sampler_models import (
     random_model,
     step,
 )
-from benchmarks.sampler_swaps import BF16_MEAN_ERROR, FLOAT32_ERROR, RSS_GROWTH, Accuracy, Memory, SwapTimes
+from benchmarks.sampler_recompute import SHORT_TOKENS, Contexts, Drawn, summed_up
+from benchmarks.sampler_recompute import Repeat as SwapRepeat
+from benchmarks.sampler_swaps import BF16_MEAN_ERROR, FLOAT32_ERROR, PLACES, RSS_GROWTH, Accuracy, Memory, SwapTimes
 from benchmarks.sampler_swaps import accuracy as measured_accuracy
 from benchmarks.sampler_throughput import GROUP, Load, Repeat, Throughput
 from tests.unit.models import logprobs_of, rounded
@@ -103,7 +105,7 @@ def test_tokens_are_lost_while_samples_stand_still() -> None:
 def test_the_ratio_is_of_medians() -> None:
     found = Throughput(
         parameters=1,
-        places=1,
+        seats=1,
         node=tuple(Repeat(tokens=1000, seconds=1000 / rate, cpu_s=5.0) for rate in (90.0, 96.0, 10.0)),
         bare=tuple(Repeat(tokens=1000, seconds=1000 / rate, cpu_s=4.0) for rate in (100.0, 80.0, 1000.0)),
         load_average=0.1,
@@ -145,3 +147,23 @@ async def test_log_probs_after_swaps_are_compared_with_those_of_the_published_we
     )
     assert (found.dtype, found.swaps) == ("float32", 2)
     assert found.max_error < FLOAT32_ERROR < found.moved
+
+
+def drawn(seconds: float, *ends: int) -> Drawn:
+    return Drawn(seconds=seconds, cpu_s=seconds / 2, ends=ends)
+
+
+def test_a_swap_loses_the_pause_and_the_prefill_that_follows_it() -> None:
+    contexts = Contexts(prompt_tokens=100, tokens=SHORT_TOKENS + 40)
+    repeat = SwapRepeat(short=drawn(1.0, 0), whole=drawn(3.0, 0), swapped=drawn(6.0, 20, 40), pause_s=0.25)
+    found = summed_up(7, [repeat], contexts)
+    assert repeat.fell_within
+    assert (found.lost_s, found.lost_cpu_s, found.pause_s, found.context_tokens) == (3.0, 1.5, 0.25, 130)
+    assert found.tokens_per_s == PLACES * 40 / 2
+    assert found.tokens_lost == 3.0 * found.tokens_per_s
+    assert found.tokens_recomputed == PLACES * 130
+
+
+def test_a_swap_that_came_after_a_sample_does_not_count() -> None:
+    repeat = SwapRepeat(short=drawn(1.0, 0), whole=drawn(3.0, 0), swapped=drawn(6.0, 20, 0), pause_s=0.25)
+    assert not repeat.fell_within
