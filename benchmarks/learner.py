@@ -10,8 +10,9 @@ rows of like length together; `alike` are rows of one length with one token of p
 that. On the CPU there is no flash attention: packed rows are kept apart by a mask of all pairs, which costs more the
 longer a line is, and is why packing is not chosen there.
 Memory: peak of two steps, each variant in a process of its own, over the bytes of the float32 weights.
-Publishing: cast to bf16 into the staging file, encode as a delta, first chunk read, after each of a few steps. As a
-share of one step of at least LARGE_STEP_TOKENS tokens, which is taken: publishing does not depend on tokens.
+Publishing: cast to bf16 into the staging file, encode as a delta, first chunk read, after each of a few steps, in CPU
+seconds and in GB of bf16 for each of them. The target is a share of one step of at least LARGE_STEP_TOKENS tokens,
+which lasts half a minute on the one thread that takes it here. It says nothing of a faster device; the seconds do.
 On CUDA besides: model FLOP/s utilisation in bf16 of a model of 0.6 billion parameters, `--parameters 1.5e9` of another.
 """
 
@@ -135,6 +136,7 @@ def publishing(work: Work, directory: Path, repeats: int, large_step_tokens: int
     pool.shutdown()
     versions.weights.close()
     cast_s, encode_s, first_s = (statistics.median(part) for part in zip(*taken[1:], strict=True))
+    nbytes = sum(spec.nbytes for spec in tensors)
     return {
         "cast_s": cast_s,
         "encode_s": encode_s,
@@ -143,7 +145,10 @@ def publishing(work: Work, directory: Path, repeats: int, large_step_tokens: int
         "step_s": step_s,
         "step_tokens": float(tokens),
         "share": (cast_s + encode_s + first_s) / step_s,
-        "published_bytes": float(sum(spec.nbytes for spec in tensors)),
+        "published_bytes": float(nbytes),
+        "cast_gb_per_cpu_s": nbytes / cast_s / 1e9,
+        "encode_gb_per_cpu_s": nbytes / encode_s / 1e9,
+        "publish_gb_per_cpu_s": nbytes / (cast_s + encode_s + first_s) / 1e9,
     }
 
 
@@ -212,10 +217,12 @@ def speed_lines(name: str, found: dict[str, float]) -> list[str]:
 
 def publish_line(found: dict[str, float]) -> str:
     return (
-        f"publishing {found['published_bytes'] / 1e6:.0f} MB: cast {found['cast_s'] * 1e3:.0f} ms, encode "
-        f"{found['encode_s'] * 1e3:.0f} ms, first chunk {found['first_chunk_s'] * 1e3:.1f} ms: {found['share']:.2%} "
-        f"of a step of {found['step_tokens']:,.0f} tokens, which took {found['step_s']:.1f} s "
-        f"(target {PUBLISH_TARGET:.0%})"
+        f"publishing {found['published_bytes'] / 1e6:.0f} MB: {found['publish_s']:.3f} CPU-s, "
+        f"{found['publish_gb_per_cpu_s']:.2f} GB a CPU second: cast {found['cast_s'] * 1e3:.0f} ms "
+        f"({found['cast_gb_per_cpu_s']:.2f} GB/s), encode {found['encode_s'] * 1e3:.0f} ms "
+        f"({found['encode_gb_per_cpu_s']:.2f} GB/s), first chunk {found['first_chunk_s'] * 1e3:.1f} ms; "
+        f"{found['share']:.2%} of a step of {found['step_tokens']:,.0f} tokens, which took {found['step_s']:.1f} s "
+        f"on one thread (target {PUBLISH_TARGET:.0%})"
     )
 
 

@@ -21,7 +21,8 @@ def test_a_quick_run_measures_speed_and_publishing(capsys: pytest.CaptureFixture
     assert figures["mixed"]["packed_ratio"] > 0
     publish = figures["publish"]
     assert publish["share"] == pytest.approx(publish["publish_s"] / publish["step_s"])
-    assert figures["publish"]["published_bytes"] > 0
+    assert publish["publish_gb_per_cpu_s"] == pytest.approx(publish["published_bytes"] / publish["publish_s"] / 1e9)
+    assert publish["publish_gb_per_cpu_s"] > 0
 
 
 def test_tokens_are_prompts_and_completions() -> None:
