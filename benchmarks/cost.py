@@ -1,7 +1,11 @@
-"""What a step costs in the three scenarios of examples/, planned and simulated, against two centralised baselines.
+"""What a step costs in the scenarios of examples/, planned and simulated, against two centralised baselines.
 
 bin/python -m benchmarks.cost --json
 bin/python -m benchmarks.cost --scenarios lab-4b --hours 6
+bin/python -m benchmarks.cost --scenarios volunteers-8b-fp8,internet-32b-fp8 --json
+
+Without --scenarios, those with engines that exist: lab-4b, volunteers-8b, internet-32b. The scenarios named -fp8 have
+the rates of fp8 weights and of Macs, which no sampler can use yet.
 
 Arms: full versions or deltas, by relay or from the learner alone (star), all samplers active or the cheapest set. Every
 arm has the settings that `plan` chooses for it among the bounds in the file; of full weights also those with S <= 6.
@@ -34,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cost_prices import CASES, Held, data_centre_factor, edge_factor, generation_factor, held_in
-from benchmarks.cost_rows import HOURS, LONG_HOURS, TARGET_SAVING, Row, async_idle, rows_of
+from benchmarks.cost_rows import HOURS, LONG_HOURS, RUNNABLE, TARGET_SAVING, Row, async_idle, rows_of
 from swarm.capacity.model import NEARLY_BUSY
 from swarm.capacity.plan.arms import Arm
 from swarm.capacity.plan.plan import Reference, references_of
@@ -144,7 +148,7 @@ def finite(value: Any) -> Any:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--scenarios", default=",".join(HOURS), help="of examples/, without .toml")
+    parser.add_argument("--scenarios", default=",".join(RUNNABLE), help=f"of examples/: {', '.join(HOURS)}")
     parser.add_argument(
         "--hours", type=float, default=LONG_HOURS, help="most virtual hours of any simulation; 0 for none"
     )

@@ -38,15 +38,30 @@ PAPER_STALENESS = 6
 LONG_HOURS = 14.0
 """Virtual hours of the chosen arm: the correlated departures of the files are at noon."""
 
-HOURS = {"lab-4b": 4.0, "volunteers-8b": 4.0, "internet-32b": 8.0}
+RUNNABLE = ("lab-4b", "volunteers-8b", "internet-32b")
+"""Scenarios with engines that exist. The others are what two of them would be with fp8 and Macs."""
+
+HOURS = {
+    "lab-4b": 4.0,
+    "volunteers-8b": 4.0,
+    "internet-32b": 8.0,
+    "volunteers-8b-fp8": 4.0,
+    "internet-32b-fp8": 8.0,
+}
 """Virtual hours of the other arms: 72 steps and more, 30 of the long ones."""
 
-ALL_SIMULATED = {"lab-4b": ("relay delta", "relay full", "star delta", "star full"), "volunteers-8b": ("relay delta",)}
+ALL_SIMULATED = {
+    "lab-4b": ("relay delta", "relay full", "star delta", "star full"),
+    "volunteers-8b": ("relay delta",),
+    "volunteers-8b-fp8": ("relay delta",),
+}
 """Of arms with everybody active: the rest of them takes minutes each and is far off in any case."""
 
 NOT_SIMULATED = {
     "volunteers-8b": (f"star full, S <= {PAPER_STALENESS}",),
     "internet-32b": ("star full", f"star full, S <= {PAPER_STALENESS}"),
+    "volunteers-8b-fp8": (f"star full, S <= {PAPER_STALENESS}",),
+    "internet-32b-fp8": ("star full", f"star full, S <= {PAPER_STALENESS}"),
 }
 """A star of full weights whose learner waits for most of the time: the plan says so, and minutes would confirm it."""
 
@@ -61,13 +76,13 @@ HAND: dict[str, dict[str, tuple[float, float]]] = {
         "star delta": (0.36, 0.30),
         "relay delta": (0.36, 0.29),
     },
-    "volunteers-8b": {
+    "volunteers-8b-fp8": {
         "star full": (-0.40, -0.75),
         "relay full": (-0.01, -0.26),
         "star delta": (0.48, 0.35),
         "relay delta": (0.48, 0.35),
     },
-    "internet-32b": {
+    "internet-32b-fp8": {
         "star full": (-0.34, -0.52),
         "relay full": (0.18, 0.07),
         "star delta": (0.40, 0.32),
@@ -75,7 +90,8 @@ HAND: dict[str, dict[str, tuple[float, float]]] = {
     },
 }
 """Savings by hand against `colocated` and `async_dc`, before any of this was built: ECHO-2's rule for samplers that
-pause to fetch, S = 6, the cheapest set. Those of full weights are held against the rows with S <= 6."""
+pause to fetch, S = 6, the cheapest set, with the rates of fp8. Those of full weights are held against the rows with
+S <= 6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,15 +95,23 @@ def of_class(scenario: Scenario, name: str, random: Random | None = None) -> lis
     return class_workers(scenario, one, one.count, random=random)
 
 
-@pytest.mark.parametrize(("name", "nodes", "online"), [("lab-4b", 14, 14), ("volunteers-8b", 140, 83)])
+@pytest.mark.parametrize(
+    ("name", "nodes", "online"),
+    [
+        ("lab-4b", 14, 14),
+        ("volunteers-8b", 115, 72),
+        ("volunteers-8b-fp8", 140, 83),
+        ("internet-32b", 480, 451),
+    ],
+)
 def test_an_example_has_the_nodes_that_its_head_speaks_of(name: str, nodes: int, online: int) -> None:
     scenario = load(name)
     assert sum(one.count for one in scenario.fleet) == nodes
     assert len(online_of(scenario, random=None)) == online
 
 
-def test_internet_32b_has_a_thousand_nodes() -> None:
-    scenario = load("internet-32b")
+def test_internet_32b_with_fp8_has_a_thousand_nodes() -> None:
+    scenario = load("internet-32b-fp8")
     assert sum(one.count for one in scenario.fleet) == 1000
     assert 730 <= len(online_of(scenario, random=None)) <= 750
 
