@@ -146,11 +146,12 @@ class Swaps:
             if self.unproven:
                 return NotInstalled("engine", self.unproven)
             parts: Parts = {}
-            with timed(parts, "check_s"):
-                sums = command.tensor_sums
-                wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress)
-            if wrong is not None:
-                return NotInstalled("file", wrong)
+            if not command.changed:
+                with timed(parts, "check_s"):
+                    sums = command.tensor_sums
+                    wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress)
+                if wrong is not None:
+                    return NotInstalled("file", wrong)
             try:
                 with _linked(Path(command.path), command.version) as path:
                     proof = await self._swap(command, path, parts, progress)
