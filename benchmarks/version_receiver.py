@@ -62,7 +62,8 @@ class ReceivingNode(JoiningNode):
         assert receiver.weights is not None
         async with receiver.steady() as version:
             changed = await in_thread(receiver.changes_since, engine.installed)
-            refused = await engine.install(version.head, version.table, receiver.weights.path, changed)
+            path, proven = receiver.weights.path, receiver.is_proven
+            refused = await engine.install(version.head, version.table, path, proven=proven, changed=changed)
         if refused is not None:
             raise SystemExit(f"not installed: {refused.why}")
         assert engine.installed is not None
@@ -83,13 +84,13 @@ class ReceivingNode(JoiningNode):
 
 
 def costs() -> dict[str, float]:
-    """What this process and its children have cost: CPU, bytes that went to the disk, and memory. Shared pages count
-    once, for the process that has most of them."""
+    """What this process and its children have cost: CPU, and bytes that went to the disk; and the memory of this
+    process, which has the map. Of pages that it shares with its engine it counts its part."""
     me = psutil.Process()
     family = [me, *me.children(recursive=True)]
     written = sum(int(_io(one.pid).get("write_bytes", 0)) for one in family)
     times = [one.cpu_times() for one in family]
-    pss = sum(one.memory_full_info().pss for one in family)
+    pss = me.memory_full_info().pss
     return {"disk_bytes": written, "cpu_s": sum(t.user + t.system for t in times), "pss_bytes": pss}
 
 

@@ -200,6 +200,8 @@ class Child:
             return answer.result()
         finally:
             del self._waiting[number]
+            if answer.done():
+                answer.exception()  # It may have ended while the command was being sent, and nobody would ask why
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         loop = asyncio.get_running_loop()

@@ -216,13 +216,17 @@ async def takes_the_words_that_changed(life: Life) -> None:
     before = life.staged[life.version % 2]
     after = life.staged[(life.version + 1) % 2]
     changed = differing(before.staging, after.staging, after.layout, life.directory / "changed")
-    asked = msgspec.structs.replace(after.install(life.version + 1), since=v(life.version), changed=str(changed))
+    asked = msgspec.structs.replace(
+        after.install(life.version + 1), proven=True, since=v(life.version), changed=str(changed)
+    )
     life.version += 1
     assert isinstance(await life.engine.install(asked, life.progress), Installed)
     await draws_as_anybody_can_replay(life)
     # An engine that does not hold `since` needs all of the file.
     life.version += 2
-    asked = msgspec.structs.replace(after.install(life.version), since=v(life.version - 1), changed=str(changed))
+    asked = msgspec.structs.replace(
+        after.install(life.version), proven=True, since=v(life.version - 1), changed=str(changed)
+    )
     assert isinstance(await life.engine.install(asked, life.progress), Installed)
     await draws_as_anybody_can_replay(life)
 

@@ -86,18 +86,18 @@ def _encode(region: Region, fresh: memoryview, base: memoryview | None) -> Encod
     return EncodedRegion(codec=codec, encoded=encoded, decoded_digest=digest(fresh[whole]), sums=tuple(sums))
 
 
-_MAPPED: dict[str, tuple[int, memoryview]] = {}
+_MAPPED: dict[int, memoryview] = {}
 
 
 def _mapped(path: str, nbytes: int) -> memoryview:
-    """Return a view of a file. The staging file and the map change places with each version, and are mapped on."""
+    """Return a view of a file. The staging file and the map change names with each version, and stay mapped."""
     inode = os.stat(path).st_ino
-    held = _MAPPED.get(path)
-    if held is None or held[0] != inode or len(held[1]) != nbytes:
-        while len(_MAPPED) > 1:
-            _MAPPED.pop(next(iter(_MAPPED)), None)
-        held = _MAPPED[path] = inode, map_file(Path(path), nbytes)
-    return held[1]
+    if (held := _MAPPED.pop(inode, None)) is None or len(held) != nbytes:
+        held = map_file(Path(path), nbytes)
+    while len(_MAPPED) >= 2:
+        _MAPPED.pop(next(iter(_MAPPED)), None)
+    _MAPPED[inode] = held
+    return held
 
 
 def jobs(fresh: Path, base: Path | None, total_bytes: int, regions: list[Region]) -> Iterator[Encode]:

@@ -279,6 +279,11 @@ class Receiver:
                 raise ProtocolError("the weights are being changed")
             yield self.weights.current
 
+    @property
+    def is_proven(self) -> bool:
+        """Return whether all of the map is known to be what was signed: a file on a disk may have changed since."""
+        return isinstance(self.weights, MemoryMap)
+
     def changes_since(self, version: VersionId | None) -> Path | None:
         """Return a file that says which words of the map have changed since `version` (store/changes.py), or None if
         nobody knows. Call it, in a thread, within `steady`."""
@@ -524,6 +529,7 @@ class Receiver:
             self._transfers.close(held.head.version)
             return
         self._progress.note_time(held.head.version, "applied_s")
+        held.chunks.rest()
         self._behind_since = None
         await self._prune()
         await self._tell()

@@ -72,14 +72,15 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):
-    """Take the weights at `path` (layout order, memory-mapped) as `version`. The file is checked against the chunk
-    table's `tensor_sums` before the engine sees it, and afterwards the engine's weights are too. The file does not
-    change until the answer. If `changed` is given, the file is proven already, and `changed` says which of its words
-    differ from version `since` (broadcast/store/changes.py): an engine that holds that may take these alone."""
+    """Take the weights at `path` (layout order, memory-mapped) as `version`. Unless they are `proven`, the file is
+    checked against the chunk table's `tensor_sums` before the engine sees it; afterwards the engine's weights are in
+    any case. The file does not change until the answer. If `changed` is given, it says which words differ from version
+    `since` (broadcast/store/changes.py): an engine that holds that may take these alone."""
 
     version: VersionId
     path: str
     tensor_sums: tuple[int, ...]
+    proven: bool = False
     since: VersionId | None = None
     changed: str = ""
 

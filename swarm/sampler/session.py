@@ -166,7 +166,10 @@ class Session:
         assert weights is not None
         async with self._receiver.steady() as version:
             changed = await in_thread(self._receiver.changes_since, self._engine.installed)
-            refused = await self._engine.install(version.head, version.table, weights.path, changed)
+            proven = self._receiver.is_proven
+            refused = await self._engine.install(
+                version.head, version.table, weights.path, proven=proven, changed=changed
+            )
         if refused is None:
             self._receiver.note_time(version.head.version, "installed_s")
             self._on_change()

@@ -107,14 +107,10 @@ class TransformersEngine:
             vocab_size=shape.vocab_size,
         )
 
-    def takes_changes(self, command: Install) -> bool:
-        """Return whether an install may take the changed words alone."""
-        return bool(command.changed) and command.since is not None and command.since == self._version
-
     @torch.no_grad()
     def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None
-        if self.takes_changes(command):
+        if command.changed and command.since is not None and command.since == self._version:
             return self._install_changes(command, self._layout, progress)
         began = time.monotonic()
         proof_s = 0.0
@@ -238,8 +234,7 @@ class Threaded:
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None
-        if self._engine.takes_changes(command):
-            # Nothing else comes before it in the thread that could change the version.
+        if command.proven:
             return await self._run(self._engine.install, command, progress)
         began = time.monotonic()
         wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, command.tensor_sums, progress)

@@ -205,14 +205,15 @@ class EngineWorker:
         return trial
 
     async def install(
-        self, head: Head, table: ChunkTable, weights: Path, changed: Path | None = None
+        self, head: Head, table: ChunkTable, weights: Path, *, proven: bool = False, changed: Path | None = None
     ) -> NotInstalled | None:
         """Let the engine take the weights. Return None if it has. The files must not change meanwhile. `changed` says
-        which words are others than in the version that is installed, if that is known."""
+        which words differ from the version that is installed, if that is known."""
         command = Install(
             version=head.version,
             path=str(weights),
             tensor_sums=table.tensor_sums,
+            proven=proven,
             since=self.installed if changed is not None else None,
             changed=str(changed) if changed is not None else "",
         )

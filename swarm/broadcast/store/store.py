@@ -99,6 +99,11 @@ class ChunkFile:
             self._forget(index)
         return len(bad)
 
+    def rest(self) -> None:
+        """Let go of the memory of what was read and written. Most of it is not needed again; the rest comes back."""
+        if isinstance(mapped := self._view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Let go of the file. The mapping ends with the last view of a chunk, since one may be half sent."""
         self._view = memoryview(b"")

@@ -146,7 +146,7 @@ class Swaps:
             if self.unproven:
                 return NotInstalled("engine", self.unproven)
             parts: Parts = {}
-            if not command.changed:
+            if not command.proven:
                 with timed(parts, "check_s"):
                     sums = command.tensor_sums
                     wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress)
