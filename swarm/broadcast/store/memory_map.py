@@ -32,7 +32,7 @@ from swarm.broadcast.store.place import claim
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import UNKNOWN, WeightMap, apply_stored, run_all
 from swarm.broadcast.version.codec import Buffer, Words, decode_changes
-from swarm.broadcast.version.manifest import Codec, Layout, Span, encoded_spans
+from swarm.broadcast.version.manifest import Codec, Layout, Span, encoded_spans, needs_base
 from swarm.errors import ProtocolError
 from swarm.net.wire import digest
 from swarm.types import VersionId
@@ -63,6 +63,7 @@ class MemoryMap(WeightMap):
         memory.mkdir(mode=0o700, exist_ok=True)
         self._memory = memory
         self._lock = claim(memory)
+        self._is_copied = False  # Whether the copy holds all of version `log_from`
         self._trail = Trail(layout.total_bytes // AHEAD_SHARE)
         self._changed: dict[int, Places | None] = {}
         self._ahead = Ahead()
@@ -106,7 +107,11 @@ class MemoryMap(WeightMap):
 
     def _apply_regions(self, held: HeldVersion, lacking: list[int], pool: Executor | None) -> None:
         before = self.last_whole
-        self.log_from = self.log_from or before or held.head.version
+        if not needs_base(held.table):
+            # All of the map can be made from this version alone.
+            self.log_from, self._is_copied = held.head.version, False
+        elif self.log_from is None:
+            self.log_from, self._is_copied = before or held.head.version, before is not None
         spans = encoded_spans(held.table)
         with self._changing:
             run_all(pool, [partial(self._apply_beside, held, i, spans[i]) for i in lacking])
@@ -167,7 +172,8 @@ class MemoryMap(WeightMap):
         # What was fetched by regions is in no encoding that is kept here.
         if not log or log[0].head.version != self.log_from:
             return True
-        return sum(held.table.encoded_bytes for held in log) >= self.layout.total_bytes or len(log) >= MAX_LOG
+        since = log[1:] if self._is_copied else log
+        return sum(held.table.encoded_bytes for held in since) >= self.layout.total_bytes or len(log) >= MAX_LOG
 
     def copy_out(self, stop: threading.Event) -> bool:
         """Bring the copy up to date; after that, older encodings are needed no more. The map may be changed meanwhile,
@@ -181,7 +187,7 @@ class MemoryMap(WeightMap):
             if stop.is_set() or not (self._copy_region(index) or self._copy_region(index)):
                 return False
         self._copy.sync()
-        self.log_from = began_at
+        self.log_from, self._is_copied = began_at, True
         return True
 
     def close(self) -> None:
