@@ -119,6 +119,8 @@ def _learner_figures(status: dict[str, Any]) -> Figures:
         ("dropped", _counts(status.get("rollouts_dropped"))),
         ("withheld", _withheld(status.get("rollouts_withheld"))),
         ("train step", _value(metrics.get("train_step_s"), "{:.2f} s")),
+        ("trainer held up", _value(metrics.get("stage_s") or None, "{:.2f} s")),
+        ("until published", _value(metrics.get("prepared_s") or None, "{:.2f} s")),
         ("time to install", _value(status["broadcast_s"], "{:.2f} s")),
         ("learner idle", _value(capacity["idle_share"], "{:.1%}")),
         ("predicted idle", _value(capacity.get("predicted_idle_share"), "{:.1%}")),
@@ -148,11 +150,25 @@ def _weight_figures(status: dict[str, Any]) -> Figures:
     return [
         ("weights here", status.get("map") or ""),
         ("newest version", status.get("newest") or ""),
+        ("last version", _stages(status.get("versions"))),
         ("links", str(status.get("streams") or "")),
         ("passed on", _bytes(status["stream_bytes_sent"]) if status.get("stream_bytes_sent") else ""),
         ("uplink", f"{_bytes(status['uplink_bytes_per_s'])}/s" if status.get("uplink_bytes_per_s") else ""),
         ("chunks refused", _counts(status.get("chunks_rejected"))),
     ]
+
+
+def _stages(versions: dict[str, dict[str, float | None]] | None) -> str:
+    """Return how long after its announcement the newest version that was applied reached each stage."""
+    applied = [times for times in (versions or {}).values() if times.get("applied_s") and times.get("announced_s")]
+    if not applied:
+        return ""
+    times = max(applied, key=lambda times: times["applied_s"] or 0.0)
+    announced, told = times["announced_s"] or 0.0, []
+    for name in ("first_chunk", "complete", "applied", "installed", "drawn"):
+        if (at := times.get(f"{name}_s")) is not None:
+            told.append(f"{name.replace('_', ' ')} {at - announced:.2f}")
+    return f"{', '.join(told)} s"
 
 
 def _titles(status: dict[str, Any]) -> list[RenderableType]:

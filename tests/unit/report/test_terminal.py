@@ -176,6 +176,11 @@ def test_a_relay_and_a_sampler_have_a_screen_too(early: dict[str, Any]) -> None:
     shown = printed(status_screen({**relay, **rates, "role": "sampler", "engine": "vllm", "install_s": 0.31}, 80, 24))
     for part in ("this node draws", "12.5 rollouts/s", "180 tokens/s", "9 accepted, 1 stale", "0.31 s"):
         assert part in shown
+    stages = {"announced_s": 10.0, "first_chunk_s": 10.02, "complete_s": 11.0, "applied_s": 11.25, "installed_s": None}
+    older = {**stages, "applied_s": 9.0}
+    shown = printed(status_screen({**relay, "versions": {"0.4": older, "0.5": stages}}, 100, 24), 100)
+    assert "last version" in shown
+    assert "first chunk 0.02, complete 1.00, applied 1.25 s" in shown
     bare = printed(status_screen({"role": "sampler", "node": "abc", "state": "starting", "verdicts": {}}, 80, 24))
     assert "sampler abc · starting" in bare
     assert "in no swarm yet" in bare
