@@ -48,6 +48,9 @@ def test_a_relay_carries_weights_to_samplers(swarm: Swarm) -> None:
         eventually(lambda: newer(node.status().get("map"), version), node, "it gets newer versions")  # noqa: B023
     for node in samplers:
         eventually(lambda: newer(node.status()["installed"], version), node, "its engine takes them")  # noqa: B023
+        eventually(lambda: went_all_the_way(node), node, "a version goes all the way, and its stages are told")  # noqa: B023
+    published = learner.status()["broadcasts"].values()
+    assert any(one["stage_s"] > 0 and one["prepared_s"] > 0 for one in published)
     eventually(lambda: relay.status()["stream_bytes_sent"] > sent + 100_000, relay, "the relay passes chunks on")
     assert relay.status()["chunks_rejected"] == {}
     relay.signal(signal.SIGTERM)
@@ -74,6 +77,12 @@ def at_rest(learner: Node, relay: Node) -> bool:
     status = learner.status()
     newest = f"0.{status['step']}"
     return status["groups_ready"] < 4 and [status["version"], relay.status().get("map")] == [newest, newest]
+
+
+def went_all_the_way(node: Node) -> bool:
+    """True if a version has reached every stage, one after the other."""
+    told = [list(times.values()) for times in node.status()["versions"].values()]
+    return any(None not in times and times == sorted(times) for times in told)
 
 
 def newer(found: str | None, than: str) -> bool:

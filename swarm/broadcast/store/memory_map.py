@@ -28,6 +28,7 @@ import numpy as np
 
 from swarm.broadcast.store.changes import Places, Trail, write_changes
 from swarm.broadcast.store.copy import MAX_LOG, DiskCopy, Log
+from swarm.broadcast.store.disk import free_bytes
 from swarm.broadcast.store.place import claim
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import UNKNOWN, WeightMap, apply_stored, run_all
@@ -37,6 +38,7 @@ from swarm.errors import ProtocolError
 from swarm.net.wire import digest
 from swarm.types import VersionId
 
+TIGHT_SHARE = 8  # On a disk that is nearly full the encodings take at most this part of the map, not as much as the map
 AHEAD_SHARE = 16  # What is decoded ahead, and what an engine has yet to take: at most a 16th of the map each
 
 
@@ -173,7 +175,9 @@ class MemoryMap(WeightMap):
         if not log or log[0].head.version != self.log_from:
             return True
         since = log[1:] if self._is_copied else log
-        return sum(held.table.encoded_bytes for held in since) >= self.layout.total_bytes or len(log) >= MAX_LOG
+        is_tight = free_bytes(self._copy_path.parent) < self.layout.total_bytes
+        most = self.layout.total_bytes // (TIGHT_SHARE if is_tight else 1)
+        return sum(held.table.encoded_bytes for held in since) >= most or len(log) >= MAX_LOG
 
     def copy_out(self, stop: threading.Event) -> bool:
         """Bring the copy up to date; after that, older encodings are needed no more. The map may be changed meanwhile,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from swarm.broadcast.ahead import WholeRegions
-from swarm.broadcast.store import place
+from swarm.broadcast.store import memory_map, place
 from swarm.broadcast.store.changes import WHOLE, read_changes
 from swarm.broadcast.store.memory_map import MemoryMap, open_in_memory
 from swarm.broadcast.store.place import claim, place_of_map
@@ -326,6 +326,19 @@ def test_twice_the_received_bytes_are_written_at_most(publisher: Publisher, mach
     assert copies == 0 if full else copies >= 2
     newest = machine.map.version
     assert machine.power_cut().version == newest
+
+
+def test_on_a_disk_that_is_nearly_full_the_encodings_go_sooner(
+    publisher: Publisher, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.take(publisher.publish(0))
+    machine.copy_out()
+    publisher.changed_words = 150_000
+    for number in range(1, 5):
+        machine.take(publisher.publish(number))
+    assert not machine.map.copy_is_due(machine.store.versions())
+    monkeypatch.setattr(memory_map, "free_bytes", lambda directory: MIXED_LAYOUT.total_bytes - 1)
+    assert machine.map.copy_is_due(machine.store.versions())
 
 
 def test_encodings_that_no_copy_needs_go(publisher: Publisher, machine: Machine) -> None:
