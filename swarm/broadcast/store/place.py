@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from swarm.process import free_host_bytes
 Wanted = Literal["auto", "memory", "disk"]
 
 MEMORY = Path("/dev/shm")  # Linux's file system in memory; elsewhere the map is on the disk
+SETTLED_S = 5.0  # A place that is younger may be one that its node is about to claim
 VERSIONS_A_DAY = 24 * 60  # One a minute, by which wear is told in words
 WARNED_BYTES = 10**12  # Written a day: an SSD of 1 TB is rated for some 600 times as much in all
 
@@ -47,7 +49,8 @@ def sweep(kept: Path | None = None) -> None:
     """Give back the memory of nodes of this user that were killed, but for the place `kept`. Blocking."""
     for left in MEMORY.glob(f"echo-node-{os.geteuid()}-*"):
         with suppress(OSError):
-            if left != kept and (lock := claim(left)) is not None:
+            is_settled = time.time() - left.stat().st_mtime > SETTLED_S
+            if left != kept and is_settled and (lock := claim(left)) is not None:
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(lock)
 

@@ -198,7 +198,7 @@ def test_a_bound_that_is_too_small_is_told_to_be_raised() -> None:
     ("tables", "line"),
     [
         ({"staleness": {"S": (0,)}}, "nearest is max_staleness 0 with publish_every_steps 1"),
-        ({"learner": {"train_step_s": 4.0}}, "is not below 44, by 32"),
+        ({"learner": {"train_step_s": 4.0}}, "is not below 44, by 41"),
         ({"delta": {"apply_s": 5000.0}}, "broadcast_s + generation_s < "),
     ],
 )

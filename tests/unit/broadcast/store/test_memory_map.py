@@ -416,6 +416,10 @@ def test_what_killed_nodes_left_in_memory_is_given_back_and_what_is_in_use_is_no
         (one / "weights.bin").write_bytes(b"left")
     lock = claim(alive)
     assert lock is not None
+    place_of_map(tmp_path / "mine", 10**6, "auto", 0.5)
+    assert dead.exists(), "its node may be about to claim it"
+    for one in (mine, alive, dead):
+        os.utime(one, (0, 0))
     assert claim(alive) is None
     assert place_of_map(tmp_path / "mine", 10**6, "auto", 0.5)[0] == mine
     assert (mine / "weights.bin").exists(), "a node goes on from what it left itself"
