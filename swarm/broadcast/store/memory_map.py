@@ -30,7 +30,7 @@ from swarm.broadcast.store.changes import Places, Trail, write_changes
 from swarm.broadcast.store.copy import MAX_LOG, DiskCopy, Log
 from swarm.broadcast.store.disk import free_bytes
 from swarm.broadcast.store.place import claim
-from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
+from swarm.broadcast.store.store import HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import UNKNOWN, WeightMap, apply_stored, run_all
 from swarm.broadcast.version.codec import Buffer, Words, decode_changes
 from swarm.broadcast.version.manifest import Codec, Layout, Span, encoded_spans, needs_base
@@ -96,11 +96,6 @@ class MemoryMap(WeightMap):
         write_changes(path, len(self.regions), changed)
         return path
 
-    def begin_fill(self, target: SignedVersion) -> None:
-        # The engine has to take all of what is not made by `_apply_regions`.
-        self._changed = {}
-        super().begin_fill(target)
-
     def put_region(self, index: int, codec: Codec, encoded: bytes | memoryview) -> bool:
         if not super().put_region(index, codec, encoded):
             return False
@@ -116,10 +111,18 @@ class MemoryMap(WeightMap):
             self.log_from, self._is_copied = before or held.head.version, before is not None
         spans = encoded_spans(held.table)
         with self._changing:
+            # What was fetched, or applied before a fault, is of this version already: its places are not known.
+            self._changed = dict.fromkeys(self._differing(held))
             run_all(pool, [partial(self._apply_beside, held, i, spans[i]) for i in lacking])
             self._ahead = Ahead()
             if before is not None and before == held.head.base:
                 self._trail.add(before, held.head.version, self._changed)
+
+    def _differing(self, held: HeldVersion) -> list[int]:
+        """Return the regions in which a version differs from the last one that the map held as a whole."""
+        before = self._current.table.regions if self._current is not None else ()
+        pairs = enumerate(zip(before, held.table.regions, strict=False))
+        return [index for index, (then, now) in pairs if then.decoded_digest != now.decoded_digest]
 
     def _apply_beside(self, held: HeldVersion, index: int, encoded: Span) -> None:
         entry = held.table.regions[index]

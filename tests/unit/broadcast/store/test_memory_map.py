@@ -205,6 +205,30 @@ def test_what_was_fetched_by_regions_is_not_told(publisher: Publisher, machine: 
     assert patched(publisher, 1, 2, places) == publisher.history[v(2)]
 
 
+@pytest.mark.parametrize("fetched", [True, False], ids=["fetched", "applied before a fault"])
+def test_regions_that_were_of_the_version_before_its_apply_are_told_as_whole(
+    publisher: Publisher, machine: Machine, fetched: bool
+) -> None:
+    machine.take(publisher.publish(0))
+    version = publisher.publish(1)
+    held = hand_over(machine.store, version)
+    machine.map.begin_fill(held)
+    spans = encoded_spans(held.table)
+    early = machine.map.lacking(held.table)[:3]
+    for index in early:
+        span = REGIONS[index]
+        if fetched:
+            content = publisher.history[v(1)][span.start : span.start + span.nbytes]
+            assert machine.map.put_region(index, "raw", content)
+        else:
+            machine.map._apply_beside(held, index, spans[index])
+    machine.map.apply(held)
+    places = changed(machine, 0)
+    assert places is not None
+    assert [places[index] for index in early] == [None] * 3
+    assert patched(publisher, 0, 1, places) == publisher.history[v(1)]
+
+
 # -- the disk --------------------------------------------------------------------------------------------------
 
 
