@@ -151,7 +151,8 @@ def engine_of(attack: str) -> Engine:
             if attack == "old-version" and self.installs > 1:
                 self._version = command.version
                 return Installed(seconds=0.0)
-            done = super().install(command, progress)
+            # Changed words alone would be put among other weights than they belong to, and the sums would not come out.
+            done = super().install(msgspec.structs.replace(command, changed=""), progress)
             if (change := OTHER_WEIGHTS.get(attack)) is not None:
                 for parameter in self._model.parameters():
                     change(parameter.data)
