@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.store.memory_map import MemoryMap
-from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.store.store import Held
 from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.manifest import encoded_spans
 from swarm.types import VersionId
@@ -24,14 +24,18 @@ AT_ONCE = 64  # Regions decoded in one go: the map may not change meanwhile
 class WholeRegions:
     """Says which regions become whole as the chunks of `held` arrive."""
 
-    def __init__(self, held: HeldVersion) -> None:
-        chunks = held.chunks
+    def __init__(self, held: Held) -> None:
         self._missing: list[int] = []
         self._touching: dict[int, list[int]] = {}
         self.whole: list[int] = []
         """Regions that are whole and that nobody has taken yet."""
-        for region, span in enumerate(encoded_spans(held.table)):
-            missing = [index for index in chunks.touched(span) if not chunks.has(index)]
+        self.extend(held)
+
+    def extend(self, held: Held) -> None:
+        """Follow the regions of further segments too."""
+        chunks, spans = held.chunks, encoded_spans(held.table)
+        for region in range(len(self._missing), len(spans)):
+            missing = [index for index in chunks.touched(spans[region]) if not chunks.has(index)]
             self._missing.append(len(missing))
             for index in missing:
                 self._touching.setdefault(index, []).append(region)
@@ -46,9 +50,9 @@ class WholeRegions:
                 self.whole.append(region)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Coming:
-    held: HeldVersion
+    held: Held
     regions: WholeRegions
 
 
@@ -61,10 +65,15 @@ class DecodingAhead:
     _coming: dict[VersionId, Coming] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def begin(self, held: HeldVersion) -> None:
-        """Follow a version that is under way, instead of older ones."""
-        if isinstance(self.weights(), MemoryMap) and not held.chunks.complete:
-            self._coming = {held.head.version: Coming(held, WholeRegions(held))}
+    def begin(self, held: Held) -> None:
+        """Follow a version that is under way, or more of its segments, instead of older ones."""
+        if not isinstance(self.weights(), MemoryMap) or held.chunks.complete:
+            return
+        if (coming := self._coming.get(held.version)) is None:
+            self._coming = {held.version: Coming(held, WholeRegions(held))}
+        else:
+            coming.held = held
+            coming.regions.extend(held)
 
     def arrived(self, version: VersionId, index: int) -> None:
         if (coming := self._coming.get(version)) is not None:
@@ -85,7 +94,7 @@ class DecodingAhead:
 
     async def _decode(self, coming: Coming) -> None:
         whole, weights = coming.regions.whole, self.weights()
-        while whole and coming.held.head.version in self._coming and isinstance(weights, MemoryMap):
+        while whole and coming.held.version in self._coming and isinstance(weights, MemoryMap):
             taken, whole[:] = whole[:AT_ONCE], whole[AT_ONCE:]
             # While the map does not hold the base yet, `apply` will have to do it.
             await in_thread(weights.decode_ahead, coming.held, taken, self.pool)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import msgspec
 
 from swarm.broadcast.coding import in_order
 from swarm.broadcast.encoding import EncodedRegion, Part, Region, Submit, jobs
 from swarm.broadcast.store.disk import disk_error, map_file, require_room
-from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
+from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.codec import FULL_RATIO, tensor_sum
 from swarm.broadcast.version.manifest import (
@@ -18,16 +21,22 @@ from swarm.broadcast.version.manifest import (
     Head,
     Layout,
     RegionEntry,
+    Segment,
     Span,
     needs_base,
     region_tensors,
     regions_of,
+    segment_cuts,
     sign_head,
+    sign_segment,
     tensor_spans,
 )
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.net.wire import Digest, digest, encode
 from swarm.types import VersionId
+
+Begun = Callable[[BegunVersion, bytes], None]
+"""Takes what of a version is encoded so far, after each segment but the last, with that segment, sealed."""
 
 
 def content_of(table: ChunkTable) -> Digest:
@@ -71,14 +80,21 @@ class PublishedVersions:
         return self.store.newest()
 
     def publish(
-        self, staging: Path, version: VersionId, chunk_bytes: int, submit: Submit, *, full: bool = False
+        self,
+        staging: Path,
+        version: VersionId,
+        chunk_bytes: int,
+        submit: Submit,
+        *,
+        full: bool = False,
+        begun: Begun = lambda version, sealed: None,
     ) -> HeldVersion:
         """Encode the staged weights as `version` and keep them. `submit` begins jobs (encoding.py).
 
         Deltas refer to the version published before, unless `full`. The staging file must not change meanwhile.
         Afterwards it holds other bytes, and the next staging writes all of it. DiskFull leaves everything as it was.
         """
-        held = self._encode(staging, version, chunk_bytes, submit, full)
+        held = self._encode(staging, version, chunk_bytes, submit, full, begun)
         self.weights.exchange(staging, held)
         return held
 
@@ -88,7 +104,15 @@ class PublishedVersions:
         self.weights.apply(held)
         return held
 
-    def _encode(self, fresh: Path, version: VersionId, chunk_bytes: int, submit: Submit, full: bool) -> HeldVersion:
+    def _encode(
+        self,
+        fresh: Path,
+        version: VersionId,
+        chunk_bytes: int,
+        submit: Submit,
+        full: bool,
+        begun: Begun = lambda version, sealed: None,
+    ) -> HeldVersion:
         newest = self.newest
         assert newest is None or version > newest.head.version
         # If the map is damaged, there is nothing to refer to.
@@ -97,7 +121,7 @@ class PublishedVersions:
         path = self.store.chunks_path(version)
         partial = path.with_name(path.name + ".partial")
         try:
-            table = self._write(partial, fresh, chunk_bytes, submit, base)
+            table = self._write(partial, fresh, version, chunk_bytes, submit, base, begun)
             os.replace(partial, path)
         except OSError as error:
             raise disk_error(error, path, self._layout.total_bytes) from error
@@ -105,31 +129,49 @@ class PublishedVersions:
             partial.unlink(missing_ok=True)
         return self._sign(version, base.head.version if base is not None and needs_base(table) else None, table)
 
-    def _write(self, path: Path, fresh: Path, chunk_bytes: int, submit: Submit, base: HeldVersion | None) -> ChunkTable:
+    def _write(
+        self,
+        path: Path,
+        fresh: Path,
+        version: VersionId,
+        chunk_bytes: int,
+        submit: Submit,
+        base: HeldVersion | None,
+        begun: Begun,
+    ) -> ChunkTable:
         """Write all encodings to `path`, end to end, and return their table."""
-        entries: list[RegionEntry] = []
-        digests: list[bytes] = []
+        writing = Writing(chunk_bytes, segment_cuts(self._layout.total_bytes, len(self._regions)))
         sums = list(base.table.tensor_sums) if base is not None else [0] * len(self._layout.tensors)
-        open_chunk = bytearray()
         with path.open("wb") as file:
             for one in self._encodings(fresh, base is not None, submit):
-                size = len(one.encoded)
-                entries.append(RegionEntry(codec=one.codec, encoded_bytes=size, decoded_digest=one.decoded_digest))
                 for tensor, change in one.sums:
                     sums[tensor] = (sums[tensor] + change) % 2**64
                 file.write(one.encoded)
-                open_chunk += one.encoded
-                whole = len(open_chunk) // chunk_bytes * chunk_bytes
-                digests += [digest(open_chunk[at : at + chunk_bytes]) for at in range(0, whole, chunk_bytes)]
-                del open_chunk[:whole]
-        if open_chunk:
-            digests.append(digest(open_chunk))
+                segment = writing.add(one)
+                if segment is not None and not writing.is_over:
+                    file.flush()
+                    begun(*self._begun(path, version, base, writing, segment))
         weights = map_file(fresh, self._layout.total_bytes)
         for tensor in self._bytewise:
             sums[tensor] = tensor_sum(_part(weights, self._spans[tensor]))
-        return ChunkTable(
-            regions=tuple(entries), chunk_bytes=chunk_bytes, chunk_digests=tuple(digests), tensor_sums=tuple(sums)
+        return msgspec.structs.replace(writing.table, tensor_sums=tuple(sums))
+
+    def _begun(
+        self, path: Path, version: VersionId, base: HeldVersion | None, writing: Writing, segment: ChunkTable
+    ) -> tuple[BegunVersion, bytes]:
+        """Sign the segment that is the last one in the file at `path`."""
+        refers_to = base.head.version if base is not None else None
+        signed = Segment(
+            swarm=swarm_id_of(self._key.public_bytes),
+            version=version,
+            base=refers_to,
+            layout_digest=self.store.layout_digest,
+            number=len(writing.table.cuts) - 1,
+            table=segment,
         )
+        chunks = ChunkFile(path, writing.table, whole=True)
+        so_far = BegunVersion(version=version, base=refers_to, table=writing.table, chunks=chunks)
+        return so_far, sign_segment(signed, self._key)
 
     def _encodings(self, fresh: Path, delta: bool, submit: Submit) -> Iterator[EncodedRegion]:
         base = self.weights.path if delta else None
@@ -158,6 +200,41 @@ class PublishedVersions:
         if base is not None:
             return base.table.encoded_bytes if base.head.base is not None else 0
         return int(FULL_RATIO * self._layout.total_bytes)
+
+
+class Writing:
+    """The table of encodings that are written end to end, and cut into chunks within each segment."""
+
+    def __init__(self, chunk_bytes: int, cuts: tuple[int, ...]) -> None:
+        self.table = ChunkTable(regions=(), cuts=(), chunk_bytes=chunk_bytes, chunk_digests=(), tensor_sums=())
+        """Of the segments that are whole."""
+        self._left = deque(cuts)
+        self._entries: list[RegionEntry] = []
+        self._digests: list[bytes] = []
+        self._open_chunk = bytearray()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._left
+
+    def add(self, one: EncodedRegion) -> ChunkTable | None:
+        """Add the next region. Return the table of its segment if it is the last one there."""
+        size, cut = len(one.encoded), self.table.chunk_bytes
+        self._entries.append(RegionEntry(codec=one.codec, encoded_bytes=size, decoded_digest=one.decoded_digest))
+        self._open_chunk += one.encoded
+        is_last = len(self._entries) == self._left[0]
+        end = len(self._open_chunk) if is_last else len(self._open_chunk) // cut * cut
+        self._digests += [digest(self._open_chunk[at : min(at + cut, end)]) for at in range(0, end, cut)]
+        del self._open_chunk[:end]
+        return self._end_segment() if is_last else None
+
+    def _end_segment(self) -> ChunkTable:
+        segment = msgspec.structs.replace(
+            self.table, regions=tuple(self._entries), cuts=(self._left.popleft(),), chunk_digests=tuple(self._digests)
+        )
+        self.table = self.table.with_segment(segment)
+        self._entries, self._digests = [], []
+        return segment
 
 
 def _part(whole: memoryview, span: Span) -> memoryview:

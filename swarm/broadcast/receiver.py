@@ -14,11 +14,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from swarm.broadcast.ahead import DecodingAhead
+from swarm.broadcast.announcing import Announced, Announcements
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.courier import TreeCourier
@@ -27,7 +28,7 @@ from swarm.broadcast.neighbours import Neighbours
 from swarm.broadcast.notes import Complete, Courier, Kind, Roster, Routing
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
 from swarm.broadcast.store.memory_map import MemoryMap, open_in_memory
-from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
+from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.transfers import (
     HEAD,
@@ -36,10 +37,9 @@ from swarm.broadcast.transfers import (
     ROSTER_BYTES,
     ROUTES,
     ROUTES_BYTES,
+    SEGMENT,
     TABLE,
-    EarlyParts,
     Link,
-    TableParts,
     Transfer,
     Transfers,
 )
@@ -48,9 +48,12 @@ from swarm.broadcast.version.manifest import (
     ChunkTable,
     Head,
     Layout,
+    Segment,
+    check_segment,
     needs_base,
     open_head,
     open_layout,
+    open_segment,
     open_table,
 )
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError
@@ -58,62 +61,6 @@ from swarm.net.links import Station
 from swarm.net.stream import Frame, Incoming
 from swarm.net.wire import decode
 from swarm.types import NodeId, VersionId
-
-MAX_ANNOUNCED = 4
-"""Newest heads that may wait for their tables. A node that is further behind catches up another way (catchup.py)."""
-
-TABLE_S = 2.0
-"""How long after its head an incomplete table is asked for: a forwarder may have died with a part of it."""
-
-
-@dataclass(slots=True)
-class Announced:
-    """A head and the parts of its table."""
-
-    sealed: bytes
-    head: Head
-    parts: TableParts
-    timer: asyncio.TimerHandle
-
-
-class Announcements:
-    """Heads that wait for their tables. `on_ready` gets each once: when its table is here, or after TABLE_S."""
-
-    def __init__(self, on_ready: Callable[[Announced], None]) -> None:
-        self._on_ready = on_ready
-        self._waiting: dict[VersionId, Announced] = {}
-        self._early = EarlyParts()
-
-    def take_head(self, sealed: bytes, head: Head) -> None:
-        """Take a head that the learner signed, with the parts of its table that came before it."""
-        version = head.version
-        if version in self._waiting:
-            return  # It came again over a new link.
-        timer = asyncio.get_running_loop().call_later(TABLE_S, self._finish, version)
-        self._waiting[version] = Announced(sealed, head, TableParts(head.table_bytes), timer)
-        while len(self._waiting) > MAX_ANNOUNCED:
-            self._waiting.pop(min(self._waiting)).timer.cancel()
-        for index, data, sender in self._early.take(version):
-            self.take_part(version, index, data, sender)
-
-    def take_part(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
-        """Take a part of a table from any linked node. It may come before the head."""
-        announced = self._waiting.get(version)
-        if announced is None:
-            self._early.put(version, index, data, sender)
-        elif announced.parts.put(index, data, sender) and announced.parts.whole() is not None:
-            self._finish(version)
-
-    def close(self) -> None:
-        for announced in self._waiting.values():
-            announced.timer.cancel()
-        self._waiting.clear()
-
-    def _finish(self, version: VersionId) -> None:
-        if (announced := self._waiting.pop(version, None)) is not None:
-            announced.timer.cancel()
-            self._on_ready(announced)
-
 
 MAX_TIMES = 16  # `status` shows the times of this many versions
 Stage = Literal["announced_s", "first_chunk_s", "complete_s", "applied_s", "installed_s", "drawn_s"]
@@ -218,7 +165,8 @@ class Receiver:
         self._neighbours = Neighbours(station, self._transfers.open_link)
         self._announcements = Announcements(self._queue)
         self._routes: dict[VersionId, Routing] = {}
-        self._announced: asyncio.Queue[Announced] = asyncio.Queue(maxsize=MAX_WAITING)
+        self._begun: BegunVersion | None = None
+        self._announced: asyncio.Queue[Announced | Segment] = asyncio.Queue(maxsize=MAX_WAITING)
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
         self._target: HeldVersion | None = None
@@ -326,9 +274,13 @@ class Receiver:
     # -- announcements ---------------------------------------------------------------------------------------
 
     def _on_frame(self, node: NodeId, frame: Frame, payload: bytes) -> None:
-        """Take an announcement. Only the learner sends heads and rosters; parts of a table come from others too."""
-        if frame.type == TABLE:
-            self._take_part(node, frame, payload)
+        """Take an announcement. Only the learner sends heads and rosters; tables come from others too."""
+        if frame.type in (TABLE, SEGMENT):
+            if frame.kind == Kind.FRESH and node == self._station.learner()[0]:
+                self._pass_on(node, frame, payload)
+            if self._is_news(frame.version):
+                take = self._announcements.take_part if frame.type == TABLE else self._take_segment
+                take(frame.version, frame.index, payload, node)
         elif node != self._station.learner()[0]:
             raise ProtocolError("only the learner announces")
         elif frame.type == ROSTER:
@@ -347,22 +299,29 @@ class Receiver:
         self._routes[version] = routes
         while len(self._routes) > MAX_ACTIVE:
             del self._routes[min(self._routes)]
-        transfer = self._transfers.active.get(version)
-        if (
-            transfer is not None
-            and isinstance(transfer.courier, TreeCourier)
-            and transfer.courier.stripes == len(routes.parents)
-        ):
-            transfer.courier.set_routes(routes, now=time.monotonic())
-            self._transfers.stir()
+        for courier in self._transfers.couriers(version):
+            if isinstance(courier, TreeCourier) and courier.stripes == len(routes.parents):
+                courier.set_routes(routes, now=time.monotonic())
+        self._transfers.stir()
 
-    def _take_part(self, node: NodeId, frame: Frame, payload: bytes) -> None:
-        if frame.kind == Kind.FRESH and node == self._station.learner()[0]:
-            for peer, link in self._transfers.links.items():
-                if peer != node:
-                    link.send(TABLE, frame.version, payload, index=frame.index)
-        if self._is_news(frame.version):
-            self._announcements.take_part(frame.version, frame.index, payload, node)
+    def _pass_on(self, node: NodeId, frame: Frame, payload: bytes) -> None:
+        for peer, link in self._transfers.links.items():
+            if peer != node:
+                link.send(frame.type, frame.version, payload, index=frame.index)
+
+    def _take_segment(self, version: VersionId, number: int, sealed: bytes, sender: NodeId) -> None:
+        """Take the table of one segment, from any linked node."""
+        begun = self._begun if self._begun is not None and self._begun.version == version else None
+        if begun is not None and number < len(begun.table.cuts):
+            if number > 0 or sender != self._station.learner()[0]:
+                return
+            if begun.table.begins_with(open_segment(sealed, self._learner_key).table):
+                return
+            # The learner was killed and encodes other weights now. At once: it says next what it holds of them.
+            self._transfers.close(version)
+        # The head, which brings all that was dropped here, needs room to wait.
+        if 2 * self._announced.qsize() < MAX_WAITING:
+            self._announced.put_nowait(open_segment(sealed, self._learner_key))
 
     def _queue(self, announced: Announced) -> None:
         if not self._announced.full():
@@ -376,11 +335,11 @@ class Receiver:
         while True:
             announced = await self._announced.get()
             try:
-                await self._open(announced)
+                await (self._open_segment(announced) if isinstance(announced, Segment) else self._open(announced))
             except ProtocolError as fault:
-                self._say(f"version {announced.head.version} was announced and cannot be taken: {fault}")
+                self._say(f"version {announced.version} was announced and cannot be taken: {fault}")
             except PeerUnreachable as fault:
-                self._say(f"version {announced.head.version} was announced and cannot be taken yet: {fault}")
+                self._say(f"version {announced.version} was announced and cannot be taken yet: {fault}")
                 await asyncio.sleep(RETRY_S)
                 if self._announced.empty():
                     self._announced.put_nowait(announced)
@@ -404,7 +363,7 @@ class Receiver:
         store = await self._with_layout(head)
         table_bytes, table = await self._table(announced, store)
         signed = SignedVersion(head=head, sealed_head=announced.sealed, table=table, table_bytes=table_bytes)
-        held = await in_thread(store.begin, signed)
+        held = await in_thread(store.begin, signed, await self._begun_chunks(store, signed))
         leaf = await self._neighbours.is_leaf_itself()
         from_base = await self._take_from_base(held)
         self._target = held
@@ -415,10 +374,67 @@ class Receiver:
         # Without its base, here or coming, a version cannot be applied: its deltas are of no use to this node.
         if (self._base_comes(head.base) or not needs_base(table)) and not from_base:
             self._ahead.begin(held)
-            self._transfers.open(held, self._courier(held, leaf=leaf))
+            self._transfers.open(held, partial(self._courier, head.version, leaf))
             if held.chunks.complete:
                 self._progress.note_time(head.version, "complete_s")
+        else:
+            self._transfers.close(head.version)
         await self._tell()
+
+    async def _open_segment(self, segment: Segment) -> None:
+        """Take part in a segment of a version that the learner is still encoding, if those before it are open. If not,
+        its chunks come once the head is here."""
+        store, begun, version = self.store, self._begun, segment.version
+        if not self._can_begin(segment) or store is None or store.layout is None:
+            return
+        check_segment(segment, store.layout)
+        if segment.number == 0:
+            await self._give_up_begun(store)
+            table = segment.table
+            chunks = await in_thread(ChunkFile, store.chunks_path(version), table)
+        elif begun is not None and begun.version == version and segment.number == len(begun.table.cuts):
+            table, chunks = begun.table.with_segment(segment.table), begun.chunks
+            await in_thread(chunks.grow, table)
+        else:
+            return
+        self._begun = BegunVersion(version=version, base=segment.base, table=table, chunks=chunks)
+        self._progress.note_time(version, "announced_s")
+        leaf = await self._neighbours.is_leaf_itself()
+        self._ahead.begin(self._begun)
+        self._transfers.open(self._begun, partial(self._courier, version, leaf))
+
+    def _can_begin(self, segment: Segment) -> bool:
+        """Return True if the version of a segment is news, its base is here or coming, and there is room for it."""
+        store, active = self.store, self._transfers.active
+        return (
+            store is not None
+            and store.layout_digest == segment.layout_digest
+            and self._is_news(segment.version)
+            and store.find(segment.version) is None
+            and self._base_comes(segment.base)
+            and (segment.version in active or len(active) < MAX_ACTIVE)
+            # A node that has most of its first version already takes the rest another way.
+            and (self._base is None or self.version is not None)
+        )
+
+    async def _begun_chunks(self, store: VersionStore, signed: SignedVersion) -> ChunkFile | None:
+        """Return the file that was begun with the first segments of a version that has a head now. Give up what was
+        begun and has become another, or never will have a head."""
+        begun = self._begun
+        if begun is None or begun.version > signed.version:
+            return None
+        if begun.version == signed.version and signed.table.begins_with(begun.table):
+            self._begun = None
+            return begun.chunks
+        await self._give_up_begun(store)
+        return None
+
+    async def _give_up_begun(self, store: VersionStore) -> None:
+        if self._begun is not None:
+            self._ahead.end(self._begun.version)
+            self._transfers.close(self._begun.version)
+            await in_thread(store.drop, self._begun.version)
+        self._begun = None
 
     async def _take_from_base(self, held: HeldVersion) -> bool:
         """Take what the local base model has of this node's first version. Return True if less than half is left, which
@@ -432,11 +448,10 @@ class Receiver:
         routes = self._routes.get(held.head.version)
         return 2 * left < self.weights.layout.total_bytes and not (routes is not None and any(routes.children))
 
-    def _courier(self, held: HeldVersion, *, leaf: bool) -> Courier:
-        """Create this node's part: in the trees if the learner gave it a place there, else in the mesh."""
+    def _courier(self, version: VersionId, leaf: bool, count: int, have: bytes) -> Courier:
+        """Create this node's part in a segment: in the trees if the learner gave it a place there, else in the mesh."""
         learner, _ = self._station.learner()
-        count, have = len(held.chunks.spans), held.chunks.have()
-        if (routes := self._routes.get(held.head.version)) is not None:
+        if (routes := self._routes.get(version)) is not None:
             return TreeCourier(count=count, learner=learner, routes=routes, held=have, random=self._station.random)
         return Forwarder(learner, count, leaf=leaf, now=time.monotonic(), have=have)
 
@@ -499,7 +514,7 @@ class Receiver:
     # -- the map ---------------------------------------------------------------------------------------------
 
     def _on_complete(self, transfer: Transfer) -> None:
-        version = transfer.held.head.version
+        version = transfer.held.version
         self._ahead.end(version)
         self._progress.note_time(version, "first_chunk_s", transfer.first_chunk_at)
         self._progress.note_time(version, "complete_s", transfer.completed_at)
@@ -567,8 +582,7 @@ class Receiver:
     def _next_to_apply(self) -> HeldVersion | None:
         """Return the newest version that is here in full and that the map can become."""
         assert self.weights is not None
-        for transfer in reversed(list(self._transfers.active.values())):
-            held = transfer.held
+        for held in reversed(self._under_way()):
             newer = self.version is None or held.head.version > self.version
             if newer and held.chunks.complete and self.weights.can_become(held):
                 return held
@@ -576,8 +590,10 @@ class Receiver:
 
     def _comes_by_itself(self) -> bool:
         """Return True if a version under way is incomplete and its base is in the map or under way too."""
-        held = [one.held for one in self._transfers.active.values()]
-        return any(not one.chunks.complete and self._base_comes(one.head.base) for one in held)
+        return any(not one.chunks.complete and self._base_comes(one.head.base) for one in self._under_way())
+
+    def _under_way(self) -> list[HeldVersion]:
+        return [one.held for one in self._transfers.active.values() if isinstance(one.held, HeldVersion)]
 
     def _base_comes(self, base: VersionId | None) -> bool:
         return base is None or base == self.version or base in self._transfers.active

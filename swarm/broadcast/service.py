@@ -7,34 +7,35 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from swarm.broadcast.announcing import DIRECT_BYTES, forwarders_of, parts_of
 from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.encoding import Encoders
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning, PlanOf, plan_of
+from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Plan, Planning, PlanOf, plan_of
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import ADDRESSES, Courier, Kind, Member, Roster
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.serving import VersionServer
-from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.store.disk import DiskFull
+from swarm.broadcast.store.store import BegunVersion, HeldVersion
 from swarm.broadcast.transfers import (
-    DIRECT_BYTES,
     HEAD,
     MAX_ACTIVE,
     ROSTER,
     ROUTES,
+    SEGMENT,
     TABLE,
     Link,
     Transfers,
-    forwarders_of,
-    parts_of,
 )
 from swarm.broadcast.version.codec import FULL_RATIO
-from swarm.broadcast.version.manifest import Layout, needs_base
+from swarm.broadcast.version.manifest import SEGMENT_TABLE_BYTES, Layout, needs_base
 from swarm.errors import ProtocolError
 from swarm.net.links import NO_VERSION, Links, Station
 from swarm.net.signing import SigningKey
@@ -112,15 +113,25 @@ class BroadcastService:
 
     async def encode(self, staging: Path, version: VersionId) -> HeldVersion:
         """Encode the staged weights and sign the head. The staging file must not change meanwhile; afterwards it holds
-        other bytes."""
+        other bytes. Segments that are encoded are dealt meanwhile, but nobody has the version before it is announced.
+        """
         assert self._versions is not None
+        loop = asyncio.get_running_loop()
         # With too many versions under way a delta would only lengthen the queue. Publish in full and drop the others.
         late = sum(not self._is_delivered(version) for version in self._transfers.active)
         full = late >= MAX_ACTIVE - 1
         size = self._chunk_bytes(full=full)
         await self._encoders.start(self._versions.weights.layout.total_bytes)
-        submit = self._encoders.submit
-        return await asyncio.to_thread(self._versions.publish, staging, version, size, submit, full=full)
+
+        def begun(so_far: BegunVersion, sealed: bytes) -> None:
+            loop.call_soon_threadsafe(self._begin_early, so_far, sealed)
+
+        publish = partial(self._versions.publish, full=full, begun=begun)
+        try:
+            return await asyncio.to_thread(publish, staging, version, size, self._encoders.submit)
+        except DiskFull:
+            self._transfers.close(version)
+            raise
 
     async def encode_again(self, version: VersionId) -> HeldVersion:
         """Encode the newest version's weights again, as `version`."""
@@ -211,27 +222,50 @@ class BroadcastService:
         )
         while len(self._spreading) > MAX_SHOWN:
             del self._spreading[min(self._spreading)]
-        plan = self._planning.begin(
-            self._profiles(), self._transfers.uplink_bytes_per_s, held.table.encoded_bytes, held.table.chunk_bytes
-        )
-        # The links of a new plan take a round trip, so they come first.
-        self._send_rosters(self._profiles())
-        self._routes = {}
-        self._send_routes([held.head.version])
+        if version not in self._transfers.active:
+            self._plan(version, held.table.encoded_bytes, held.table.chunk_bytes)
         self._announce(held)
-        count = len(held.chunks.spans)
-        courier: Courier = Seeder(count, now=time.monotonic(), resumed=resumed)
-        if plan.scheme != "mesh":
-            routes = plan.routes_of(self._station.me)
-            courier = TreeCourier(
-                count=count,
-                learner=self._station.me,
-                routes=routes,
-                held=held.chunks.have(),
-                random=self._station.random,
-            )
-        self._transfers.open(held, courier)
+        self._transfers.open(held, partial(self._courier, resumed=resumed))
         self.newest = held
+
+    def _begin_early(self, so_far: BegunVersion, sealed: bytes) -> None:
+        """Deal the first segments of a version that is still being encoded."""
+        if (told := self._whom_to_tell_early(len(sealed))) is None:
+            return
+        if so_far.version not in self._transfers.active:
+            if len(self._transfers.active) >= MAX_ACTIVE:
+                return
+            self._plan(so_far.version, self._expected_bytes(full=so_far.base is None), so_far.table.chunk_bytes)
+        for node, kind in told.items():
+            number = len(so_far.table.cuts) - 1
+            self._transfers.links[node].send(SEGMENT, so_far.version, sealed, kind=kind, index=number)
+        self._transfers.open(so_far, self._courier)
+
+    def _whom_to_tell_early(self, nbytes: int) -> dict[NodeId, Kind] | None:
+        """Return the nodes that get a segment's table, and whether they pass it on. None if that would cost too much:
+        then it comes with the rest."""
+        links, plan = self._transfers.links, self._planning.plan
+        if nbytes > SEGMENT_TABLE_BYTES or len(links) > MESH_PEERS or (plan is not None and plan.trees):
+            return None
+        publics = [node for node in links if self._station.public_at(node)]
+        if not publics or len(links) * nbytes <= DIRECT_BYTES:
+            return dict.fromkeys(links, Kind.COPY)
+        return {max(publics, key=self._station.uplink_of): Kind.FRESH}
+
+    def _plan(self, version: VersionId, encoded_bytes: int, chunk_bytes: int) -> None:
+        profiles = self._profiles()
+        self._planning.begin(profiles, self._transfers.uplink_bytes_per_s, encoded_bytes, chunk_bytes)
+        # The links of a new plan take a round trip, so they come first.
+        self._send_rosters(profiles)
+        self._routes = {}
+        self._send_routes([version])
+
+    def _courier(self, count: int, have: bytes, *, resumed: bool = False) -> Courier:
+        plan = self._planning.plan
+        if plan is None or plan.scheme == "mesh":
+            return Seeder(count, now=time.monotonic(), resumed=resumed)
+        routes, random = plan.routes_of(self._station.me), self._station.random
+        return TreeCourier(count=count, learner=self._station.me, routes=routes, held=have, random=random)
 
     def _announce(self, held: HeldVersion) -> None:
         """Send head and table ahead of all chunks, so that receivers get their first byte without asking."""
@@ -257,11 +291,10 @@ class BroadcastService:
 
     def _retire(self, newer: HeldVersion) -> None:
         """Stop dealing versions that everybody has, or that nobody needs any more."""
-        for version in list(self._transfers.active):
-            if self._is_delivered(version) or not needs_base(newer.table):
-                self._close(version)
-        while len(self._transfers.active) >= MAX_ACTIVE:
-            self._close(min(self._transfers.active))
+        elders = [version for version in self._transfers.active if version < newer.version]
+        kept = [version for version in elders if not self._is_delivered(version) and needs_base(newer.table)]
+        for version in set(elders).difference(kept[1 - MAX_ACTIVE :]):
+            self._close(version)
 
     def _close(self, version: VersionId) -> None:
         if (spreading := self._spreading.get(version)) is not None:
@@ -274,11 +307,12 @@ class BroadcastService:
         return found is not None and all(node in found.complete_s for node in self._transfers.links)
 
     def _chunk_bytes(self, *, full: bool) -> int:
+        return self._planning.chunk_bytes(self._profiles(), self._expected_bytes(full=full))
+
+    def _expected_bytes(self, *, full: bool) -> int:
         assert self._layout is not None
-        expected = int(FULL_RATIO * self._layout.total_bytes)
-        if self.newest is not None and not full:
-            expected = self.newest.table.encoded_bytes
-        return self._planning.chunk_bytes(self._profiles(), expected)
+        is_delta = self.newest is not None and not full
+        return self.version_bytes if is_delta else int(FULL_RATIO * self._layout.total_bytes)
 
     def _profiles(self) -> dict[NodeId, PeerProfile]:
         station = self._station
@@ -296,15 +330,16 @@ class BroadcastService:
         # Its roster comes first: without it a receiver does not know its part in a version.
         self._follow_links()
         for transfer in self._transfers.active.values():
-            self._announce_directly(self._transfers.links[node], transfer.held)
+            if isinstance(transfer.held, HeldVersion):
+                self._announce_directly(self._transfers.links[node], transfer.held)
 
     def _follow_links(self) -> None:
         """Tell receivers about one another. Adapt the trees to who is linked and who falls behind."""
         profiles = self._profiles()
         changed = self._planning.follow(profiles)
-        for transfer in self._transfers.active.values():
-            if isinstance(transfer.courier, TreeCourier):
-                changed |= self._planning.relieve(transfer.courier.complaints(), now=time.monotonic())
+        for courier in self._transfers.couriers():
+            if isinstance(courier, TreeCourier):
+                changed |= self._planning.relieve(courier.complaints(), now=time.monotonic())
         if changed:
             self._send_routes(self._transfers.active)
         self._send_rosters(profiles)
@@ -335,9 +370,9 @@ class BroadcastService:
                 self._routes[node] = place
                 for version in versions:
                     link.send(ROUTES, version, encode(routes))
-        for transfer in self._transfers.active.values():
-            if isinstance(transfer.courier, TreeCourier):
-                transfer.courier.set_routes(plan.routes_of(self._station.me), now=time.monotonic())
+        for courier in self._transfers.couriers():
+            if isinstance(courier, TreeCourier):
+                courier.set_routes(plan.routes_of(self._station.me), now=time.monotonic())
         self._transfers.stir()
 
     def _on_peer_complete(self, node: NodeId, version: VersionId) -> None:
@@ -347,7 +382,7 @@ class BroadcastService:
     def _spread(self, version: VersionId) -> dict[str, Any]:
         spreading = self._spreading[version]
         transfer = self._transfers.active.get(version)
-        courier = transfer.courier if transfer is not None else None
+        seeders = [part.courier for part in transfer.parts if isinstance(part.courier, Seeder)] if transfer else []
         return {
             "raw_bytes": spreading.raw_bytes,
             "encoded_bytes": spreading.encoded_bytes,
@@ -355,7 +390,7 @@ class BroadcastService:
             "codecs": spreading.codecs,
             "complete": len(spreading.complete_s),
             "last_complete_s": round(max(spreading.complete_s.values(), default=0.0), 4),
-            "repairs": courier.repairs if isinstance(courier, Seeder) else None,
+            "repairs": sum(seeder.repairs for seeder in seeders) if seeders else None,
         }
 
 

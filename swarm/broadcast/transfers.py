@@ -1,15 +1,10 @@
 """What flows over one node's links: notes, chunk tables and chunks of the versions under way.
 
-Theory of operation. Each version under way has a core (a Courier) and a file of chunks. A peer takes part in a version
-once both ends have opened it; each says so with Have or Complete. A link carries notes first, then what the cores give,
-the oldest version first, because a delta needs the version before it. A chunk whose digest is the signed one is written
-to its file, and only then does its core hear of it (I2). A wrong chunk counts as a fault of its sender.
-
-Tables. A large chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one
-forwarder. A part cannot be proven by itself; the head proves the whole. A receiver that ends up with a wrong table
-fetches the right one from a public that has it, or from the learner. Then it finds which parts were wrong and blames
-their senders. So a lie costs the learner at most what sending the table to everybody would have cost. Small tables go
-to everybody directly.
+Theory of operation. Each version under way has a file of chunks, and a core (a Courier) for each of its segments. A
+peer takes part in a segment once both ends have opened it; each says so with Have or Complete. A link carries notes
+first, then what the cores give, the oldest version and its first segment first, because a delta needs the version
+before it. A chunk whose digest is the signed one is written to its file, and only then does its core hear of it (I2). A
+wrong chunk counts as a fault of its sender.
 """
 
 from __future__ import annotations
@@ -17,119 +12,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from swarm.broadcast.announcing import PART_BYTES
 from swarm.broadcast.forest.planner import MAX_CHUNKS
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
-from swarm.broadcast.store.store import HeldVersion
-from swarm.broadcast.version.manifest import HEAD_BYTES, MAX_CHUNK_BYTES, TABLE_BYTES, Span
+from swarm.broadcast.store.store import Held, HeldVersion
+from swarm.broadcast.version.manifest import (
+    HEAD_BYTES,
+    MAX_CHUNK_BYTES,
+    MAX_SEGMENTS,
+    SEGMENT_TABLE_BYTES,
+)
 from swarm.errors import ProtocolError
+from swarm.net.links import NO_VERSION
 from swarm.net.stream import Frame, Outgoing, Stream
 from swarm.net.wire import encode
 from swarm.types import NodeId, VersionId
 
-MIN_PART_BYTES = 16 * 1024
-MAX_PARTS = 32  # The parts of a table never fill a link's queue
-PART_BYTES = TABLE_BYTES // MAX_PARTS  # Largest part of the largest table
-
-EARLY_BYTES = 8 * 1024 * 1024
-"""Room for parts that arrive before their heads: two usual tables, or one of the largest."""
-
-ENTRY_BYTES = 1024  # A part counts this much on top of its bytes, so that there are at most 8,192 parts
-
-DIRECT_BYTES = 64 * 1024
-"""If a table takes no more than this for all receivers together, it is sent directly: a hop would only delay it."""
-
-
-def parts_of(table_bytes: int) -> list[Span]:
-    """Cut a table into parts. They follow from its size alone."""
-    size = max(MIN_PART_BYTES, -(-table_bytes // MAX_PARTS))
-    return [Span(start=at, nbytes=min(size, table_bytes - at)) for at in range(0, table_bytes, size)]
-
-
-def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
-    """Choose the forwarder of each part so that all are done soonest. Uplinks are in bytes/s; an unknown one (0) counts
-    as the slowest known."""
-    known = [rate for rate in uplinks.values() if rate > 0]
-    least = min(known, default=1.0)
-    load = dict.fromkeys(uplinks, 0)
-    chosen: list[NodeId] = []
-    for _ in range(parts):
-        forwarder = min(load, key=lambda node: (load[node] + 1) / (uplinks[node] or least))
-        load[forwarder] += 1
-        chosen.append(forwarder)
-    return chosen
-
-
-class TableParts:
-    """The parts of one table that came, and who sent them."""
-
-    def __init__(self, table_bytes: int) -> None:
-        self.spans = parts_of(table_bytes)
-        self._parts: dict[int, bytes] = {}
-        self._senders: dict[int, NodeId] = {}
-
-    def put(self, index: int, data: bytes, sender: NodeId) -> bool:
-        """Take a part. Return False if it has the wrong shape. The first to come counts."""
-        if index >= len(self.spans) or len(data) != self.spans[index].nbytes:
-            return False
-        if index not in self._parts:
-            self._parts[index], self._senders[index] = data, sender
-        return True
-
-    def whole(self) -> bytes | None:
-        """Return the table, or None while parts are missing."""
-        if len(self._parts) < len(self.spans):
-            return None
-        return b"".join(self._parts[index] for index in range(len(self.spans)))
-
-    def liars(self, table: bytes) -> list[NodeId]:
-        """Return the senders of parts that differ from the right `table`."""
-        wrong = [i for i, data in self._parts.items() if data != _cut(table, self.spans[i])]
-        return [self._senders[index] for index in wrong]
-
-
-class EarlyParts:
-    """Parts that arrived before their heads and that nothing can prove yet: at most EARLY_BYTES. Beyond that the node
-    that sent most loses its oldest part, so that a flood only drives out itself."""
-
-    def __init__(self) -> None:
-        self._sent: dict[NodeId, deque[tuple[VersionId, int, bytes]]] = {}
-        self._nbytes: dict[NodeId, int] = {}
-
-    def put(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
-        """Keep a part of the version that `sender` names."""
-        self._sent.setdefault(sender, deque()).append((version, index, data))
-        self._nbytes[sender] = self._nbytes.get(sender, 0) + len(data) + ENTRY_BYTES
-        while sum(self._nbytes.values()) > EARLY_BYTES:
-            most = max(self._nbytes, key=lambda node: self._nbytes[node])
-            self._nbytes[most] -= len(self._sent[most].popleft()[2]) + ENTRY_BYTES
-            if not self._sent[most]:
-                del self._sent[most], self._nbytes[most]
-
-    def take(self, version: VersionId) -> list[tuple[int, bytes, NodeId]]:
-        """Return the parts of a version. Forget them and those of older versions."""
-        found = [
-            (index, data, sender) for sender, parts in self._sent.items() for of, index, data in parts if of == version
-        ]
-        for sender, parts in list(self._sent.items()):
-            later = deque(part for part in parts if part[0] > version)
-            if later:
-                self._sent[sender] = later
-                self._nbytes[sender] = sum(len(data) + ENTRY_BYTES for _, _, data in later)
-            else:
-                del self._sent[sender], self._nbytes[sender]
-        return found
-
-
-def _cut(data: bytes, span: Span) -> bytes:
-    return data[span.start : span.start + span.nbytes]
-
-
-NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
+NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES, SEGMENT = range(3, 10)
 """Types of frames. Types 1 and 2 are in net/links.py."""
 
 ROSTER_BYTES = 512 * 1024  # 256 members of 2 KiB: four addresses with names of the full length
@@ -142,6 +46,7 @@ CAPS = {
     TABLE: PART_BYTES,
     ROSTER: ROSTER_BYTES,
     ROUTES: ROUTES_BYTES,
+    SEGMENT: SEGMENT_TABLE_BYTES,
 }
 """Largest payload of each type. It is checked before a buffer is made."""
 
@@ -151,7 +56,9 @@ MAX_QUEUED = 256  # Announcements and notes that may wait on one link
 
 EARLY_BITMAP_BYTES = MAX_CHUNKS // 8
 """Bytes kept of a bitmap that came before this node opened the version; more than MAX_CHUNKS chunks are rare. A link
-keeps them for MAX_ACTIVE versions: 32 KiB, less than its other buffers."""
+keeps MAX_EARLY of them: 256 KiB, no more than its other buffers."""
+
+MAX_EARLY = MAX_SEGMENTS
 
 _NOTES: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 KINDS = frozenset(int(kind) for kind in Kind)
@@ -160,16 +67,35 @@ PEAK_DECAY = 0.998  # Per second: the measured uplink is the best second so far,
 
 
 @dataclass(slots=True)
-class Transfer:
-    """One version under way at this node. `sent_bytes` counts its chunks that went out, with their frames.
-    `first_chunk_at` and `completed_at` are moments of the monotonic clock."""
+class Part:
+    """One segment under way: the version's `chunks` among which its own are counted from 0. `joined` take part in it,
+    and `done` hold all of it."""
 
-    held: HeldVersion
+    chunks: range
     courier: Courier
     joined: set[NodeId] = field(default_factory=set)
+    done: set[NodeId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One version under way at this node, in `parts`: those of its segments that are open. `sent_bytes` counts its
+    chunks that went out, with their frames. `first_chunk_at` and `completed_at` are moments of the monotonic clock."""
+
+    held: Held
+    parts: list[Part] = field(default_factory=list)
     first_chunk_at: float | None = None
     completed_at: float | None = None
     sent_bytes: int = 0
+
+    def opening(self, part: Part) -> Note:
+        """Return what a peer is told when both take part in a segment."""
+        chunks = self.held.chunks
+        return Complete() if chunks.has_all(part.chunks) else Have(bitmap=chunks.have(part.chunks))
+
+    def is_done(self, node: NodeId) -> bool:
+        """Return True if a peer holds all of the version."""
+        return isinstance(self.held, HeldVersion) and all(node in part.done for part in self.parts)
 
 
 class Transfers:
@@ -212,8 +138,9 @@ class Transfers:
     def open_link(self, node: NodeId, stream: Stream) -> Link:
         """Return the owner of a new stream, as Links asks for it."""
         link = self.links[node] = Link(self, node, stream)
-        for transfer in self.active.values():
-            link.say(transfer.held.head.version, _opening(transfer))
+        for version, transfer in self.active.items():
+            for segment, part in enumerate(transfer.parts):
+                link.say(version, transfer.opening(part), segment)
         self._on_link(node, True)
         return link
 
@@ -223,46 +150,62 @@ class Transfers:
         del self.links[link.node]
         self._sent_gone += link.stream.sent_bytes
         now = time.monotonic()
-        for transfer in self.active.values():
-            if link.node in transfer.joined:
-                transfer.joined.discard(link.node)
-                transfer.courier.leave(link.node, now=now)
+        for part in self._parts():
+            if link.node in part.joined:
+                part.joined.discard(link.node)
+                part.courier.leave(link.node, now=now)
         self._on_link(link.node, False)
         self.stir()
 
     # -- versions --------------------------------------------------------------------------------------------
 
-    def open(self, held: HeldVersion, courier: Courier) -> Transfer:
-        """Take part in a version, also with the peers that opened it before."""
-        transfer = Transfer(held=held, courier=courier)
-        version = held.head.version
-        self.active[version] = transfer
+    def open(self, held: Held, courier: Callable[[int, bytes], Courier]) -> Transfer:
+        """Take part in all segments of a version that `held` has, also with the peers that opened them before. Those
+        that are open go on. `courier` makes the core of a segment of so many chunks, of which some may be held."""
+        transfer = self.active.setdefault(held.version, Transfer(held))
+        transfer.held = held
         self.active = dict(sorted(self.active.items()))
-        for link in self.links.values():
-            link.say(version, _opening(transfer))
-        for link in self.links.values():
-            if (note := link.opened_before(version)) is not None:
-                self._hear(link, transfer, note)
+        for segment in range(len(transfer.parts), len(held.chunks.segments)):
+            chunks = held.chunks.segments[segment]
+            part = Part(chunks, courier(len(chunks), held.chunks.have(chunks)))
+            transfer.parts.append(part)
+            self._join_others(transfer, segment, part)
         if held.chunks.complete:
-            transfer.completed_at = time.monotonic()
+            transfer.completed_at = transfer.completed_at or time.monotonic()
         self.stir()
         return transfer
+
+    def _join_others(self, transfer: Transfer, segment: int, part: Part) -> None:
+        version = transfer.held.version
+        for link in self.links.values():
+            link.say(version, transfer.opening(part), segment)
+        for link in self.links.values():
+            if (note := link.opened_before(version, segment)) is not None:
+                self._hear(link, transfer, part, note)
 
     def close(self, version: VersionId) -> None:
         self.active.pop(version, None)
 
     def stir(self) -> None:
         """Wake the links that may have something to send, and arm the timer. Call this after any call of a core."""
-        for transfer in self.active.values():
-            for node in transfer.courier.ready():
+        for part in self._parts():
+            for node in part.courier.ready():
                 if (link := self.links.get(node)) is not None:
                     link.stream.wake()
         self._arm()
 
+    def couriers(self, version: VersionId | None = None) -> list[Courier]:
+        """Return the cores of all segments under way, or of those of one version."""
+        of = self.active.values() if version is None else filter(None, [self.active.get(version)])
+        return [part.courier for transfer in of for part in transfer.parts]
+
+    def _parts(self) -> list[Part]:
+        return [part for transfer in self.active.values() for part in transfer.parts]
+
     def _arm(self) -> None:
         if self._timer is not None or not self.active:
             return
-        due = [at for t in self.active.values() if (at := t.courier.deadline()) is not None]
+        due = [at for part in self._parts() if (at := part.courier.deadline()) is not None]
         if due:
             delay = max(0.005, min(due) - time.monotonic())
             self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
@@ -274,10 +217,10 @@ class Transfers:
         for link in self.links.values():
             link.stream.adapt(max(1e-3, now - self._ticked_at))
         self._ticked_at = now
-        for transfer in list(self.active.values()):
-            at = transfer.courier.deadline()
+        for part in self._parts():
+            at = part.courier.deadline()
             if at is not None and at <= now + 0.005:
-                transfer.courier.tick(now=now)
+                part.courier.tick(now=now)
         self.stir()
 
     def _measure(self, now: float) -> None:
@@ -294,27 +237,36 @@ class Transfers:
 
     # -- frames ----------------------------------------------------------------------------------------------
 
-    def hear(self, link: Link, version: VersionId, note: Note) -> None:
+    def hear(self, link: Link, version: VersionId, segment: int, note: Note) -> None:
         if isinstance(note, Complete) and not note.chunks:
             # The core must not hear of it: it would count on the peer's chunks.
             self._on_peer_complete(link.node, version)
             return
-        transfer = self.active.get(version)
-        if transfer is not None:
-            self._hear(link, transfer, note)
-        elif isinstance(note, Have | Complete) and (not self.active or version > max(self.active)):
-            link.remember(version, note)
+        if (found := self._find(version, segment)) is not None:
+            self._hear(link, *found, note)
+        elif isinstance(note, Have | Complete) and (version, segment) > self._last_open():
+            link.remember(version, segment, note)
 
-    def _hear(self, link: Link, transfer: Transfer, note: Note) -> None:
+    def _find(self, version: VersionId, segment: int) -> tuple[Transfer, Part] | None:
+        transfer = self.active.get(version)
+        return (transfer, transfer.parts[segment]) if transfer and segment < len(transfer.parts) else None
+
+    def _last_open(self) -> tuple[VersionId, int]:
+        version = max(self.active, default=NO_VERSION)
+        return version, len(self.active[version].parts) - 1 if self.active else -1
+
+    def _hear(self, link: Link, transfer: Transfer, part: Part, note: Note) -> None:
         now = time.monotonic()
-        if link.node not in transfer.joined:
+        if link.node not in part.joined:
             if not isinstance(note, Have | Complete):
                 return
-            transfer.joined.add(link.node)
-            transfer.courier.join(link.node, leaf=self._is_leaf(link.node), now=now)
-        transfer.courier.heard(link.node, note, now=now)
+            part.joined.add(link.node)
+            part.courier.join(link.node, leaf=self._is_leaf(link.node), now=now)
+        part.courier.heard(link.node, note, now=now)
         if isinstance(note, Complete):
-            self._on_peer_complete(link.node, transfer.held.head.version)
+            part.done.add(link.node)
+            if transfer.is_done(link.node):
+                self._on_peer_complete(link.node, transfer.held.version)
         self.stir()
 
     def take_chunk(self, link: Link, frame: Frame, payload: memoryview, via: NodeId | None) -> None:
@@ -322,11 +274,16 @@ class Transfers:
 
         A chunk of a version that is not under way here is dropped without blame: the sender could not know.
         """
-        transfer = self.active.get(frame.version)
-        if transfer is None or link.node not in transfer.joined:
+        found = self._find(frame.version, frame.segment)
+        if found is None or link.node not in found[1].joined:
             return
-        chunks, index = transfer.held.chunks, frame.index
-        if index >= len(chunks.spans) or chunks.spans[index].nbytes != frame.size or frame.kind not in KINDS:
+        transfer, part = found
+        chunks = transfer.held.chunks
+        if frame.index >= len(part.chunks) or frame.kind not in KINDS:
+            self.reject(link, "shape")
+            return
+        index = part.chunks[frame.index]
+        if chunks.spans[index].nbytes != frame.size:
             self.reject(link, "shape")
             return
         if not chunks.has(index) and not chunks.put(index, payload):
@@ -335,7 +292,7 @@ class Transfers:
         now = time.monotonic()
         transfer.first_chunk_at = transfer.first_chunk_at or now
         self._on_chunk(frame.version, index)
-        transfer.courier.arrived(link.node, index, Kind(frame.kind), via, now=now)
+        part.courier.arrived(link.node, frame.index, Kind(frame.kind), via, now=now)
         if transfer.completed_at is None and chunks.complete:
             transfer.completed_at = now
             self._on_complete(transfer)
@@ -357,33 +314,44 @@ class Link:
         self.node = node
         self.stream = stream
         self.faults = 0
-        self._early: dict[VersionId, Have | Complete] = {}
+        self._early: dict[tuple[VersionId, int], Have | Complete] = {}
         self._queue: deque[Outgoing] = deque()
         self._scratch = memoryview(bytearray(0))
 
-    def say(self, version: VersionId, note: Note) -> None:
-        self.send(NOTE, version, encode(note))
+    def say(self, version: VersionId, note: Note, segment: int = 0) -> None:
+        self.send(NOTE, version, encode(note), segment=segment)
 
-    def send(self, type_: int, version: VersionId, payload: bytes, *, kind: Kind = Kind.COPY, index: int = 0) -> None:
+    def send(
+        self,
+        type_: int,
+        version: VersionId,
+        payload: bytes,
+        *,
+        kind: Kind = Kind.COPY,
+        index: int = 0,
+        segment: int = 0,
+    ) -> None:
         """Queue a frame ahead of all chunks. If MAX_QUEUED are already waiting, close the link."""
         if len(self._queue) >= MAX_QUEUED:
             # Not at once: a caller that sends to all links is still going through them.
             full = ProtocolError("the link takes no frames")
             asyncio.get_running_loop().call_soon(self.stream.close, full)
             return
-        self._queue.append(Outgoing(Frame(type_, len(payload), version, int(kind), index).pack(), payload))
+        frame = Frame(type_, len(payload), version, int(kind), index, segment=segment)
+        self._queue.append(Outgoing(frame.pack(), payload))
         self.stream.wake()
 
-    def remember(self, version: VersionId, note: Have | Complete) -> None:
-        """Remember that the peer has opened a version, in case this node opens it later."""
-        self._early[version] = Have(bitmap=note.bitmap[:EARLY_BITMAP_BYTES]) if isinstance(note, Have) else note
-        while len(self._early) > MAX_ACTIVE:
+    def remember(self, version: VersionId, segment: int, note: Have | Complete) -> None:
+        """Remember that the peer has opened a segment, in case this node opens it later."""
+        known = Have(bitmap=note.bitmap[:EARLY_BITMAP_BYTES]) if isinstance(note, Have) else note
+        self._early[version, segment] = known
+        while len(self._early) > MAX_EARLY:
             del self._early[min(self._early)]
 
-    def opened_before(self, version: VersionId) -> Have | Complete | None:
-        """Return what the peer said it holds of a version that this node opens now. Forget that and older versions."""
-        note = self._early.get(version)
-        self._early = {later: early for later, early in self._early.items() if later > version}
+    def opened_before(self, version: VersionId, segment: int) -> Have | Complete | None:
+        """Return what the peer said it holds of a segment that this node opens now. Forget that and older ones."""
+        note = self._early.get((version, segment))
+        self._early = {later: early for later, early in self._early.items() if later > (version, segment)}
         return note
 
     # -- LinkEnd ---------------------------------------------------------------------------------------------
@@ -392,20 +360,24 @@ class Link:
         if self._queue:
             return self._queue.popleft()
         now = time.monotonic()
-        for version, transfer in self._transfers.active.items():
-            if self.node not in transfer.joined:
-                continue
-            found = transfer.courier.next_for(self.node, now=now)
-            while isinstance(found, Send) and not transfer.held.chunks.has(found.index):
-                # This chunk turned out damaged on disk and is being fetched again. Peers that lack it will ask.
-                transfer.courier.sent(self.node, found, now=now)
-                found = transfer.courier.next_for(self.node, now=now)
-            if isinstance(found, Send):
-                return self._chunk(version, transfer, found)
-            if found is not None:
-                payload = encode(found)
-                return Outgoing(Frame(NOTE, len(payload), version).pack(), payload)
+        for transfer in self._transfers.active.values():
+            for segment, part in enumerate(transfer.parts):
+                if self.node in part.joined and (found := self._next_of(transfer, segment, part, now)) is not None:
+                    return found
         return None
+
+    def _next_of(self, transfer: Transfer, segment: int, part: Part, now: float) -> Outgoing | None:
+        found = part.courier.next_for(self.node, now=now)
+        while isinstance(found, Send) and not transfer.held.chunks.has(part.chunks[found.index]):
+            # This chunk turned out damaged on disk and is being fetched again. Peers that lack it will ask.
+            part.courier.sent(self.node, found, now=now)
+            found = part.courier.next_for(self.node, now=now)
+        if isinstance(found, Send):
+            return self._chunk(transfer, segment, part, found)
+        if found is None:
+            return None
+        payload = encode(found)
+        return Outgoing(Frame(NOTE, len(payload), transfer.held.version, segment=segment).pack(), payload)
 
     def place(self, frame: Frame) -> memoryview:
         if frame.size > CAPS.get(frame.type, 0):
@@ -418,7 +390,7 @@ class Link:
 
     def received(self, frame: Frame, payload: memoryview) -> None:
         if frame.type == NOTE:
-            self._transfers.hear(self, frame.version, read_note(payload))
+            self._transfers.hear(self, frame.version, frame.segment, read_note(payload))
         elif frame.type == CHUNK:
             self._transfers.take_chunk(self, frame, payload, self._named(frame.via))
         elif frame.type in CAPS:
@@ -431,14 +403,15 @@ class Link:
 
     # -- chunks ----------------------------------------------------------------------------------------------
 
-    def _chunk(self, version: VersionId, transfer: Transfer, send: Send) -> Outgoing:
-        payload = transfer.held.chunks.chunk(send.index)
+    def _chunk(self, transfer: Transfer, segment: int, part: Part, send: Send) -> Outgoing:
+        payload = transfer.held.chunks.chunk(part.chunks[send.index])
         via = bytes.fromhex(send.via)[:8] if send.via is not None else b"\0" * 8
-        header = Frame(CHUNK, len(payload), version, int(send.kind), send.index, via).pack()
+        version = transfer.held.version
+        header = Frame(CHUNK, len(payload), version, int(send.kind), send.index, via, segment).pack()
 
         def sent() -> None:
             transfer.sent_bytes += len(header) + len(payload)
-            transfer.courier.sent(self.node, send, now=time.monotonic())
+            part.courier.sent(self.node, send, now=time.monotonic())
             self._transfers.stir()
 
         return Outgoing(header, payload, sent)
@@ -454,8 +427,3 @@ def read_note(data: memoryview) -> Note:
         return _NOTES.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"not a note: {error}") from error
-
-
-def _opening(transfer: Transfer) -> Note:
-    chunks = transfer.held.chunks
-    return Complete() if chunks.complete else Have(bitmap=chunks.have())

@@ -98,7 +98,8 @@ WAKE_BYTES = 32 * 1024  # Bytes of a chunk to wait for before the first read; a 
 
 @dataclass(slots=True)
 class Frame:
-    """A frame's header. Only chunks use `kind`, `index` and `via` (broadcast/notes.py)."""
+    """A frame's header. Only chunks use `kind`, `index` and `via` (broadcast/notes.py); they and notes are of a
+    `segment`, within which chunks are counted."""
 
     type: int
     size: int
@@ -106,16 +107,19 @@ class Frame:
     kind: int = 0
     index: int = 0
     via: bytes = b"\0" * 8
+    segment: int = 0
 
     def pack(self) -> bytes:
         at = self.version
-        return HEADER.pack(self.type, self.kind, 0, self.size, self.index, at.incarnation, at.version, self.via)
+        return HEADER.pack(
+            self.type, self.kind, self.segment, self.size, self.index, at.incarnation, at.version, self.via
+        )
 
 
 def unpack_frame(data: bytes | bytearray) -> Frame:
     """Decode the header in exactly HEADER.size bytes."""
-    type_, kind, _, size, index, incarnation, version, via = HEADER.unpack(data)
-    return Frame(type_, size, VersionId(incarnation=incarnation, version=version), kind, index, via)
+    type_, kind, segment, size, index, incarnation, version, via = HEADER.unpack(data)
+    return Frame(type_, size, VersionId(incarnation=incarnation, version=version), kind, index, via, segment)
 
 
 @dataclass(slots=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from swarm.__main__ import main
 from swarm.broadcast.notes import Send
-from swarm.broadcast.transfers import Link, Transfer
+from swarm.broadcast.transfers import Link, Part, Transfer
 from swarm.net.stream import Outgoing
-from swarm.types import VersionId
 
 _honest = Link._chunk
 
 
-def _poisoned(link: Link, version: VersionId, transfer: Transfer, send: Send) -> Outgoing:
-    out = _honest(link, version, transfer, send)
+def _poisoned(link: Link, transfer: Transfer, segment: int, part: Part, send: Send) -> Outgoing:
+    out = _honest(link, transfer, segment, part, send)
     altered = bytearray(out.payload)
     altered[len(altered) // 2] ^= 1
     return Outgoing(out.header, memoryview(altered), out.sent)

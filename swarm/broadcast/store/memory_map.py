@@ -26,11 +26,11 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm.broadcast.store.changes import Places, Trail, write_changes
+from swarm.broadcast.store.changes import NOTHING, Places, Trail, write_changes
 from swarm.broadcast.store.copy import MAX_LOG, DiskCopy, Log
 from swarm.broadcast.store.disk import free_bytes
 from swarm.broadcast.store.place import claim
-from swarm.broadcast.store.store import HeldVersion, VersionStore
+from swarm.broadcast.store.store import Held, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import UNKNOWN, WeightMap, apply_stored, run_all
 from swarm.broadcast.version.codec import Buffer, Words, decode_changes
 from swarm.broadcast.version.manifest import Codec, Layout, Span, encoded_spans, needs_base
@@ -41,6 +41,8 @@ from swarm.types import VersionId
 TIGHT_SHARE = 8  # On a disk that is nearly full the encodings take at most this part of the map, not as much as the map
 AHEAD_SHARE = 16  # What is decoded ahead, and what an engine has yet to take: at most a 16th of the map each
 
+NOTHING_NEW: Words = np.empty(0, dtype="<u2")
+
 
 class Ahead:
     """Regions of one version that were decoded before all of it was here: which words change, and to what. Proven."""
@@ -48,14 +50,17 @@ class Ahead:
     def __init__(self, version: VersionId | None = None) -> None:
         self.version = version
         self.nbytes = 0
-        self._regions: dict[int, tuple[Places, Words]] = {}
+        self._regions: dict[int, tuple[bytes, Places, Words]] = {}
 
-    def put(self, index: int, places: Places, words: Words) -> None:
-        self._regions[index] = places, words
+    def put(self, index: int, proven: bytes, places: Places, words: Words) -> None:
+        """Keep what turns a region into one with the digest `proven`."""
+        self._regions[index] = proven, places, words
         self.nbytes += places.nbytes + words.nbytes
 
-    def take(self, version: VersionId, index: int) -> tuple[Places, Words] | None:
-        return self._regions.pop(index, None) if version == self.version else None
+    def take(self, version: VersionId, index: int, wanted: bytes) -> tuple[Places, Words] | None:
+        """Return what turns a region into the wanted one. It may have been another while no head was signed yet."""
+        proven, places, words = self._regions.pop(index, (b"", NOTHING, NOTHING_NEW))
+        return (places, words) if (version, wanted) == (self.version, proven) else None
 
 
 class MemoryMap(WeightMap):
@@ -74,14 +79,14 @@ class MemoryMap(WeightMap):
 
     # -- from version to version -----------------------------------------------------------------------------
 
-    def decode_ahead(self, held: HeldVersion, indices: Sequence[int], pool: Executor) -> bool:
+    def decode_ahead(self, held: Held, indices: Sequence[int], pool: Executor) -> bool:
         """Decode regions whose encodings are here, of a version that is still on its way. Return False if the map does
         not hold its base."""
         with self._changing:
-            if self.version is None or self.version != held.head.base:
+            if self.version is None or self.version != held.base:
                 return False
-            if self._ahead.version != held.head.version:
-                self._ahead = Ahead(held.head.version)
+            if self._ahead.version != held.version:
+                self._ahead = Ahead(held.version)
             spans = encoded_spans(held.table)
             run_all(pool, [partial(self._decode_ahead, held, i, spans[i]) for i in indices])
             return True
@@ -130,19 +135,21 @@ class MemoryMap(WeightMap):
             self._overwrite(index, self._decoded(held, index, encoded), entry.decoded_digest)
             self._changed[index] = None
             return
-        places, words = self._ahead.take(held.head.version, index) or self._decode_sparse(held, index, encoded)
+        taken = self._ahead.take(held.version, index, entry.decoded_digest)
+        places, words = taken or self._decode_sparse(held, index, encoded)
         self._holds[index] = UNKNOWN
         self._words(index)[places] = words
         self._holds[index] = entry.decoded_digest
         self._changed[index] = np.sort(places)
 
-    def _decode_ahead(self, held: HeldVersion, index: int, encoded: Span) -> None:
+    def _decode_ahead(self, held: Held, index: int, encoded: Span) -> None:
         is_sparse = held.table.regions[index].codec == "sparse"
         if is_sparse and self._ahead.nbytes <= self.layout.total_bytes // AHEAD_SHARE:
             with suppress(ProtocolError):  # `apply` says so
-                self._ahead.put(index, *self._decode_sparse(held, index, encoded))
+                changes = self._decode_sparse(held, index, encoded)
+                self._ahead.put(index, held.table.regions[index].decoded_digest, *changes)
 
-    def _decode_sparse(self, held: HeldVersion, index: int, encoded: Span) -> tuple[Places, Words]:
+    def _decode_sparse(self, held: Held, index: int, encoded: Span) -> tuple[Places, Words]:
         base = self.content(index)
         at, words = decode_changes(held.chunks.encoded(encoded), base)
         beside = np.frombuffer(base, dtype=np.uint8).copy()

@@ -14,7 +14,9 @@ import mmap
 import os
 import threading
 import time
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from swarm.broadcast.store.disk import DiskFull, allocate, replace_file
@@ -43,29 +45,48 @@ class ChunkFile:
         """Open or create the file. Raise DiskFull if there is no room for it. Blocking: this reads and hashes what the
         file holds, unless the caller has just written all of it (`whole`)."""
         self.path = path
-        self.spans: list[Span] = chunk_spans(table)
-        self.missing = len(self.spans)
-        self._digests = table.chunk_digests
-        self._chunk_bytes = table.chunk_bytes
-        self._nbytes = table.encoded_bytes
-        self._have = bytearray(-(-len(self.spans) // 8))
+        self.spans: list[Span] = []
+        self.segments: list[range] = []
+        """The chunks of each segment."""
+        self.missing = 0
+        self._starts: list[int] = []
+        self._digests: tuple[bytes, ...] = ()
+        self._have = bytearray()
         self._counting = threading.Lock()
-        held = path.stat().st_size if path.exists() else 0
-        self._view = _mapped(path, self._nbytes)
-        for index, span in enumerate(self.spans):
+        self.grow(table, whole=whole)
+
+    def grow(self, table: ChunkTable, *, whole: bool = False) -> None:
+        """Make room for the chunks of `table`, which describes those of before and further segments. Blocking."""
+        known, segments = len(self.spans), chunk_spans(table)
+        ends = list(accumulate(map(len, segments), initial=0))
+        held = self.path.stat().st_size if self.path.exists() else 0
+        view = _mapped(self.path, table.encoded_bytes)
+        with self._counting:
+            self.spans = [span for spans in segments for span in spans]
+            self.segments = [range(start, end) for start, end in pairwise(ends)]
+            self._starts = [span.start for span in self.spans]
+            self._digests, self._view, self._is_whole = table.chunk_digests, view, table.is_whole
+            self._have += bytes(-(-len(self.spans) // 8) - len(self._have))
+            self.missing += len(self.spans) - known
+        for index in range(known, len(self.spans)):
+            span = self.spans[index]
             if whole or (span.start + span.nbytes <= held and digest(self._at(span)) == self._digests[index]):
                 self._record(index)
 
     @property
     def complete(self) -> bool:
-        return self.missing == 0
+        return self.missing == 0 and self._is_whole
 
     def has(self, index: int) -> bool:
         return bool(self._have[index >> 3] >> (index & 7) & 1)
 
-    def have(self) -> bytes:
-        """Return a bitmap: bit i % 8 of byte i // 8 is set if chunk i is held."""
-        return bytes(self._have)
+    def have(self, chunks: range) -> bytes:
+        """Return a bitmap: bit i % 8 of byte i // 8 is set if the i-th of `chunks` is held."""
+        bits = int.from_bytes(self._have, "little") >> chunks.start & (1 << len(chunks)) - 1
+        return bits.to_bytes(-(-len(chunks) // 8), "little")
+
+    def has_all(self, chunks: range) -> bool:
+        return all(self.has(index) for index in chunks)
 
     def put(self, index: int, data: bytes | memoryview) -> bool:
         """Keep `data` and return True if it is chunk `index`. Otherwise write nothing and return False."""
@@ -84,13 +105,17 @@ class ChunkFile:
 
     def encoded(self, span: Span) -> memoryview:
         """Return a read-only view of any span of the encoded stream. Every chunk that it touches must be held."""
-        assert self.complete or all(self.has(index) for index in self.touched(span))
+        assert self.complete or self.has_all(self.touched(span))
         return self._at(span).toreadonly()
 
     def touched(self, span: Span) -> range:
         """Return the chunks that hold part of a span."""
         end = max(span.start, span.start + span.nbytes - 1)
-        return range(span.start // self._chunk_bytes, end // self._chunk_bytes + 1) if self.spans else range(0)
+        return (
+            range(bisect_right(self._starts, span.start) - 1, bisect_right(self._starts, end))
+            if self.spans
+            else range(0)
+        )
 
     def recheck(self) -> int:
         """Forget chunks that are no longer what was signed (a failing disk, a second receiver). Return their number."""
@@ -152,12 +177,34 @@ class SignedVersion:
     table: ChunkTable
     table_bytes: bytes
 
+    @property
+    def version(self) -> VersionId:
+        return self.head.version
+
+    @property
+    def base(self) -> VersionId | None:
+        return self.head.base
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldVersion(SignedVersion):
     """A version whose chunks are here or on their way."""
 
     chunks: ChunkFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunVersion:
+    """The first segments of a version that the learner is still encoding. No head is signed yet, so that it may never
+    come to be, or come to be another."""
+
+    version: VersionId
+    base: VersionId | None
+    table: ChunkTable
+    chunks: ChunkFile
+
+
+Held = HeldVersion | BegunVersion
 
 
 class VersionStore:
@@ -190,9 +237,10 @@ class VersionStore:
             replace_file(self.directory / "layout", layout_bytes)
             self._know_layout(layout_bytes, layout)
 
-    def begin(self, version: SignedVersion) -> HeldVersion:
-        """Make room for a version and return it. If it is here already, return that one."""
-        held = self._add(version, whole=False)
+    def begin(self, version: SignedVersion, chunks: ChunkFile | None = None) -> HeldVersion:
+        """Make room for a version and return it. If it is here already, return that one. `chunks` is its file, if that
+        was begun with its first segments."""
+        held = self._add(version, chunks=chunks)
         self.find(version.head.version)
         self.prune()
         return held
@@ -246,7 +294,7 @@ class VersionStore:
 
     # -- files -----------------------------------------------------------------------------------------------
 
-    def _add(self, version: SignedVersion, *, whole: bool) -> HeldVersion:
+    def _add(self, version: SignedVersion, *, whole: bool = False, chunks: ChunkFile | None = None) -> HeldVersion:
         head, name = version.head, str(version.head.version)
         assert head.layout_digest == self.layout_digest, "set_layout comes first"
         with self._changing:
@@ -256,7 +304,9 @@ class VersionStore:
             if known is not None:
                 raise ProtocolError(f"the learner signed two different versions {name}")
             try:
-                held = self._hold(version, whole=whole)
+                if chunks is not None:
+                    chunks.grow(version.table)
+                held = self._hold(version, chunks or self._chunks(version, whole=whole))
                 replace_file(self.directory / f"{name}.table", version.table_bytes)
                 # Last: a version without a head does not exist.
                 replace_file(self.directory / f"{name}.head", version.sealed_head)
@@ -266,14 +316,17 @@ class VersionStore:
             self._held[head.version] = held
             return held
 
-    def _hold(self, version: SignedVersion, *, whole: bool = False) -> HeldVersion:
+    def _hold(self, version: SignedVersion, chunks: ChunkFile) -> HeldVersion:
         return HeldVersion(
             head=version.head,
             sealed_head=version.sealed_head,
             table=version.table,
             table_bytes=version.table_bytes,
-            chunks=ChunkFile(self.chunks_path(version.head.version), version.table, whole=whole),
+            chunks=chunks,
         )
+
+    def _chunks(self, version: SignedVersion, *, whole: bool = False) -> ChunkFile:
+        return ChunkFile(self.chunks_path(version.head.version), version.table, whole=whole)
 
     def _load(self) -> None:
         path = self.directory / "layout"
@@ -302,7 +355,7 @@ class VersionStore:
         table_bytes = _read_capped(path.with_suffix(".table"), TABLE_BYTES)
         table = open_table(table_bytes, head, self.layout)
         version = SignedVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes)
-        self._held[head.version] = self._hold(version)
+        self._held[head.version] = self._hold(version, self._chunks(version))
 
     def _know_layout(self, layout_bytes: bytes, layout: Layout) -> None:
         self.layout, self.layout_bytes, self.layout_digest = layout, layout_bytes, digest(layout_bytes)

@@ -5,6 +5,10 @@ each, at places that follow from the layout alone. Each region has an encoding. 
 into *chunks*, the unit of transfer. For each region the table states the codec, the encoded size and the digest of the
 decoded bytes; for each chunk the digest of its encoded bytes; for each tensor a sum that its holder in another form
 (fused, transposed, sharded) can recompute.
+
+Regions are encoded in *segments*, of which the layout alone tells the number and the regions. No chunk lies in two of
+them. A segment's part of the table is signed as soon as it is encoded, so that its chunks can leave while the next one
+is encoded. The head comes last. A version is what its head names, whatever segments were signed before.
 """
 
 from __future__ import annotations
@@ -35,6 +39,12 @@ REGIONS_AIMED_AT = 1024
 MODEL_BYTES = 4 * 1024**4
 """Largest model: 2 trillion parameters in bf16. A layout that claims more would only cost memory for its regions."""
 
+SEGMENT_BYTES = 128 * 1024 * 1024
+"""Weights encoded in about a tenth of a second: while they travel, which takes a home line as long, so do the next."""
+
+MAX_SEGMENTS = 32  # Of a version; each has its own courier
+SEGMENT_TABLE_BYTES = 512 * 1024  # A larger one is not signed early: what it describes takes far longer to send
+
 MIN_CHUNK_BYTES = 16 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -48,6 +58,7 @@ ITEM_BYTES: dict[Dtype, int] = {
 
 DELTAS: tuple[Codec, ...] = ("dense", "sparse")
 HEAD_CONTEXT = "head"
+SEGMENT_CONTEXT = "segment"
 
 FileName = Annotated[
     str,
@@ -106,9 +117,11 @@ class FullRegion(Message, frozen=True):
 
 
 class ChunkTable(Message, frozen=True):
-    """Regions, chunks and tensor sums of one version."""
+    """Regions, chunks and tensor sums of one version. `cuts` are the numbers of regions in its segments. While the
+    version is being encoded, a table describes the first segments only, and has no sums."""
 
     regions: Annotated[tuple[RegionEntry, ...], msgspec.Meta(min_length=1, max_length=2_000_000)]
+    cuts: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=MAX_SEGMENTS)]
     chunk_bytes: Annotated[int, msgspec.Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
     chunk_digests: Annotated[tuple[DigestField, ...], msgspec.Meta(max_length=4_000_000)]
     tensor_sums: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
@@ -116,6 +129,27 @@ class ChunkTable(Message, frozen=True):
     @property
     def encoded_bytes(self) -> int:
         return sum(region.encoded_bytes for region in self.regions)
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.tensor_sums)
+
+    def begins_with(self, first: ChunkTable) -> bool:
+        """Return whether `first` describes the first segments of this table."""
+        return (
+            self.chunk_bytes == first.chunk_bytes
+            and self.regions[: len(first.regions)] == first.regions
+            and self.chunk_digests[: len(first.chunk_digests)] == first.chunk_digests
+        )
+
+    def with_segment(self, segment: ChunkTable) -> ChunkTable:
+        """Return a table that describes the next segment too."""
+        return msgspec.structs.replace(
+            self,
+            regions=self.regions + segment.regions,
+            cuts=self.cuts + segment.cuts,
+            chunk_digests=self.chunk_digests + segment.chunk_digests,
+        )
 
 
 class Head(Message, frozen=True):
@@ -129,6 +163,17 @@ class Head(Message, frozen=True):
     layout_bytes: Annotated[int, msgspec.Meta(ge=1, le=LAYOUT_BYTES)]
     table_digest: DigestField
     table_bytes: Annotated[int, msgspec.Meta(ge=1, le=TABLE_BYTES)]
+
+
+class Segment(Message, frozen=True):
+    """One segment of a version that is still being encoded: its part of the table. Deltas will refer to `base`."""
+
+    swarm: Id
+    version: VersionId
+    base: VersionId | None
+    layout_digest: DigestField
+    number: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEGMENTS)]
+    table: ChunkTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,15 +245,27 @@ def needs_base(table: ChunkTable) -> bool:
     return any(entry.codec in DELTAS for entry in table.regions)
 
 
+def segment_cuts(total_bytes: int, regions: int) -> tuple[int, ...]:
+    """Return how many regions each segment of a model of `total_bytes` has."""
+    count = min(MAX_SEGMENTS, regions, -(-total_bytes // SEGMENT_BYTES))
+    ends = [regions * (i + 1) // count for i in range(count)]
+    return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+
+
 def region_bytes(total_bytes: int) -> int:
     """Return a model's region size: a 1,024th, from 64 KiB to 4 MiB, and a multiple of 8 so that items stay whole."""
     aimed = -(-total_bytes // REGIONS_AIMED_AT)
     return min(MAX_REGION_BYTES, max(MIN_REGION_BYTES, -(-aimed // 8) * 8))
 
 
-def chunk_spans(table: ChunkTable) -> list[Span]:
-    """Return where each chunk lies in the encoded stream."""
-    return _cut(0, table.encoded_bytes, table.chunk_bytes)
+def chunk_spans(table: ChunkTable) -> list[list[Span]]:
+    """Return for each segment where its chunks lie in the encoded stream."""
+    found, start, region = [], 0, 0
+    for count in table.cuts:
+        end = start + sum(entry.encoded_bytes for entry in table.regions[region : region + count])
+        found.append(_cut(start, end, table.chunk_bytes))
+        start, region = end, region + count
+    return found
 
 
 def sign_head(head: Head, key: SigningKey) -> bytes:
@@ -225,6 +282,29 @@ def open_head(sealed: bytes, learner_key: bytes) -> Head:
     if head.learner_key != learner_key or head.swarm != swarm_id_of(learner_key):
         raise ProtocolError("this head is of another swarm")
     return head
+
+
+def sign_segment(segment: Segment, key: SigningKey) -> bytes:
+    return key.seal(SEGMENT_CONTEXT, encode(segment))
+
+
+def open_segment(sealed: bytes, learner_key: bytes) -> Segment:
+    """Return the segment that the owner of `learner_key` sealed. Raise ProtocolError for any other bytes."""
+    body = unseal(SEGMENT_CONTEXT, sealed, learner_key, cap_bytes=SEGMENT_TABLE_BYTES)
+    segment = decode(body, Segment, cap_bytes=SEGMENT_TABLE_BYTES)
+    if segment.swarm != swarm_id_of(learner_key):
+        raise ProtocolError("this segment is of another swarm")
+    return segment
+
+
+def check_segment(segment: Segment, layout: Layout) -> None:
+    """Raise ProtocolError if a segment cannot be one of a model with this layout."""
+    spans, table = regions_of(layout), segment.table
+    cuts = segment_cuts(layout.total_bytes, len(spans))
+    start = sum(cuts[: segment.number])
+    if segment.number >= len(cuts) or table.cuts != (cuts[segment.number],) or table.is_whole:
+        raise ProtocolError("the segment does not fit the layout")
+    _check_entries(table, spans[start : start + cuts[segment.number]], segment.base, segment.version)
 
 
 def open_layout(data: bytes, head: Head) -> Layout:
@@ -251,16 +331,23 @@ def open_table(data: bytes, head: Head, layout: Layout) -> ChunkTable:
     _check_object(data, head.table_digest, head.table_bytes, "chunk table")
     table = decode(data, ChunkTable, cap_bytes=TABLE_BYTES)
     spans = regions_of(layout)
-    if len(table.regions) != len(spans) or len(table.tensor_sums) != len(layout.tensors):
+    if len(table.tensor_sums) != len(layout.tensors) or table.cuts != segment_cuts(layout.total_bytes, len(spans)):
+        raise ProtocolError("the chunk table does not fit the layout")
+    _check_entries(table, spans, head.base, head.version)
+    return table
+
+
+def _check_entries(table: ChunkTable, spans: list[Span], base: VersionId | None, version: VersionId) -> None:
+    """Raise ProtocolError unless a table can describe these regions."""
+    if len(table.regions) != len(spans):
         raise ProtocolError("the chunk table does not fit the layout")
     # An encoder falls back to "raw", which adds nothing.
     if any(entry.encoded_bytes > span.nbytes for entry, span in zip(table.regions, spans, strict=True)):
         raise ProtocolError("a region's encoding is larger than any encoder makes it")
-    if needs_base(table) and (head.base is None or head.base >= head.version):
+    if needs_base(table) and (base is None or base >= version):
         raise ProtocolError("the chunk table has deltas, and the head names no older version as their base")
-    if len(chunk_spans(table)) != len(table.chunk_digests):
+    if sum(map(len, chunk_spans(table))) != len(table.chunk_digests):
         raise ProtocolError("the chunk table names another number of chunks than its regions fill")
-    return table
 
 
 def _check_object(data: bytes, expected: bytes, nbytes: int, what: str) -> None:

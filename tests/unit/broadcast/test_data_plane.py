@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from swarm.broadcast import neighbours
+from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
 from swarm.broadcast.catchup import Download, Piece, catch_up
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning
@@ -25,15 +26,11 @@ from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.transfers import (
     CAPS,
-    EARLY_BYTES,
     HEAD,
-    PART_BYTES,
     ROSTER,
     ROSTER_BYTES,
     ROUTES_BYTES,
     TABLE,
-    EarlyParts,
-    parts_of,
 )
 from swarm.broadcast.version.manifest import TABLE_BYTES
 from swarm.errors import PeerUnreachable
@@ -171,8 +168,7 @@ class Hearer:
         self.receiver._on_frame(KEY.node_id, frame, payload)
 
     def part_in(self, held: HeldVersion) -> Forwarder | None:
-        transfer = self.receiver._transfers.active.get(held.head.version)
-        courier = transfer.courier if transfer is not None else None
+        courier = next(iter(self.receiver._transfers.couriers(held.head.version)), None)
         assert courier is None or isinstance(courier, Forwarder)
         return courier
 

@@ -10,7 +10,7 @@ from swarm.broadcast.store import disk
 from swarm.broadcast.store.disk import DiskFull
 from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.codec import tensor_sum
-from swarm.broadcast.version.manifest import Layout, chunk_spans, open_head, open_layout, open_table, tensor_spans
+from swarm.broadcast.version.manifest import Layout, open_head, open_layout, open_table, tensor_spans
 from swarm.net.wire import digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, layout, v, weights_of
 from tests.publishers import CHUNK_BYTES, Publisher, hand_over, receiver_store
@@ -28,7 +28,7 @@ def test_what_is_published_opens_with_the_learners_key_alone(publisher: Publishe
         found = open_layout(encode(MIXED_LAYOUT), head)
         assert open_table(version.table_bytes, head, found) == version.table
         assert version.table.chunk_bytes == CHUNK_BYTES
-        for span, expected in zip(chunk_spans(version.table), version.table.chunk_digests, strict=True):
+        for span, expected in zip(version.chunks.spans, version.table.chunk_digests, strict=True):
             assert digest(version.chunks.encoded(span)) == expected
 
 

@@ -229,7 +229,7 @@ async def test_a_full_version_makes_the_ones_before_needless(world: World, tmp_p
     await until(lambda: learner.service.status()["streams"] == 1)
     for number in range(4):
         held = await learner.publish(number, step_lr=LARGE_STEP_LR)
-        await until(lambda: number == 3 or learner.service._transfers.active[v(number)].joined)  # noqa: B023
+        await until(lambda: number == 3 or learner.service._transfers.active[v(number)].parts[0].joined)  # noqa: B023
     assert held.head.base is None
     assert list(learner.service._transfers.active) == [v(3)]
     await until(lambda: host.receiver.status()["chunks_held"].keys() == {"0.3"})
@@ -245,10 +245,10 @@ async def test_who_leaves_in_the_middle_takes_no_part_any_more_at_once(world: Wo
     await learner.publish(0)
     await until(lambda: leaving.chunks_held(0) and staying.chunks_held(0))
     others = [host.active[v(0)] for host in (learner.service._transfers, staying.receiver._transfers)]
-    await until(lambda: all(leaving.node in transfer.joined for transfer in others))
+    await until(lambda: all(leaving.node in transfer.parts[0].joined for transfer in others))
     leaving._run.cancel()
     async with asyncio.timeout(1):
-        await until(lambda: not any(leaving.node in transfer.joined for transfer in others))
+        await until(lambda: not any(leaving.node in transfer.parts[0].joined for transfer in others))
 
 
 # -- restarts ------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ async def test_a_learner_that_was_restarted_sends_nothing_that_everybody_has(wor
     await learner.stop()
     again = await world.learner(again=True)
     await until(lambda: again.service.status()["broadcasts"]["0.0"]["complete"] == 2)
-    seeder = again.service._transfers.active[v(0)].courier
+    seeder = again.service._transfers.active[v(0)].parts[0].courier
     assert isinstance(seeder, Seeder)
     await until(lambda: seeder.dealt)
     assert again.sent_bytes < 0.2 * held.table.encoded_bytes
@@ -350,7 +350,7 @@ async def test_the_learner_counts_who_took_a_version_from_its_base_model(world: 
     await until(lambda: holders(learner) == {"0.0": 1})
     assert host.chunks_held(0) == 0
     # It can give nobody a chunk: nobody is to count on it.
-    assert learner.service._transfers.active[v(0)].joined == set()
+    assert learner.service._transfers.active[v(0)].parts[0].joined == set()
     await learner.publish(1)
     await until(lambda: host.holds(1))
     assert list(learner.service._transfers.active) == [v(1)]

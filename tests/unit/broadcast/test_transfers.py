@@ -18,6 +18,7 @@ from swarm.broadcast.transfers import (
     EARLY_BITMAP_BYTES,
     HEAD,
     MAX_ACTIVE,
+    MAX_EARLY,
     MAX_FAULTS,
     NOTE,
     Transfer,
@@ -56,6 +57,7 @@ def held_at(path: Path, *, version: int = 0, whole: bool = False) -> HeldVersion
     content = content_of(version)
     table = ChunkTable(
         regions=(RegionEntry(codec="raw", encoded_bytes=len(content), decoded_digest=digest(content)),),
+        cuts=(1,),
         chunk_bytes=CHUNK_BYTES,
         chunk_digests=tuple(digest(chunk_of(i, version)) for i in range(COUNT)),
         tensor_sums=(0,),
@@ -89,7 +91,7 @@ class Party:
             is_leaf=lambda node: False,
             on_frame=self._refuse,
             on_link=lambda node, up: None,
-            on_complete=lambda transfer: self.completed.append(transfer.held.head.version),
+            on_complete=lambda transfer: self.completed.append(transfer.held.version),
             on_fault=self._leave,
             on_peer_complete=lambda node, version: self.told.append((node, version)),
         )
@@ -98,7 +100,7 @@ class Party:
         held = held_at(self.path.with_suffix(f".{version}"), version=version, whole=seeder)
         now = time.monotonic()
         courier: Courier = Seeder(COUNT, now=now) if seeder else Forwarder(SEEDER, COUNT, leaf=False, now=now)
-        return self.transfers.open(held, courier)
+        return self.transfers.open(held, lambda count, have: courier)
 
     def linked(self, node: NodeId, stream: Stream) -> None:
         stream.start(self.transfers.open_link(node, stream))
@@ -439,20 +441,20 @@ async def test_all_who_opened_a_version_first_take_part(relay: Party) -> None:
     links = relay.transfers.links
     await until(lambda: all(link._early for link in links.values()))
     transfer = relay.open(version=1)
-    assert transfer.joined == {name(100 + number) for number in range(100)}
+    assert transfer.parts[0].joined == {name(100 + number) for number in range(100)}
     assert not any(link._early for link in links.values())
 
 
 async def test_what_is_remembered_of_versions_to_come_is_bounded(relay: Party) -> None:
     peer, liar = stranger_at(relay, 7), stranger_at(relay, 8)
     peer.says(Have(bitmap=b"\1"), version=1)
-    for version in range(1, 3 * MAX_ACTIVE):
+    for version in range(1, 3 * MAX_EARLY):
         liar.says(Have(bitmap=bytes(2 * EARLY_BITMAP_BYTES)), version=version)
     remembered = relay.transfers.links[name(8)]._early
-    await until(lambda: v(3 * MAX_ACTIVE - 1) in remembered)
-    assert sorted(remembered) == [v(n) for n in range(2 * MAX_ACTIVE, 3 * MAX_ACTIVE)]
+    await until(lambda: (v(3 * MAX_EARLY - 1), 0) in remembered)
+    assert sorted(remembered) == [(v(n), 0) for n in range(2 * MAX_EARLY, 3 * MAX_EARLY)]
     assert set(remembered.values()) == {Have(bitmap=bytes(EARLY_BITMAP_BYTES))}
-    assert relay.open(version=1).joined == {name(7)}
+    assert relay.open(version=1).parts[0].joined == {name(7)}
 
 
 # -- other frames --------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_a_tensors_size_follows_from_shape_and_dtype(dtype: Dtype, shape: tuple[
 
 def test_chunks_cut_the_encodings_at_equal_places(published: HeldVersion) -> None:
     table = published.table
-    spans = chunk_spans(table)
+    (spans,) = chunk_spans(table)
     assert [span.start for span in spans] == [i * table.chunk_bytes for i in range(len(spans))]
     assert {span.nbytes for span in spans[:-1]} == {table.chunk_bytes}
     assert sum(span.nbytes for span in spans) == table.encoded_bytes == published.chunks.path.stat().st_size

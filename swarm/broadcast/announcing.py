@@ -1,0 +1,175 @@
+"""How a version's head and its chunk table get from the learner to every receiver.
+
+Tables. A large chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one
+forwarder. A part cannot be proven by itself; the head proves the whole. A receiver that ends up with a wrong table
+fetches the right one from a public that has it, or from the learner. Then it finds which parts were wrong and blames
+their senders. So a lie costs the learner at most what sending the table to everybody would have cost. Small tables go
+to everybody directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from swarm.broadcast.version.manifest import TABLE_BYTES, Head, Span
+from swarm.types import NodeId, VersionId
+
+MIN_PART_BYTES = 16 * 1024
+MAX_PARTS = 32  # The parts of a table never fill a link's queue
+PART_BYTES = TABLE_BYTES // MAX_PARTS  # Largest part of the largest table
+
+EARLY_BYTES = 8 * 1024 * 1024
+"""Room for parts that arrive before their heads: two usual tables, or one of the largest."""
+
+ENTRY_BYTES = 1024  # A part counts this much on top of its bytes, so that there are at most 8,192 parts
+
+DIRECT_BYTES = 64 * 1024
+"""If a table takes no more than this for all receivers together, it is sent directly: a hop would only delay it."""
+
+
+def parts_of(table_bytes: int) -> list[Span]:
+    """Cut a table into parts. They follow from its size alone."""
+    size = max(MIN_PART_BYTES, -(-table_bytes // MAX_PARTS))
+    return [Span(start=at, nbytes=min(size, table_bytes - at)) for at in range(0, table_bytes, size)]
+
+
+def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
+    """Choose the forwarder of each part so that all are done soonest. Uplinks are in bytes/s; an unknown one (0) counts
+    as the slowest known."""
+    known = [rate for rate in uplinks.values() if rate > 0]
+    least = min(known, default=1.0)
+    load = dict.fromkeys(uplinks, 0)
+    chosen: list[NodeId] = []
+    for _ in range(parts):
+        forwarder = min(load, key=lambda node: (load[node] + 1) / (uplinks[node] or least))
+        load[forwarder] += 1
+        chosen.append(forwarder)
+    return chosen
+
+
+class TableParts:
+    """The parts of one table that came, and who sent them."""
+
+    def __init__(self, table_bytes: int) -> None:
+        self.spans = parts_of(table_bytes)
+        self._parts: dict[int, bytes] = {}
+        self._senders: dict[int, NodeId] = {}
+
+    def put(self, index: int, data: bytes, sender: NodeId) -> bool:
+        """Take a part. Return False if it has the wrong shape. The first to come counts."""
+        if index >= len(self.spans) or len(data) != self.spans[index].nbytes:
+            return False
+        if index not in self._parts:
+            self._parts[index], self._senders[index] = data, sender
+        return True
+
+    def whole(self) -> bytes | None:
+        """Return the table, or None while parts are missing."""
+        if len(self._parts) < len(self.spans):
+            return None
+        return b"".join(self._parts[index] for index in range(len(self.spans)))
+
+    def liars(self, table: bytes) -> list[NodeId]:
+        """Return the senders of parts that differ from the right `table`."""
+        wrong = [i for i, data in self._parts.items() if data != _cut(table, self.spans[i])]
+        return [self._senders[index] for index in wrong]
+
+
+class EarlyParts:
+    """Parts that arrived before their heads and that nothing can prove yet: at most EARLY_BYTES. Beyond that the node
+    that sent most loses its oldest part, so that a flood only drives out itself."""
+
+    def __init__(self) -> None:
+        self._sent: dict[NodeId, deque[tuple[VersionId, int, bytes]]] = {}
+        self._nbytes: dict[NodeId, int] = {}
+
+    def put(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
+        """Keep a part of the version that `sender` names."""
+        self._sent.setdefault(sender, deque()).append((version, index, data))
+        self._nbytes[sender] = self._nbytes.get(sender, 0) + len(data) + ENTRY_BYTES
+        while sum(self._nbytes.values()) > EARLY_BYTES:
+            most = max(self._nbytes, key=lambda node: self._nbytes[node])
+            self._nbytes[most] -= len(self._sent[most].popleft()[2]) + ENTRY_BYTES
+            if not self._sent[most]:
+                del self._sent[most], self._nbytes[most]
+
+    def take(self, version: VersionId) -> list[tuple[int, bytes, NodeId]]:
+        """Return the parts of a version. Forget them and those of older versions."""
+        found = [
+            (index, data, sender) for sender, parts in self._sent.items() for of, index, data in parts if of == version
+        ]
+        for sender, parts in list(self._sent.items()):
+            later = deque(part for part in parts if part[0] > version)
+            if later:
+                self._sent[sender] = later
+                self._nbytes[sender] = sum(len(data) + ENTRY_BYTES for _, _, data in later)
+            else:
+                del self._sent[sender], self._nbytes[sender]
+        return found
+
+
+def _cut(data: bytes, span: Span) -> bytes:
+    return data[span.start : span.start + span.nbytes]
+
+
+MAX_ANNOUNCED = 4
+"""Newest heads that may wait for their tables. A node that is further behind catches up another way (catchup.py)."""
+
+TABLE_S = 2.0
+"""How long after its head an incomplete table is asked for: a forwarder may have died with a part of it."""
+
+
+@dataclass(slots=True)
+class Announced:
+    """A head and the parts of its table."""
+
+    sealed: bytes
+    head: Head
+    parts: TableParts
+    timer: asyncio.TimerHandle
+
+    @property
+    def version(self) -> VersionId:
+        return self.head.version
+
+
+class Announcements:
+    """Heads that wait for their tables. `on_ready` gets each once: when its table is here, or after TABLE_S."""
+
+    def __init__(self, on_ready: Callable[[Announced], None]) -> None:
+        self._on_ready = on_ready
+        self._waiting: dict[VersionId, Announced] = {}
+        self._early = EarlyParts()
+
+    def take_head(self, sealed: bytes, head: Head) -> None:
+        """Take a head that the learner signed, with the parts of its table that came before it."""
+        version = head.version
+        if version in self._waiting:
+            return  # It came again over a new link.
+        timer = asyncio.get_running_loop().call_later(TABLE_S, self._finish, version)
+        self._waiting[version] = Announced(sealed, head, TableParts(head.table_bytes), timer)
+        while len(self._waiting) > MAX_ANNOUNCED:
+            self._waiting.pop(min(self._waiting)).timer.cancel()
+        for index, data, sender in self._early.take(version):
+            self.take_part(version, index, data, sender)
+
+    def take_part(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
+        """Take a part of a table from any linked node. It may come before the head."""
+        announced = self._waiting.get(version)
+        if announced is None:
+            self._early.put(version, index, data, sender)
+        elif announced.parts.put(index, data, sender) and announced.parts.whole() is not None:
+            self._finish(version)
+
+    def close(self) -> None:
+        for announced in self._waiting.values():
+            announced.timer.cancel()
+        self._waiting.clear()
+
+    def _finish(self, version: VersionId) -> None:
+        if (announced := self._waiting.pop(version, None)) is not None:
+            announced.timer.cancel()
+            self._on_ready(announced)
