@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.broadcast.store.changes import read_changes
+from swarm.broadcast.store.changes import changed_places
 from swarm.broadcast.version.codec import MIX, tensor_sum
-from swarm.broadcast.version.manifest import Layout, TensorSpec, region_tensors, regions_of, tensor_spans
+from swarm.broadcast.version.manifest import Layout, TensorSpec, tensor_spans
 from swarm.errors import EchoError, ProtocolError, UserError
 
 if TYPE_CHECKING:
@@ -75,27 +75,14 @@ def changed_items(
     path: str, changed: str, layout: Layout
 ) -> Iterator[tuple[int, TensorSpec, torch.Tensor, torch.Tensor]]:
     """Yield what may have changed in the file at `path`, as the file `changed` says: a tensor's index in the layout,
-    what it is, the places of items in the flat tensor, and the items. A tensor that lies in several regions comes
-    several times."""
+    what it is, the places of items in the flat tensor, and the items. Large tensors come several times."""
     import torch
 
     tensors = [(spec, flat.view(-1)) for spec, flat in mapped_tensors(path, layout)]
-    regions, parts, spans = regions_of(layout), region_tensors(layout), tensor_spans(layout)
-    for region, places in read_changes(changed, len(regions)):
-        for tensor, part in parts[region]:
-            spec, flat = tensors[tensor]
-            size = flat.element_size()
-            first = (regions[region].start + part.start - spans[tensor].start) // size
-            if size == 1:
-                at = torch.arange(len(flat))  # Sums go by words of two items, counted from the tensor's start
-            elif size > 2 or places is None:
-                at = torch.arange(first, first + part.nbytes // size)
-            else:
-                words = range(part.start // 2, (part.start + part.nbytes) // 2)
-                inside = places[(places >= words.start) & (places < words.stop)].astype("int64")
-                at = torch.from_numpy(inside) + (first - words.start)
-            if len(at):
-                yield tensor, spec, at, flat[at]
+    for tensor, places in changed_places(changed, layout):
+        spec, flat = tensors[tensor]
+        at = torch.from_numpy(places)
+        yield tensor, spec, at, flat[at]
 
 
 def sum_of_items(items: torch.Tensor) -> int:

@@ -11,17 +11,22 @@ them, and hands them over as a file:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from swarm.broadcast.version.codec import Positions
+from swarm.broadcast.version.manifest import ITEM_BYTES, Layout, region_tensors, regions_of, tensor_spans
 from swarm.types import VersionId
 
 WHOLE = 0xFFFFFFFF
 Places = npt.NDArray[np.uint32]
 NOTHING: Places = np.empty(0, dtype=np.uint32)
 Changed = Mapping[int, Places | None]  # By region; None if all of it may have changed
+ITEMS_AT_ONCE = 1 << 20  # Each call to a device takes its time too
+END = -1, np.empty(0, dtype=np.int64)
 
 
 class Trail:
@@ -68,6 +73,35 @@ def write_changes(path: Path, regions: int, changed: Changed) -> None:
         file.write(counts.tobytes())
         for _, places in sorted((i, places) for i, places in changed.items() if places is not None):
             file.write(places.astype("<u4").tobytes())
+
+
+def changed_places(path: str, layout: Layout) -> Iterator[tuple[int, Positions]]:
+    """Yield which items of which tensor may have changed, as a file of changes says: ascending, tensor after tensor, of
+    large ones about ITEMS_AT_ONCE at a time."""
+    merged: list[Positions] = []
+    for (tensor, places), (tensor_after, places_after) in pairwise(chain(_by_region(path, layout), [END])):
+        merged.append(places)
+        goes_on = tensor_after == tensor and places_after[0] > places[-1]
+        if not goes_on or sum(map(len, merged)) >= ITEMS_AT_ONCE:
+            yield tensor, np.concatenate(merged)
+            merged.clear()
+
+
+def _by_region(path: str, layout: Layout) -> Iterator[tuple[int, Positions]]:
+    regions, parts, spans = regions_of(layout), region_tensors(layout), tensor_spans(layout)
+    for region, places in read_changes(path, len(regions)):
+        for tensor, part in parts[region]:
+            size = ITEM_BYTES[layout.tensors[tensor].dtype]
+            first = (regions[region].start + part.start - spans[tensor].start) // size
+            if size == 1:
+                at = np.arange(spans[tensor].nbytes)  # Sums go by words of two items, counted from the tensor's start
+            elif size > 2 or places is None:
+                at = np.arange(first, first + part.nbytes // size)
+            else:
+                start, end = np.searchsorted(places, [part.start // 2, (part.start + part.nbytes) // 2])
+                at = places[start:end].astype(np.int64) + (first - part.start // 2)
+            if len(at):
+                yield tensor, at
 
 
 def read_changes(path: str, regions: int) -> Iterator[tuple[int, Places | None]]:
