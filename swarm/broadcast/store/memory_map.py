@@ -140,7 +140,7 @@ class MemoryMap(WeightMap):
         self._holds[index] = UNKNOWN
         self._words(index)[places] = words
         self._holds[index] = entry.decoded_digest
-        self._changed[index] = np.sort(places)
+        self._changed[index] = places
 
     def _decode_ahead(self, held: Held, index: int, encoded: Span) -> None:
         is_sparse = held.table.regions[index].codec == "sparse"
@@ -156,7 +156,9 @@ class MemoryMap(WeightMap):
         beside[: beside.size // 2 * 2].view("<u2")[at] = words
         if digest(beside.data) != held.table.regions[index].decoded_digest:
             raise ProtocolError(f"region {index} does not decode to what the learner signed")
-        return at.astype(np.uint32), words
+        # Two runs that ascend, merged.
+        order = np.argsort(at, kind="stable")
+        return at[order].astype(np.uint32), words[order]
 
     def _words(self, index: int) -> Words:
         span = self.regions[index]
