@@ -18,6 +18,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
+from math import prod
 from typing import Any
 
 import msgspec
@@ -34,7 +35,7 @@ from swarm.broadcast.version.manifest import Layout, TensorSpec
 from swarm.learner.device import TORCH_DTYPES
 from swarm.learner.draws import gumbel
 from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE
-from swarm.sampler.weights import mapped_tensors, sum_of_counts
+from swarm.sampler.weights import changed_items, mapped_tensors, sum_of_counts, sum_of_items
 
 SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for each on the device, next to the model
 
@@ -62,6 +63,27 @@ class EchoWorker:
         self.echo_pack_embeddings(model)
         missing = sorted({name for name, _ in model.named_parameters()} - loaded)
         return f"{missing[0]} and {len(missing) - 1} more were not taken" if missing else ""
+
+    def echo_change(self, path: str, changed: str, layout: bytes, growth: bytes) -> str:
+        """Take only the words that changed, as the file `changed` says, if this worker holds all of these tensors as
+        the stream has them. By how much each tensor's sum grows (JSON, in layout order) proves that, order included,
+        before anything is written: what is held at these places counts. Return "", or why nothing was taken."""
+        worker: Any = self
+        known = msgspec.json.decode(layout, type=Layout)
+        held = _as_streamed(worker.model_runner.get_model(), known, worker.rank)
+        left = msgspec.json.decode(growth, type=list[int])
+        for index, spec, at, items in changed_items(path, changed, known):
+            if not held.get(spec.name):
+                return f"{spec.name} has another form"
+            for flat in held[spec.name][:1]:
+                left[index] -= sum_of_items(items) - sum_of_items(flat[at.to(flat.device)].to(items.dtype))
+        if wrong := [spec.name for spec, rest in zip(known.tensors, left, strict=True) if rest % 2**64]:
+            return f"{wrong[0]} would not be what was signed"
+        for _, spec, at, items in changed_items(path, changed, known):
+            for flat in (one for name in (spec.name, *spec.aliases) for one in held.get(name, ())):
+                _put(flat, at.to(flat.device), items)
+        self.echo_pack_embeddings(worker.model_runner.get_model())
+        return ""
 
     def echo_seed_draws(self) -> None:
         """Let every draw follow from the seed of its sample, the position and the token alone."""
@@ -91,6 +113,29 @@ class EchoWorker:
                     if spec is not None and _is_whole(part, spec, module):
                         sums[stream_name] = _sum(part, TORCH_DTYPES[spec.dtype]) if counted else 0
         return msgspec.json.encode(sums)
+
+
+def _as_streamed(model: Any, layout: Layout, rank: int) -> dict[str, list[torch.Tensor]]:
+    """Return by stream name the tensors that are held whole and as the stream has them, flat. Several modules may hold
+    one, each in memory of its own."""
+    specs = {name: spec for spec in layout.tensors for name in (spec.name, *spec.aliases)}
+    fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    found: dict[str, list[torch.Tensor]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            for stream_name, part, _ in _parts(module, path, name, parameter, fused, rank):
+                spec = specs.get(stream_name)
+                is_whole = spec is not None and _is_whole(part, spec, module) and part.numel() == prod(spec.shape)
+                if is_whole and part.is_contiguous():
+                    found.setdefault(stream_name, []).append(part.detach().view(-1))
+    return found
+
+
+@torch.no_grad()
+def _put(flat: torch.Tensor, at: torch.Tensor, items: torch.Tensor) -> None:
+    flat[at] = items.to(device=flat.device, dtype=flat.dtype)
+    if sum_of_items(flat[at].to(items.dtype)) != sum_of_items(items):
+        raise RuntimeError("the device does not hold what was written to it")
 
 
 def _draw(runner: Any, logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:

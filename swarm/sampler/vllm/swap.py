@@ -1,9 +1,10 @@
 """New weights beneath running samples, the proof that vLLM holds them, and a watch on whether it still draws.
 
 The steps: check the file against the signed sums; compute from it what a probe must give; pause all samples and drop
-their caches; let the workers reload from a path that no version had before; set the version's label; resume, with a
-probe first. No sample that ends before the proof is handed on. If the proof fails, neither is any sample that the new
-weights touched. Each token's label is exact, since it changes only while nothing is drawn.
+their caches; let the workers take the words that changed or, where they hold another form, reload from a path that no
+version had before; set the version's label; resume, with a probe first. No sample that ends before the proof is handed
+on. If the proof fails, neither is any sample that the new weights touched. Each token's label is exact, since it
+changes only while nothing is drawn.
 
 While paused, vLLM schedules nothing, not even a probe, so the probe is the first thing after the pause. A forward pass
 outside its scheduler would test other code than the code that draws.
@@ -113,6 +114,7 @@ class Swaps:
         is_cuda: bool,
     ) -> None:
         self.version: VersionId | None = None
+        self._sums: tuple[int, ...] = ()
         self.unproven = ""
         self._engine = engine
         self._layout = layout
@@ -173,7 +175,7 @@ class Swaps:
                     held = await self._limited(probing, PROBE_S, "answer a probe", progress)
                 if (difference := expected.difference(held, self._dtype)) is not None:
                     raise Unproven(difference)
-            self.version = command.version
+            self.version, self._sums = command.version, command.tensor_sums
         except BaseException as error:
             self._distrust(error)
             raise
@@ -193,11 +195,12 @@ class Swaps:
         try:
             await self._limited(engine.pause_generation(mode="keep", clear_cache=True), PAUSE_S, "pause", progress)
             with timed(parts, "reload_s"):
-                await self._reload(path, progress)
+                if not (is_changed := await self._change(command, path, progress)):
+                    await self._reload(path, progress)
                 await self._limited(engine.update_weight_version(label), CALL_S, "take a label", progress)
                 await self._limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
             with timed(parts, "proof_s"):
-                proof = await self._prove_sums(command.tensor_sums, progress)
+                proof: Proof = "changed words" if is_changed else await self._prove_sums(command.tensor_sums, progress)
             if expected is not None:
                 probing = asyncio.create_task(self._probe())
                 # Let it send its request before the resume is sent.
@@ -226,6 +229,17 @@ class Swaps:
         for why in await self._limited(_of_workers(call), self._reload_limit_s, "reload", progress):
             if why:
                 raise Unproven(why)
+
+    async def _change(self, command: Install, path: Path, progress: Told) -> bool:
+        """Have the workers take only what changed. Return False if that is not known, or if one of them holds it in
+        another form: then all of them take all of it."""
+        if not command.changed or command.since is None or command.since != self.version:
+            return False
+        growth = [(after - before) % 2**64 for after, before in zip(command.tensor_sums, self._sums, strict=True)]
+        given = (str(path), command.changed, self._layout_json, msgspec.json.encode(growth))
+        call = self._engine.collective_rpc("echo_change", args=given)
+        answers = await self._limited(_of_workers(call), self._reload_limit_s, "take what changed", progress)
+        return not any(answers)
 
     async def _prove_sums(self, sums: tuple[int, ...], progress: Told) -> Proof:
         """Compare the sums of all tensors that the workers hold as they came. Raise Unproven if one differs."""
