@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
@@ -39,6 +40,21 @@ class Staged:
 def stage(directory: Path, *, seed: int = 0) -> Staged:
     """A tiny model with its small files and its bf16 weights under `directory`."""
     return stage_model(tiny_model(seed), directory)
+
+
+def moe_model(seed: int) -> Any:
+    """A tiny Qwen3-MoE: two layers of four experts, of which a token takes two."""
+    tiny = tiny_model(0).config.to_dict()
+    config = Qwen3MoeConfig(
+        **{name: value for name, value in tiny.items() if name not in ("architectures", "model_type")},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+    )
+    torch.manual_seed(seed)
+    untyped: Any = Qwen3MoeForCausalLM
+    return untyped(config)
 
 
 def stage_model(model: Any, directory: Path) -> Staged:

@@ -17,7 +17,7 @@ import msgspec
 
 from swarm.broadcast.store.store import SignedVersion
 from swarm.broadcast.store.weight_map import WeightMap
-from swarm.broadcast.version.manifest import ITEM_BYTES, Layout, Span, TensorSpec, tensor_spans
+from swarm.broadcast.version.manifest import ITEM_BYTES, Layout, Span, TensorSpec, by_expert, tensor_spans
 from swarm.errors import ProtocolError, UserError
 
 HEADER_BYTES = 32 * 1024 * 1024
@@ -60,6 +60,10 @@ class BaseModel:
         for path in paths:
             self._places |= _read_header(path)
 
+    def named_as_here(self, layout: Layout) -> Layout:
+        """Return the layout of the same stream with experts grouped only where they are in these files."""
+        return by_expert(layout, groups=self._places)
+
     def fill(self, layout: Layout, tensors: Sequence[Span], span: Span) -> bytes | None:
         """Return the bytes of a span of the stream, whose tensors lie at `tensors`, or None if one of them is not here
         in the same dtype and shape."""
@@ -91,10 +95,11 @@ def begin_from_base(base: BaseModel, weights: WeightMap, version: SignedVersion)
     """Fill the map with what the base model has of a version. Return the bytes left: at 0 the map holds the version.
     Blocking."""
     weights.begin_fill(version)
-    tensors = tensor_spans(weights.layout)
+    layout = base.named_as_here(weights.layout)
+    tensors = tensor_spans(layout)
     left = 0
     for index in weights.lacking(version.table):
-        content = base.fill(weights.layout, tensors, weights.regions[index])
+        content = base.fill(layout, tensors, weights.regions[index])
         if content is None or not weights.put_region(index, "raw", content):
             left += weights.regions[index].nbytes
     if not left:

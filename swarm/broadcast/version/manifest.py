@@ -13,6 +13,7 @@ is encoded. The head comes last. A version is what its head names, whatever segm
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -55,6 +56,9 @@ Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "B
 ITEM_BYTES: dict[Dtype, int] = {
     "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
+
+GROUPED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""The matrices of experts as transformers groups them: in a tensor [experts, rows of all its matrices, columns]."""
 
 DELTAS: tuple[Codec, ...] = ("dense", "sparse")
 HEAD_CONTEXT = "head"
@@ -234,6 +238,14 @@ def tensor_spans(layout: Layout) -> list[Span]:
     return [Span(start=at, nbytes=tensor.nbytes) for at, tensor in zip(ends, layout.tensors, strict=False)]
 
 
+def by_expert(layout: Layout, groups: Container[str] = ()) -> Layout:
+    """Return the layout of the same stream with the names of checkpoints: one tensor for each matrix of an expert. Only
+    `groups` stay together."""
+    shapes = {tensor.name: tensor.shape for tensor in layout.tensors if tensor.name not in groups}
+    matrices = [matrix for tensor in layout.tensors for matrix in _matrices(tensor, shapes)]
+    return msgspec.structs.replace(layout, tensors=tuple(matrices))
+
+
 def encoded_spans(table: ChunkTable) -> list[Span]:
     """Return where the encoding of each region lies in the encoded stream."""
     ends = accumulate((entry.encoded_bytes for entry in table.regions), initial=0)
@@ -357,3 +369,18 @@ def _check_object(data: bytes, expected: bytes, nbytes: int, what: str) -> None:
 
 def _cut(start: int, end: int, size: int) -> list[Span]:
     return [Span(start=at, nbytes=min(size, end - at)) for at in range(start, end, size)]
+
+
+def _matrices(tensor: TensorSpec, shapes: dict[str, tuple[int, ...]]) -> list[TensorSpec]:
+    group, _, kind = tensor.name.rpartition(".")
+    gate_up, down = shapes.get(f"{group}.gate_up_proj", ()), shapes.get(f"{group}.down_proj", ())
+    # Groups of other shapes are transposed, and lie so in checkpoints too.
+    if kind not in GROUPED or len(down) != 3 or gate_up != (down[0], 2 * down[2], down[1]):
+        return [tensor]
+    experts, rows, columns = tensor.shape
+    names = GROUPED[kind]
+    return [
+        TensorSpec(name=f"{group}.{expert}.{name}.weight", dtype=tensor.dtype, shape=(rows // len(names), columns))
+        for expert in range(experts)
+        for name in names
+    ]

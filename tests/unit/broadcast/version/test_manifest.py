@@ -22,6 +22,7 @@ from swarm.broadcast.version.manifest import (
     RegionEntry,
     Span,
     TensorSpec,
+    by_expert,
     chunk_spans,
     open_head,
     open_layout,
@@ -29,6 +30,7 @@ from swarm.broadcast.version.manifest import (
     region_bytes,
     regions_of,
     sign_head,
+    tensor_spans,
 )
 from swarm.errors import ProtocolError
 from swarm.net.wire import digest, encode
@@ -96,6 +98,35 @@ def test_empty_tensors_make_no_regions() -> None:
     )
     assert sum(span.nbytes for span in regions_of(layout(*tensors))) == 16
     assert all(span.nbytes for span in regions_of(layout(*tensors)))
+
+
+GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+
+
+def test_grouped_experts_are_named_one_by_one_where_they_lie() -> None:
+    grouped = layout(("norm", "F32", (4,)), (GATE_UP, "BF16", (2, 6, 4)), (DOWN, "BF16", (2, 4, 3)))
+    single = by_expert(grouped)
+    rows = [f"mlp.experts.{expert}.{name}_proj.weight" for expert in (0, 1) for name in ("gate", "up")]
+    columns = [f"mlp.experts.{expert}.down_proj.weight" for expert in (0, 1)]
+    assert [tensor.name for tensor in single.tensors] == ["norm", *rows, *columns]
+    assert [tensor.shape for tensor in single.tensors] == [(4,), *[(3, 4)] * 4, *[(4, 3)] * 2]
+    assert [span.start for span in tensor_spans(single)] == [0, 16, 40, 64, 88, 112, 136]
+    assert (single.total_bytes, regions_of(single)) == (grouped.total_bytes, regions_of(grouped))
+
+
+@pytest.mark.parametrize(
+    ("gate_up", "down", "kept"),
+    [
+        pytest.param((2, 4, 6), (2, 3, 4), (), id="transposed"),
+        pytest.param((6, 4), (4, 3), (), id="no experts"),
+        pytest.param((2, 6, 4), (2, 4, 3), (GATE_UP, DOWN), id="grouped here"),
+    ],
+)
+def test_what_checkpoints_hold_in_groups_stays_grouped(
+    gate_up: tuple[int, ...], down: tuple[int, ...], kept: tuple[str, ...]
+) -> None:
+    grouped = layout((GATE_UP, "BF16", gate_up), (DOWN, "BF16", down), ("gate_up_proj.weight", "BF16", (6, 4)))
+    assert by_expert(grouped, kept) == grouped
 
 
 @pytest.mark.parametrize(

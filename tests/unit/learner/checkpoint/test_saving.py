@@ -16,13 +16,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from swarm.broadcast.store import disk
+from swarm.broadcast.store.base_model import BaseModel
+from swarm.broadcast.version.manifest import Span, tensor_spans
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import TENSORS, _locked, is_whole, newest_whole, read_state, whole_checkpoints
 from swarm.learner.checkpoint.saving import take
 from swarm.learner.messages import Save, Saved, Train
 from swarm.learner.models import CHARACTERS, tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
-from tests.unit.models import rounded
+from tests.unit.models import moe_model, rounded
 from tests.unit.trainers import group, trainer_in
 
 IDS = torch.tensor([[1, 3, 4, 5, 13, 3, 4]])
@@ -119,6 +121,29 @@ def test_a_checkpoint_loads_with_transformers_and_is_the_published_model(tmp_pat
     text = f"{CHARACTERS}x 3141="
     assert tokenizer(text)["input_ids"] == tiny_tokenizer()(text)["input_ids"]
     assert is_whole(directory)
+
+
+def test_a_mixture_of_experts_learns_and_its_checkpoint_is_what_is_published(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    moe_model(0).save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    trainer = trainer_in(tmp_path / "run", model=str(base))
+    layout = trainer.prepared().layout
+    before = {name: parameter.detach().clone() for name, parameter in trainer._model.named_parameters()}
+    train(trainer, range(2))
+    assert all(not torch.equal(parameter, before[name]) for name, parameter in trainer._model.named_parameters())
+    directory = save(trainer, tmp_path, 2)
+    assert trainer.flush() == Saved(step=2, fault="")
+    resumed = trainer_in(tmp_path / "after", model=str(base), resume=directory)
+    assert everything(resumed) == everything(trainer)
+
+    # A checkpoint has a name for each matrix of an expert, and the stream for the group.
+    trainer.stage()
+    local = BaseModel(directory)
+    named = local.named_as_here(layout)
+    whole = Span(start=0, nbytes=layout.total_bytes)
+    assert len(named.tensors) == len(layout.tensors) + 2 * (3 * 4 - 2)
+    assert local.fill(named, tensor_spans(named), whole) == (tmp_path / "run/staging.bin").read_bytes()
 
 
 # -- beside training -----------------------------------------------------------------------------------------
