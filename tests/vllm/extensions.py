@@ -44,6 +44,18 @@ class Flipping(EchoWorker):
         return why
 
 
+class FlippingExpert(EchoWorker):
+    """After the swap to version 0.2 one bit of one expert is another."""
+
+    def echo_reload(self, path: str, layout: bytes) -> str:
+        why = super().echo_reload(path, layout)
+        if path.endswith(".0.2"):
+            worker: Any = self
+            experts = worker.model_runner.get_model().get_submodule("model.layers.1.mlp.experts.routed_experts")
+            experts.w13_weight.data.view(torch.int32)[3, 20, 7] ^= 1 << 16
+        return why
+
+
 class Refusing(EchoWorker):
     """Fails at version 0.1, as a loader does for a tensor that it does not know."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from swarm.sampler.engine import Installed, Job, Sampled, Started
 from swarm.sampler.vllm.engine import VllmEngine
@@ -41,7 +42,14 @@ SHAPE: Mapping[str, Any] = {
 
 AUTO: Any = AutoModelForCausalLM
 
-CONFIGS: dict[str, Any] = {"qwen3": Qwen3Config, "llama": LlamaConfig}
+MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+CONFIGS: dict[str, Any] = {
+    "qwen3": Qwen3Config,
+    "llama": LlamaConfig,
+    "qwen3 moe": partial(Qwen3MoeConfig, moe_intermediate_size=32, **MOE),
+    # Its experts' kernel for CPUs pads them to 64 rows.
+    "padded moe": partial(Qwen3MoeConfig, moe_intermediate_size=48, **MOE),
+}
 
 
 def staged_pair(directory: Path, kind: str = "qwen3", *, tied: bool = True, **shape: int) -> tuple[Staged, Staged]:

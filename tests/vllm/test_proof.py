@@ -45,6 +45,7 @@ async def summed(engine: VllmEngine, staged: Staged) -> set[str]:
     ("kind", "tied"),
     [
         ("qwen3", False),
+        pytest.param("padded moe", False, marks=pytest.mark.long),
         pytest.param("llama", True, marks=pytest.mark.long),
         pytest.param("llama", False, marks=pytest.mark.long),
     ],
@@ -72,6 +73,24 @@ async def test_a_tied_head_that_keeps_the_old_weights_is_noticed(tmp_path: Path)
         assert isinstance(done, NotInstalled)
         assert done.fault == "engine"
         assert "the probe's log-probs are off" in done.why
+
+
+async def test_experts_are_taken_and_proven_by_sums(tmp_path: Path) -> None:
+    """A worker's experts are packed on CPUs, which changes only the order of their numbers."""
+    pair = staged_pair(tmp_path, "qwen3 moe")
+    async with running(f"{EXTENSIONS}.FlippingExpert") as engine:
+        await started(engine, pair[0])
+        for version in (0, 1):
+            assert (await installed(engine, pair[version], version)).proof == "sums and probe"
+            asked = tuple(job(seed, limit=30) for seed in range(4))
+            answer = await engine.generate(Generate(asked), lambda: None)
+            for one, sampled in zip(asked, answer.samples, strict=True):
+                check_logprobs(one, sampled, {v(version): pair[version]})
+        experts = {spec.name for spec in pair[0].layout.tensors if ".experts." in spec.name}
+        assert experts <= await summed(engine, pair[0])
+        done = await engine.install(pair[0].install(2), lambda: None)
+        assert isinstance(done, NotInstalled)
+        assert "layers.1.mlp.experts.gate_up_proj differs" in done.why
 
 
 @pytest.mark.long

@@ -2,7 +2,8 @@
 
 vLLM takes new weights through `reload_weights`, which copies them into the parameters that its kernels know and, on
 CPUs, packs them again. It packs only what was loaded: a head tied to the embeddings is not loaded and would keep the
-old weights, so embeddings and heads are packed once more afterwards.
+old weights, so embeddings and heads are packed once more afterwards. Experts it packs only as it makes their kernel:
+on CPUs a kernel goes before each reload.
 
 vLLM's second model runner draws as draws.py says. The first one, of CPUs and of models that the second cannot run yet,
 draws from generators that nobody else can follow, and is made to draw so too.
@@ -23,6 +24,7 @@ from typing import Any
 
 import msgspec
 import torch
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -31,12 +33,13 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from swarm.broadcast.version.manifest import Layout, TensorSpec
+from swarm.broadcast.version.manifest import Layout, TensorSpec, by_expert
 from swarm.learner.device import TORCH_DTYPES
 from swarm.learner.draws import gumbel
 from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE
 from swarm.sampler.weights import changed_items, mapped_tensors, sum_of_counts, sum_of_items
 
+EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}  # vLLM's names of grouped experts, and transformers'
 SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for each on the device, next to the model
 
 
@@ -56,6 +59,7 @@ class EchoWorker:
             return loaded
 
         model.load_weights = noting
+        self.echo_unmake_kernels(model)
         try:
             worker.reload_weights(weights_iterator=_named(path, msgspec.json.decode(layout, type=Layout)))
         finally:
@@ -91,6 +95,12 @@ class EchoWorker:
         runner = worker.model_runner
         if hasattr(runner.sampler, "topk_topp_sampler"):
             runner.sampler.topk_topp_sampler.forward = partial(_draw, runner)
+
+    def echo_unmake_kernels(self, model: Any) -> None:
+        for module in model.modules():
+            # On GPUs captured graphs hold the kernel, and its weights get their form at every reload.
+            if isinstance(module, RoutedExperts) and module.w13_weight.device.type == "cpu":
+                module.quant_method.moe_kernel = None
 
     def echo_pack_embeddings(self, model: Any) -> None:
         for module in model.modules():
@@ -149,7 +159,7 @@ def _draw(runner: Any, logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, tor
 
 
 def _named(path: str, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((spec.name, tensor) for spec, tensor in mapped_tensors(path, layout))
+    return ((spec.name, tensor) for spec, tensor in mapped_tensors(path, by_expert(layout)))
 
 
 def _parts(
@@ -171,6 +181,9 @@ def _parts(
             # If there are fewer key-value heads than workers, several workers hold the same ones.
             counted = (size > 1 or rank == 0) and (i == 0 or rank % replicas == 0)
             yield f"{parent}.{piece}.{name}" if parent else f"{piece}.{name}", part, counted
+    elif isinstance(module, RoutedExperts) and name in EXPERTS:
+        # Rows of all experts, or some experts: together the ranks hold each item once.
+        yield f"{parent}.{EXPERTS[name]}", parameter, True
     else:
         # All ranks hold the same norms, and the same biases that are added after the ranks' shares are summed.
         split = isinstance(module, ColumnParallelLinear) or (isinstance(module, RowParallelLinear) and name == "weight")
@@ -184,6 +197,9 @@ def _is_whole(part: torch.Tensor, spec: TensorSpec, module: Any) -> bool:
     if isinstance(module, VocabParallelEmbedding):
         # With a small vocabulary a late worker may hold only padding.
         return exact and part.shape == (module.shard_indices.num_org_elements, *spec.shape[1:])
+    if isinstance(module, RoutedExperts):
+        parallel = module.moe_config.moe_parallel_config
+        return exact and part.numel() * parallel.tp_size * parallel.ep_size == items
     size = getattr(module, "tp_size", 1)
     replicas = getattr(module, "num_kv_head_replicas", 1)
     return exact and part.numel() > 0 and part.numel() in (items, items // size, items * replicas // size)
