@@ -22,7 +22,7 @@ from swarm.sampler.transformers import SeededDraw, Threaded, TransformersEngine,
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
 from tests.conformance import differing
-from tests.unit.models import Staged, logprobs_of, rounded, stage, stage_model
+from tests.unit.models import Staged, logprobs_of, moe_model, rounded, stage, stage_model
 
 SHORT, LONG = (1, 3, 13), (1, 3, 4, 5, 6, 13)
 
@@ -128,6 +128,22 @@ def test_changes_that_are_not_all_are_found(staged: Staged, tmp_path: Path) -> N
     assert "differs from what the learner signed" in refused.why
     with pytest.raises(AssertionError):
         engine.generate(Generate(jobs=(job(0),)), silent)
+
+
+def test_a_mixture_of_experts_is_taken_whole_and_by_the_words_that_changed(tmp_path: Path) -> None:
+    before, after = (stage_model(moe_model(seed), tmp_path / str(seed)) for seed in (0, 1))
+    engine = installed(before)
+    for version, staged, other in ((1, after, before), (2, before, after)):
+        changed = differing(other.staging, staged.staging, staged.layout, tmp_path / "changed")
+        asked = msgspec.structs.replace(staged.install(version), since=v(version - 1), changed=str(changed))
+        done = engine.install(asked, silent)
+        assert isinstance(done, Installed)
+        assert done.proof == "changed words"
+        held, wanted = engine._model.state_dict(), rounded(staged.model).state_dict()
+        assert all(torch.equal(held[name], wanted[name]) for name in wanted)
+        (sampled,) = draw(engine, job(version))
+        expected = logprobs_of(rounded(staged.model), SHORT, tokens(sampled))
+        assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
 
 
 async def test_one_flipped_bit_of_the_file_is_found_before_the_engine_sees_it(staged: Staged, tmp_path: Path) -> None:
