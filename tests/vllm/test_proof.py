@@ -10,15 +10,18 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from swarm.errors import UserError
 from swarm.sampler.engine import Generate, Installed, NotInstalled
+from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.engine import VllmEngine
 from swarm.sampler.vllm.swap import UNPROVEN
 from swarm.sampler.vllm.versions import EXTENSION
 from tests.builders import v
 from tests.conformance import PROMPT, job
-from tests.unit.models import Staged
+from tests.unit.models import Staged, rounded
 from tests.vllm.support import LENGTH, Signal, check_logprobs, end, installed, staged_pair, started
 
 SWAPS = 5
@@ -73,6 +76,20 @@ async def test_a_tied_head_that_keeps_the_old_weights_is_noticed(tmp_path: Path)
         assert isinstance(done, NotInstalled)
         assert done.fault == "engine"
         assert "the probe's log-probs are off" in done.why
+
+
+def test_a_loader_is_given_what_a_checkpoint_holds_as_views_of_the_map(tmp_path: Path) -> None:
+    staged = staged_pair(tmp_path, "qwen3 moe", tied=False)[0]
+    rounded(staged.model).to(torch.bfloat16).save_pretrained(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved/model.safetensors")
+    # As in an engine: vLLM reads its environment as it is imported.
+    vllm_versions.prepare(is_cuda=False, is_small=True)
+    from swarm.sampler.vllm.extension import _named
+
+    given = dict(_named(str(staged.staging), staged.layout))
+    assert given.keys() == saved.keys()
+    assert all(torch.equal(given[name], saved[name]) for name in saved)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in given.values()}) == 1
 
 
 async def test_experts_are_taken_and_proven_by_sums(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 vLLM takes new weights through `reload_weights`, which copies them into the parameters that its kernels know and, on
 CPUs, packs them again. It packs only what was loaded: a head tied to the embeddings is not loaded and would keep the
-old weights, so embeddings and heads are packed once more afterwards. Experts it packs only as it makes their kernel:
-on CPUs a kernel goes before each reload.
+old weights, so embeddings and heads are packed once more afterwards. Experts are packed only while their kernel is
+made, so on CPUs each reload begins without one.
 
 vLLM's second model runner draws as draws.py says. The first one, of CPUs and of models that the second cannot run yet,
 draws from generators that nobody else can follow, and is made to draw so too.
@@ -98,7 +98,7 @@ class EchoWorker:
 
     def echo_unmake_kernels(self, model: Any) -> None:
         for module in model.modules():
-            # On GPUs captured graphs hold the kernel, and its weights get their form at every reload.
+            # On GPUs captured graphs use the kernel, and every reload puts the weights into its form.
             if isinstance(module, RoutedExperts) and module.w13_weight.device.type == "cpu":
                 module.quant_method.moe_kernel = None
 
@@ -182,7 +182,7 @@ def _parts(
             counted = (size > 1 or rank == 0) and (i == 0 or rank % replicas == 0)
             yield f"{parent}.{piece}.{name}" if parent else f"{piece}.{name}", part, counted
     elif isinstance(module, RoutedExperts) and name in EXPERTS:
-        # Rows of all experts, or some experts: together the ranks hold each item once.
+        # Some rows of all experts, or all rows of some: together the workers hold each item once.
         yield f"{parent}.{EXPERTS[name]}", parameter, True
     else:
         # All ranks hold the same norms, and the same biases that are added after the ranks' shares are summed.
