@@ -176,7 +176,7 @@ class Segment(Message, frozen=True):
     version: VersionId
     base: VersionId | None
     layout_digest: DigestField
-    number: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEGMENTS)]
+    number: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEGMENTS - 1)]
     table: ChunkTable
 
 
