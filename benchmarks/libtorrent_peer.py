@@ -1,15 +1,15 @@
 """One libtorrent session of the broadcast benchmark, tuned as somebody who knows it would tune it for this.
 
-It speaks JSON lines: seeder `prepared`, then on the command `publish` it adds its torrent and says `published`; a
-peer adds the torrent at once and says `listening`, `connected` with its number of connections, and `finished` with
-the moment at which the last piece had passed its hash check. Both take `connect HOST...`. Times are of CLOCK_MONOTONIC.
+It speaks JSON lines: `listening` once it has the torrent, `connected` with its number of connections that have shaken
+hands, and, a peer, `finished` with the moment (of CLOCK_MONOTONIC) at which the last piece had passed its hash check.
+Both take `connect HOST...`; a peer asks for nothing before it is told `start`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import queue
+import os
 import sys
 import threading
 import time
@@ -23,7 +23,7 @@ PIECE_BYTES = 64 * 1024
 FILE_NAME = "payload.bin"
 
 WAIT_MS = 50
-"""How long a command may lie unread."""
+"""Between two looks at the connections, at most."""
 
 SETTINGS: dict[str, Any] = {
     "alert_mask": libtorrent.alert.category_t.status_notification | libtorrent.alert.category_t.error_notification,
@@ -37,6 +37,8 @@ SETTINGS: dict[str, Any] = {
     "out_enc_policy": libtorrent.enc_policy.disabled,
     "in_enc_policy": libtorrent.enc_policy.disabled,
     "min_reconnect_time": 1,
+    # Or those that do not ask yet would part from one another and from the seeder.
+    "close_redundant_connections": False,
     "connection_speed": 200,
     # Everybody may always upload to everybody; rarest first from the first piece on.
     "choking_algorithm": libtorrent.choking_algorithm_t.fixed_slots_choker,
@@ -59,33 +61,38 @@ def main() -> None:
     parser.add_argument("--torrent", type=Path, required=True, help="made by the seeder, read by the others")
     parser.add_argument("--seed", action="store_true")
     options = parser.parse_args()
-    session = libtorrent.session({**SETTINGS, "listen_interfaces": f"0.0.0.0:{PORT}"})
-    commands = _commands()
-    torrent = None
     if options.seed:
         options.torrent.write_bytes(_make_torrent(options.directory))
-        _say("prepared")
-    else:
-        torrent = _add(session, options.torrent, options.directory, seed=False)
-        _say("listening")
+    session = libtorrent.session({**SETTINGS, "listen_interfaces": f"0.0.0.0:{PORT}"})
+    torrent = _add(session, options.torrent, options.directory, seed=options.seed)
+    threading.Thread(target=_obey, args=(torrent,), daemon=True).start()
+    _say("listening")
     connections = 0
     while True:
         session.wait_for_alert(WAIT_MS)
         for alert in session.pop_alerts():
             if isinstance(alert, libtorrent.torrent_finished_alert) and not options.seed:
                 _say("finished", monotonic_s=time.monotonic())
-        match _next(commands):
-            case ["publish"]:
-                torrent = _add(session, options.torrent, options.directory, seed=True)
-                _say("published", monotonic_s=time.monotonic())
-            case ["connect", *addresses] if torrent is not None:
-                for address in addresses:
-                    torrent.connect_peer((address, PORT))
-            case ["end"]:
-                return
-        if torrent is not None and (now := torrent.status().num_peers) != connections:
+        if (now := _connections(torrent)) != connections:
             connections = now
             _say("connected", connections=connections)
+
+
+def _obey(torrent: Any) -> None:
+    """Do what the lines of stdin say, each at once; end with them."""
+    for line in sys.stdin:
+        match line.split():
+            case ["connect", *addresses]:
+                for address in addresses:
+                    torrent.connect_peer((address, PORT))
+            case ["start"]:
+                torrent.unset_flags(libtorrent.torrent_flags.upload_mode)
+    os._exit(0)
+
+
+def _connections(torrent: Any) -> int:
+    opening = libtorrent.peer_info.connecting | libtorrent.peer_info.handshake
+    return sum(not peer.flags & opening for peer in torrent.get_peer_info())
 
 
 def _make_torrent(directory: Path) -> bytes:
@@ -102,26 +109,9 @@ def _add(session: Any, torrent: Path, directory: Path, *, seed: bool) -> Any:
     parameters.ti = libtorrent.torrent_info(str(torrent))
     parameters.save_path = str(directory)
     parameters.flags &= ~libtorrent.torrent_flags.auto_managed & ~libtorrent.torrent_flags.paused
-    if seed:
-        parameters.flags |= libtorrent.torrent_flags.seed_mode
+    flags = libtorrent.torrent_flags
+    parameters.flags |= flags.seed_mode if seed else flags.upload_mode
     return session.add_torrent(parameters)
-
-
-def _commands() -> queue.SimpleQueue[list[str]]:
-    """Lines of stdin as words; their end is a command too."""
-    commands: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            commands.put(line.split())
-        commands.put(["end"])
-
-    threading.Thread(target=read, daemon=True).start()
-    return commands
-
-
-def _next(commands: queue.SimpleQueue[list[str]]) -> list[str]:
-    return [] if commands.empty() else commands.get()
 
 
 def _say(event: str, **fields: object) -> None:

@@ -1,8 +1,9 @@
-"""The same transfer by libtorrent: one session a host, told of one another; the seeder comes last."""
+"""The same transfer by libtorrent: one session a host, all connected before the clock starts."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from benchmarks.libtorrent_peer import FILE_NAME
@@ -22,20 +23,20 @@ LIMIT_S, LIMIT_BOUNDS = 60.0, 30.0
 
 
 def run(profile: Profile, faults: list[Fault], nbytes: int, directory: Path) -> Transfer:
-    """One transfer of a random file. `began_s` is when the seeder starts to offer it."""
+    """One transfer of a random file. `began_s` is when the first peer is told to ask for it; all have the torrent."""
     with shaped(profile) as network:
         use_congestion_control(network, CONGESTION_CONTROL)
         seeder = _seeder(network, nbytes, directory)
         peers = {number: _peer(network, number, directory) for number in profile.peers}
+        sessions = {LEARNER: seeder, **peers}
         for peer in peers.values():
             peer.expect("listening")
-        _connect(network, profile, peers)
-        processes = {LEARNER: seeder, **peers}
-        observer = Observer(network, profile, {number: one.process.pid for number, one in processes.items()})
+        _connect(network, profile, sessions)
+        observer = Observer(network, profile, {number: one.process.pid for number, one in sessions.items()})
         observer.settle()
-        seeder.tell("publish")
-        began_s: float = seeder.expect("published")["monotonic_s"]
-        _meet_seeder(network, profile, seeder, peers)
+        began_s = time.monotonic()
+        for peer in peers.values():
+            peer.tell("start")
         completed_s = _follow(observer, peers, faults, nbytes, profile)
     return Transfer(
         nbytes=nbytes,
@@ -52,7 +53,7 @@ def _seeder(network: Hosts, nbytes: int, directory: Path) -> Speaker:
     own.mkdir()
     (own / FILE_NAME).write_bytes(os.urandom(nbytes))
     seeder = Speaker(network.host(LEARNER), MODULE, *_arguments(directory, LEARNER), "--seed", log=own / "seeder.log")
-    seeder.expect("prepared")
+    seeder.expect("listening")
     return seeder
 
 
@@ -66,36 +67,28 @@ def _arguments(directory: Path, number: int) -> list[str]:
     return ["--directory", str(directory / f"host-{number}"), "--torrent", str(directory / "payload.torrent")]
 
 
-def _connect(network: Hosts, profile: Profile, peers: dict[int, Speaker]) -> None:
-    """Each pair of peers by one call, of whom the other can hear; then wait until all are connected."""
-    expected = dict.fromkeys(peers, 0)
-    for caller in peers:
+def _connect(network: Hosts, profile: Profile, sessions: dict[int, Speaker]) -> None:
+    """Each pair by one call, of whom the other can hear; then wait until all have shaken hands."""
+    expected = dict.fromkeys(sessions, 0)
+    for caller in sessions:
         called = [
             other
-            for other, link in profile.peers.items()
-            if other != caller and link.reachable and (other < caller or not profile.peers[caller].reachable)
+            for other, link in profile.hosts.items()
+            if other != caller and link.reachable and (other < caller or not profile.hosts[caller].reachable)
         ]
-        peers[caller].tell("connect", *(network.host(other).address for other in called))
+        sessions[caller].tell("connect", *(network.host(other).address for other in called))
         for other in called:
             expected[caller] += 1
             expected[other] += 1
-    held = dict.fromkeys(peers, 0)
+    held = dict.fromkeys(sessions, 0)
 
     def connected() -> bool:
-        for number, peer in peers.items():
-            for event in peer.events():
+        for number, session in sessions.items():
+            for event in session.events():
                 held[number] = event.get("connections", held[number])
-        return all(held[number] >= expected[number] for number in peers)
+        return held == expected
 
     poll(connected, every_s=0.1, limit_s=CONNECT_S, what="libtorrent's peers connect")
-
-
-def _meet_seeder(network: Hosts, profile: Profile, seeder: Speaker, peers: dict[int, Speaker]) -> None:
-    publics = [number for number, link in profile.peers.items() if link.reachable]
-    if publics:
-        seeder.tell("connect", *(network.host(number).address for number in publics))
-    for number in sorted(set(peers) - set(publics)):
-        peers[number].tell("connect", network.host(LEARNER).address)
 
 
 def _follow(
