@@ -5,6 +5,7 @@ bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.t
 bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --kill fastest@0.5 --size-mib 32
 bin/python -m benchmarks.broadcast --peers 8 --stall 5@0.5:up --size-mib 32
 bin/python -m benchmarks.broadcast --peers 8 --delta 1e-6 --size-mib 512 --schemes relay
+bin/python -m benchmarks.broadcast --peers 40 --up-mbit 10 --down-mbit 20 --size-mib 32 --kill 5@0.5 --repeat 3
 
 A profile is a TOML file with a table [[host]] for each host: up_mbit, down_mbit (of 1,000,000 bits) and reachable
 (true if not given; a host that is not can dial but not be dialled). The first is the learner, and is host 1 of --kill
@@ -13,15 +14,20 @@ median peer has received that fraction. A peer that is killed or stalled both wa
 
 Schemes: relay is what a swarm does by itself; mesh, chain, tree (each feeds two), forest and star are the same nodes
 told what to do; libtorrent (pip install '.[bench]') is tuned as benchmarks/libtorrent_peer.py says. Each scheme of each
-repeat has fresh namespaces and processes. A peer of ours is `echo-node join --role relay`, over TLS unless --no-tls.
+repeat has fresh namespaces and processes. A peer of ours is `echo-node join --role relay`, over TLS unless --no-tls;
+what it holds at the end is compared with what was published. All links are up before the clock starts, but those of a
+forest, which has its plan from its first version.
 
 Figures, medians of --repeat; the times are of one clock, from when the version, encoded, is announced (libtorrent:
-from when the seeder starts, its pieces hashed):
+from when the peers, who have the torrent, are told to ask for its pieces):
 last_peer_s, first_peer_s  until the last and the first peer hold every chunk, verified
 bound_s, ratio             the largest of the four terms of benchmarks/links.py, with F the bytes of the encoded version
                            (libtorrent: the file); and last_peer_s over it. With faults, each stretch between two
                            of them counts with the bound of the links and peers that are left, and
                            bound_without_faults_s is that of the whole profile
+victims_sent_copies        what each victim of a fault had sent by then, in units of F: of a killed node in a tree,
+                           above zero if it had children
+topology                   the plan by which the learner sent, as it says itself
 cpu_s_per_gb               user and system CPU of all processes of the scheme, over 1e9 bytes delivered to peers
 learner_sent_bytes         what left the learner's interface, with all headers; learner_copies in units of F
 tbf counts Ethernet's, IP's and TCP's headers, so that no ratio can be under 1.046. With --json the last line is one

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -67,13 +69,17 @@ def run(
         published = nodes.publish(payload)
         watch = Watch(nodes, published, list(survivors(profile, faults).peers))
         watch.follow(observer, profile, faults)
+        nodes.compare(published.version, watch.completed_s)
+        topology = (nodes.status(LEARNER) or {}).get("topology")
     return Transfer(
         nbytes=published.encoded_bytes,
         began_s=min([published.at_s, *watch.announced_s.values()]),
         completed_s=watch.completed_s,
         samples=observer.samples,
         encrypted=nodes.encrypted,
+        topology=topology,
         faults_s=observer.faults_s,
+        victims_sent_bytes=observer.victims_sent_bytes,
     )
 
 
@@ -121,6 +127,15 @@ class Nodes:
         self.learner.tell("publish")
         event = self.learner.expect("published", timeout_s=EVENT_S + payload.nbytes / ENCODE_BYTES_PER_S)
         return Published(version=event["version"], at_s=event["monotonic_s"], encoded_bytes=event["encoded_bytes"])
+
+    def compare(self, version: str, peers: Iterable[int]) -> None:
+        """TransferFailed unless each of these peers has the learner's bytes of a version on its disk."""
+        name = f"{version}.chunks"
+        published = self._directory / "learner" / "versions" / name
+        for number in peers:
+            (held,) = (self._directory / f"peer-{number}").glob(f"swarms/*/{name}")
+            if not filecmp.cmp(published, held, shallow=False):
+                raise TransferFailed(f"host {number} holds other bytes than the learner published")
 
     def wait_until_linked(self, profile: Profile) -> None:
         """Until every peer is public or not, as the profile has it, and every node has its streams."""

@@ -45,6 +45,7 @@ def run(profile: Profile, faults: list[Fault], nbytes: int, directory: Path) -> 
         samples=observer.samples,
         encrypted=False,
         faults_s=observer.faults_s,
+        victims_sent_bytes=observer.victims_sent_bytes,
     )
 
 

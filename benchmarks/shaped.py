@@ -106,7 +106,9 @@ class Observer:
         self._killed: set[int] = set()
         self.samples: list[Sample] = []
         self.faults_s: list[float] = []
+        self.victims_sent_bytes: list[int] = []
         self._received_before = self._received()
+        self._sent_before: dict[int, int] = {}
 
     def follow(
         self, nbytes: int, faults: list[Fault], ended: Callable[[dict[int, float]], bool], *, limit_s: float
@@ -114,6 +116,7 @@ class Observer:
         """Sample until `ended`, which is given the share of `nbytes` that each peer's interface has received."""
         until = time.monotonic() + limit_s
         left = in_order(faults)
+        self._sent_before = {fault.host: sent_bytes(self._network.host(fault.host)) for fault in faults}
         while True:
             self.sample()
             shares = {host: (b - self._received_before[host]) / nbytes for host, b in self._received().items()}
@@ -149,6 +152,7 @@ class Observer:
 
     def bring_about(self, fault: Fault) -> None:
         host, link = self._network.host(fault.host), self._profile.peers[fault.host]
+        self.victims_sent_bytes.append(sent_bytes(host) - self._sent_before[fault.host])
         match fault.kind:
             case "kill":
                 self._killed.add(fault.host)

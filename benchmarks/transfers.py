@@ -39,6 +39,10 @@ class Transfer:
     encrypted: bool
     faults_s: list[float] = field(default_factory=list)
     """When the faults happened."""
+    victims_sent_bytes: list[int] = field(default_factory=list)
+    """What each of their hosts had sent of this transfer by then."""
+    topology: str | None = None
+    """What the learner says of its plan; None if it has none."""
 
 
 def figures_of(transfer: Transfer, profile: Profile, faults: list[Fault]) -> Figures:
@@ -62,9 +66,12 @@ def figures_of(transfer: Transfer, profile: Profile, faults: list[Fault]) -> Fig
         "version_bytes": transfer.nbytes,
         "encrypted": transfer.encrypted,
     }
+    if transfer.topology is not None:
+        found["topology"] = transfer.topology
     if faults:
         found["bound_without_faults_s"] = round(bound_s(transfer.nbytes, profile), 3)
         found["faults_s"] = [round(fault_s - transfer.began_s, 3) for fault_s in transfer.faults_s]
+        found["victims_sent_copies"] = [round(sent / transfer.nbytes, 3) for sent in transfer.victims_sent_bytes]
     return found
 
 

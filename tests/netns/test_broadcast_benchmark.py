@@ -39,6 +39,7 @@ FIGURES = {
     "learner_copies",
     "version_bytes",
     "encrypted",
+    "topology",
 }
 
 PROFILE = """
@@ -85,6 +86,7 @@ def test_a_fault_ends_the_wait_for_its_victim() -> None:
     found = json.loads(done.stdout.splitlines()[-1])["schemes"]["libtorrent"]
     assert len(found["faults_s"]) == 2
     assert max(found["faults_s"]) < found["last_peer_s"]
+    assert min(found["victims_sent_copies"]) > 0
 
 
 def swarms_of(process: subprocess.Popen[str]) -> list[str]:
@@ -110,6 +112,7 @@ def test_our_schemes_are_measured_and_nothing_is_left(tmp_path: Path) -> None:
         assert figures["encrypted"] is True
         assert 0 < figures["first_peer_s"] <= figures["last_peer_s"]
         assert figures["learner_copies"] == pytest.approx(figures["learner_sent_bytes"] / (4 << 20), abs=0.001)
+    assert [figures["topology"] for figures in found["schemes"].values()] == ["mesh", "star"]
     relay, star = (found["schemes"][scheme]["learner_sent_bytes"] / (4 << 20) for scheme in ("relay", "star"))
     assert 1.0 < relay < 2.0
     assert PEERS < star < PEERS + 0.8

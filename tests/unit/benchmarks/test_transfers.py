@@ -44,11 +44,19 @@ def test_the_figures_of_one_run() -> None:
 
 def test_a_peer_that_was_killed_is_not_waited_for() -> None:
     fault = Fault(kind="kill", host=3, fraction=0.5)
-    found = figures_of(transfer(completed_s={2: 102.25}, faults_s=[101.5]), PEERS, [fault])
+    found = figures_of(
+        transfer(completed_s={2: 102.25}, faults_s=[101.5], victims_sent_bytes=[250_000]), PEERS, [fault]
+    )
     assert found["last_peer_s"] == found["first_peer_s"] == 1.25
     assert found["cpu_s_per_gb"] == pytest.approx((6.5 - 5.5) / 0.001)
     assert found["bound_without_faults_s"] == 1.0
     assert found["faults_s"] == [0.5]
+    assert found["victims_sent_copies"] == [0.25]
+
+
+def test_a_transfer_names_its_plan_if_it_has_one() -> None:
+    assert "topology" not in figures_of(transfer(), PEERS, [])
+    assert figures_of(transfer(topology="forest"), PEERS, [])["topology"] == "forest"
 
 
 @pytest.mark.parametrize(
