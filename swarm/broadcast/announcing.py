@@ -4,7 +4,8 @@ Tables. A large chunk table reaches everybody for one copy of the learner's upli
 forwarder. A part cannot be proven by itself; the head proves the whole. A receiver that ends up with a wrong table
 fetches the right one from a public that has it, or from the learner. Then it finds which parts were wrong and blames
 their senders. So a lie costs the learner at most what sending the table to everybody would have cost. Small tables go
-to everybody directly.
+to everybody directly. In trees, where a forwarder has links to few nodes, part i goes down the tree of stripe i; the
+sender of a wrong one may have got it so there, and is not blamed.
 """
 
 from __future__ import annotations
@@ -59,11 +60,10 @@ class TableParts:
         self._senders: dict[int, NodeId] = {}
 
     def put(self, index: int, data: bytes, sender: NodeId) -> bool:
-        """Take a part. Return False if it has the wrong shape. The first to come counts."""
-        if index >= len(self.spans) or len(data) != self.spans[index].nbytes:
+        """Take a part. Return False if it has the wrong shape or is here already: the first to come counts."""
+        if index in self._parts or index >= len(self.spans) or len(data) != self.spans[index].nbytes:
             return False
-        if index not in self._parts:
-            self._parts[index], self._senders[index] = data, sender
+        self._parts[index], self._senders[index] = data, sender
         return True
 
     def whole(self) -> bytes | None:
@@ -156,13 +156,17 @@ class Announcements:
         for index, data, sender in self._early.take(version):
             self.take_part(version, index, data, sender)
 
-    def take_part(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
-        """Take a part of a table from any linked node. It may come before the head."""
+    def take_part(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> bool:
+        """Take a part of a table from any linked node. It may come before the head. Return True if the head is here
+        and the part was missing."""
         announced = self._waiting.get(version)
         if announced is None:
             self._early.put(version, index, data, sender)
-        elif announced.parts.put(index, data, sender) and announced.parts.whole() is not None:
+            return False
+        is_new = announced.parts.put(index, data, sender)
+        if is_new and announced.parts.whole() is not None:
             self._finish(version)
+        return is_new
 
     def close(self) -> None:
         for announced in self._waiting.values():

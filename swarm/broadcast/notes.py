@@ -182,6 +182,14 @@ class Routing(Message, frozen=True):
     children: Annotated[tuple[Nodes, ...], msgspec.Meta(max_length=MAX_STRIPES)]
     chunks_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
+    def parent_of(self, index: int) -> NodeId:
+        """Return who sends part `index` of the table."""
+        return self.parents[index % len(self.parents)] if self.parents else NO_NODE
+
+    def children_of(self, index: int) -> Nodes:
+        """Return to whom part `index` of the table goes on."""
+        return self.children[index % len(self.children)] if self.children else ()
+
 
 def whom_to_dial(me: NodeId, roster: Roster) -> dict[NodeId, tuple[Address, ...]]:
     """Return the members that `me` dials: of two publics the smaller id dials, and a leaf dials all publics."""

@@ -275,7 +275,9 @@ class Receiver:
 
     def _on_frame(self, node: NodeId, frame: Frame, payload: bytes) -> None:
         """Take an announcement. Only the learner sends heads and rosters; tables come from others too."""
-        if frame.type in (TABLE, SEGMENT):
+        if frame.type == TABLE and (routes := self._routes.get(frame.version)) is not None:
+            self._take_tree_part(node, frame, payload, routes)
+        elif frame.type in (TABLE, SEGMENT):
             if frame.kind == Kind.FRESH and node == self._station.learner()[0]:
                 self._pass_on(node, frame, payload)
             if self._is_news(frame.version):
@@ -308,6 +310,15 @@ class Receiver:
         for peer, link in self._transfers.links.items():
             if peer != node:
                 link.send(frame.type, frame.version, payload, index=frame.index)
+
+    def _take_tree_part(self, node: NodeId, frame: Frame, payload: bytes, routes: Routing) -> None:
+        """Take a part of a table, and send it on down its tree, but once: a parent that says it again and again must
+        not spend this node's uplink."""
+        if not self._is_news(frame.version):
+            return
+        is_new = self._announcements.take_part(frame.version, frame.index, payload, node)
+        if is_new and frame.kind == Kind.FRESH and node == routes.parent_of(frame.index):
+            self._transfers.send_part(frame.version, frame.index, payload, routes)
 
     def _take_segment(self, version: VersionId, number: int, sealed: bytes, sender: NodeId) -> None:
         """Take the table of one segment, from any linked node."""
@@ -467,7 +478,8 @@ class Receiver:
         data, table = await self._neighbours.fetch(
             head.table_digest, head.table_bytes, lambda data: open_table(data, head, layout), "its chunk table"
         )
-        for liar in announced.parts.liars(data):
+        in_trees = head.version in self._routes
+        for liar in () if in_trees else announced.parts.liars(data):
             if (link := self._transfers.links.get(liar)) is not None:
                 self._transfers.reject(link, "table")
         return data, table

@@ -278,10 +278,14 @@ class BroadcastService:
         version = held.head.version
         for link in links.values():
             link.send(HEAD, version, held.sealed_head)
-        spans = parts_of(len(held.table_bytes))
+        spans, plan = parts_of(len(held.table_bytes)), self._planning.plan
+        routes = plan.routes_of(self._station.me) if plan is not None and plan.trees else None
         for index, (span, forwarder) in enumerate(zip(spans, forwarders_of(len(spans), publics), strict=True)):
             part = held.table_bytes[span.start : span.start + span.nbytes]
-            links[forwarder].send(TABLE, version, part, kind=Kind.FRESH, index=index)
+            if routes is not None:
+                self._transfers.send_part(version, index, part, routes)
+            else:
+                links[forwarder].send(TABLE, version, part, kind=Kind.FRESH, index=index)
 
     @staticmethod
     def _announce_directly(link: Link, held: HeldVersion) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from swarm.broadcast.announcing import PART_BYTES
 from swarm.broadcast.forest.planner import MAX_CHUNKS
-from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
+from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Routing, Send
 from swarm.broadcast.store.store import Held, HeldVersion
 from swarm.broadcast.version.manifest import (
     HEAD_BYTES,
@@ -297,6 +297,12 @@ class Transfers:
             transfer.completed_at = now
             self._on_complete(transfer)
         self.stir()
+
+    def send_part(self, version: VersionId, index: int, part: bytes, routes: Routing) -> None:
+        """Send part `index` of a table to this node's children in its tree."""
+        for child in routes.children_of(index):
+            if (link := self.links.get(child)) is not None:
+                link.send(TABLE, version, part, kind=Kind.FRESH, index=index)
 
     def reject(self, link: Link, reason: str) -> None:
         """Count a fault of a peer: what it sent goes no further."""

@@ -19,7 +19,7 @@ from swarm.broadcast.catchup import Download, Piece, catch_up
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning
 from swarm.broadcast.mesh.forwarder import Forwarder
-from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, Roster, Routing
+from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Kind, Member, Roster, Routing
 from swarm.broadcast.receiver import Receiver
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
@@ -29,6 +29,7 @@ from swarm.broadcast.transfers import (
     HEAD,
     ROSTER,
     ROSTER_BYTES,
+    ROUTES,
     ROUTES_BYTES,
     TABLE,
 )
@@ -39,7 +40,7 @@ from swarm.net.links import NO_VERSION, Station
 from swarm.net.sessions import ServerSessions
 from swarm.net.stream import Frame, Pace
 from swarm.net.wire import decode, encode
-from swarm.types import Address, NodeId
+from swarm.types import Address, NodeId, VersionId
 from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
 from tests.publishers import Publisher, hand_over, receiver_store
 from tests.simulator.broadcast.schemes import planner_named
@@ -242,6 +243,38 @@ async def test_links_to_those_who_left_the_roster_end_but_not_the_learners(
     hearer.list(Member(node=BOB))
     await until(lambda: ended)
     assert ended == [{KEY.node_id, BOB}]
+
+
+class Hears:
+    """A link to a child in the trees, as far as a part of a table needs one."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int, int]] = []
+
+    def send(self, type_: int, version: VersionId, payload: bytes, *, kind: int = 0, index: int = 0) -> None:
+        self.sent.append((type_, kind, index))
+
+
+@pytest.mark.parametrize(
+    ("sender", "kind", "goes_on"),
+    [(ALICE, Kind.FRESH, True), (BOB, Kind.FRESH, False), (KEY.node_id, Kind.COPY, False)],
+    ids=["parent", "another child", "learner, on a new link"],
+)
+async def test_in_trees_a_part_of_a_table_goes_on_once_from_its_parent_to_its_children(
+    hearer: Hearer, first: HeldVersion, sender: NodeId, kind: Kind, goes_on: bool
+) -> None:
+    version, span = first.head.version, parts_of(len(first.table_bytes))[0]
+    mine, other = Hears(), Hears()
+    hearer.receiver._transfers.links |= {BOB: mine, NodeId("other"): other}  # type: ignore[dict-item]
+    routes = Routing(parents=(ALICE, BOB), children=((BOB,), (NodeId("other"),)), chunks_per_s=0.0)
+    hearer._say(Frame(ROUTES, 0, version), encode(routes))
+    hearer._say(Frame(HEAD, 0, version), first.sealed_head)
+    part = first.table_bytes[span.start : span.start + span.nbytes]
+    for _ in range(3):
+        hearer.receiver._on_frame(sender, Frame(TABLE, len(part), version, int(kind), 0), part)
+    assert mine.sent == ([(TABLE, Kind.FRESH, 0)] if goes_on else [])
+    assert other.sent == []
+    hearer.receiver._transfers.links.clear()
 
 
 # -- a base model ---------------------------------------------------------------------------------------------
