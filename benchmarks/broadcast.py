@@ -5,7 +5,7 @@ bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.t
 bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --kill fastest@0.5 --size-mib 32
 bin/python -m benchmarks.broadcast --peers 8 --stall 5@0.5:up --size-mib 32
 bin/python -m benchmarks.broadcast --peers 8 --delta 1e-6 --size-mib 512 --schemes relay
-bin/python -m benchmarks.broadcast --peers 40 --up-mbit 10 --down-mbit 20 --size-mib 32 --kill 5@0.5 --repeat 3
+bin/python -m benchmarks.broadcast --peers 40 --up-mbit 10 --down-mbit 20 --size-mib 32 --kill 5@0.5 --second
 
 A profile is a TOML file with a table [[host]] for each host: up_mbit, down_mbit (of 1,000,000 bits) and reachable
 (true if not given; a host that is not can dial but not be dialled). The first is the learner, and is host 1 of --kill
@@ -16,7 +16,7 @@ Schemes: relay is what a swarm does by itself; mesh, chain, tree (each feeds two
 told what to do; libtorrent (pip install '.[bench]') is tuned as benchmarks/libtorrent_peer.py says. Each scheme of each
 repeat has fresh namespaces and processes. A peer of ours is `echo-node join --role relay`, over TLS unless --no-tls;
 what it holds at the end is compared with what was published. All links are up before the clock starts, but those of a
-forest, which has its plan from its first version.
+forest, which gets its plan with its first version: --second measures the one after.
 
 Figures, medians of --repeat; the times are of one clock, from when the version, encoded, is announced (libtorrent:
 from when the peers, who have the torrent, are told to ask for its pieces):
@@ -70,7 +70,11 @@ class Benchmark:
         self.profile = _profile(options)
         self.faults = _faults(options, self.profile)
         self.schemes = _schemes(options.schemes)
-        self.payload = Payload(nbytes=round(options.size_mib * MIB) // 2 * 2, delta_lr=options.delta)
+        self.payload = Payload(
+            nbytes=round(options.size_mib * MIB) // 2 * 2,
+            delta_lr=options.delta,
+            is_second=options.second or options.delta is not None,
+        )
         self._repeat: int = options.repeat
         self._tls: bool | None = options.tls
         if self.payload.nbytes < MIB or self._repeat < 1:
@@ -116,6 +120,7 @@ class Benchmark:
             "faults": [{"kind": f.kind, "host": f.host, "fraction": f.fraction} for f in self.faults],
             "size_bytes": self.payload.nbytes,
             "delta_lr": self.payload.delta_lr,
+            "second": self.payload.is_second,
             "repeat": self._repeat,
         }
 
@@ -165,6 +170,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--schemes", default="relay", help=f"of {','.join(SCHEMES)}")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--delta", type=float, metavar="LR", help="send an Adam step at this learning rate, not noise")
+    parser.add_argument("--second", action="store_true", help="measure the second version, as --delta does")
     parser.add_argument("--kill", action="append", default=[], metavar="HOST@FRACTION")
     parser.add_argument("--stall", action="append", default=[], metavar="HOST@FRACTION[:up]", help="to 1 Mbit/s")
     parser.add_argument("--tls", action=argparse.BooleanOptionalAction, default=None, help="default: as shipped, on")

@@ -39,10 +39,12 @@ LIMIT_S, LIMIT_BOUNDS = 60.0, 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """What is sent: incompressible, or with `delta_lr` the second of two versions, one Adam step apart."""
+    """What is sent: incompressible, or with `delta_lr` one Adam step after the version before. `is_second`: the second
+    version is measured, as a delta always is, and not the first."""
 
     nbytes: int
     delta_lr: float | None = None
+    is_second: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ def run(
     with shaped(profile) as network:
         nodes = Nodes(network, directory, scheme, payload, tls)
         nodes.wait_until_linked(profile)
-        if payload.delta_lr is not None:
+        if payload.is_second:
             base = nodes.publish(payload)
             Watch(nodes, base, list(profile.peers)).follow(nodes.observer(profile), profile, [])
         observer = nodes.observer(profile)
