@@ -18,7 +18,7 @@ import msgspec
 
 from swarm.broadcast.coding import NICENESS, in_thread
 from swarm.broadcast.store.disk import map_file
-from swarm.broadcast.version.codec import encode_region, sum_change, tensor_sum
+from swarm.broadcast.version.codec import difference, encode_region, sum_change, tensor_sum
 from swarm.broadcast.version.manifest import Codec, Dtype
 from swarm.errors import ChildFailed
 from swarm.net.wire import digest
@@ -78,12 +78,16 @@ def encode_job(job: Encode) -> Encoded:
 
 def _encode(region: Region, fresh: memoryview, base: memoryview | None) -> EncodedRegion:
     whole = slice(region.start, region.start + region.nbytes)
-    codec, encoded = encode_region(fresh[whole], region.dtype, base[whole] if base is not None else None)
-    sums = []
-    for part in region.parts:
-        at = slice(region.start + part.start, region.start + part.start + part.nbytes)
-        sums.append((part.tensor, tensor_sum(fresh[at]) if base is None else sum_change(fresh[at], base[at])))
-    return EncodedRegion(codec=codec, encoded=encoded, decoded_digest=digest(fresh[whole]), sums=tuple(sums))
+    spans = [(part, slice(region.start + part.start, region.start + part.start + part.nbytes)) for part in region.parts]
+    if base is None:
+        codec, encoded = encode_region(fresh[whole], region.dtype)
+        sums = [tensor_sum(fresh[at]) for _, at in spans]
+    else:
+        differs = difference(fresh[whole], base[whole])
+        codec, encoded = encode_region(fresh[whole], region.dtype, base[whole], differs)
+        sums = [sum_change(fresh[at], base[at], differs.within(part.start, part.nbytes)) for part, at in spans]
+    by_tensor = tuple((part.tensor, one) for part, one in zip(region.parts, sums, strict=True))
+    return EncodedRegion(codec=codec, encoded=encoded, decoded_digest=digest(fresh[whole]), sums=by_tensor)
 
 
 _MAPPED: dict[int, memoryview] = {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 
 from swarm.broadcast.version.manifest import Dtype
@@ -41,3 +44,21 @@ def pick_device(wanted: str) -> torch.device:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"--device {wanted} cannot be used here ({reason}); auto, cpu or cuda:0 may be") from error
     return device
+
+
+MAPPED_FILES = 3  # A trainer's staging file and its learner's map, which change places, and what a comparison keeps
+_MAPPED: dict[tuple[int, int, bool], torch.Tensor] = {}
+
+
+def mapped_file(path: str | Path, nbytes: int, *, shared: bool) -> torch.Tensor:
+    """Map a file, for writing if it is `shared`, or find its map: in a new one each page faults when it is first used,
+    which takes longer than a copy. While a file is mapped no other one gets its inode."""
+    state = os.stat(path)
+    key = state.st_dev, state.st_ino, shared
+    flat = _MAPPED.pop(key, None)
+    if flat is None or not flat.nbytes == nbytes == state.st_size:
+        flat = torch.from_file(str(path), shared=shared, size=nbytes, dtype=torch.uint8)
+    while len(_MAPPED) >= MAPPED_FILES:
+        del _MAPPED[next(iter(_MAPPED))]
+    _MAPPED[key] = flat
+    return flat

@@ -50,7 +50,9 @@ from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.weights import (
     build_model,
     changed_items,
+    items_at,
     mapped_tensors,
+    put_items,
     require_room,
     sum_of_items,
     wrong_tensor,
@@ -140,10 +142,10 @@ class TransformersEngine:
             for index, spec, at, items in changed_items(command.path, command.changed, layout):
                 # Tied tensors are one in memory: the second would find nothing changed.
                 for place in {tensors[name].data_ptr(): tensors[name] for name in (spec.name, *spec.aliases)}.values():
-                    held, there = place.view(-1), at.to(place.device)
-                    before = sum_of_items(held[there].to(items.dtype))
-                    held[there] = items.to(device=place.device, dtype=place.dtype)
-                    change = sum_of_items(held[there].to(items.dtype)) - before
+                    held = place.view(-1)
+                    before = sum_of_items(items_at(held, at).to(items.dtype))
+                    put_items(held, at, items)
+                    change = sum_of_items(items_at(held, at).to(items.dtype)) - before
                 self._sums[index] = (self._sums[index] + change) % 2**64
                 progress()
         for spec, found, expected in zip(layout.tensors, self._sums, command.tensor_sums, strict=True):

@@ -25,7 +25,7 @@ WHOLE = 0xFFFFFFFF
 Places = npt.NDArray[np.uint32]
 NOTHING: Places = np.empty(0, dtype=np.uint32)
 Changed = Mapping[int, Places | None]  # By region; None if all of it may have changed
-ITEMS_AT_ONCE = 1 << 20  # Each call to a device takes its time too
+ITEMS_AT_ONCE = 1 << 16  # Each call to a device takes its time too
 END = -1, np.empty(0, dtype=np.int64)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -79,14 +80,42 @@ Positions = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-def encode_region(data: Buffer, dtype: Dtype, base: Buffer | None = None) -> tuple[Codec, bytes]:
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Which 16-bit words of two equally long regions differ: as a mask, and the positions in it."""
+
+    mask: Mask
+    at: Positions
+
+    def within(self, start: int, nbytes: int) -> Positions:
+        """Return the positions in a part of the regions that begins with a word, counted from its start."""
+        first, last = np.searchsorted(self.at, [start // 2, (start + nbytes) // 2])
+        return self.at[first:last] - start // 2
+
+
+def difference(data: Buffer, base: Buffer) -> Difference:
+    """Compare two regions."""
+    flat, before = np.frombuffer(data, dtype=np.uint8), np.frombuffer(base, dtype=np.uint8)
+    if before.nbytes != flat.nbytes:
+        raise ValueError(f"the base of a region of {flat.nbytes} bytes has {before.nbytes}")
+    mask = _words(flat) != _words(before)
+    return Difference(mask, _where(mask))
+
+
+def encode_region(
+    data: Buffer, dtype: Dtype, base: Buffer | None = None, differs: Difference | None = None
+) -> tuple[Codec, bytes]:
     """Return a codec for `data` and its encoding, never longer than `data`.
 
-    `base` holds the bytes of the same region in the version before, equally many; without it no delta is made. The
-    codec follows from how many words changed and from the entropy of a sample. Not all codecs are tried.
+    `base` holds the bytes of the same region in the version before, equally many; without it no delta is made.
+    `differs` says where the two differ, if that is known. The codec follows from how many words changed and from the
+    entropy of a sample. Not all codecs are tried.
     """
     flat = np.frombuffer(data, dtype=np.uint8)
-    codec, encoded = _encode_delta(flat, dtype, base) if base is not None else _encode_full(flat, dtype)
+    if base is None:
+        codec, encoded = _encode_full(flat, dtype)
+    else:
+        codec, encoded = _encode_delta(flat, dtype, base, differs or difference(data, base))
     return (codec, encoded) if len(encoded) < flat.nbytes else ("raw", flat.tobytes())
 
 
@@ -151,15 +180,12 @@ def _rotated(words: Words) -> Words:
 # -- deltas ----------------------------------------------------------------------------------------------------
 
 
-def _encode_delta(flat: Bytes, dtype: Dtype, base: Buffer) -> tuple[Codec, bytes]:
+def _encode_delta(flat: Bytes, dtype: Dtype, base: Buffer, differs: Difference) -> tuple[Codec, bytes]:
     before = np.frombuffer(base, dtype=np.uint8)
-    if before.nbytes != flat.nbytes:
-        raise ValueError(f"the base of a region of {flat.nbytes} bytes has {before.nbytes}")
     if flat.nbytes % 2 and flat[-1] != before[-1]:
         return _encode_full(flat, dtype)
     words, base_words = _words(flat), _words(before)
-    differs = words != base_words
-    if np.count_nonzero(differs) <= SPARSE_MAX_SHARE * words.size:
+    if differs.at.size <= SPARSE_MAX_SHARE * words.size:
         return "sparse", _encode_sparse(words, base_words, differs)
     sample = _sample(words)
     # Sorting makes "dense" still smaller than this estimate.
@@ -202,16 +228,16 @@ def _plane_bits(sample: Words) -> float:
 # -- sparse ----------------------------------------------------------------------------------------------------
 
 
-def _encode_sparse(words: Words, base: Words, differs: Mask) -> bytes:
+def _encode_sparse(words: Words, base: Words, differs: Difference) -> bytes:
     """Return the threshold (a byte), then five streams: the large words' gaps and codes in pairs of nibbles, the small
     words' gaps and codes a byte each, and what is too large for its nibble or byte. UNCHANGED if nothing did."""
-    changed = _where(differs)
+    changed = differs.at
     if not changed.size:
         return UNCHANGED
     threshold = _threshold(base, changed)
     large = changed[np.flatnonzero(_magnitudes(base[changed]) >= threshold)]
     smalls = _small(base, threshold)
-    ranks = _where(differs[smalls])
+    ranks = _where(differs.mask[smalls])
     nibbles, large_rest = _capped(_codes(words, base, large), NIBBLE)
     octets, small_rest = _capped(_codes(words, base, smalls[ranks]), ESCAPE)
     rest = np.concatenate([large_rest, small_rest]).view(np.uint8)
@@ -439,12 +465,11 @@ def tensor_sum(data: Buffer) -> int:
     return int((counts * MIX).sum(dtype=np.uint64))
 
 
-def sum_change(data: Buffer, base: Buffer) -> int:
-    """Return by how much the `tensor_sum` of `data` exceeds that of `base`, which is equally long, modulo 2^64. If few
-    words differ, this takes a fifth of the time of a sum."""
+def sum_change(data: Buffer, base: Buffer, at: Positions) -> int:
+    """Return by how much the `tensor_sum` of `data` exceeds that of `base`, which is equally long and differs in the
+    words `at`, modulo 2^64."""
     after, before = np.frombuffer(data, dtype=np.uint8), np.frombuffer(base, dtype=np.uint8)
     new, old = _words(after), _words(before)
-    at = _where(new != old)
     change = int(MIX[new[at]].sum(dtype=np.uint64)) - int(MIX[old[at]].sum(dtype=np.uint64))
     if after.size % 2:
         change += int(MIX[after[-1]]) - int(MIX[before[-1]])

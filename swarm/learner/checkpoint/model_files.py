@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from swarm.broadcast.version.manifest import ITEM_BYTES, Layout, ModelFile, TensorSpec
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import in_stream_dtype
-from swarm.learner.device import TORCH_DTYPES, stream_dtype
+from swarm.learner.device import TORCH_DTYPES, mapped_file, stream_dtype
 from swarm.learner.models import tiny_model, tiny_tokenizer, warm_model
 from swarm.settings import TINY, TINY_WARM
 
@@ -148,24 +148,7 @@ def weights_of(tensors: dict[TensorSpec, torch.Tensor], stored: list[torch.Tenso
 def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[torch.Tensor]:
     """Where each tensor of the stream lies in the file at `path`, in the memory that is mapped to it."""
     total = sum(spec.nbytes for spec in tensors)
-    parts = _mapped(path, total).split([spec.nbytes for spec in tensors])
-    return [part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape) for part, spec in zip(parts, tensors, strict=True)]
-
-
-MAPPED_FILES = 3  # The staging file and the learner's map, which change places, and what a comparison keeps
-_MAPPED: dict[tuple[int, int], torch.Tensor] = {}
-
-
-def _mapped(path: Path, nbytes: int) -> torch.Tensor:
-    """Map a file, or find its map: in a new one each page that is written faults, which takes longer than a copy. While
-    a file is mapped no other one gets its inode."""
     # torch would make the file for its owner alone; it becomes the learner's weight map.
     path.touch()
-    state = path.stat()
-    flat = _MAPPED.pop((state.st_dev, state.st_ino), None)
-    if flat is None or not flat.nbytes == nbytes == state.st_size:
-        flat = torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
-    while len(_MAPPED) >= MAPPED_FILES:
-        del _MAPPED[next(iter(_MAPPED))]
-    _MAPPED[state.st_dev, state.st_ino] = flat
-    return flat
+    parts = mapped_file(path, total, shared=True).split([spec.nbytes for spec in tensors])
+    return [part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape) for part, spec in zip(parts, tensors, strict=True)]

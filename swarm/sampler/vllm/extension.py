@@ -37,7 +37,7 @@ from swarm.broadcast.version.manifest import Layout, TensorSpec, by_expert
 from swarm.learner.device import TORCH_DTYPES
 from swarm.learner.draws import gumbel
 from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE
-from swarm.sampler.weights import changed_items, mapped_tensors, sum_of_counts, sum_of_items
+from swarm.sampler.weights import changed_items, items_at, mapped_tensors, put_items, sum_of_counts, sum_of_items
 
 EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}  # vLLM's names of grouped experts, and transformers'
 SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for each on the device, next to the model
@@ -80,12 +80,14 @@ class EchoWorker:
             if not held.get(spec.name):
                 return f"{spec.name} has another form"
             for flat in held[spec.name][:1]:
-                left[index] -= sum_of_items(items) - sum_of_items(flat[at.to(flat.device)].to(items.dtype))
+                left[index] -= sum_of_items(items) - sum_of_items(items_at(flat, at).to(items.dtype))
         if wrong := [spec.name for spec, rest in zip(known.tensors, left, strict=True) if rest % 2**64]:
             return f"{wrong[0]} would not be what was signed"
         for _, spec, at, items in changed_items(path, changed, known):
             for flat in (one for name in (spec.name, *spec.aliases) for one in held.get(name, ())):
-                _put(flat, at.to(flat.device), items)
+                put_items(flat, at, items)
+                if sum_of_items(items_at(flat, at).to(items.dtype)) != sum_of_items(items):
+                    raise RuntimeError(f"{spec.name} does not hold what was written to it")
         self.echo_pack_embeddings(worker.model_runner.get_model())
         return ""
 
@@ -139,13 +141,6 @@ def _as_streamed(model: Any, layout: Layout, rank: int) -> dict[str, list[torch.
                 if is_whole and part.is_contiguous():
                     found.setdefault(stream_name, []).append(part.detach().view(-1))
     return found
-
-
-@torch.no_grad()
-def _put(flat: torch.Tensor, at: torch.Tensor, items: torch.Tensor) -> None:
-    flat[at] = items.to(device=flat.device, dtype=flat.dtype)
-    if sum_of_items(flat[at].to(items.dtype)) != sum_of_items(items):
-        raise RuntimeError("the device does not hold what was written to it")
 
 
 def _draw(runner: Any, logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:

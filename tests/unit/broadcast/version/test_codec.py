@@ -9,7 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from swarm.broadcast.version.codec import Buffer, decode_changes, decode_region, encode_region, sum_change, tensor_sum
+from swarm.broadcast.version.codec import (
+    Buffer,
+    decode_changes,
+    decode_region,
+    difference,
+    encode_region,
+    sum_change,
+    tensor_sum,
+)
 from swarm.broadcast.version.manifest import ITEM_BYTES, Codec, Dtype
 from swarm.errors import ProtocolError
 from swarm.net.wire import compress
@@ -270,7 +278,7 @@ def test_an_odd_last_byte_counts() -> None:
 def test_a_sum_changes_by_the_words_that_changed(share: float) -> None:
     after = stepped(WEIGHTS, share, 3, 1) + b"x"
     before = WEIGHTS + b"y"
-    assert (tensor_sum(before) + sum_change(after, before)) % 2**64 == tensor_sum(after)
+    assert (tensor_sum(before) + sum_change(after, before, difference(after, before).at)) % 2**64 == tensor_sum(after)
 
 
 def test_changes_are_what_a_sparse_region_decodes_to() -> None:
