@@ -79,18 +79,19 @@ class ReceivingNode(JoiningNode):
             check_s=done.check_s,
             reload_s=done.reload_s,
             proof_s=done.proof_s,
-            **costs(),
+            **costs(receiver.weights.layout.total_bytes),
         )
 
 
-def costs() -> dict[str, float]:
+def costs(map_bytes: int) -> dict[str, float]:
     """What this process and its children have cost: CPU, and bytes that went to the disk; and the memory of this
-    process, which has the map. Of pages that it shares with its engine it counts its part."""
+    process: its part of the pages that it shares, but all of the map, which its engine maps too."""
     me = psutil.Process()
     family = [me, *me.children(recursive=True)]
     written = sum(int(_io(one.pid).get("write_bytes", 0)) for one in family)
     times = [one.cpu_times() for one in family]
-    pss = me.memory_full_info().pss
+    kib = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    pss = 1024 * (int(kib["Pss:"]) - int(kib["Pss_Shmem:"])) + map_bytes
     return {"disk_bytes": written, "cpu_s": sum(t.user + t.system for t in times), "pss_bytes": pss}
 
 

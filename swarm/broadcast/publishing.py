@@ -36,7 +36,8 @@ from swarm.net.wire import Digest, digest, encode
 from swarm.types import VersionId
 
 Begun = Callable[[BegunVersion, bytes], None]
-"""Takes what of a version is encoded so far, after each segment but the last, with that segment, sealed."""
+"""Takes what of a version is encoded so far, after each segment but the last, with that segment, sealed. Without it a
+version is one segment."""
 
 
 def content_of(table: ChunkTable) -> Digest:
@@ -87,7 +88,7 @@ class PublishedVersions:
         submit: Submit,
         *,
         full: bool = False,
-        begun: Begun = lambda version, sealed: None,
+        begun: Begun | None = None,
     ) -> HeldVersion:
         """Encode the staged weights as `version` and keep them. `submit` begins jobs (encoding.py).
 
@@ -111,7 +112,7 @@ class PublishedVersions:
         chunk_bytes: int,
         submit: Submit,
         full: bool,
-        begun: Begun = lambda version, sealed: None,
+        begun: Begun | None = None,
     ) -> HeldVersion:
         newest = self.newest
         assert newest is None or version > newest.head.version
@@ -137,10 +138,12 @@ class PublishedVersions:
         chunk_bytes: int,
         submit: Submit,
         base: HeldVersion | None,
-        begun: Begun,
+        begun: Begun | None,
     ) -> ChunkTable:
         """Write all encodings to `path`, end to end, and return their table."""
-        writing = Writing(chunk_bytes, segment_cuts(self._layout.total_bytes, len(self._regions)))
+        regions = len(self._regions)
+        cuts = segment_cuts(self._layout.total_bytes, regions) if begun is not None else (regions,)
+        writing = Writing(chunk_bytes, cuts)
         sums = list(base.table.tensor_sums) if base is not None else [0] * len(self._layout.tensors)
         with path.open("wb") as file:
             for one in self._encodings(fresh, base is not None, submit):
@@ -148,7 +151,7 @@ class PublishedVersions:
                     sums[tensor] = (sums[tensor] + change) % 2**64
                 file.write(one.encoded)
                 segment = writing.add(one)
-                if segment is not None and not writing.is_over:
+                if begun is not None and segment is not None and not writing.is_over:
                     file.flush()
                     begun(*self._begun(path, version, base, writing, segment))
         weights = map_file(fresh, self._layout.total_bytes)
@@ -167,6 +170,7 @@ class PublishedVersions:
             base=refers_to,
             layout_digest=self.store.layout_digest,
             number=len(writing.table.cuts) - 1,
+            first=len(writing.table.regions) - len(segment.regions),
             table=segment,
         )
         chunks = ChunkFile(path, writing.table, whole=True)

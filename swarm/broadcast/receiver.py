@@ -399,11 +399,15 @@ class Receiver:
         if not self._can_begin(segment) or store is None or store.layout is None:
             return
         check_segment(segment, store.layout)
-        if segment.number == 0:
+        if segment.number == segment.first == 0:
             await self._give_up_begun(store)
             table = segment.table
             chunks = await in_thread(ChunkFile, store.chunks_path(version), table)
-        elif begun is not None and begun.version == version and segment.number == len(begun.table.cuts):
+        elif (
+            begun is not None
+            and begun.version == version
+            and (segment.number, segment.first) == (len(begun.table.cuts), len(begun.table.regions))
+        ):
             table, chunks = begun.table.with_segment(segment.table), begun.chunks
             await in_thread(chunks.grow, table)
         else:

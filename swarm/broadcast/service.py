@@ -126,7 +126,8 @@ class BroadcastService:
         def begun(so_far: BegunVersion, sealed: bytes) -> None:
             loop.call_soon_threadsafe(self._begin_early, so_far, sealed)
 
-        publish = partial(self._versions.publish, full=full, begun=begun)
+        in_segments = not full and self.newest is not None and not self._has_trees()
+        publish = partial(self._versions.publish, full=full, begun=begun if in_segments else None)
         try:
             return await asyncio.to_thread(publish, staging, version, size, self._encoders.submit)
         except DiskFull:
@@ -225,7 +226,7 @@ class BroadcastService:
         if version not in self._transfers.active:
             self._plan(version, held.table.encoded_bytes, held.table.chunk_bytes)
         self._announce(held)
-        self._transfers.open(held, partial(self._courier, resumed=resumed))
+        self._transfers.open(held, partial(self._courier, version, resumed=resumed))
         self.newest = held
 
     def _begin_early(self, so_far: BegunVersion, sealed: bytes) -> None:
@@ -239,18 +240,24 @@ class BroadcastService:
         for node, kind in told.items():
             number = len(so_far.table.cuts) - 1
             self._transfers.links[node].send(SEGMENT, so_far.version, sealed, kind=kind, index=number)
-        self._transfers.open(so_far, self._courier)
+        self._transfers.open(so_far, partial(self._courier, so_far.version))
 
     def _whom_to_tell_early(self, nbytes: int) -> dict[NodeId, Kind] | None:
         """Return the nodes that get a segment's table, and whether they pass it on. None if that would cost too much:
         then it comes with the rest."""
-        links, plan = self._transfers.links, self._planning.plan
-        if nbytes > SEGMENT_TABLE_BYTES or len(links) > MESH_PEERS or (plan is not None and plan.trees):
+        links = self._transfers.links
+        if nbytes > SEGMENT_TABLE_BYTES or self._has_trees():
             return None
         publics = [node for node in links if self._station.public_at(node)]
         if not publics or len(links) * nbytes <= DIRECT_BYTES:
             return dict.fromkeys(links, Kind.COPY)
         return {max(publics, key=self._station.uplink_of): Kind.FRESH}
+
+    def _has_trees(self) -> bool:
+        """Return True if the next version goes down trees: their routes come before its chunks, and in segments that
+        wait behind the first one all parents would seem to be silent."""
+        plan = self._planning.plan
+        return len(self._transfers.links) > MESH_PEERS or (plan is not None and bool(plan.trees))
 
     def _plan(self, version: VersionId, encoded_bytes: int, chunk_bytes: int) -> None:
         profiles = self._profiles()
@@ -260,10 +267,11 @@ class BroadcastService:
         self._routes = {}
         self._send_routes([version])
 
-    def _courier(self, count: int, have: bytes, *, resumed: bool = False) -> Courier:
+    def _courier(self, version: VersionId, count: int, have: bytes, *, resumed: bool = False) -> Courier:
         plan = self._planning.plan
         if plan is None or plan.scheme == "mesh":
-            return Seeder(count, now=time.monotonic(), resumed=resumed)
+            elders = [one for one in self._transfers.couriers(version) if isinstance(one, Seeder)]
+            return Seeder(count, now=time.monotonic(), resumed=resumed, after=elders[-1] if elders else None)
         routes, random = plan.routes_of(self._station.me), self._station.random
         return TreeCourier(count=count, learner=self._station.me, routes=routes, held=have, random=random)
 

@@ -84,10 +84,16 @@ class _Peer:
 
 
 class Seeder:
-    """A Courier for the learner. After a restart (`resumed`) it does not deal again what peers already hold."""
+    """A Courier for the learner. After a restart (`resumed`) it does not deal again what peers already hold. It deals
+    nothing before the core of the segment `after` which it comes has dealt everything: both would count on the same
+    idle links, and send to all themselves."""
 
-    def __init__(self, count: int, *, now: float, resumed: bool = False) -> None:
+    def __init__(self, count: int, *, now: float, resumed: bool = False, after: Seeder | None = None) -> None:
         self.complete = True
+        self._after = after
+        self._before: Seeder | None = None
+        if after is not None:
+            after._before = self
         self._resumed = resumed
         self._peers: dict[NodeId, _Peer] = {}
         self._undealt: deque[int] = deque(range(count))
@@ -196,8 +202,18 @@ class Seeder:
     # -- dealing ---------------------------------------------------------------------------------------------
 
     def _deal(self, now: float) -> None:
+        if self._after is not None and self._after._is_dealing():
+            return
         while (self._again or self._undealt) and self._peers and self._deal_one(now):
             pass
+        if self._before is not None and not self._is_dealing():
+            self._before._deal(now)
+
+    def _is_dealing(self) -> bool:
+        return bool(self._peers and (self._undealt or self._again))
+
+    def _is_sending(self) -> bool:
+        return any(at.fresh or at.copies for at in self._peers.values())
 
     def _deal_one(self, now: float) -> bool:
         able = [p for p, at in self._peers.items() if at.credit > 0 and self._may_relay(at) and now >= at.barred_until]
@@ -269,6 +285,8 @@ class Seeder:
 
     def _own_links_idle(self, now: float) -> bool:
         """Return True if the uplink has room. A link that stands still, asking for nothing lately, does not count."""
+        if self._after is not None and self._after._is_sending():
+            return False
         peers = [at for at in self._peers.values() if now - at.asked_at < STILL_S or not (at.fresh or at.copies)]
         return not any(at.fresh for at in peers) and sum(len(at.copies) for at in peers) < OWN_QUEUE * len(peers)
 

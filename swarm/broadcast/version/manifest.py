@@ -6,9 +6,9 @@ into *chunks*, the unit of transfer. For each region the table states the codec,
 decoded bytes; for each chunk the digest of its encoded bytes; for each tensor a sum that its holder in another form
 (fused, transposed, sharded) can recompute.
 
-Regions are encoded in *segments*, of which the layout alone tells the number and the regions. No chunk lies in two of
-them. A segment's part of the table is signed as soon as it is encoded, so that its chunks can leave while the next one
-is encoded. The head comes last. A version is what its head names, whatever segments were signed before.
+Regions may be encoded in *segments*, as many as the learner likes. No chunk lies in two of them. A segment's part of
+the table is signed as soon as it is encoded, so that its chunks can leave while the next one is encoded. The head comes
+last. A version is what its head names, whatever segments were signed before.
 """
 
 from __future__ import annotations
@@ -170,13 +170,15 @@ class Head(Message, frozen=True):
 
 
 class Segment(Message, frozen=True):
-    """One segment of a version that is still being encoded: its part of the table. Deltas will refer to `base`."""
+    """One segment of a version that is still being encoded: its part of the table, which begins with region `first`.
+    Deltas refer to `base`."""
 
     swarm: Id
     version: VersionId
     base: VersionId | None
     layout_digest: DigestField
     number: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEGMENTS - 1)]
+    first: Count
     table: ChunkTable
 
 
@@ -258,7 +260,7 @@ def needs_base(table: ChunkTable) -> bool:
 
 
 def segment_cuts(total_bytes: int, regions: int) -> tuple[int, ...]:
-    """Return how many regions each segment of a model of `total_bytes` has."""
+    """Return how many regions the segments of a model of `total_bytes` should have."""
     count = min(MAX_SEGMENTS, regions, -(-total_bytes // SEGMENT_BYTES))
     ends = [regions * (i + 1) // count for i in range(count)]
     return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
@@ -311,12 +313,11 @@ def open_segment(sealed: bytes, learner_key: bytes) -> Segment:
 
 def check_segment(segment: Segment, layout: Layout) -> None:
     """Raise ProtocolError if a segment cannot be one of a model with this layout."""
-    spans, table = regions_of(layout), segment.table
-    cuts = segment_cuts(layout.total_bytes, len(spans))
-    start = sum(cuts[: segment.number])
-    if segment.number >= len(cuts) or table.cuts != (cuts[segment.number],) or table.is_whole:
+    table = segment.table
+    spans = regions_of(layout)[segment.first : segment.first + len(table.regions)]
+    if len(table.cuts) != 1 or table.is_whole:
         raise ProtocolError("the segment does not fit the layout")
-    _check_entries(table, spans[start : start + cuts[segment.number]], segment.base, segment.version)
+    _check_entries(table, spans, segment.base, segment.version)
 
 
 def open_layout(data: bytes, head: Head) -> Layout:
@@ -343,7 +344,7 @@ def open_table(data: bytes, head: Head, layout: Layout) -> ChunkTable:
     _check_object(data, head.table_digest, head.table_bytes, "chunk table")
     table = decode(data, ChunkTable, cap_bytes=TABLE_BYTES)
     spans = regions_of(layout)
-    if len(table.tensor_sums) != len(layout.tensors) or table.cuts != segment_cuts(layout.total_bytes, len(spans)):
+    if len(table.tensor_sums) != len(layout.tensors):
         raise ProtocolError("the chunk table does not fit the layout")
     _check_entries(table, spans, head.base, head.version)
     return table
@@ -351,7 +352,7 @@ def open_table(data: bytes, head: Head, layout: Layout) -> ChunkTable:
 
 def _check_entries(table: ChunkTable, spans: list[Span], base: VersionId | None, version: VersionId) -> None:
     """Raise ProtocolError unless a table can describe these regions."""
-    if len(table.regions) != len(spans):
+    if len(table.regions) != len(spans) or sum(table.cuts) != len(spans) or 0 in table.cuts:
         raise ProtocolError("the chunk table does not fit the layout")
     # An encoder falls back to "raw", which adds nothing.
     if any(entry.encoded_bytes > span.nbytes for entry, span in zip(table.regions, spans, strict=True)):

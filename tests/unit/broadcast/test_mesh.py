@@ -9,7 +9,7 @@ import pytest
 
 from swarm.broadcast.mesh.forwarder import Forwarder, Window
 from swarm.broadcast.mesh.seeder import Seeder
-from swarm.broadcast.notes import Complete, Courier, Credit, Kind, Send, Want
+from swarm.broadcast.notes import Complete, Courier, Credit, Have, Kind, Send, Want
 from swarm.types import NodeId
 
 SEEDER = NodeId("seeder")
@@ -250,3 +250,18 @@ def test_a_window_shrinks_as_the_transfer_ends() -> None:
     assert window.grant(0.0, 100.0, 0.2) == 6
     window.out = 0
     assert window.grant(0.0, 100.0, 0.0) == 1
+
+
+def test_a_segment_is_dealt_when_all_of_the_one_before_is() -> None:
+    """Else both would send chunks to all over links that each holds for idle."""
+    peer = NodeId("peer")
+    first = Seeder(3, now=0.0)
+    second = Seeder(3, now=0.0, after=first)
+    for seeder in (first, second):
+        seeder.join(peer, leaf=False, now=0.0)
+        seeder.heard(peer, Have(bitmap=b"\0"), now=0.0)
+        seeder.heard(peer, Credit(copies=1, forwards=0, epoch=0), now=0.0)
+    assert isinstance(first.next_for(peer, now=0.0), Send)
+    assert second.next_for(peer, now=0.0) is None
+    first.heard(peer, Credit(copies=2, forwards=0, epoch=0, copied=(0,)), now=0.1)
+    assert second.next_for(peer, now=0.1) == Send(0, Kind.FRESH)

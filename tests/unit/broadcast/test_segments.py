@@ -246,7 +246,7 @@ def changed(segment: Segment, **fields: Any) -> Segment:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"number": 31},
+        {"first": 10_000},
         {"base": None},
         {"base": v(1)},
         {"cuts": (1,)},
@@ -266,10 +266,10 @@ def test_a_signed_segment_that_makes_no_sense_is_refused(tmp_path: Path, fields:
 
 async def test_a_segment_that_makes_no_sense_does_not_end_a_receiver(world: World, gate: Gate, tmp_path: Path) -> None:
     learner, hosts = await swarm_with(world, gate)
-    layout_digest = hosts[0].receiver.store.layout_digest  # type: ignore[union-attr]
+    layout = hosts[0].receiver.store.layout_digest  # type: ignore[union-attr]
     entry = RegionEntry(codec="raw", encoded_bytes=1, decoded_digest=digest(b""))
-    table = ChunkTable(regions=(entry,), cuts=(1,), chunk_bytes=1 << 16, chunk_digests=(digest(b""),), tensor_sums=())
-    wrong = Segment(swarm=SWARM_OF_KEY, version=v(1), base=v(0), layout_digest=layout_digest, number=0, table=table)
+    table = ChunkTable(regions=(entry,), cuts=(2,), chunk_bytes=1 << 16, chunk_digests=(digest(b""),), tensor_sums=())
+    wrong = Segment(swarm=SWARM_OF_KEY, version=v(1), base=v(0), layout_digest=layout, number=0, first=0, table=table)
     sealed = sign_segment(wrong, KEY)
     for link in learner.service._transfers.links.values():
         link.send(SEGMENT, v(1), sealed)
