@@ -142,6 +142,7 @@ class ChunkTable(Message, frozen=True):
         """Return whether `first` describes the first segments of this table."""
         return (
             self.chunk_bytes == first.chunk_bytes
+            and self.cuts[: len(first.cuts)] == first.cuts
             and self.regions[: len(first.regions)] == first.regions
             and self.chunk_digests[: len(first.chunk_digests)] == first.chunk_digests
         )

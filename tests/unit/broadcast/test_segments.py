@@ -226,6 +226,8 @@ def test_a_table_is_not_the_beginning_of_another_one(tmp_path: Path) -> None:
     table = begun[0][0].table
     other = msgspec.structs.replace(table, chunk_digests=(bytes(32), *table.chunk_digests[1:]))
     assert not held.table.begins_with(other)
+    # Segments are counted by their cuts, even where the chunks are the same.
+    assert not msgspec.structs.replace(held.table, cuts=(len(held.table.regions),)).begins_with(table)
 
 
 def test_a_segment_of_another_learner_is_refused(tmp_path: Path) -> None:
