@@ -114,33 +114,35 @@ class EchoWorker:
         whole tensor if it is the first of several workers that hold it. Summed over all workers modulo 2^64 they are
         `tensor_sum`. A missing tensor has another form in this worker."""
         worker: Any = self
-        specs = {spec.name: spec for spec in msgspec.json.decode(layout, type=Layout).tensors}
-        model = worker.model_runner.get_model()
-        fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+        model, known = worker.model_runner.get_model(), msgspec.json.decode(layout, type=Layout)
         sums: dict[str, int] = {}
-        for path, module in model.named_modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                for stream_name, part, counted in _parts(module, path, name, parameter, fused, worker.rank):
-                    spec = specs.get(stream_name)
-                    if spec is not None and _is_whole(part, spec, module):
-                        sums[stream_name] = _sum(part, TORCH_DTYPES[spec.dtype]) if counted else 0
+        for name, spec, part, counted in _pieces(model, known, worker.rank):
+            if name == spec.name:
+                sums[name] = _sum(part, TORCH_DTYPES[spec.dtype]) if counted else 0
         return msgspec.json.encode(sums)
 
 
 def _as_streamed(model: Any, layout: Layout, rank: int) -> dict[str, list[torch.Tensor]]:
     """Return by stream name the tensors that are held whole and as the stream has them, flat. Several modules may hold
     one, each in memory of its own."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, spec, part, _ in _pieces(model, layout, rank):
+        if part.numel() == prod(spec.shape) and part.is_contiguous():
+            found.setdefault(name, []).append(part.detach().view(-1))
+    return found
+
+
+def _pieces(model: Any, layout: Layout, rank: int) -> Iterator[tuple[str, TensorSpec, torch.Tensor, bool]]:
+    """Yield the tensors of the stream, or their shards, that a worker holds exactly: by which of its names, the tensor,
+    the piece, and whether this worker counts it."""
     specs = {name: spec for spec in layout.tensors for name in (spec.name, *spec.aliases)}
     fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    found: dict[str, list[torch.Tensor]] = {}
     for path, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            for stream_name, part, _ in _parts(module, path, name, parameter, fused, rank):
-                spec = specs.get(stream_name)
-                is_whole = spec is not None and _is_whole(part, spec, module) and part.numel() == prod(spec.shape)
-                if is_whole and part.is_contiguous():
-                    found.setdefault(stream_name, []).append(part.detach().view(-1))
-    return found
+        for own, parameter in module.named_parameters(recurse=False):
+            for name, part, counted in _parts(module, path, own, parameter, fused, rank):
+                spec = specs.get(name)
+                if spec is not None and _is_whole(part, spec, module):
+                    yield name, spec, part, counted
 
 
 def _draw(runner: Any, logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
