@@ -25,6 +25,7 @@ import torch
 from benchmarks.sampler_models import Size, random_model
 from swarm.learner import policy as policy_module
 from swarm.learner.alarms import GRADIENT_CLIP
+from swarm.learner.copies import Copies
 from swarm.learner.memory import Setting, shape_of, step_bytes
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.policy import Policy, arrange, is_half
@@ -115,6 +116,7 @@ def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[
         policy=policy,
         reference=None,
         ranks=Ranks(),
+        copies=Copies(device),
         device=device,
         progress=lambda: None,
     )

@@ -60,6 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ring = item.path.parent.name
         if ring in SWARMS:
             item.add_marker(ring)
+        if ring == "gpu":
+            item.add_marker("gpu")
         if ring in SLOW_RINGS:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.name in MEASURED)

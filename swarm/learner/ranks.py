@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.learner.checkpoint.model_files import load_model, write_staging
+from swarm.learner.copies import Copies
 from swarm.learner.device import pick_device
 from swarm.learner.policy import PolicyModel
 
@@ -90,9 +91,11 @@ class Ranks:
         """Bring what `read` gave onto `device` as fp32 masters. `half`: passes are computed in bf16."""
         module.to(device)
 
-    def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A copy in rank 0's own CPU memory; None on the others."""
-        return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    def copy_whole(self, tensor: torch.Tensor, copies: Copies) -> torch.Tensor | None:
+        """Begin a copy in rank 0's own CPU memory; None on the others. It is there when `copies.finish` returns."""
+        room = copies.room(tensor.shape, tensor.dtype)
+        copies.start(room, tensor)
+        return room
 
     @torch.no_grad()
     def fill(self, tensor: torch.Tensor, whole: torch.Tensor | None) -> None:
@@ -100,9 +103,9 @@ class Ranks:
         assert whole is not None
         tensor.copy_(whole)
 
-    def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
+    def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path, copies: Copies) -> None:
         """Write the stream of bf16 weights over the file at `path`."""
-        write_staging(tensors, path)
+        write_staging(tensors, path, copies)
 
 
 TORCHRUN_VARIABLE = "ECHO_NODE_TORCHRUN_PID"  # By which a rank sees whether torchrun is still there

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
 from swarm.learner.checkpoint.model_files import load_model, stream_places
+from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, pick_device, stream_dtype
 from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.policy import PolicyModel, layers_of
@@ -186,15 +187,15 @@ class Sharded(Ranks):
         for name, tensor in _named_tensors(module.model).items():
             self.fill(tensor, held.get(name))
 
-    def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def copy_whole(self, tensor: torch.Tensor, copies: Copies) -> torch.Tensor | None:
         if not isinstance(tensor, DTensor):
-            return super().copy_whole(tensor) if self.rank == 0 else None
+            return super().copy_whole(tensor, copies) if self.rank == 0 else None
         local = _local(tensor)
         if self.rank != 0:
             self._send(local)
             return None
-        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-        whole[self._rows(tensor, 0)].copy_(local)
+        whole = copies.room(tensor.shape, tensor.dtype)
+        copies.start(whole[self._rows(tensor, 0)], local)
         for rank in range(1, self.count):
             self._receive(whole[self._rows(tensor, rank)], rank, local.device)
         return whole
@@ -220,27 +221,36 @@ class Sharded(Ranks):
                 self._send(part, rank)
 
     @torch.no_grad()
-    def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
+    def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path, copies: Copies) -> None:
         """Ranks on rank 0's machine write their rows into the file themselves; others send them there."""
         is_near = self._machines[self.rank] == self._machines[0]
         places = self.together(lambda: stream_places(tensors, path) if is_near else None)
         far = [rank for rank in range(self.count) if self._machines[rank] != self._machines[0]]
+        if places is not None:
+            copies.write(self._own_rows(places, tensors.values()))
         for number, tensor in enumerate(tensors.values()):
             if not isinstance(tensor, DTensor):
-                if self.rank == 0 and places is not None:
-                    places[number].copy_(tensor)
                 continue
             local = _local(tensor)
             if places is None:
                 self._send(local.to(TORCH_DTYPES[stream_dtype(tensor)]))
                 continue
-            places[number][self._rows(tensor, self.rank)].copy_(local)
             for rank in far if self.rank == 0 else ():
                 self._receive(places[number][self._rows(tensor, rank)], rank, local.device)
         # The file is whole only when everybody has written.
         dist.barrier()
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _own_rows(
+        self, places: Sequence[torch.Tensor], tensors: Iterable[torch.Tensor]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """What this rank holds of each tensor, and its place; of one that is not cut rank 0 has all."""
+        for place, tensor in zip(places, tensors, strict=True):
+            if isinstance(tensor, DTensor):
+                yield place[self._rows(tensor, self.rank)], _local(tensor)
+            elif self.rank == 0:
+                yield place, tensor
 
     def _rows(self, tensor: torch.Tensor, rank: int) -> slice:
         """The rows of a sharded tensor that a rank holds; the last ranks may have fewer, or none."""

@@ -19,6 +19,7 @@ from swarm.errors import UserError
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stored_weights, stream_tensors
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
 from swarm.learner.comparison import Comparison
+from swarm.learner.copies import Copies
 from swarm.learner.device import SMALL_MODEL_PARAMETERS
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
@@ -57,6 +58,7 @@ class Trainer:
         self._command = command
         self._ranks = ranks or Ranks()
         self._device = self._ranks.device(command.device)
+        self._copies = Copies(self._device)
         self._ranks.together(lambda: check_rules(command.learning))
         with channel.alive():
             self._check_weights()
@@ -158,6 +160,7 @@ class Trainer:
             policy=self._policy,
             reference=reference,
             ranks=self._ranks,
+            copies=self._copies,
             device=self._device,
             progress=channel.progress,
         )
@@ -209,7 +212,7 @@ class Trainer:
         return msgspec.structs.replace(found, seconds=time.monotonic() - began)
 
     def stage(self) -> Done:
-        self._ranks.stage(self._tensors, Path(self._command.staging))
+        self._ranks.stage(self._tensors, Path(self._command.staging), self._copies)
         # Ranks hold parts of the weights, and in a rehearsal samplers have no model.
         if self._ranks.count == 1 and not self._command.rehearse_step_s:
             self._comparison.staged(Path(self._command.staging), self.steps_taken)

@@ -14,6 +14,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
+from swarm.learner.copies import Copies
 from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.sampler.engine import EngineOptions, Install, Start
 from tests.builders import v
@@ -62,7 +63,7 @@ def stage_model(model: Any, directory: Path) -> Staged:
     tensors = stream_tensors(model)
     layout = layout_of(tensors, save_small_files(model, tiny_tokenizer(), directory / "model"))
     staging = directory / "staging.bin"
-    write_staging(tensors, staging)
+    write_staging(tensors, staging, Copies(torch.device("cpu")))
     return Staged(
         model=model, layout=layout, files_dir=directory / "model", staging=staging, sums=sums_of(staging, layout)
     )

@@ -24,13 +24,14 @@ def trainer_in(
     rehearse_step_s: float = 0.0,
     learning: LearningRules | None = None,
     compute: ComputeRules | None = None,
+    device: str = "cpu",
 ) -> Trainer:
     command = Prepare(
         model=model,
         files_dir=str(directory / "model"),
         staging=str(directory / "staging.bin"),
         seed=seed,
-        device="cpu",
+        device=device,
         learning_rate=learning_rate,
         warmup_steps=1,
         schedule=schedule,

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from swarm.broadcast.version.manifest import ITEM_BYTES, Layout, ModelFile, TensorSpec
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import in_stream_dtype
+from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, mapped_file, stream_dtype
 from swarm.learner.models import tiny_model, tiny_tokenizer, warm_model
 from swarm.settings import TINY, TINY_WARM
@@ -125,11 +126,9 @@ def layout_of(tensors: dict[TensorSpec, torch.Tensor], files: tuple[ModelFile, .
     return Layout(tensors=tuple(tensors), files=files)
 
 
-@torch.no_grad()
-def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
+def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path, copies: Copies) -> None:
     """Cast to bf16 and write, tensor by tensor, through a memory map: no second copy of the model in memory."""
-    for place, tensor in zip(stream_places(tensors, path), tensors.values(), strict=True):
-        place.copy_(tensor.detach())
+    copies.write(zip(stream_places(tensors, path), tensors.values(), strict=True))
 
 
 def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:

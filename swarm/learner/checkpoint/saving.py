@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
 from swarm.learner.checkpoint.model_files import save_model, stream_tensors
+from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, stream_dtype
 from swarm.learner.messages import AlarmState, ClaimState, Saved
 from swarm.learner.ranks import Ranks
@@ -38,15 +39,18 @@ class Parts:
     shuffle: torch.Generator
     device: torch.device
     ranks: Ranks
+    copies: Copies
     progress: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One moment of a run, in rank 0's own CPU memory: 12 bytes a parameter, and 2 more while it is written."""
+    """One moment of a run, in rank 0's own CPU memory: 12 bytes a parameter, and 2 more while it is written. Its
+    memory is the next one's. `finish` returns when all of it is there."""
 
     tensors: dict[str, torch.Tensor]
     state: TrainerState
+    finish: Callable[[], None]
 
 
 def take(
@@ -57,11 +61,13 @@ def take(
     alarms: AlarmState | None = None,
     claims: ClaimState | None = None,
 ) -> Snapshot:
-    copies: dict[str, torch.Tensor] = {}
+    """Begin a snapshot. Until `copies.wait` nothing may change that it holds."""
+    copied: dict[str, torch.Tensor] = {}
+    parts.copies.begin()
     for name, tensor in {**_weights(parts.model), **_moments(parts), **_generators(parts)}.items():
-        copy = parts.ranks.copy_whole(tensor)
+        copy = parts.ranks.copy_whole(tensor, parts.copies)
         if copy is not None:
-            copies[name] = copy
+            copied[name] = copy
         parts.progress()
     state = TrainerState(
         step=step,
@@ -70,12 +76,13 @@ def take(
         alarms=alarms or AlarmState(),
         claims=claims or ClaimState(),
     )
-    return Snapshot(tensors=copies, state=state)
+    return Snapshot(tensors=copied, state=state, finish=parts.copies.finish)
 
 
 def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:
     """Write a checkpoint to `directory`: the snapshot, and the model in bf16 as anybody loads it. DiskFull or OSError.
     Of `model` only names and configuration are read."""
+    snapshot.finish()
     published = {spec.name: snapshot.tensors[f"weight/{spec.name}"] for spec in stream_tensors(model)}
     half = {name: tensor.to(TORCH_DTYPES[stream_dtype(tensor)]) for name, tensor in published.items()}
     nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))

@@ -1,0 +1,71 @@
+"""What leaves the device is what was there when it was asked for, whatever the device does meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from swarm.learner.checkpoint.model_files import stream_places, stream_tensors, write_staging
+from swarm.learner.copies import Copies
+from swarm.learner.messages import Save, Train
+from tests.unit.trainers import group, trainer_in
+
+BATCH = (group([0.0, 1.0]), group([1.0, 0.5]))
+MANY = 1 << 22  # Items of a tensor: of more than one piece
+
+
+def busy(device: torch.device) -> torch.Tensor:
+    """Something that keeps a GPU occupied for some milliseconds, after which its result is needed."""
+    made = torch.ones(1024, 1024, device=device)
+    for _ in range(64 if device.type == "cuda" else 1):
+        made = made @ made / 1024
+    return made
+
+
+def test_staged_weights_are_those_of_the_moment(device: torch.device, tmp_path: Path) -> None:
+    model = torch.nn.Linear(MANY // 1024, 1024, device=device)
+    tensors = stream_tensors(model)
+    copies = Copies(device, by_pieces=True, piece_bytes=1 << 20)
+    for turn in range(2):
+        with torch.no_grad():
+            model.weight.copy_(busy(device)[:1, :1] * torch.randn(1024, MANY // 1024, device=device))
+        write_staging(tensors, tmp_path / "staging.bin", copies)
+        stored = [place.clone() for place in stream_places(tensors, tmp_path / "staging.bin")]
+        expected = [tensor.detach().to(torch.bfloat16).cpu() for tensor in tensors.values()]
+        assert all(torch.equal(*pair) for pair in zip(stored, expected, strict=True)), turn
+
+
+def test_a_snapshot_is_not_changed_by_what_waits_for_it(device: torch.device) -> None:
+    copies = Copies(device)
+    tensor = torch.zeros(MANY, device=device)
+    kept: list[int] = []
+    for turn in range(3):
+        copies.begin()
+        tensor.fill_(turn)
+        busy(device)
+        copies.begin()
+        room = copies.room(tensor.shape, tensor.dtype)
+        copies.start(room, tensor)
+        copies.wait()
+        tensor.add_(100)
+        copies.finish()
+        assert bool((room == turn).all())
+        kept.append(room.data_ptr())
+    # The memory of one is the next one's: pinning it again would take longer than the copy.
+    assert len(set(kept)) == 1
+
+
+def test_a_checkpoint_taken_while_training_goes_on_is_that_of_its_step(device: torch.device, tmp_path: Path) -> None:
+    def trained(directory: Path, *, steps_after: int) -> bytes:
+        trainer = trainer_in(directory, device=str(device))
+        trainer.prepared()
+        trainer.step(Train(step=0, groups=BATCH, lineage=b"one"))
+        trainer.save(Save(directory=str(directory / "step-000001"), step=1))
+        for step in range(1, 1 + steps_after):
+            trainer.step(Train(step=step, groups=BATCH, lineage=b"more"))
+        assert trainer.flush().step == 1
+        return (directory / "step-000001" / "model.safetensors").read_bytes()
+
+    at_once = trained(tmp_path / "alone", steps_after=0)
+    assert at_once == trained(tmp_path / "beside", steps_after=2)
