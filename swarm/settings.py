@@ -66,6 +66,8 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Tokens of a prompt or a completion
 Bound = Annotated[int, Field(ge=0, le=1024)]  # Largest staleness in learner steps: older rollouts teach nothing
 Threads = Annotated[int, Field(ge=1, le=256)]
+Nickname = Annotated[str, Field(max_length=32)]
+NICKNAME = "What others see beside this node's id."
 CODING_THREADS = "Threads that encode and decode weights."
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or per 1e9 bytes, in the swarm's one currency; 0 is free
@@ -96,6 +98,7 @@ class LeadConfig(BaseModel):
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine"), RESUMED] = None
     bootstrap: Annotated[Bootstrap, Flag(SWARM, "A member of a swarm that exists already."), RESUMED] = ()
     round_s: Annotated[float, Field(ge=0.05, le=60)] = 2.0
+    nickname: Annotated[Nickname, Flag(SWARM, NICKNAME), RESUMED] = ""
     max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s."), RESUMED] = None
     max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s."), RESUMED] = None
     coding_threads: Annotated[Threads | None, Flag(SWARM, CODING_THREADS, "what the cores can spare"), RESUMED] = None
@@ -270,6 +273,7 @@ class JoinConfig(BaseModel):
     ] = None
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
+    nickname: Annotated[Nickname, Flag(MOST, NICKNAME)] = ""
     max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s.")] = None
     max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s.")] = None
     state_dir: Annotated[Path | None, Flag(SWARM, "Key and weights.", "under ~/.local/state")] = None

@@ -36,6 +36,9 @@ RewardFailure = Literal["zero", "redraw", "stop"]  # What happens to a completio
 Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "barred", "overloaded"]
 
 
+Nickname = Annotated[str, msgspec.Meta(max_length=32)]  # What a node's owner wants it to be called; only ever shown
+
+
 def printable(words: str) -> str:
     """Return the words of others for a terminal or a log: one line, without escapes or marks that reverse it."""
     return "".join(c if c.isprintable() else "?" for c in words)

@@ -269,7 +269,16 @@ class Receiver:
             "versions": {str(version): times for version, times in self._progress.times.items()},
             "chunks_held": {str(v): len(t.held.chunks.spans) - t.held.chunks.missing for v, t in active.items()},
             "chunks_rejected": dict(self._transfers.rejected),
+            "syncing": self._syncing(),
         }
+
+    def _syncing(self) -> dict[str, Any] | None:
+        """Return the oldest version that is not whole here, with the share of its chunks that are."""
+        for version, transfer in self._transfers.active.items():
+            chunks, missing = len(transfer.held.chunks.spans), transfer.held.chunks.missing
+            if missing:
+                return {"version": str(version), "share": round(1 - missing / chunks, 3)}
+        return None
 
     # -- announcements ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT  # Exit statuses
 
+LINE_S = 60.0  # Between two lines about a joined node that has no terminal
 LEAVE_S = 3.0  # A node gets this long after a second signal: its last words to others take at most a second
 R = TypeVar("R")
 
@@ -119,7 +119,7 @@ def lead(
 
     from swarm.node.checking import check_run
     from swarm.node.learner import LearnerNode
-    from swarm.report.live import LiveView, follow
+    from swarm.report.live import LiveView
 
     if check:
         run_to_end(
@@ -129,15 +129,7 @@ def lead(
     dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
     view = LiveView(Console(), title="echo-node lead")
     node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin)
-
-    async def work() -> bool | None:
-        showing = asyncio.create_task(follow(view, lambda: node.status() if node.is_up else None))
-        try:
-            return await _until_asked_to_stop(node, stop_with_stdin=stop_with_stdin, view=view)
-        finally:
-            showing.cancel()
-
-    reached = run_to_end(work())
+    reached = run_to_end(_show_until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin))
     raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
 
 
@@ -162,12 +154,18 @@ def _refuse_mixed(
 def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
     """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
     settings = load_config(JoinConfig, config, flags)
+    from rich.console import Console
+
     from swarm.node.joining import RelayNode
     from swarm.node.sampler import SamplerNode
+    from swarm.report.live import LiveView
 
     async def work() -> None:
-        node = RelayNode(settings, _say) if settings.role == "relay" else SamplerNode(settings, _say)
-        await _until_asked_to_stop(node, stop_with_stdin=stop_with_stdin)
+        view = LiveView(Console(), title="echo-node join", line_s=LINE_S)
+        node = RelayNode(settings, view.say) if settings.role == "relay" else SamplerNode(settings, view.say)
+        if view.is_live:
+            view.update({"role": settings.role, "state": "starting", "verdicts": {}})
+        await _show_until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin)
 
     run_to_end(work())
 
@@ -265,8 +263,20 @@ async def until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: bool
         raise KeyboardInterrupt from None
 
 
+async def _show_until_asked_to_stop(
+    node: LearnerNode | RelayNode | SamplerNode, view: LiveView, *, stop_with_stdin: bool
+) -> bool | None:
+    from swarm.report.live import follow
+
+    showing = asyncio.create_task(follow(view, lambda: node.status() if node.is_up else None))
+    try:
+        return await _until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin)
+    finally:
+        showing.cancel()
+
+
 async def _until_asked_to_stop(
-    node: LearnerNode | RelayNode | SamplerNode, *, stop_with_stdin: bool, view: LiveView | None = None
+    node: LearnerNode | RelayNode | SamplerNode, view: LiveView, *, stop_with_stdin: bool
 ) -> bool | None:
     """Run `node`. The first signal asks it to end, the second cancels it. Its last words appear below the view."""
     task = asyncio.ensure_future(node.run())
@@ -274,8 +284,7 @@ async def _until_asked_to_stop(
 
     def say_last(otherwise: str = "") -> None:
         nonlocal said
-        if view is not None:
-            view.close()
+        view.close()
         if not said and (words := node.last_words() or otherwise):
             _say(words)
         said = True
@@ -294,7 +303,7 @@ async def _until_asked_to_stop(
 
     _on_stop(on_signal, stop_with_stdin=stop_with_stdin)
     try:
-        with view or nullcontext():
+        with view:
             return await task
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None

@@ -241,6 +241,8 @@ class GossipService:
             reply = decode(data, DialBackReply, cap_bytes=DIAL_BACK_BYTES)
         except (PeerUnreachable, ProtocolError):
             return
+        if not (reply.reached or reply.refused or reachability.address):
+            self._emit("behind_router")
         now = time.monotonic()
         if core is self._core and reachability.answered(witness, reply, len(core.view.table), now=now):
             found = reachability.address

@@ -40,6 +40,7 @@ from swarm.net.client import (
 from swarm.net.hosts import is_loopback
 from swarm.net.signing import PublicKeyField, swarm_id_of
 from swarm.net.wire import PROTOCOL, Message, decode, digest, encode
+from swarm.node.card import CARD_BYTES
 from swarm.node.identity import write_privately
 from swarm.settings import DEFAULT_PORT
 from swarm.types import Address, Id, Role, Seconds, SwarmId
@@ -53,7 +54,7 @@ MIN_ROUND_S, MAX_ROUND_S = 0.05, 60.0  # Rounds shorter or longer than this are 
 class Hello(Message, frozen=True):
     """What a node says about its swarm and itself. `record` is its own signed record, `learner` the learner's, which
     states the length of a gossip round. In `beat_s` a learner says how often it wants to hear from a sampler. `knock`
-    answers a node that dials back."""
+    answers a node that dials back. `card` says what the run is about (card.py)."""
 
     protocol: int
     role: Role
@@ -63,6 +64,7 @@ class Hello(Message, frozen=True):
     learner: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
     beat_s: Seconds = 0.0
     knock: Annotated[bytes, msgspec.Meta(max_length=512)] = b""
+    card: Annotated[bytes, msgspec.Meta(max_length=CARD_BYTES)] = b""
 
 
 def hello_route(answer: Callable[[str | None, str | None], Hello | None]) -> web.RouteDef:

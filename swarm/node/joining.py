@@ -27,6 +27,7 @@ from swarm.net.hosts import is_loopback
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
 from swarm.node.bootstrap import Greeting, read_bootstraps
+from swarm.node.card import Card, card_lines, open_card
 from swarm.node.identity import StateDirectory
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
 from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
@@ -172,6 +173,10 @@ class JoiningNode(ABC):
         self._settings = join_settings(config)
         self._say = say
         self._stop = asyncio.Event()
+        self._card: Card | None = None
+        self._said_router = False
+        self.is_up = False
+        """Whether `status` may be called."""
 
     async def run(self) -> None:
         """Take part in one swarm after another, until a run is over or a stop is requested."""
@@ -191,6 +196,7 @@ class JoiningNode(ABC):
             )
             await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             try:
+                self.is_up = True
                 self._say(f"{self.role} {self._network.node}; status: echo-node status {self._network.address.url}")
                 await self._swarms()
             finally:
@@ -222,6 +228,7 @@ class JoiningNode(ABC):
                 return
             self._say(self._network.trust_line())
             key = found.hello.learner_key
+            self._show_card(found.hello.card, key)
             directory = await asyncio.to_thread(weights_directory, self._directory, found.hello.swarm)
             swarm = self._network.swarm(key, found.learner.record.round_s)
             is_over = False
@@ -234,9 +241,21 @@ class JoiningNode(ABC):
                 self._say("the run is finished; thank you")
                 return
 
+    def _show_card(self, sealed: bytes, learner_key: bytes) -> None:
+        self._network.card = sealed
+        card = open_card(sealed, learner_key)
+        # Once: a node that loses its swarm finds the same one again.
+        if card is not None and card != self._card:
+            self._card = card
+            for line in card_lines(card, draws=self.role == "sampler", has_base=self._config.base is not None):
+                self._say(line)
+
     def _emit(self, kind: str, **fields: Any) -> None:
         if kind == "reachable":
             self._say(f"others can dial this node at {fields['address']}: it takes part as a public node")
+        elif kind == "behind_router" and not self._said_router:
+            self._said_router = True
+            self._say("others cannot dial this node, which is usual behind a router: it dials them, and all works")
         elif kind == "unreachable":
             self._say("others cannot dial this node any more: it takes part as a leaf")
 

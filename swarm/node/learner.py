@@ -23,6 +23,7 @@ from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal
 from swarm.node.auditing import Auditing, barred_in, measured_classes
 from swarm.node.best import BestModel
+from swarm.node.card import sign_card
 from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
 from swarm.node.identity import StateDirectory
@@ -156,6 +157,7 @@ class LearnerNode:
         try:
             await self._journal.start()
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
+            self._sign_card(0)
             await network.start(routes, self.status, on_stream=self._broadcast.accept, beat_s=self._config.beat_s)
             async with network.swarm(network.key.public_bytes, self._config.round_s):
                 # First of all: if others announced our own earlier version to us, it would look like a later life's.
@@ -278,10 +280,15 @@ class LearnerNode:
             **self._broadcast.status(self._tracker.seen),
         }
 
+    def _sign_card(self, weights_bytes: int) -> None:
+        config, network = self._config, self._network
+        network.card = sign_card(config.model, config.task, config.nickname, weights_bytes, network.key)
+
     # -- the run ---------------------------------------------------------------------------------------------
 
     async def _lead(self) -> bool:
         prepared = await self._prepare()
+        self._sign_card(prepared.layout.total_bytes)
         self._waits_for = "the reward processes to start"
         self._rewards = reward_pool(self._config, self._training.files_dir, prepared.stop_token_ids)
         await self._rewards.start()

@@ -210,6 +210,8 @@ class NodeNetwork:
         self.misled = 0
         """How many greetings in a row led to a swarm other than the one in the join line."""
         self.misled_why = ""
+        self.card = b""
+        """What the run is about, as its learner signed it; "" while that is not known."""
         self._said: set[str] = set()
         self.on_generation: Callable[[], None] = lambda: None
         """Called when this node's generation rises, for example because others know a later life of it."""
@@ -421,6 +423,7 @@ class NodeNetwork:
             learner=learner.sealed,
             beat_s=self._beat_s,
             knock=self._answer_knock(knock, caller),
+            card=self.card,
         )
 
     def _answer_knock(self, nonce: str | None, caller: str | None) -> bytes:

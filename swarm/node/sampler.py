@@ -65,8 +65,21 @@ class SamplerNode(JoiningNode):
         if not self._stop.is_set():
             return ""
         if self._has_left:
-            return f"left the swarm; {self._status.verdicts['accepted']} of its rollouts were accepted"
+            return f"left the swarm; {self._totals()}"
         return "left at once; samples that were drawn and not handed in are kept for the next start of this node"
+
+    def _totals(self) -> str:
+        """Return what this process has contributed, and what became of the rest."""
+        counts = self._status.verdicts
+        rest = {name: count for name, count in sorted(counts.items()) if count and name != "accepted"}
+        others = ", ".join(f"{count:,} {name}" for name, count in rest.items())
+        refused = f" (and {others})" if others else ""
+        station = self._network.station
+        return (
+            f"{counts['accepted']:,} of its rollouts were accepted, {self._status.accepted_tokens:,} tokens{refused}; "
+            f"weights: {station.download.total_bytes / 1e6:,.1f} MB received, "
+            f"{station.upload.total_bytes / 1e6:,.1f} MB passed on"
+        )
 
     async def run(self) -> None:
         """Sample until the run is over or a stop is requested. Raise ProofFailed if two engines fail their proofs."""
@@ -74,17 +87,29 @@ class SamplerNode(JoiningNode):
         self._say(self._chosen.line)
         await super().run()
         self._has_left = True
+        if not self._stop.is_set():
+            self._say(self._totals())
 
     def status(self) -> dict[str, Any]:
         return {
             **self._network.status(),
-            "state": f"standby: {self._status.standby}" if self._status.standby else self._status.state,
+            "state": self._state(),
             "bootstrap": list(self._config.bootstrap),
             "verdicts": dict(self._status.verdicts),
+            "accepted_tokens": self._status.accepted_tokens,
             "dropped": self._status.drops.counts,
             **(self._engine.status() if self._engine else {}),
             **self._data.status(),
         }
+
+    def _state(self) -> str:
+        """Return what the node does now, with the reason if it draws nothing."""
+        if self._status.standby:
+            return f"standby: {self._status.standby}"
+        syncing = self._data.status().get("syncing")
+        if syncing and self._engine is not None and self._engine.installed is None:
+            return f"syncing: {syncing['share']:.0%} of version {syncing['version']}"
+        return self._status.state
 
     def memory_share(self) -> float:
         # On a CPU the engine's own copy, in float32, is twice as large as the map.
@@ -186,6 +211,7 @@ class SamplerNode(JoiningNode):
             uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}"),
             sent_bytes=self._network.station.upload.total_bytes,
             received_bytes=self._network.station.download.total_bytes,
+            nickname=config.nickname,
             downlink_bytes_per_s=config.max_download * 1e6 / 8 if config.max_download else 0.0,
         )
 

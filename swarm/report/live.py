@@ -36,7 +36,7 @@ class LiveView:
     def __init__(self, console: Console, *, title: str, line_s: float | None = None) -> None:
         self._file = console.file
         self._title = title
-        self._line_s = line_s
+        self.line_s = line_s
         self._lined_at = -math.inf
         self.is_live = console.file.isatty() and not console.is_dumb_terminal
         self._console = console
@@ -66,15 +66,16 @@ class LiveView:
             print(printable(line), file=self._file, flush=True)
 
     def update(self, status: dict[str, Any] | None) -> None:
-        """Show this status of the learner from now on. While it does not answer (None), its last status stays."""
+        """Show this status of a node from now on. While it does not answer (None), its last status stays."""
         if status is None and self._shown[0] is not None:
             return
-        if status is not None and status["step"] > self._seen_step and "reward" in status["metrics"]:
+        metrics = status.get("metrics", {}) if status is not None else {}
+        if status is not None and "reward" in metrics and status["step"] > self._seen_step:
             self._seen_step = status["step"]
-            self._rewards.append(status["metrics"]["reward"])
+            self._rewards.append(metrics["reward"])
         # Replaced as a whole, since the thread may be drawing the one before.
         self._shown = (status, list(self._rewards))
-        if not self.is_live and self._line_s is not None and time.monotonic() - self._lined_at >= self._line_s:
+        if not self.is_live and self.line_s is not None and time.monotonic() - self._lined_at >= self.line_s:
             self._lined_at = time.monotonic()
             self.say(plain_line(status))
 
@@ -127,11 +128,14 @@ class LiveView:
 
 
 async def follow(view: LiveView, status: Callable[[], dict[str, Any] | None]) -> None:
-    """Show `status` on a terminal until this is cancelled."""
+    """Show `status` until this is cancelled: on a terminal as it is now, elsewhere now and then."""
     while view.is_live:
         began = time.monotonic()
         view.update(status())
         await asyncio.sleep(max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE))
+    while view.line_s is not None:
+        await asyncio.sleep(view.line_s)
+        view.update(status())
 
 
 def rows_of(panel: list[str], panel_width: int, width: int) -> int:

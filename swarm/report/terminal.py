@@ -43,10 +43,15 @@ def waiting_for(status: dict[str, Any] | None) -> str:
 
 
 def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: int, title: str) -> RenderableType:
-    """A panel about a learner, with the mean rewards of its steps as a curve."""
-    waits = waiting_for(status)
+    """A panel about a node. Of a learner with the mean rewards of its steps as a curve."""
+    is_learner = status is None or status["role"] == "learner"
+    waits = waiting_for(status) if is_learner else ""
     parts: list[RenderableType] = [_line(f"waiting for {waits}")] if waits else []
-    if status is not None:
+    if status is not None and not is_learner:
+        parts.append(_grid(figures(status), width))
+        if syncing := status.get("syncing"):
+            parts.append(ProgressBar(total=1.0, completed=syncing["share"], width=max(20, width - 6)))
+    elif status is not None:
         parts.append(_grid(figures(status), width))
         if rewards:
             curve = Text(f"{'reward':{NAME_WIDTH}}", style="dim") + Text(
@@ -60,10 +65,13 @@ def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: in
 
 def plain_line(status: dict[str, Any] | None) -> str:
     """Any node in one line, for a pipe or a log."""
+    if status is not None and status["role"] != "learner":
+        known = [f"{name} {value}" for name, value in figures(status) if name in IN_A_LINE]
+        return printable("; ".join([status["state"], *known]))
     state = status["state"] if status is not None else "starting"
-    waits = waiting_for(status) if status is None or status["role"] == "learner" else ""
-    known = figures(status) if status is not None else []
-    words = [state, *([f"waiting for {waits}"] if waits else []), *(f"{name} {value}" for name, value in known)]
+    waits = waiting_for(status)
+    known = [f"{name} {value}" for name, value in figures(status)] if status is not None else []
+    words = [state, *([f"waiting for {waits}"] if waits else []), *known]
     return printable("  ".join(words))
 
 
@@ -72,6 +80,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
     sparks, shown = " ▁▂▃▄▅▆▇█", values[-width:]
     low, high = min((0.0, *shown)), max((1.0, *shown))
     return "".join(sparks[round((value - low) / (high - low) * (len(sparks) - 1))] for value in shown)
+
+
+IN_A_LINE = ("engine has", "this node draws", "accepted", "not accepted", "dropped", "syncing", "links", "passed on")
+"""What of a sampler or a relay is told in one line."""
 
 
 # -- a screen about any node ---------------------------------------------------------------------------------
@@ -139,7 +151,8 @@ def _sampler_figures(status: dict[str, Any]) -> Figures:
         ("each sample", _value(status.get("tokens_per_s") or None, "{:.4g} tokens/s")),
         ("last install", _value(status.get("install_s") or None, "{:.2f} s")),
         ("drawing paused", _value(status.get("pause_s") or None, "{:.2f} s")),
-        ("submitted", _counts(status["verdicts"])),
+        ("accepted", _contributed(status)),
+        ("not accepted", _counts({name: n for name, n in status["verdicts"].items() if name != "accepted" and n})),
         ("dropped", _counts(status.get("dropped"))),
         *_weight_figures(status),
     ]
@@ -150,12 +163,23 @@ def _weight_figures(status: dict[str, Any]) -> Figures:
     return [
         ("weights here", status.get("map") or ""),
         ("newest version", status.get("newest") or ""),
+        ("syncing", _syncing(status.get("syncing"))),
         ("last version", _stages(status.get("versions"))),
         ("links", str(status.get("streams") or "")),
         ("passed on", _bytes(status["stream_bytes_sent"]) if status.get("stream_bytes_sent") else ""),
         ("uplink", f"{_bytes(status['uplink_bytes_per_s'])}/s" if status.get("uplink_bytes_per_s") else ""),
         ("chunks refused", _counts(status.get("chunks_rejected"))),
     ]
+
+
+def _contributed(status: dict[str, Any]) -> str:
+    accepted = status["verdicts"].get("accepted", 0)
+    tokens = status.get("accepted_tokens") or 0
+    return f"{accepted:,} rollouts{f', {tokens:,} tokens' if tokens else ''}" if accepted else ""
+
+
+def _syncing(syncing: dict[str, Any] | None) -> str:
+    return f"{syncing['share']:.0%} of version {syncing['version']}" if syncing else ""
 
 
 def _stages(versions: dict[str, dict[str, float | None]] | None) -> str:
@@ -206,7 +230,7 @@ def _rows(status: dict[str, Any]) -> list[Row]:
 
 def _sampler_row(sampler: dict[str, Any]) -> Row:
     return (
-        sampler["node"][:ID_LENGTH],
+        sampler.get("nickname") or sampler["node"][:ID_LENGTH],
         sampler["device_class"] or "sampler",
         "standby" if sampler["standby"] else "active" if sampler["installed"] else "fetching",
         sampler["installed"] or "",

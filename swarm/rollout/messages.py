@@ -8,7 +8,7 @@ import msgspec
 
 from swarm.net.signing import unseal
 from swarm.net.wire import Message, decode
-from swarm.types import Count, Id, Lease, Rollout, Seconds, Verdict, VersionId
+from swarm.types import Count, Id, Lease, Nickname, Rollout, Seconds, Verdict, VersionId
 
 MAX_SAMPLES_PER_ASK = 4096  # More samples in flight than any one engine holds today
 LEASE_CONTEXT = "lease"  # Context of a lease's signature, so that it cannot pass for anything else
@@ -77,6 +77,7 @@ class Offer(Message, frozen=True):
     downlink_bytes_per_s: LineRate = 0.0
     sent_bytes: Count = 0
     received_bytes: Count = 0
+    nickname: Nickname = ""
 
 
 class Beat(Message, frozen=True):

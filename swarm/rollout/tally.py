@@ -108,6 +108,7 @@ class Tally:
                     "silent_s": round(now - stats.heard_at, 1),
                     "engine": self.engine_of(node),
                     "device_class": stats.offer.device_class if stats.offer else "",
+                    "nickname": stats.offer.nickname if stats.offer else "",
                     "cost_per_hour": stats.offer.cost_per_hour if stats.offer else 0.0,
                     "verdicts": dict(stats.verdicts),
                     "dropped": dict(self._dropped_of.get(node, {})),

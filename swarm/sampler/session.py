@@ -68,13 +68,14 @@ AGAIN_S = 1.0  # Pause before reading unreadable weights again: a catch-up repai
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStatus:
-    """What the node shows of itself. `standby` says why it waits in reserve, or is "";
-    `exposed` what its engine's process could do, as was said once."""
+    """What the node shows of itself; it counts from the start of its process. `standby` says why it waits in reserve,
+    or is ""; `exposed` what its engine's process could do, as was said once."""
 
     state: str = "starting"
     standby: str = ""
     exposed: str = ""
     verdicts: Counter[str] = field(default_factory=Counter)
+    accepted_tokens: int = 0
     drops: Drops = field(default_factory=Drops)
 
 
@@ -281,8 +282,10 @@ class Session:
             self._say(f"the learner does not take {rollouts} of these rollouts: {fault}")
             verdicts["malformed"] += rollouts
 
-        verdicts.update(verdicts_of(answers, await self._client.submit(answers, on_refused=refused)))
+        told = await self._client.submit(answers, on_refused=refused)
+        verdicts.update(verdicts_of(answers, told))
         self._status.verdicts += verdicts
+        self._status.accepted_tokens += accepted_tokens(answers, told)
         return verdicts
 
     async def _beat(self) -> None:
@@ -339,6 +342,11 @@ class Session:
 
 def _order(version: VersionId | None) -> tuple[int, int]:
     return (version.incarnation, version.version) if version else (-1, -1)
+
+
+def accepted_tokens(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> int:
+    accepted = {one.rollout_id for one in verdicts if one.verdict == "accepted"}
+    return sum(one.length for answer in answers for one in answer.rollouts if one.rollout_id in accepted)
 
 
 def verdicts_of(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> Counter[str]:

@@ -174,7 +174,7 @@ def test_a_relay_and_a_sampler_have_a_screen_too(early: dict[str, Any]) -> None:
         assert part in shown
     rates = {"rollouts_per_s": 12.5, "tokens_per_s": 180.0, "verdicts": {"accepted": 9, "stale": 1}, "places": 128}
     shown = printed(status_screen({**relay, **rates, "role": "sampler", "engine": "vllm", "install_s": 0.31}, 80, 24))
-    for part in ("this node draws", "12.5 rollouts/s", "180 tokens/s", "9 accepted, 1 stale", "0.31 s"):
+    for part in ("this node draws", "12.5 rollouts/s", "180 tokens/s", "9 rollouts", "1 stale", "0.31 s"):
         assert part in shown
     stages = {"announced_s": 10.0, "first_chunk_s": 10.02, "complete_s": 11.0, "applied_s": 11.25, "installed_s": None}
     older = {**stages, "applied_s": 9.0}
@@ -186,9 +186,31 @@ def test_a_relay_and_a_sampler_have_a_screen_too(early: dict[str, Any]) -> None:
     assert "in no swarm yet" in bare
 
 
+def test_a_volunteer_is_told_in_one_line_what_its_machine_does_and_gave() -> None:
+    status = {
+        "role": "sampler",
+        "node": "cd" * 16,
+        "state": "standby: cheaper ones suffice",
+        "verdicts": {"accepted": 1234, "stale": 3, "malformed": 0},
+        "accepted_tokens": 56_789,
+        "syncing": {"version": "0.17", "share": 0.43},
+        "engine": "vllm",
+    }
+    told = plain_line(status)
+    assert told == (
+        "standby: cheaper ones suffice; accepted 1,234 rollouts, 56,789 tokens; not accepted 3 stale; "
+        "syncing 43% of version 0.17"
+    )
+    shown = printed(live_view(status, (), 78, "echo-node join"))
+    for part in ("echo-node join · standby: cheaper", "1,234 rollouts, 56", "3 stale", "43% of version"):
+        assert part in shown
+    assert "waiting for" not in shown, "what a learner waits for is not this node's"
+
+
 @pytest.mark.parametrize("name", ["[/red]x", "[bold]", "[link=http://evil]x", "\x1b[2Jx"])
 def test_a_samplers_name_is_shown_as_it_is_and_does_nothing(running: dict[str, Any], name: str) -> None:
     running["samplers"][0]["node"] = name
+    running["samplers"][1]["nickname"] = name
     running["samplers"][1]["standby"] = name
     running["fault"] = name
     shown = printed(status_screen(running, 80, 24)) + plain_line({**running, "state": name})

@@ -1,0 +1,64 @@
+"""What a run says of itself to those who may join it: signed by its learner, passed on by everybody's hello."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Annotated
+
+import msgspec
+
+from swarm.broadcast.version.codec import FULL_RATIO
+from swarm.errors import ProtocolError
+from swarm.net.signing import SigningKey, unseal
+from swarm.net.wire import Message, decode, encode
+from swarm.types import Count, Nickname, printable
+
+CARD_CONTEXT = "card"  # Context of its signature, so that it cannot pass for anything else
+CARD_BYTES = 768  # Longest names in four bytes a character, the signature and the key
+Name = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Card(Message, frozen=True):
+    """The model, what it learns, who leads, and the size of its weights; 0 while the learner has not loaded them."""
+
+    model: Name
+    task: Name
+    led_by: Nickname = ""
+    weights_bytes: Count = 0
+
+
+def sign_card(model: str, task: str, led_by: str, weights_bytes: int, key: SigningKey) -> bytes:
+    """Return a sealed card. Of paths on the learner's machine only the last part is told."""
+    kind, colon, rest = task.partition(":")
+    told = f"{kind}:{PurePath(rest).name}" if colon and rest.startswith(("/", ".", "~")) else task
+    name = PurePath(model).name if model.startswith(("/", ".", "~")) else model
+    card = Card(model=name[:64], task=told[:64], led_by=led_by, weights_bytes=weights_bytes)
+    return key.seal(CARD_CONTEXT, encode(card))
+
+
+def open_card(sealed: bytes, learner_key: bytes) -> Card | None:
+    """Return the card in `sealed`, or None if there is none that the owner of `learner_key` signed."""
+    try:
+        return decode(unseal(CARD_CONTEXT, sealed, learner_key, cap_bytes=CARD_BYTES), Card, cap_bytes=CARD_BYTES)
+    except ProtocolError:
+        return None
+
+
+def card_lines(card: Card, *, draws: bool, has_base: bool) -> Iterator[str]:
+    """Yield what a volunteer is told before anything is fetched. `draws`: an engine will hold the weights too."""
+    by = f", led by {printable(card.led_by)}" if card.led_by else ""
+    yield f"this swarm teaches {printable(card.model)} the task {printable(card.task)}{by}"
+    if card.weights_bytes:
+        total = card.weights_bytes
+        first = "only what differs from --base" if has_base else f"about {_size(FULL_RATIO * total)}"
+        beside = ", beside the engine's own" if draws else ""
+        yield (
+            f"to download: {first} at first, then what each version changes; wanted: {_size(total)} of memory for the "
+            f"weights{beside}, and up to {_size((1 + FULL_RATIO) * total)} of disk"
+        )
+    yield "to stop: Ctrl-C; what cannot be finished is handed back"
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"

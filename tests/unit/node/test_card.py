@@ -1,0 +1,52 @@
+"""The card of a run: signed by its learner, harmless to show, and silent about its machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.node.card import CARD_BYTES, Card, card_lines, open_card, sign_card
+from tests.builders import KEY, OTHER_KEY
+
+
+def test_only_the_learners_card_is_shown() -> None:
+    sealed = sign_card("tiny", "copy", "Ann", 10**9, KEY)
+    assert open_card(sealed, KEY.public_bytes) == Card(model="tiny", task="copy", led_by="Ann", weights_bytes=10**9)
+    assert open_card(sealed, OTHER_KEY.public_bytes) is None
+    assert open_card(b"", KEY.public_bytes) is None
+    assert open_card(sealed[:-1] + bytes([sealed[-1] ^ 1]), KEY.public_bytes) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "told"),
+    [
+        ("/home/ann/secret/qwen", "file:/home/ann/secret/q.jsonl", ("qwen", "file:q.jsonl")),
+        ("./models/qwen", "python:./mine/task.py", ("qwen", "python:task.py")),
+        ("Qwen/Qwen3-4B", "hf:openai/gsm8k", ("Qwen/Qwen3-4B", "hf:openai/gsm8k")),
+    ],
+)
+def test_paths_of_the_learners_machine_are_not_told(model: str, task: str, told: tuple[str, str]) -> None:
+    card = open_card(sign_card(model, task, "", 0, KEY), KEY.public_bytes)
+    assert card is not None
+    assert (card.model, card.task) == told
+
+
+def test_the_longest_card_fits_its_cap() -> None:
+    sealed = sign_card("\U0001f600" * 90, "\U0001f600" * 90, "\U0001f600" * 32, 2**53, KEY)
+    assert len(sealed) <= CARD_BYTES
+    assert open_card(sealed, KEY.public_bytes) is not None
+
+
+def test_a_volunteer_is_told_the_bytes_before_they_come() -> None:
+    lines = list(card_lines(Card(model="Qwen3-4B", task="sort", weights_bytes=8 * 10**9), draws=True, has_base=False))
+    assert lines[0] == "this swarm teaches Qwen3-4B the task sort"
+    assert "about 5.4 GB" in lines[1]
+    assert "8.0 GB of memory for the weights, beside the engine's own, and up to 13.4 GB of disk" in lines[1]
+    assert "Ctrl-C" in lines[-1]
+    (_, based, _) = card_lines(Card(model="m", task="t", weights_bytes=10**6), draws=False, has_base=True)
+    assert "only what differs from --base" in based
+    assert "engine" not in based
+
+
+def test_a_card_with_escapes_is_shown_without_them() -> None:
+    card = Card(model="\x1b[2Jm", task="t\nrm -rf", led_by="\x1b[1mBob")
+    assert all(line.isprintable() for line in card_lines(card, draws=False, has_base=False))
