@@ -40,7 +40,8 @@ from swarm.types import Address, NodeId, printable
 
 SESSION_PATH = "/v1/session"
 SESSION_S = 10.0  # Time limit for opening a session: two round trips and two signatures
-CONNECT_S = 5.0  # Longest wait for a TCP connection: at least two SYN retries on a home line
+CONNECT_S = 4.0
+"""Longest wait for a TCP connection: two SYN retries, after 1 and 3 s. `join` has to say within 5 s what is wrong."""
 
 MAX_CONNECTIONS = 8
 """Connections that one client opens to one peer: a question held open, a beat, a submission, four chunks, one spare."""
@@ -237,8 +238,13 @@ async def certificate_of(host: str, port: int, timeout_s: float) -> bytes:
         ) from error
     except ssl.SSLError as error:
         raise OtherEncryption(
-            f"{host}:{port} does not answer with TLS; if it is an echo-node without (--no-tls), name it as "
-            f"http://{host}:{port}"
+            f"{host}:{port} does not answer with TLS: it is no echo-node, or one without encryption (--no-tls), named "
+            f"as http://{host}:{port}"
+        ) from error
+    except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError) as error:
+        raise PeerUnreachable(
+            f"{host}:{port} closed the connection and showed no certificate: it is no echo-node, or too many nodes "
+            "call it from this address; is the port right?"
         ) from error
     except (OSError, UnicodeError) as error:
         raise PeerUnreachable(f"{host}:{port} cannot be reached: {_reason(error)}") from error

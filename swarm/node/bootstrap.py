@@ -14,8 +14,10 @@ import base64
 import binascii
 import re
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -37,7 +39,7 @@ from swarm.net.client import (
     certificate_of,
     other_protocol,
 )
-from swarm.net.hosts import is_loopback
+from swarm.net.hosts import is_loopback, is_name
 from swarm.net.signing import PublicKeyField, swarm_id_of
 from swarm.net.wire import PROTOCOL, Message, decode, digest, encode
 from swarm.node.card import CARD_BYTES
@@ -54,7 +56,8 @@ MIN_ROUND_S, MAX_ROUND_S = 0.05, 60.0  # Rounds shorter or longer than this are 
 class Hello(Message, frozen=True):
     """What a node says about its swarm and itself. `record` is its own signed record, `learner` the learner's, which
     states the length of a gossip round. In `beat_s` a learner says how often it wants to hear from a sampler. `knock`
-    answers a node that dials back. `card` says what the run is about (card.py)."""
+    answers a node that dials back. `card` says what the run is about (card.py). `now` is the clock of the node that
+    answers, in Unix time; 0 is unknown."""
 
     protocol: int
     role: Role
@@ -65,6 +68,7 @@ class Hello(Message, frozen=True):
     beat_s: Seconds = 0.0
     knock: Annotated[bytes, msgspec.Meta(max_length=512)] = b""
     card: Annotated[bytes, msgspec.Meta(max_length=CARD_BYTES)] = b""
+    now: float = 0.0
 
 
 def hello_route(answer: Callable[[str | None, str | None], Hello | None]) -> web.RouteDef:
@@ -138,8 +142,11 @@ def read_join_line(text: str) -> JoinLine:
     return line
 
 
-CERTIFICATE_S = 5.0
-RESOLVE_S = 5.0
+CERTIFICATE_S = 4.0  # As long as for a connection alone (net/client.py)
+RESOLVE_S = 10.0  # The system asks a second name server after 5 s
+SAY_S = 4.5  # The user is told of a try that takes longer than this before it ends
+HEAD_START_S = 0.25  # Of a bootstrap over the next one: enough for an answer from the other side of the earth
+CLOCK_S = 120.0  # Clocks that differ by more than this are reported; an answer takes HELLO_S at most
 MIN_FIND_S, MAX_FIND_S = 1.0, 300.0
 """First and longest pause between two tries while no bootstrap has answered yet. The pause doubles each time, so that
 trying a dead bootstrap costs little."""
@@ -147,10 +154,6 @@ trying a dead bootstrap costs little."""
 FIND_S = 86_400.0
 """Sum of such pauses after which a node that never heard an answer gives up: a learner may be down over night. A node
 that has been in the swarm waits for ever (node/link.py)."""
-
-WRONG_TRIES = 3
-"""Sweeps in a row that met a wrong answer before the node gives up. One alone may come from another program that held
-the port for a moment while the learner was restarted."""
 
 CACHED_TRIES = 3  # Remembered peers tried in one sweep, after everything that the user named
 ASK_AGAIN = "ask the person who leads the swarm for a new one"
@@ -190,7 +193,8 @@ class OtherSwarm(EchoError):
 
 
 WRONG = (OtherSwarm, OtherCertificate, OtherEncryption, ProtocolError)
-"""Errors that waiting does not fix: another swarm, certificate or release, or another program answers."""
+"""Errors that waiting hardly fixes: another swarm, certificate or release, or another program answers. The node goes on
+trying, because the program may only hold the port while the learner is restarted."""
 
 
 class Bootstraps:
@@ -203,38 +207,65 @@ class Bootstraps:
         self._named, self.swarm = read_bootstraps(texts)
         self.hosts = {bootstrap.host for bootstrap in self._named}
         """Hosts that the user named. A node may dial them whatever network they are in."""
-        self._cached_swarm: SwarmId | None = None
+        self.remembered: SwarmId | None = None
+        """The swarm that was found at the same bootstraps last."""
         self._cached = self._read_cache()
+        self._doing = ""
 
     async def greet(self) -> Greeting:
-        """Say hello to the named bootstraps in random order, then to a few remembered peers, until one answers. If none
-        does, raise the first error that waiting may fix, or else the first error: PeerUnreachable, ProtocolError or
-        OtherSwarm."""
-        errors: list[EchoError] = []
-        for bootstrap in self._sweep():
-            try:
-                return await self._greet_one(bootstrap)
-            except (PeerUnreachable, ProtocolError, OtherSwarm) as error:
-                if not (bootstrap.is_remembered and errors):
-                    errors.append(error)
+        """Say hello to the named bootstraps in random order, then to a few remembered peers, until one answers. Each is
+        tried HEAD_START_S after the one before it, or when one fails. If none answers, raise the first error that
+        waiting may fix, or else the first error, as they were named: PeerUnreachable, ProtocolError or OtherSwarm."""
+        waiting = self._sweep()
+        running: dict[asyncio.Task[Greeting], Bootstrap] = {}
+        failed: dict[Bootstrap, EchoError] = {}
+        try:
+            while waiting or running:
+                if waiting:
+                    bootstrap = waiting.pop(0)
+                    running[asyncio.create_task(self._greet_one(bootstrap))] = bootstrap
+                patience_s = HEAD_START_S if waiting else None
+                done, _ = await asyncio.wait(running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    bootstrap = running.pop(task)
+                    try:
+                        return task.result()
+                    except (PeerUnreachable, ProtocolError, OtherSwarm) as error:
+                        failed[bootstrap] = error
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        errors = [failed[bootstrap] for bootstrap in self._named]
         hopeful = [error for error in errors if not isinstance(error, WRONG)]
-        raise (hopeful or errors or [PeerUnreachable("no bootstrap was named, and no peer is remembered")])[0]
+        raise (hopeful or errors or [PeerUnreachable("no bootstrap was named, and no remembered peer answers")])[0]
 
     async def find(self, say: Callable[[str], None]) -> Greeting:
-        """Return the first greeting. Raise UserError if none comes within FIND_S or if waiting does not help."""
-        wait_s, waited_s, wrong, said = MIN_FIND_S, 0.0, 0, ""
+        """Return the first greeting. Raise UserError if none comes within FIND_S, or if one side has to be updated. Say
+        within 5 s what is wrong, and again when it is something else."""
+        wait_s, waited_s, said = MIN_FIND_S, 0.0, ""
+
+        def tell(what: str) -> None:
+            nonlocal said
+            if what != said:
+                said = what
+                say(f"{said}; trying again until a bootstrap answers (Ctrl-C to give up)")
+
+        def tell_of_first_try() -> None:
+            # Of later ones only the end is told, so that two lines about the same do not take turns.
+            if not said:
+                tell(self._doing)
+
         while True:
+            note = asyncio.get_running_loop().call_later(SAY_S, tell_of_first_try)
             try:
                 greeting = await self.greet()
             except (PeerUnreachable, ProtocolError, OtherSwarm) as error:
-                wrong = wrong + 1 if isinstance(error, WRONG) else 0
-                if wrong == WRONG_TRIES or isinstance(error, OtherProtocol):
+                if isinstance(error, OtherProtocol):
                     raise UserError(str(error)) from error
                 if waited_s >= FIND_S:
                     raise UserError(f"{error}; nobody answered for {FIND_S / 3600:g} hours: {ASK_AGAIN}") from error
-                if str(error) != said:
-                    said = str(error)
-                    say(f"{said}; trying again until a bootstrap answers (Ctrl-C to give up)")
+                tell(str(error))
                 pause_s = wait_s * self._random.uniform(0.8, 1.2)
                 await asyncio.sleep(pause_s)
                 waited_s += pause_s
@@ -242,21 +273,37 @@ class Bootstraps:
             else:
                 if said:
                     say(f"{greeting.address.url} answers")
+                if fault := clock_fault(greeting, time.time()):
+                    say(fault)
                 return greeting
+            finally:
+                note.cancel()
 
     def _sweep(self) -> list[Bootstrap]:
         named = self._random.sample(self._named, len(self._named))
         return named + self._random.sample(self._cached, min(CACHED_TRIES, len(self._cached)))
 
     async def _greet_one(self, bootstrap: Bootstrap) -> Greeting:
+        silent = f"{bootstrap.host}:{bootstrap.port} says nothing: it is busy, or no echo-node; is the port right?"
+        nameless = f"{bootstrap.host} has not been found yet: is the name right, and is this machine on the network?"
+        self._doing = nameless if is_name(bootstrap.host) else silent
         address = await address_of(bootstrap, self._random)
+        self._doing = silent
         async with PeerClient(address) as peer:
-            heard = await say_hello(peer)
+            try:
+                heard = await say_hello(peer)
+            except OtherProtocol:
+                raise
+            except ProtocolError as error:
+                raise ProtocolError(
+                    f"{address.url} answers, but it is not an echo-node: is the port right? A learner's is "
+                    f"{DEFAULT_PORT}, unless its owner chose another"
+                ) from error
         named = {known.fingerprint for known in heard.signed.record.addresses}
         if named and address.fingerprint not in named:
             raise ProtocolError(f"{address.url} shows another certificate than its record names: someone is between")
         # The user never named a remembered peer, so it may only lead into the swarm in which it was remembered.
-        expected = self.swarm or (self._cached_swarm if bootstrap.is_remembered else None)
+        expected = self.swarm or (self.remembered if bootstrap.is_remembered else None)
         if expected is not None and heard.hello.swarm != expected:
             old = f": this join line is old, {ASK_AGAIN}" if not bootstrap.is_remembered else ""
             raise OtherSwarm(f"{address.url} belongs to swarm {heard.hello.swarm}, not to {expected}{old}")
@@ -285,8 +332,21 @@ class Bootstraps:
             return []
         if self.swarm not in (None, swarm):
             return []
-        self._cached_swarm = swarm
+        self.remembered = swarm
         return [_bootstrap_of(a, is_remembered=True) for record in records for a in record.addresses]
+
+
+def clock_fault(found: Greeting, now: float) -> str:
+    """Return what is to be done about two clocks that differ, or "". `now` is this node's own, in Unix time."""
+    off_s = now - found.hello.now
+    if not found.hello.now or abs(off_s) < CLOCK_S:
+        return ""
+    which = "ahead of" if off_s > 0 else "behind"
+    return (
+        f"this machine's clock is {timedelta(seconds=round(abs(off_s)))} {which} that of {found.address.url}: set the "
+        "one that is wrong (on Linux: timedatectl set-ntp true). Joining does not need it; logs, hours of the day and "
+        "downloads do"
+    )
 
 
 def read_bootstraps(texts: Sequence[str]) -> tuple[list[Bootstrap], SwarmId | None]:

@@ -24,7 +24,7 @@ from swarm.types import Address
 from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY
 
 
-def hello_of(key: SigningKey, address: Address) -> Hello:
+def hello_of(key: SigningKey, address: Address, now: float = 0.0) -> Hello:
     swarm = swarm_id_of(key.public_bytes)
     owner = Owner(key, swarm, "learner", generation=1, addresses=(address,), round_s=2.0)
     return Hello(
@@ -34,20 +34,22 @@ def hello_of(key: SigningKey, address: Address) -> Hello:
         learner_key=key.public_bytes,
         record=owner.signed.sealed,
         learner=owner.signed.sealed,
+        now=now,
     )
 
 
 @asynccontextmanager
-async def member(key: SigningKey, tls_in: Path | None = None, *, named: bytes | None = None) -> AsyncIterator[Address]:
+async def member(
+    key: SigningKey, tls_in: Path | None = None, *, named: bytes | None = None, now: float = 0.0
+) -> AsyncIterator[Address]:
     """A node that says hello; `named` is the fingerprint that its record claims, if not the right one."""
     tls = load_or_create_tls(tls_in) if tls_in else None
     fingerprint = tls.fingerprint if tls else b""
     said: list[Hello] = []
     server = NodeServer([hello_route(lambda knock, caller: said[0])], dict, tls=tls.context if tls else None)
     port = await server.start("127.0.0.1", 0)
-    said.append(
-        hello_of(key, Address(host="127.0.0.1", port=port, fingerprint=fingerprint if named is None else named))
-    )
+    claimed = Address(host="127.0.0.1", port=port, fingerprint=fingerprint if named is None else named)
+    said.append(hello_of(key, claimed, now))
     try:
         yield Address(host="127.0.0.1", port=port, fingerprint=fingerprint)
     finally:

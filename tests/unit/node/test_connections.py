@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from random import Random
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from swarm.cli.runs import _fetch
 from swarm.errors import UserError
+from swarm.net.client import CONNECT_S
 from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
-from swarm.node.bootstrap import FIND_S, WRONG_TRIES
+from swarm.node.bootstrap import CERTIFICATE_S, FIND_S, HELLO_S, RESOLVE_S, SAY_S, Bootstraps
+from swarm.node.identity import load_or_create_tls
 from swarm.node.link import MISLED_TRIES, LearnerLink
 from swarm.node.network import NetworkSettings, NodeNetwork
 from swarm.types import Address
@@ -48,19 +52,16 @@ async def given_up(tmp_path: Path, text: str) -> tuple[str, list[str]]:
     return str(caught.value), said
 
 
-class Said(Exception):
-    """A line that a node says before it waits."""
-
-
 async def first_line(tmp_path: Path, text: str) -> str:
-    """What `join` says of a cause that it waits for."""
+    """What `join` says first of a cause. It goes on trying, whatever the cause."""
 
-    def say(line: str) -> None:
-        raise Said(line)
-
-    with pytest.raises(Said) as caught:
-        await bootstraps(tmp_path, text).find(say)
-    line = str(caught.value)
+    said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    trying = asyncio.create_task(bootstraps(tmp_path, text).find(said.set_result))
+    await asyncio.wait([said, trying], return_when=asyncio.FIRST_COMPLETED)
+    assert not trying.done(), trying.exception()
+    line = said.result()
+    trying.cancel()
+    await asyncio.gather(trying, return_exceptions=True)
     assert line.endswith("; trying again until a bootstrap answers (Ctrl-C to give up)")
     return line
 
@@ -72,8 +73,10 @@ def closed_port() -> int:
 
 
 @asynccontextmanager
-async def web_server(*, status: int = 200, headers: dict[str, str] | None = None) -> AsyncIterator[int]:
-    """Something else that speaks plain HTTP, and answers everything alike; its port."""
+async def web_server(
+    *, status: int = 200, headers: dict[str, str] | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Something else that speaks HTTP, and answers everything alike; its port."""
 
     async def answer(request: web.Request) -> web.Response:
         return web.Response(status=status, text="hello", headers=headers)
@@ -82,7 +85,7 @@ async def web_server(*, status: int = 200, headers: dict[str, str] | None = None
     application.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(application)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     try:
         yield runner.addresses[0][1]
@@ -117,12 +120,79 @@ async def test_a_host_that_never_answers(tmp_path: Path, monkeypatch: pytest.Mon
     assert "did not show a certificate within 0.05 s; is the address right, and do firewalls" in line
 
 
-async def test_no_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def unreachable(*_: Any, **__: Any) -> None:
-        raise OSError(113, "No route to host")
+async def test_no_route(tmp_path: Path) -> None:
+    """No system connects to a broadcast address."""
+    pinned = Address(host="255.255.255.255", port=7700, fingerprint=bytes(32))
+    for text in ("255.255.255.255", "http://255.255.255.255", line_for(KEY, pinned)):
+        assert "there is no route to it: is the address right" in await first_line(tmp_path, text)
 
-    monkeypatch.setattr("swarm.net.client.asyncio.open_connection", unreachable)
-    assert "there is no route to it: is the address right" in await first_line(tmp_path, "https://192.0.2.1")
+
+async def test_packets_that_a_firewall_swallows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux drops them too while a listener's queue is full."""
+    monkeypatch.setattr("swarm.net.client.CONNECT_S", 0.2)
+    monkeypatch.setattr("swarm.node.bootstrap.CERTIFICATE_S", 0.2)
+    with ExitStack() as opened:
+        full = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        where = Address(host="127.0.0.1", port=full.getsockname()[1])
+        for _ in range(2):
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex((where.host, where.port))
+        pinned = msgspec.structs.replace(where, fingerprint=bytes(32))
+        for text in (where.url, f"https://{where.authority}", line_for(KEY, pinned)):
+            line = await first_line(tmp_path, text)
+            assert "within 0.2 s; is the address right, and do firewalls and routers let the port through?" in line
+
+
+async def test_one_that_takes_connections_and_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user hears of it before the try has ended."""
+    monkeypatch.setattr("swarm.node.bootstrap.SAY_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        line = await first_line(tmp_path, f"http://127.0.0.1:{deaf.getsockname()[1]}")
+    assert "says nothing: it is busy, or no echo-node; is the port right?" in line
+
+
+async def test_one_that_hangs_up(tmp_path: Path) -> None:
+    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        line = await first_line(tmp_path, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert "closed the connection and showed no certificate: it is no echo-node, or too many" in line
+
+
+def test_no_try_keeps_the_user_waiting_for_five_seconds() -> None:
+    assert max(CONNECT_S, CERTIFICATE_S, SAY_S) < 5 < min(HELLO_S, RESOLVE_S), "what takes longer is told by SAY_S"
+
+
+async def test_two_lines_about_one_silence_do_not_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    """Told before the first try has ended, told what it ended with, and no more."""
+    monkeypatch.setattr("swarm.node.bootstrap.SAY_S", 0.02)
+    monkeypatch.setattr("swarm.node.bootstrap.HELLO_S", 0.1)
+    monkeypatch.setattr("swarm.node.bootstrap.FIND_S", 10.0)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        _, said = await given_up(tmp_path, f"http://127.0.0.1:{deaf.getsockname()[1]}")
+    assert len(pauses) > 2
+    assert ["says nothing" in line for line in said] == [True, False]
+
+
+async def test_a_clock_that_is_off_is_told_and_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the other side's hello says, over a real line."""
+    told: dict[float, list[str]] = {}
+    async with member(KEY, now=1_000_000.0) as there:
+        for ours in (1_000_100.0, 1_010_800.0, 990_000.0):
+            monkeypatch.setattr("swarm.node.bootstrap.time.time", lambda: ours)  # noqa: B023
+            said: list[str] = told.setdefault(ours, [])
+            assert (await bootstraps(tmp_path, there.authority).find(said.append)).address == there
+    quiet, ahead, behind = told.values()
+    assert quiet == []
+    assert "this machine's clock is 3:00:00 ahead of that of http://127.0.0.1" in ahead[0]
+    assert "this machine's clock is 2:46:40 behind that of http://127.0.0.1" in behind[0]
+    assert "timedatectl set-ntp true" in behind[0]
 
 
 async def test_a_plain_client_of_an_encrypted_node(tmp_path: Path) -> None:
@@ -138,7 +208,7 @@ async def test_a_learner_that_is_down_is_waited_for(
     said: list[str] = []
     async with member(KEY) as there, member(OTHER_KEY) as other:
         nobody = Address(host="127.0.0.1", port=closed_port())
-        ways = [nobody] * 9 + [other] * (WRONG_TRIES - 1) + [nobody] * 3 + [there]
+        ways = [nobody] * 9 + [other] * 3 + [nobody] * 3 + [there]
 
         async def address_of(*_: object) -> Address:
             return ways.pop(0)
@@ -162,39 +232,61 @@ async def test_who_never_answers_is_not_waited_for_for_ever(tmp_path: Path, paus
     assert len(said) == 1
 
 
-# -- what no waiting mends -----------------------------------------------------------------------------------
+async def test_one_that_is_silent_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.node.bootstrap.HEAD_START_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        silent = [f"http://127.0.0.1:{deaf.getsockname()[1]}"] * 4
+        async with member(KEY) as there, asyncio.timeout(HELLO_S / 2):
+            assert (
+                await Bootstraps([*silent, there.url], tmp_path / "peers", random=Random(1)).greet()
+            ).address == there
+
+
+async def test_of_several_that_fail_one_is_told_of(tmp_path: Path, pauses: list[float]) -> None:
+    """The first that was named, whichever was tried first."""
+    said: list[str] = []
+    ports = [closed_port() for _ in range(3)]
+    several = Bootstraps([f"http://127.0.0.1:{port}" for port in ports], tmp_path / "peers", random=Random(1))
+    with pytest.raises(UserError):
+        await several.find(said.append)
+    assert len(pauses) > 10
+    assert [f"http://127.0.0.1:{ports[0]} cannot be reached" in line for line in said] == [True]
+
+
+# -- what hardly any waiting mends ---------------------------------------------------------------------------
 
 
 async def test_an_old_join_line(tmp_path: Path, pauses: list[float]) -> None:
+    """The user is told once, and the search goes on: the right learner may come back there."""
     async with member(OTHER_KEY) as other:
         line, said = await given_up(tmp_path, line_for(KEY, other))
     assert "this join line is old, ask the person who leads the swarm for a new one" in line
-    assert len(pauses) == WRONG_TRIES - 1
+    assert FIND_S <= sum(pauses) < FIND_S + 400
     assert len(said) == 1
 
 
-async def test_another_certificate(tmp_path: Path, pauses: list[float]) -> None:
+async def test_another_certificate(tmp_path: Path) -> None:
     async with member(KEY, tmp_path / "tls") as here:
         before = Address(host=here.host, port=here.port, fingerprint=b"f" * 32)
-        line, _ = await given_up(tmp_path, line_for(KEY, before))
+        line = await first_line(tmp_path, line_for(KEY, before))
     assert "is not the one that was named" in line
     assert "ask for its new join line" in line
-    assert len(pauses) == WRONG_TRIES - 1
 
 
-async def test_a_node_without_tls_where_it_was_named(tmp_path: Path, pauses: list[float]) -> None:
+async def test_a_node_without_tls_where_it_was_named(tmp_path: Path) -> None:
     async with member(KEY) as plain:
         before = Address(host=plain.host, port=plain.port, fingerprint=b"f" * 32)
-        line, _ = await given_up(tmp_path, line_for(KEY, before))
+        line = await first_line(tmp_path, line_for(KEY, before))
         assert "does not speak TLS, as was named; if it was set up again, ask for its new join line" in line
-        line, _ = await given_up(tmp_path, f"https://{plain.authority}")
-        assert f"does not answer with TLS; if it is an echo-node without (--no-tls), name it as {plain.url}" in line
+        line = await first_line(tmp_path, f"https://{plain.authority}")
+        assert f"it is no echo-node, or one without encryption (--no-tls), named as {plain.url}" in line
 
 
-async def test_a_server_of_something_else(tmp_path: Path, pauses: list[float]) -> None:
-    async with web_server() as port:
-        line, _ = await given_up(tmp_path, f"http://127.0.0.1:{port}")
-        assert "not a Hello" in line
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "encrypted"])
+async def test_a_server_of_something_else(tmp_path: Path, tls: bool) -> None:
+    async with web_server(tls=load_or_create_tls(tmp_path).context if tls else None) as port:
+        line = await first_line(tmp_path, f"127.0.0.1:{port}")
+        assert "answers, but it is not an echo-node: is the port right? A learner's is 7700" in line
         with pytest.raises(UserError, match="answers, but it is not an echo-node"):
             await _fetch(f"127.0.0.1:{port}")
 
