@@ -71,7 +71,8 @@ def run(directory: Path, options: argparse.Namespace) -> list[Point]:
     settings = directory / f"{run_dir.name}.toml"
     settings.write_text(lead_settings(random_reward=options.control, eval_every=options.eval_every, seed=options.seed))
     with nodes_in(directory) as nodes:
-        nodes.start("learner", "lead", "--lan", "--port", "0", "--config", str(settings), "--run-dir", str(run_dir))
+        flags = ("--host", "127.0.0.1", "--port", "0", "--config", str(settings), "--run-dir", str(run_dir))
+        nodes.start("learner", "lead", *flags)
         url = url_of(nodes, run_dir / "node.json")
         for number in range(options.samplers):
             state = str(directory / f"state-{run_dir.name}-{number}")

@@ -234,6 +234,7 @@ class _Swarm:
         self._run_dir = directory / "run"
         self._lead = {
             "model": model,
+            "task": "copy",
             "learning_rate": LEARNING_RATE,
             "rehearse_step_s": train_step_s,
             "max_staleness": point.max_staleness,
@@ -256,14 +257,14 @@ class _Swarm:
 
     def start(self) -> None:
         lead = self._write("lead.toml", self._lead)
-        given = ("--lan", "--port", "0", "--config", lead, "--run-dir", str(self._run_dir))
+        given = ("--host", "127.0.0.1", "--port", "0", "--config", lead, "--run-dir", str(self._run_dir))
         self._nodes.start("learner", "lead", *given)
         self._url = url_of(self._nodes, self._run_dir / "node.json")
         join = self._write("join.toml", self._join)
         for number in range(SAMPLERS):
             state = str(self._directory / f"sampler-{number}")
-            given = ("--lan", "--bootstrap", self._url, "--config", join, "--state-dir", state)
-            self._nodes.start(f"sampler-{number}", "join", *given)
+            told = ("--lan", "--bootstrap", self._url, "--config", join, "--state-dir", state)
+            self._nodes.start(f"sampler-{number}", "join", *told)
 
     def until(self, what: str, happened: Callable[[], bool]) -> None:
         while not happened():

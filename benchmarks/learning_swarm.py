@@ -99,9 +99,8 @@ def run(config: LeadConfig, samplers: int, directory: Path) -> Run:
     settings = directory / "lead.toml"
     settings.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.model_dump(exclude_unset=True).items()))
     with nodes_in(directory) as nodes:
-        learner = nodes.start(
-            "learner", "lead", "--lan", "--port", "0", "--config", str(settings), "--run-dir", str(run_dir)
-        )
+        flags = ("--host", "127.0.0.1", "--port", "0", "--config", str(settings), "--run-dir", str(run_dir))
+        learner = nodes.start("learner", "lead", *flags)
         url = url_of(nodes, run_dir / "node.json")
         for number in range(samplers):
             state = str(directory / f"sampler-{number}")

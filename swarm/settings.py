@@ -31,6 +31,12 @@ TINY, TINY_WARM = "tiny", "tiny-warm"
 EMBEDDED = {TINY: 1e-3, TINY_WARM: 3e-4}
 """Models that are built in place instead of loaded, with a suitable learning rate for each"""
 
+TASKS = (
+    "--task jsonl:FILE (your own questions and answers), --task hf:DATASET (those of the Hugging Face hub), --task "
+    "gym:leg_counting (questions without end)"
+)
+"""Examples for who named a model and no task"""
+
 SECTIONS = "What most people set", "Swarm", "Learning", "Engine", "Memory and disk", "Money"  # The order in --help
 MOST, SWARM, LEARNING, ENGINE, MEMORY, MONEY = SECTIONS
 
@@ -89,9 +95,11 @@ class LeadConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     model: Annotated[str, Flag(MOST, "Directory, Hugging Face id, tiny or tiny-warm.")] = TINY
-    task: Annotated[str, Flag(MOST, "What to learn; `echo-node tasks` lists it.")] = "copy"
+    task: Annotated[str, Flag(MOST, "What to learn; `echo-node tasks` lists it.", "copy for an embedded model")] = (
+        "copy"
+    )
     reward: Annotated[Literal["task", "random"], Flag(LEARNING, "random is a control that must not learn.")] = "task"
-    host: Annotated[str, Flag(SWARM, "Address to listen on."), RESUMED] = "127.0.0.1"
+    host: Annotated[str, Flag(SWARM, "Address to listen on; 127.0.0.1 keeps others out."), RESUMED] = "0.0.0.0"
     port: Annotated[int, Field(ge=0, le=65_535), Flag(MOST, "0 takes any free one."), RESUMED] = DEFAULT_PORT
     advertise: Annotated[str | None, Flag(SWARM, "host[:port] that others dial.", "--host"), RESUMED] = None
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback"), RESUMED] = None
@@ -237,6 +245,10 @@ class LeadConfig(BaseModel):
         if self.trainer_machines > 1 and self.trainer_meeting is None:
             raise ValueError(
                 "trainer_machines above 1 needs trainer_meeting, a host:port of this machine that the others reach"
+            )
+        if self.model not in EMBEDDED and "task" not in self.model_fields_set:
+            raise ValueError(
+                f"what is {self.model[-MAX_SHOWN:]} to learn? Say it with {TASKS}; `echo-node tasks` lists all kinds"
             )
         return self
 

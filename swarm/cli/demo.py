@@ -108,7 +108,7 @@ class Demo:
         config.write_text(f'beat_s = {BEAT_S}\nschedule = "linear"\neval_prompts = {EVAL_PROMPTS}\n{often}')
         flags = ["--config", config, "--steps", options.steps, "--max-staleness", options.max_staleness]
         flags += ["--reward", options.reward, "--seed", options.seed, "--target", TARGET, "--run-dir", self._run_dir]
-        return ["lead", "--lan", "--port", "0", *map(str, flags)]
+        return ["lead", "--host", "127.0.0.1", "--port", "0", *map(str, flags)]
 
     async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
         process = await start_node(self._logs / f"{name}.log", *arguments)

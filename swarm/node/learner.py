@@ -17,7 +17,7 @@ from swarm.broadcast.store.store import newest_head
 from swarm.broadcast.version.manifest import LAYOUT_BYTES
 from swarm.errors import UserError
 from swarm.learner.messages import Prepared
-from swarm.net.hosts import is_loopback
+from swarm.net.hosts import is_loopback, is_private
 from swarm.net.signing import swarm_id_of
 from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal
@@ -29,7 +29,7 @@ from swarm.node.control import control
 from swarm.node.identity import StateDirectory
 from swarm.node.joining import lead_settings
 from swarm.node.metrics import RunLog
-from swarm.node.network import NodeNetwork
+from swarm.node.network import EVERYWHERE, NodeNetwork
 from swarm.node.prompts import Progress, check_data, longest_completion, open_task, prepare_prompts
 from swarm.node.provisioning import LearnerParts, Provisioning
 from swarm.node.publication import ROOM_S, InstallTracker, Publication
@@ -463,6 +463,10 @@ class LearnerNode:
         write_json(self._run_dir / "node.json", {"url": network.address.url, "join": network.join_line()})
         swarm = network.status()["swarm"]
         self._say(f"learner of swarm {swarm} at {network.address.url}, run directory {self._run_dir}")
+        if not is_loopback(host := self._config.host):
+            where = f"all of its addresses, port {network.port}" if host in EVERYWHERE else network.address.authority
+            how = "encrypted" if network.address.fingerprint else "NOT encrypted"
+            self._say(f"open to other machines: listens at {where}, {how} (--host 127.0.0.1 keeps it on this machine)")
 
     def _announce(self) -> None:
         address = self._network.address
@@ -470,8 +474,13 @@ class LearnerNode:
         is_plain = is_loopback(address.host) and not address.fingerprint
         bootstrap = address.authority if is_plain else self._network.join_line()
         self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {bootstrap}")
-        if address.host != self._config.host and self._config.advertise is None:
-            self._say(f"(if others reach this machine at another address than {address.host}, pass --advertise HOST)")
+        if (here := EVERYWHERE.get(self._config.host)) is not None:
+            self._say(f"on this machine also with:  --bootstrap {here}:{self._network.port}")
+        if self._config.advertise is None and is_private(address.host):
+            self._say(
+                f"{address.host} is an address of a private network: for machines outside of it let the router pass "
+                f"port {address.port} on to this machine, and name the router's address with --advertise"
+            )
 
     def _rollout_event(self, kind: str, **fields: Any) -> None:
         self._log.event(kind, **fields)

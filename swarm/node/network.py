@@ -9,18 +9,22 @@ stop      tell the others, and leave
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import re
 import secrets
 import socket
+import struct
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from swarm.broadcast.version.manifest import open_head
@@ -52,6 +56,10 @@ from swarm.node.bootstrap import (
 )
 from swarm.node.identity import load_or_create_key, load_or_create_tls, next_generation, raise_generation
 from swarm.types import Address, NodeId, Role, VersionId
+
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # Listens on all interfaces; and how this machine dials that
+SIOCGIFADDR = 0x8915  # Linux: the address of an interface
+MAX_JOIN_ADDRESSES = 8  # As JoinLine takes
 
 MAX_CLIENTS = 256  # Clients are kept for their sessions with a server; idle connections close by themselves
 
@@ -205,7 +213,7 @@ class NodeNetwork:
         )
         self._beat_s = 0.0
         self._greeting: Greeting | None = None
-        self._port = 0
+        self.port = 0
         self.other_swarm: str | None = None
         self.misled = 0
         """How many greetings in a row led to a swarm other than the one in the join line."""
@@ -231,7 +239,7 @@ class NodeNetwork:
     @property
     def address(self) -> Address:
         """The address that others dial to reach this node."""
-        return advertised(self._settings, self._port, self._fingerprint)
+        return advertised(self._settings, self.port, self._fingerprint)
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -249,11 +257,10 @@ class NodeNetwork:
         tls = self._tls.context if self._tls else None
         counted = [self.sessions.refused, self.gossip.rejected, self.station.refused]
         self._server = NodeServer([*own, *routes], status, tls=tls, counted=counted, on_stream=on_stream)
-        self._port = await self._server.start(self._settings.host, self._settings.port)
-        hosts = [*self.bootstraps.hosts, *([self.address.host] if self._role == "learner" else [])]
-        if self._settings.lan is None and not self._lan and any(map(is_private, hosts)):
+        self.port = await self._server.start(self._settings.host, self._settings.port)
+        if self._settings.lan is None and not self._lan and any(map(is_private, self.bootstraps.hosts)):
             self._say("this swarm has private addresses: pass --lan to every node in this network, or they stay leaves")
-        return self._port
+        return self.port
 
     async def stop(self) -> None:
         # In this order, so that calls still work when the others are told.
@@ -347,14 +354,24 @@ class NodeNetwork:
     def trust_line(self) -> str:
         """Return a line for the terminal that says why this node trusts the swarm."""
         assert self._greeting is not None
-        swarm, url = self._greeting.hello.swarm, self._greeting.address.url
+        swarm, address = self._greeting.hello.swarm, self._greeting.address
         if self.bootstraps.swarm is not None:
-            return f"found swarm {swarm}, which the join line names, through {url}"
-        return f"found swarm {swarm}; trusting it because {url} said so (a join line, echo1:..., says whom to trust)"
+            return f"found swarm {swarm}, which the join line names, through {address.url}"
+        shown = f", with certificate {address.fingerprint.hex()[:16]}..." if address.fingerprint else ""
+        before = self.bootstraps.remembered
+        other = f"; last time it was swarm {before}" if before not in (None, swarm) else ""
+        better = "a join line, echo1:..., says whom to trust"
+        return f"found swarm {swarm}; trusting it because {address.url} said so{shown} ({better}){other}"
 
     def join_line(self) -> str:
-        line = JoinLine(swarm=swarm_id_of(self._learner_key), learner_key=self._learner_key, addresses=(self.address,))
-        return write_join_line(line)
+        """Return the line by which others join at any of the addresses that they may reach this learner at."""
+        own = self.address
+        hosts = [own.host]
+        if self._settings.host in EVERYWHERE and self._settings.advertise is None:
+            hosts = list(dict.fromkeys((own.host, *own_hosts())))[:MAX_JOIN_ADDRESSES]
+        addresses = tuple(msgspec.structs.replace(own, host=host) for host in hosts)
+        key = self._learner_key
+        return write_join_line(JoinLine(swarm=swarm_id_of(key), learner_key=key, addresses=addresses))
 
     def status(self) -> dict[str, Any]:
         """Return the status of this node and its view of the swarm. The keys are described in docs/protocol.md."""
@@ -398,7 +415,7 @@ class NodeNetwork:
         if self._role == "learner" or (is_loopback(self._settings.host) and not self._lan):
             return None
         return Reachability(
-            port=self._port,
+            port=self.port,
             fingerprint=self._fingerprint,
             round_s=self._rules.round_s,
             lan=self._lan,
@@ -424,6 +441,7 @@ class NodeNetwork:
             beat_s=self._beat_s,
             knock=self._answer_knock(knock, caller),
             card=self.card,
+            now=round(time.time(), 3),
         )
 
     def _answer_knock(self, nonce: str | None, caller: str | None) -> bytes:
@@ -504,18 +522,33 @@ def advertised(settings: NetworkSettings, port: int, fingerprint: bytes) -> Addr
     if settings.advertise is not None:
         named = read_bootstrap(settings.advertise, port)
         return Address(host=named.host, port=named.port, fingerprint=fingerprint)
-    everywhere = settings.host in ("0.0.0.0", "::")
     family = socket.AF_INET6 if settings.host == "::" else socket.AF_INET
-    host = _outward_host(family) if everywhere else settings.host
+    host = _outward_host(family) if settings.host in EVERYWHERE else settings.host
     return Address(host=host, port=port, fingerprint=fingerprint)
 
 
 def _outward_host(family: socket.AddressFamily) -> str:
-    """Return the address of the interface that packets to the internet would leave by. Nothing is sent."""
-    probed, here = ("2001:db8::1", "::1") if family == socket.AF_INET6 else ("192.0.2.1", "127.0.0.1")
+    """Return the address of the interface that packets to the internet would leave by, or another one of this machine.
+    Nothing is sent."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((probed, 9))
+            probe.connect(("2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1", 9))
         except OSError:
-            return here
+            return "::1" if family == socket.AF_INET6 else next(iter(own_hosts()), "127.0.0.1")
         return str(probe.getsockname()[0])
+
+
+def own_hosts() -> list[str]:
+    """Return this machine's IPv4 addresses, one of each interface, without loopback and bridges, behind which there are
+    containers and virtual machines. Elsewhere than on Linux return none."""
+    found: list[str] = []
+    if sys.platform != "linux":
+        return found
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            wanted = struct.pack("256s", name.encode())
+            with suppress(OSError):  # It has none
+                host = socket.inet_ntoa(fcntl.ioctl(asking, SIOCGIFADDR, wanted)[20:24])
+                if not is_loopback(host) and not Path("/sys/class/net", name, "bridge").exists():
+                    found.append(host)
+    return found

@@ -118,7 +118,7 @@ class Swarm:
         text = SETTINGS.format(prompts=EVAL_PROMPTS if plan.measured else 1, steps=plan.steps)
         settings.write_text(f"{text}lease_time_limit_s = {LEASE_S}\n" + ("" if plan.audit else "audit_share = 0.0\n"))
         flags = ("--port", "0", "--max-staleness", str(MAX_STALENESS), "--run-dir", str(self._run_dir))
-        return await self._start("learner", "lead", "--lan", "--config", str(settings), *flags)
+        return await self._start("learner", "lead", "--host", "127.0.0.1", "--config", str(settings), *flags)
 
     async def _join(self, url: str, name: str, *, attack: str = "") -> NodeId:
         state = self._directory / name

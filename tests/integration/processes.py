@@ -95,7 +95,8 @@ class Learner(Node):
         self, directory: Path, name: str, *arguments: str, place: Sequence[str] = (), module: str = "swarm"
     ) -> None:
         self.run_dir = directory / name
-        given = ("lead", "--run-dir", str(self.run_dir), *arguments)
+        here = () if "--host" in arguments else ("--host", "127.0.0.1")
+        given = ("lead", "--run-dir", str(self.run_dir), *here, *arguments)
         super().__init__(directory, name, *given, place=place, module=module)
 
     def node_json(self) -> dict[str, str]:

@@ -12,7 +12,8 @@ from tests.integration.processes import command
 
 def _refused(*arguments: str) -> str:
     """The one line that the command says before it gives up."""
-    done = command(*arguments)
+    here = ("--host", "127.0.0.1") if arguments[0] == "lead" and "--host" not in arguments else ()
+    done = command(*arguments, *here)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "joins with" not in done.stdout
     assert done.stderr.count("\n") == 1, done.stderr
@@ -32,8 +33,9 @@ def _refused(*arguments: str) -> str:
         (("--steps", "many"), "valid integer"),
         (("--steps", "0"), "greater than or equal to 1"),
         (("--reward", "money"), "'task' or 'random'"),
-        (("--model", "/"), "no config.json"),
-        (("--model", "./no-such-directory"), "no config.json"),
+        (("--model", "/", "--task", "copy"), "no config.json"),
+        (("--model", "./no-such-directory", "--task", "copy"), "no config.json"),
+        (("--model", "Qwen/Qwen3-0.6B"), "what is Qwen/Qwen3-0.6B to learn? Say it with --task jsonl:FILE"),
         (("--config", "/no/such.toml"), "cannot read the configuration"),
         (("--advertise", "no host"), "is not an address"),
         (("--bootstrap", "echo1:abc"), "copy the whole line"),
@@ -78,7 +80,7 @@ def test_lead_refuses_unknown_keys_in_its_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "run"
-    done = command("lead", "--check", "--port", "0", "--run-dir", str(run_dir))
+    done = command("lead", "--check", "--host", "127.0.0.1", "--port", "0", "--run-dir", str(run_dir))
     assert done.returncode == 0, done.stdout + done.stderr
     told = [line.split()[0] for line in done.stdout.splitlines()]
     assert told == ["port", "task", "model", "disk", "prompts", "rewards", "nothing"]
@@ -90,7 +92,7 @@ def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> Non
 def test_lead_check_refuses_what_a_run_would_come_to_later_and_leaves_nothing(tmp_path: Path) -> None:
     given = ("--task", "python:tests.integration.odd_reward:FailingTask", "--run-dir", str(tmp_path / "run"))
     assert "the reward failed for prompt odd-held: it raised ValueError" in _refused(
-        "lead", "--check", "--port", "0", *given
+        "lead", "--check", "--host", "127.0.0.1", "--port", "0", *given
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -100,7 +102,7 @@ def test_lead_refuses_a_port_in_use_and_leaves_no_run_directory(tmp_path: Path) 
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = str(holder.getsockname()[1])
-        line = _refused("lead", "--port", port, "--run-dir", str(tmp_path / "run"))
+        line = _refused("lead", "--host", "127.0.0.1", "--port", port, "--run-dir", str(tmp_path / "run"))
     assert f"port {port}" in line
     assert "--port" in line
     assert not (tmp_path / "run").exists()

@@ -87,7 +87,7 @@ def test_the_best_version_is_kept_and_no_alarm_goes_off(learned: dict[str, Any])
 def test_a_checkpoint_is_a_model_to_lead_with(learned: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = Path(learned["run_dir"]) / "checkpoints" / f"step-{learned['steps']:06}"
     with swarm_in(tmp_path) as swarm:
-        learner = swarm.lead("--model", str(checkpoint), "--seed", "1", "--port", "0", "--steps", "1")
+        learner = swarm.lead("--model", str(checkpoint), "--task", "copy", "--seed", "1", "--port", "0", "--steps", "1")
         swarm.join(learner.url(), name="sampler")
         assert learner.wait() == 0, learner.output()
         summary = json.loads((learner.run_dir / "summary.json").read_text())

@@ -98,7 +98,7 @@ def test_a_learner_on_a_terminal_has_a_view_and_leaves_the_terminal_as_it_was(tm
     leader, follower = pty.openpty()
     run_dir = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-m", "swarm", "lead", "--run-dir", str(run_dir), *ENDLESS],
+        [sys.executable, "-m", "swarm", "lead", "--host", "127.0.0.1", "--run-dir", str(run_dir), *ENDLESS],
         stdout=follower,
         stderr=follower,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "held")},

@@ -154,8 +154,24 @@ def test_a_file_that_is_missing_or_broken_is_named(file: Path) -> None:
     assert f"{file} is not valid TOML" in fault(LeadConfig, file)
 
 
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "./my-model"])
+def test_a_real_model_without_a_task_is_asked_for_one(tmp_path: Path, model: str) -> None:
+    """It would learn to copy digits otherwise."""
+    (tmp_path / "lead.toml").write_text(f'model = "{model}"\n')
+    for line in (fault(LeadConfig, model=model), fault(LeadConfig, tmp_path / "lead.toml")):
+        assert line.startswith(f"what is {model} to learn? Say it with --task ")
+        assert [line.count(f"--task {kind}:") for kind in ("jsonl", "hf")] == [1, 1]
+        assert line.count("--task gym:leg_counting") == 1
+    (tmp_path / "lead.toml").write_text('task = "copy"\n')
+    assert load_config(LeadConfig, tmp_path / "lead.toml", {"model": model}).task == "copy"
+    assert {load_config(LeadConfig, None, {"model": tiny}).task for tiny in ("tiny", "tiny-warm")} == {"copy"}
+
+
 def test_the_learning_rate_suits_the_model_unless_it_is_given() -> None:
-    rates = [load_config(LeadConfig, None, flags).resolved_learning_rate for flags in ({}, {"model": "some/model"})]
+    rates = [
+        load_config(LeadConfig, None, flags).resolved_learning_rate
+        for flags in ({}, {"model": "some/model", "task": "copy"})
+    ]
     assert rates == [1e-3, 1e-6]
     assert load_config(LeadConfig, None, {"learning_rate": 0.5}).resolved_learning_rate == 0.5
 

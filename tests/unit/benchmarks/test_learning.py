@@ -173,7 +173,7 @@ def test_a_run_that_stopped_early_is_no_run(count: int, evaluated: int, tmp_path
 
 def test_a_process_that_fails_is_reported_in_its_own_words(tmp_path: Path) -> None:
     with nodes_in(tmp_path) as nodes:
-        nodes.start("learner", "lead", "--steps", "0", "--run-dir", str(tmp_path / "run")).wait()
+        nodes.start("learner", "lead", "--host", "127.0.0.1", "--steps", "0", "--run-dir", str(tmp_path / "run")).wait()
         with pytest.raises(RunFailed, match=r"learner ended with status 2.*--steps 0"):
             nodes.check()
 

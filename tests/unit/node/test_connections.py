@@ -55,11 +55,12 @@ async def given_up(tmp_path: Path, text: str) -> tuple[str, list[str]]:
 async def first_line(tmp_path: Path, text: str) -> str:
     """What `join` says first of a cause. It goes on trying, whatever the cause."""
 
-    said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    trying = asyncio.create_task(bootstraps(tmp_path, text).find(said.set_result))
-    await asyncio.wait([said, trying], return_when=asyncio.FIRST_COMPLETED)
-    assert not trying.done(), trying.exception()
-    line = said.result()
+    said: asyncio.Queue[str] = asyncio.Queue()
+    trying = asyncio.create_task(bootstraps(tmp_path, text).find(said.put_nowait))
+    saying = asyncio.create_task(said.get())
+    trying.add_done_callback(lambda _: saying.cancel())
+    line = await saying
+    assert not trying.done()
     trying.cancel()
     await asyncio.gather(trying, return_exceptions=True)
     assert line.endswith("; trying again until a bootstrap answers (Ctrl-C to give up)")

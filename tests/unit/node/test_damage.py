@@ -82,7 +82,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run of four steps, made without a trainer; not to be changed."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
-    config = LeadConfig(run_dir=run_dir, groups_per_step=GROUPS, group_size=SIZE, model="tiny", port=0, steps=4)
+    config = LeadConfig(
+        run_dir=run_dir, groups_per_step=GROUPS, group_size=SIZE, model="tiny", host="127.0.0.1", port=0, steps=4
+    )
     create_run_directory(run_dir, config)
     lineages = asyncio.run(_record(run_dir))
     for step in KEPT:

@@ -15,15 +15,17 @@ from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.reachability import DialBack
 from swarm.gossip.records import Owner
 from swarm.net.client import PeerClient, session_route
+from swarm.net.hosts import is_loopback
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
+from swarm.net.signing import swarm_id_of
 from swarm.net.stream import Incoming
 from swarm.net.wire import encode
-from swarm.node.bootstrap import HELLO_PATH
+from swarm.node.bootstrap import HELLO_PATH, read_join_line
 from swarm.node.identity import next_generation
 from swarm.node.joining import join_settings
 from swarm.node.learner import LearnerNode
-from swarm.node.network import NetworkSettings, NodeNetwork, advertised
+from swarm.node.network import NetworkSettings, NodeNetwork, advertised, own_hosts
 from swarm.settings import JoinConfig, LeadConfig, load_config
 from swarm.types import Address, Role
 from tests.builders import OTHER_KEY
@@ -36,7 +38,7 @@ def network(directory: Path, role: Role, *bootstrap: str, **settings: Any) -> No
     return NodeNetwork(
         directory,
         role,
-        NetworkSettings(host="127.0.0.1", port=0, bootstrap=bootstrap, lan=True, **settings),
+        NetworkSettings(**{"host": "127.0.0.1", "port": 0, "bootstrap": bootstrap, "lan": True, **settings}),
         say=lambda line: None,
         emit=lambda kind, **fields: None,
     )
@@ -49,8 +51,8 @@ async def refuse_stream(incoming: Incoming) -> None:
 
 
 @asynccontextmanager
-async def learner(directory: Path) -> AsyncIterator[NodeNetwork]:
-    node = network(directory, "learner")
+async def learner(directory: Path, **settings: Any) -> AsyncIterator[NodeNetwork]:
+    node = network(directory, "learner", **settings)
     await node.start([], node.status, on_stream=refuse_stream, beat_s=1.0)
     try:
         async with node.swarm(node.key.public_bytes, ROUND_S):
@@ -207,6 +209,66 @@ async def test_the_learner_is_called_where_a_bootstrap_found_it_last(tmp_path: P
 )
 def test_what_others_dial(settings: dict[str, str], found: str) -> None:
     assert advertised(NetworkSettings(port=7700, **settings), 7700, b"").authority == found  # type: ignore[arg-type]
+
+
+def line_of(directory: Path, **settings: Any) -> list[str]:
+    """The addresses in the join line of a learner with these settings."""
+    node = NodeNetwork(
+        directory, "learner", NetworkSettings(port=7700, **settings), say=print, emit=lambda kind, **_: None
+    )
+    node.port, node._learner_key = 7700, node.key.public_bytes
+    addresses = read_join_line(node.join_line()).addresses
+    assert {bool(address.fingerprint) for address in addresses} == {settings["host"] != "127.0.0.1"}
+    return [address.authority for address in addresses]
+
+
+def test_a_join_line_has_all_addresses_that_others_may_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over TLS, unless the learner stays at home; what the user advertises stands alone."""
+    monkeypatch.setattr("swarm.node.network.own_hosts", lambda: [f"10.0.0.{number}" for number in range(1, 12)])
+    monkeypatch.setattr("swarm.node.network._outward_host", lambda family: "10.0.0.3")
+    everywhere = line_of(tmp_path / "a", host=LeadConfig().host)
+    assert everywhere[:3] == ["10.0.0.3:7700", "10.0.0.1:7700", "10.0.0.2:7700"]
+    assert len(everywhere) == len(set(everywhere)) == 8
+    assert line_of(tmp_path / "b", host="0.0.0.0", advertise="home.example:80") == ["home.example:80"]
+    assert line_of(tmp_path / "c", host="10.0.0.2") == ["10.0.0.2:7700"]
+    assert line_of(tmp_path / "d", host="127.0.0.1") == ["127.0.0.1:7700"]
+
+
+def test_own_addresses_are_none_of_loopback() -> None:
+    assert not any(map(is_loopback, own_hosts()))
+    assert advertised(NetworkSettings(host="0.0.0.0", port=7700), 7700, b"").host in (*own_hosts(), "127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+async def test_a_learner_says_where_it_listens_and_how_to_keep_it_at_home(tmp_path: Path, host: str) -> None:
+    said: list[str] = []
+    node = LearnerNode(LeadConfig(run_dir=tmp_path, host=host), said.append)
+    node._network = network = NodeNetwork(tmp_path, "learner", node._settings, say=print, emit=lambda kind, **_: None)
+    network.port = 7700
+    async with network.swarm(network.key.public_bytes, ROUND_S):
+        node._write_address()
+        node._announce()
+    words = "open to other machines: listens at all of its addresses, port 7700, encrypted (--host 127.0.0.1 keeps it"
+    assert [words in line for line in said].count(True) == (host == "0.0.0.0")
+    joins = next(line for line in said if "joins with" in line).split()[-1]
+    assert joins.startswith("echo1:") == (host == "0.0.0.0")
+    assert any(line.endswith("--bootstrap 127.0.0.1:7700") for line in said)
+
+
+async def test_who_trusts_a_bare_host_is_told_whom_and_when_it_is_another(tmp_path: Path) -> None:
+    async with learner(tmp_path / "learner", tls=True) as lead:
+        async with joined(tmp_path / "one", lead.address.authority) as one:
+            shown = f"trusting it because {lead.address.url} said so, with certificate"
+            assert f"{shown} {lead.address.fingerprint.hex()[:16]}..." in one.trust_line()
+            assert "last time" not in one.trust_line()
+            hello = one._hello(None, None)
+            assert hello is not None
+            one.bootstraps.remember(hello, [lead.gossip.core.view.own])
+        port = lead.port
+    async with learner(tmp_path / "other", port=port) as other:
+        assert other.node != lead.node
+        async with joined(tmp_path / "one", lead.address.authority) as one:
+            assert one.trust_line().endswith(f"; last time it was swarm {swarm_id_of(lead.key.public_bytes)}")
 
 
 def test_all_interfaces_of_one_family_are_advertised_in_that_family() -> None:

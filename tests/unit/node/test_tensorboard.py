@@ -154,7 +154,9 @@ async def test_without_the_package_a_run_ends_with_one_line_and_no_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eventfiles, "find_spec", lambda name: None)
-    node = LearnerNode(LeadConfig(run_dir=tmp_path / "run", port=0, tensorboard=True), lambda line: None)
+    node = LearnerNode(
+        LeadConfig(run_dir=tmp_path / "run", host="127.0.0.1", port=0, tensorboard=True), lambda line: None
+    )
     with pytest.raises(UserError, match=r"pip install 'echo-node\[tensorboard\]'"):
         await node.run()
     assert not (tmp_path / "run").exists()
