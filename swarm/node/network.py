@@ -58,7 +58,7 @@ from swarm.node.identity import load_or_create_key, load_or_create_tls, next_gen
 from swarm.types import Address, NodeId, Role, VersionId
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # Listens on all interfaces; and how this machine dials that
-SIOCGIFADDR = 0x8915  # Linux: the address of an interface
+SIOCGIFADDR, SIOCGIFFLAGS, IFF_UP = 0x8915, 0x8913, 0x1  # Linux: ask for an interface's address, and whether it is up
 MAX_JOIN_ADDRESSES = 8  # As JoinLine takes
 
 MAX_CLIENTS = 256  # Clients are kept for their sessions with a server; idle connections close by themselves
@@ -549,6 +549,7 @@ def own_hosts() -> list[str]:
             wanted = struct.pack("256s", name.encode())
             with suppress(OSError):  # It has none
                 host = socket.inet_ntoa(fcntl.ioctl(asking, SIOCGIFADDR, wanted)[20:24])
-                if not is_loopback(host) and not Path("/sys/class/net", name, "bridge").exists():
+                is_up = struct.unpack_from("H", fcntl.ioctl(asking, SIOCGIFFLAGS, wanted), 16)[0] & IFF_UP
+                if is_up and not is_loopback(host) and not Path("/sys/class/net", name, "bridge").exists():
                     found.append(host)
     return found

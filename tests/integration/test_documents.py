@@ -43,7 +43,6 @@ LONG = {
 
 REPLACED = {
     "<this repository>": "the checkout that is tested",
-    "--host 0.0.0.0": "tests listen on loopback alone, where TLS has to be asked for",
     "--trainer-ranks 4": "four processes importing torch; tests/integration/test_two_ranks.py has two",
     "--role relay": "on a machine of its own its port would be free",
     "7700": "somebody may listen there",
@@ -58,7 +57,6 @@ REPLACED = {
 
 QUESTIONS = {
     '"Qwen/Qwen3-0.6B"': '"./examples/arithmetic"',
-    '"0.0.0.0"': '"127.0.0.1"',
     "max_new_tokens = 512": "max_new_tokens = 12",
     "eval_every_steps = 20": "eval_every_steps = 20\ncheckpoint_every_steps = 1",
 }
@@ -161,7 +159,9 @@ class Stranger:
             assert node.wait() in (0, 130), f"{node.name}\n{node.output()}"
         if not resumes:
             self._joined.clear()
-        learner = self._learner = self._start(command if resumes else f"{command} --port {self._port}")
+        # Tests listen on loopback alone, where TLS has to be asked for.
+        here = "" if resumes else f" --host 127.0.0.1 --tls --port {self._port}"
+        learner = self._learner = self._start(command + here)
         eventually(lambda: self._alive(learner).says("a sampler joins with:"), learner, "a join line")
         if resumes and self._run_dir() == "runs/first":
             # `set` wants a learner that has started.
@@ -195,7 +195,7 @@ class Stranger:
 
     def _filled_in(self, command: str) -> str:
         """With what REPLACED says in place of what stands for it."""
-        command = command.replace("<this repository>", str(ROOT)).replace("--host 0.0.0.0", "--host 127.0.0.1 --tls")
+        command = command.replace("<this repository>", str(ROOT))
         command = command.replace("--trainer-ranks 4", "--trainer-ranks 1").replace(
             "--role relay", "--role relay --port 0"
         )
