@@ -367,7 +367,7 @@ class NodeNetwork:
         """Return the line by which others join at any of the addresses that they may reach this learner at."""
         own = self.address
         hosts = [own.host]
-        if self._settings.host in EVERYWHERE and self._settings.advertise is None:
+        if self._settings.host == "0.0.0.0" and self._settings.advertise is None:
             hosts = list(dict.fromkeys((own.host, *own_hosts())))[:MAX_JOIN_ADDRESSES]
         addresses = tuple(msgspec.structs.replace(own, host=host) for host in hosts)
         key = self._learner_key

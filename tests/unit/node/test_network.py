@@ -231,6 +231,7 @@ def test_a_join_line_has_all_addresses_that_others_may_reach(tmp_path: Path, mon
     assert len(everywhere) == len(set(everywhere)) == 8
     assert line_of(tmp_path / "b", host="0.0.0.0", advertise="home.example:80") == ["home.example:80"]
     assert line_of(tmp_path / "c", host="10.0.0.2") == ["10.0.0.2:7700"]
+    assert line_of(tmp_path / "e", host="::") == ["10.0.0.3:7700"], "of the family that it listens in"
     assert line_of(tmp_path / "d", host="127.0.0.1") == ["127.0.0.1:7700"]
 
 
