@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_ar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from swarm.errors import UserError
-from swarm.types import Freshness, ObjectiveName, Schedule
+from swarm.types import Freshness, Normalisation, ObjectiveName, Schedule
 
 if TYPE_CHECKING:
     from swarm.sampler.engine import EngineOptions
@@ -151,8 +151,13 @@ class LeadConfig(BaseModel):
     learning_rate_floor: Annotated[float, Field(ge=0, le=1)] = 0.1
     minibatches: Annotated[int, Field(ge=1, le=64)] = 2
     objective: Annotated[ObjectiveName, Flag(LEARNING, "Explained in docs/learner.md.")] = "grpo"
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(gt=0, le=9)] = 0.28
+    clip_low: Annotated[float | None, Field(gt=0, lt=1)] = None
+    clip_high: Annotated[float | None, Field(gt=0, le=9)] = None
+    ratio_cap: Annotated[float, Field(gt=1, le=100)] = 10.0
+    loss_normalisation: Annotated[
+        Normalisation | None, Flag(LEARNING, "What the loss is divided by.", "tokens; gspo rollouts")
+    ] = None
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     advantage_normalisation: Literal["group", "none"] = "group"
     kl_weight: Annotated[float, Field(ge=0, le=10)] = 0.0
     overlong: Literal["keep", "mask", "punish"] = "keep"
@@ -261,6 +266,16 @@ class LeadConfig(BaseModel):
     def resolved_learning_rate(self) -> float:
         """By default the rate in EMBEDDED, or 1e-6, which is usual for post-training a real model."""
         return self.learning_rate or EMBEDDED.get(self.model, 1e-6)
+
+    @property
+    def resolved_clip(self) -> tuple[float, float]:
+        """By default DAPO's, of single tokens, or GSPO's own, whose ratio is a mean over many and moves far less."""
+        low, high = (3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28)
+        return self.clip_low or low, self.clip_high or high
+
+    @property
+    def resolved_normalisation(self) -> Normalisation:
+        return self.loss_normalisation or ("rollouts" if self.objective == "gspo" else "tokens")
 
 
 CHANGEABLE = {

@@ -15,7 +15,10 @@ GroupId = NewType("GroupId", str)
 
 Schedule = Literal["constant", "linear", "cosine", "wsd"]  # Of the learning rate; wsd: warm up, stay, decay
 Freshness = Literal["adaptive", "off"]  # Rollouts as young as the fleet allows, or as early as the bound allows
-ObjectiveName = Literal["grpo", "decoupled_ppo", "icepop", "cispo", "tis"]  # The formulas are in learner/objective.py
+Normalisation = Literal["tokens", "rollouts", "constant"]  # What the loss of a minibatch is divided by
+ObjectiveName = Literal[
+    "grpo", "gspo", "decoupled_ppo", "icepop", "cispo", "tis"
+]  # The formulas are in learner/objective.py
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.types import ObjectiveName, Schedule
+from swarm.types import Normalisation, ObjectiveName, Schedule
 
 
 class LearningRules(msgspec.Struct, frozen=True):
@@ -17,6 +17,9 @@ class LearningRules(msgspec.Struct, frozen=True):
     objective: ObjectiveName = "grpo"
     clip_low: float = 0.2
     clip_high: float = 0.28
+    ratio_cap: float = 10.0
+    loss_normalisation: Normalisation = "tokens"
+    weight_decay: float = 0.0
     advantage_normalisation: Literal["group", "none"] = "group"
     kl_weight: float = 0.0
     overlong: Literal["keep", "mask", "punish"] = "keep"

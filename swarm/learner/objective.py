@@ -9,16 +9,14 @@ capped before exp, since an infinity times a mask of zero would be NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from swarm.learner.messages import LearningRules
 
-# For both signs of the advantage, since min() alone leaves the ratio of a bad token unbounded. Far outside any clip in
-# use, so that it binds only on absurd claims.
-RATIO_CAP = 10.0
+REFERENCE_CAP = 10.0  # Of reference / pi, far outside any clip in use: it binds only where a gradient would run away
 # Of truncated importance sampling: the low end of what is in use, since the weights come from claims. It biases each
 # token beyond it, and each weight above it would add variance.
 WEIGHT_CAP = 2.0
@@ -28,13 +26,15 @@ ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0  # Outside this band of proximal / behaviour 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Completion tokens of a micro-batch: [tokens] each. `proximal` is there for objectives that ask for it."""
+    """Completion tokens of a micro-batch: [tokens] each. `proximal` is there for objectives that ask for it, `counts_of`
+    for those of whole rollouts: how many tokens each has."""
 
     logprobs: torch.Tensor
     behaviour: torch.Tensor
     advantages: torch.Tensor
     mask: torch.Tensor
     proximal: torch.Tensor | None = None
+    counts_of: tuple[int, ...] = ()
 
     @property
     def counts(self) -> torch.Tensor:
@@ -78,23 +78,36 @@ def objective(*, wants_proximal: bool = False) -> Callable[[Formula], Formula]:
 
 @objective()
 def grpo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
-    """-min(r A, clip(r) A), with r = min(pi / behaviour, RATIO_CAP).
+    """-min(r A, clip(r) A), with r = min(pi / behaviour, ratio_cap).
 
     GRPO (arXiv 2402.03300, equation 3) with DAPO's asymmetric clip (arXiv 2503.14476, equation 8).
     """
-    ratio = _ratio(tokens.logprobs, tokens.behaviour, tokens.counts)
+    ratio = _ratio(tokens.logprobs, tokens.behaviour, tokens.counts, cap=rules.ratio_cap)
+    gain, figures = _clipped(ratio, tokens, rules)
+    return TokenLoss(loss=-gain, figures=figures | _weight_figure(ratio, tokens))
+
+
+@objective()
+def gspo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+    """-min(s A, clip(s) A), with s = min(exp(mean over the rollout's tokens of log(pi / behaviour)), ratio_cap).
+
+    GSPO (arXiv 2507.18071, equations 5 and 7): one ratio for a rollout, which each of its tokens has.
+    """
+    mean = _mean_of_rollout(tokens.logprobs - tokens.behaviour, tokens)
+    ratio = mean.clamp(max=math.log(rules.ratio_cap)).exp()
     gain, figures = _clipped(ratio, tokens, rules)
     return TokenLoss(loss=-gain, figures=figures | _weight_figure(ratio, tokens))
 
 
 @objective(wants_proximal=True)
 def decoupled_ppo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
-    """-w min(r A, clip(r) A), with r = min(pi / proximal, RATIO_CAP) and w = min(proximal / behaviour, WEIGHT_CAP).
+    """-w min(r A, clip(r) A), with r = min(pi / proximal, ratio_cap) and w = min(proximal / behaviour, WEIGHT_CAP).
 
     Hilton et al. (arXiv 2110.00641), AReaL (arXiv 2505.24298); truncated here.
     """
     weight = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts, cap=WEIGHT_CAP)
-    gain, figures = _clipped(_ratio(tokens.logprobs, _proximal(tokens), tokens.counts), tokens, rules)
+    ratio = _ratio(tokens.logprobs, _proximal(tokens), tokens.counts, cap=rules.ratio_cap)
+    gain, figures = _clipped(ratio, tokens, rules)
     return TokenLoss(loss=-weight * gain, figures=figures | _weight_figure(weight, tokens))
 
 
@@ -104,10 +117,12 @@ def icepop(tokens: Tokens, rules: LearningRules) -> TokenLoss:
 
     Ring-1T (arXiv 2510.18855).
     """
-    found = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts)
+    # Just beyond the band: a larger one is outside too.
+    found = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts, cap=2 * ICEPOP_HIGH)
     inside = (found >= ICEPOP_LOW) & (found <= ICEPOP_HIGH)
     weight = torch.where(inside, found, 0.0)
-    gain, figures = _clipped(_ratio(tokens.logprobs, _proximal(tokens), tokens.counts), tokens, rules)
+    ratio = _ratio(tokens.logprobs, _proximal(tokens), tokens.counts, cap=rules.ratio_cap)
+    gain, figures = _clipped(ratio, tokens, rules)
     figures["sampling/masked_ratio"] = (~inside & tokens.counts).sum()
     return TokenLoss(loss=-weight * gain, figures=figures | _weight_figure(weight, tokens))
 
@@ -131,18 +146,44 @@ def tis(tokens: Tokens, rules: LearningRules) -> TokenLoss:
 
 
 def kl_to_reference(logprobs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """exp(d) - d - 1 with d = min(log(reference / pi), log RATIO_CAP): [tokens]; 0 where a token does not count.
+    """exp(d) - d - 1 with d = min(log(reference / pi), log REFERENCE_CAP): [tokens]; 0 where a token does not count.
 
     Schulman's estimator k3 of KL(pi, reference), equation 4 of GRPO (arXiv 2402.03300).
     """
-    log_ratio = torch.where(mask.bool(), reference - logprobs, 0.0).clamp(max=math.log(RATIO_CAP))
+    log_ratio = torch.where(mask.bool(), reference - logprobs, 0.0).clamp(max=math.log(REFERENCE_CAP))
     return torch.expm1(log_ratio) - log_ratio
 
 
 # -- parts -------------------------------------------------------------------------------------------------------
 
 
-def _ratio(of: torch.Tensor, to: torch.Tensor, counts: torch.Tensor, *, cap: float = RATIO_CAP) -> torch.Tensor:
+def token_weights(counts: Sequence[int], rules: LearningRules, *, tokens: float, rollouts: int) -> list[float]:
+    """Return what a token of each rollout counts for in the loss of a minibatch of so many `tokens` and `rollouts`;
+    `counts` are the tokens of some of its rollouts.
+
+    DAPO's mean over tokens (arXiv 2503.14476, section 3.3); the mean over rollouts of their own means, as GRPO has it
+    (arXiv 2402.03300, equation 3) and GSPO; or division by the longest completion (Dr. GRPO, arXiv 2503.20783, 3.2).
+    """
+    match rules.loss_normalisation:
+        case "tokens":
+            return [1 / tokens] * len(counts)
+        case "rollouts":
+            return [1 / (rollouts * max(1, count)) for count in counts]
+        case "constant":
+            return [1 / (rollouts * rules.longest_completion)] * len(counts)
+
+
+def _mean_of_rollout(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """The mean over the tokens of a rollout that count, at each of its tokens; 0 where none counts."""
+    rows = torch.arange(len(tokens.counts_of), device=values.device).repeat_interleave(
+        torch.tensor(tokens.counts_of, device=values.device)
+    )
+    sums = values.new_zeros(len(tokens.counts_of)).index_add(0, rows, torch.where(tokens.counts, values, 0.0))
+    counted = values.new_zeros(len(tokens.counts_of)).index_add(0, rows, tokens.counts.to(values.dtype))
+    return (sums / counted.clamp(min=1.0))[rows]
+
+
+def _ratio(of: torch.Tensor, to: torch.Tensor, counts: torch.Tensor, *, cap: float) -> torch.Tensor:
     """min(exp(of - to), cap), without a gradient beyond it; 1 where a token does not count."""
     return torch.where(counts, of - to, 0.0).clamp(max=math.log(cap)).exp()
 

@@ -114,6 +114,9 @@ def prepare_command(
         learning=_from_config(
             LearningRules,
             config,
+            clip_low=config.resolved_clip[0],
+            clip_high=config.resolved_clip[1],
+            loss_normalisation=config.resolved_normalisation,
             overlong_margin=config.overlong_margin or longest_completion // 5,
             longest_completion=longest_completion,
         ),

@@ -155,7 +155,7 @@ class Trainer:
             reference.settle(compute, self._device)
         return Learning(
             model=self._model,
-            optimizer=adamw(self._model, command.learning_rate),
+            optimizer=adamw(self._model, command.learning_rate, command.learning.weight_decay),
             shuffle=torch.Generator().manual_seed(command.seed),
             policy=self._policy,
             reference=reference,

@@ -17,7 +17,7 @@ from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismat
 from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup, TrainRollout
-from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_reference
+from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_reference, token_weights
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.types import Schedule
 
@@ -220,8 +220,8 @@ class Update:
         return places, parts, idle
 
     def _optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool) -> list[Claim]:
-        """Accumulate the gradient over micro-batches. It is divided by the tokens of the whole minibatch, so every
-        token counts the same however it is cut (DAPO's token-level loss). Return what was read of all rows."""
+        """Accumulate the gradient over micro-batches. What a token counts for follows from the whole minibatch, however
+        it is cut. Return what was read of all rows."""
         tokens = max(1.0, sum(float(row.mask.sum()) for row in rows))
         own: Sums = defaultdict(float)
         apart: dict[int, torch.Tensor] = {}
@@ -229,7 +229,8 @@ class Update:
         places, parts, idle = self._share(rows)
         passes = [*parts, *idle]
         for number, part in enumerate(passes, start=1):
-            read, distance = self._accumulate(part, tokens, own, is_last=number == len(passes))
+            shares = token_weights(part.counts, self._command.learning, tokens=tokens, rollouts=len(rows))
+            read, distance = self._accumulate(part, shares, own, is_last=number == len(passes))
             if number <= len(parts):
                 distances |= {places[row]: one for row, one in zip(part.numbers, distance.cpu(), strict=True)}
             if is_first and number <= len(parts):
@@ -264,10 +265,10 @@ class Update:
         return [Mismatch(sampler=sampler, nats=nats, tokens=tokens) for sampler, nats, tokens in both if tokens]
 
     def _accumulate(
-        self, part: MicroBatch, tokens: float, sums: Sums, *, is_last: bool
+        self, part: MicroBatch, shares: Sequence[float], sums: Sums, *, is_last: bool
     ) -> tuple[TokenFigures, torch.Tensor]:
         """Forward and backward of one micro-batch, without rollouts that are not believed; what the forward pass gave,
-        and how far the claims of each row are from that."""
+        and how far the claims of each row are from that. `shares`: what a token of each row counts for."""
         rules = self._command.learning
         read = self._at.policy.read(part)
         distances, believed = _believed(read, part, self.claims)
@@ -279,6 +280,7 @@ class Update:
                 advantages=part.advantages,
                 mask=mask,
                 proximal=part.proximal,
+                counts_of=part.counts,
             ),
             rules,
         )
@@ -286,7 +288,8 @@ class Update:
         if part.reference is not None:
             kl = kl_to_reference(read.logprobs, part.reference, mask)
             losses, figures = losses + rules.kl_weight * kl, figures | {"kl": kl.sum()}
-        loss = losses.sum() / tokens
+        counts = torch.tensor(part.counts)
+        loss = (losses * torch.tensor(shares).repeat_interleave(counts).to(losses.device)).sum()
         self._at.ranks.backward(loss, self._at.policy.module, is_last=is_last)
         figures |= {"loss": loss, "tokens": mask.sum(), "entropy": (read.entropy * mask).sum()}
         for name, value in figures.items():
@@ -378,10 +381,12 @@ def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -
     return {row: values.sum(0) for row, values in rows.items()}
 
 
-def adamw(model: Any, learning_rate: float) -> torch.optim.AdamW:
+def adamw(model: Any, learning_rate: float, weight_decay: float = 0.0) -> torch.optim.AdamW:
     """One tensor after another: all at once, as torch does on a GPU unless told, takes 4 bytes more of each parameter
     at the very peak of a large model's memory."""
-    return torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0, foreach=False)
+    return torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, betas=ADAM_BETAS, weight_decay=weight_decay, foreach=False
+    )
 
 
 def check_rules(rules: LearningRules) -> None:

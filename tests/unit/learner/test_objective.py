@@ -12,24 +12,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.learner.messages import ComputeRules, LearningRules, Save, Train
+from swarm.learner.messages import ComputeRules, LearningRules, Save, Train, TrainGroup, TrainRollout
 from swarm.learner.objective import (
     ICEPOP_HIGH,
     ICEPOP_LOW,
     OBJECTIVES,
-    RATIO_CAP,
+    REFERENCE_CAP,
     WEIGHT_CAP,
     TokenLoss,
     Tokens,
     kl_to_reference,
 )
-from swarm.types import ObjectiveName
+from swarm.types import Normalisation, ObjectiveName
+from tests.builders import floats, ints
 from tests.unit.trainers import group, trainer_in
 
 RULES = LearningRules()
+RATIO_CAP = RULES.ratio_cap
 LOW, HIGH = 1 - RULES.clip_low, 1 + RULES.clip_high
 
-NAMES: list[ObjectiveName] = ["grpo", "decoupled_ppo", "icepop", "cispo", "tis"]
+NAMES: list[ObjectiveName] = ["grpo", "gspo", "decoupled_ppo", "icepop", "cispo", "tis"]
 
 Claim = tuple[float, float, float, float]
 """Log-prob now, behaviour's, proximal's, advantage."""
@@ -66,7 +68,8 @@ def plain(name: str, claim: Claim, moved: float = 0.0) -> float:
     if name in ("cispo", "tis"):
         cap = HIGH if name == "cispo" else WEIGHT_CAP
         return held_weight(cap)(now + moved, behaviour, proximal, advantage, now)
-    formula = {"grpo": grpo, "decoupled_ppo": decoupled_ppo, "icepop": icepop}[name]
+    # A rollout of one token has the ratio of that token.
+    formula = {"grpo": grpo, "gspo": grpo, "decoupled_ppo": decoupled_ppo, "icepop": icepop}[name]
     return formula(now + moved, behaviour, proximal, advantage)
 
 
@@ -83,7 +86,14 @@ def apply(
     columns = [torch.tensor(column, dtype=dtype) for column in zip(*claims, strict=True)]
     now = columns[0].requires_grad_()
     counts = torch.tensor(mask or [1] * len(claims), dtype=dtype)
-    tokens = Tokens(logprobs=now, behaviour=columns[1], proximal=columns[2], advantages=columns[3], mask=counts)
+    tokens = Tokens(
+        logprobs=now,
+        behaviour=columns[1],
+        proximal=columns[2],
+        advantages=columns[3],
+        mask=counts,
+        counts_of=(1,) * len(claims),
+    )
     found = OBJECTIVES[name].formula(tokens, RULES)
     (pull,) = torch.autograd.grad((found.loss * counts).sum(), now)
     return found, pull
@@ -233,7 +243,7 @@ def test_the_distance_to_the_reference_is_k3_and_pulls_back() -> None:
     reference = torch.tensor([-1.0, -3.0, -0.5, -1.0, -1e4])
     found = kl_to_reference(now, reference, torch.ones(5))
     (pull,) = torch.autograd.grad(found.sum(), now)
-    capped = math.log(RATIO_CAP)
+    capped = math.log(REFERENCE_CAP)
     for at, (mine, its) in enumerate(zip(now.tolist(), reference.tolist(), strict=True)):
         d = min(its - mine, capped)
         assert found[at].item() == pytest.approx(math.exp(d) - d - 1, rel=1e-5, abs=1e-7)
@@ -250,7 +260,71 @@ def test_the_distance_is_finite_never_negative_and_zero_where_masked(values: lis
     assert torch.isfinite(found).all()
     assert (found >= -1e-6).all()
     assert found[mask == 0].tolist() == pull[mask == 0].tolist() == [0.0] * int((mask == 0).sum())
-    assert pull.abs().max().item() <= RATIO_CAP
+    assert pull.abs().max().item() <= REFERENCE_CAP
+
+
+# -- whole rollouts ----------------------------------------------------------------------------------------------
+
+
+def test_gspo_has_one_ratio_for_all_tokens_of_a_rollout() -> None:
+    """Three rollouts, in one of which a token does not count, against sums in plain Python, with the gradient."""
+    rules = LearningRules(objective="gspo", clip_low=3e-2, clip_high=4e-2)
+    now = torch.tensor([-1.0, -2.0, -0.5, -1.5, -3.0, -1.0], dtype=torch.float64, requires_grad=True)
+    behaviour = torch.tensor([-1.01, -2.01, -0.6, -1.0, -3.5, -1e4], dtype=torch.float64)
+    advantages = torch.tensor([1.0, 1.0, -0.5, -0.5, -0.5, -0.5], dtype=torch.float64)
+    mask = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    counts = (2, 3, 1)
+    found = OBJECTIVES["gspo"].formula(
+        Tokens(logprobs=now, behaviour=behaviour, advantages=advantages, mask=mask, counts_of=counts), rules
+    )
+    ratios = [math.exp((0.01 + 0.01) / 2), math.exp((0.1 - 0.5) / 2), RATIO_CAP]
+    losses = [-1.0 * ratios[0], 0.5 * max(ratios[1], 1 - 3e-2), 0.5 * RATIO_CAP]
+    expected = [loss for loss, count in zip(losses, counts, strict=True) for _ in range(count)]
+    assert found.loss.tolist() == pytest.approx(expected)
+    (pull,) = torch.autograd.grad((found.loss * mask).sum(), now)
+    # d s / d log pi of a token is s / length; the clip stops the second rollout, the cap the third.
+    assert pull.tolist() == pytest.approx([-ratios[0], -ratios[0], 0.0, 0.0, 0.0, 0.0])
+    assert found.figures["clip_ratio/low_mean"].item() == 2
+
+
+LENGTHS, REWARDS = (1, 2, 6), (1.0, 0.0, 0.25)
+
+
+@pytest.mark.parametrize("normalisation", get_args(Normalisation))
+@pytest.mark.parametrize("tokens_per_micro_batch", [None, 10])
+def test_the_loss_is_divided_as_the_rules_say(
+    tmp_path: Path, normalisation: Normalisation, tokens_per_micro_batch: int | None
+) -> None:
+    """On policy every ratio is 1, so that the loss is a weighted sum of the advantages, in whatever parts it is cut."""
+    rules = LearningRules(loss_normalisation=normalisation, longest_completion=8)
+    compute = ComputeRules(tokens_per_micro_batch=tokens_per_micro_batch)
+    trainer = trainer_in(tmp_path, learning=rules, compute=compute, minibatches=1)
+    rollouts = []
+    for length, reward in zip(LENGTHS, REWARDS, strict=True):
+        drawn = [3 + n for n in range(length)]
+        logits = trainer._model(input_ids=torch.tensor([[1, 4, *drawn]])).logits[0, 1:-1]
+        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(drawn)[:, None])[:, 0].tolist()
+        rollouts.append(TrainRollout(token_ids=ints(*drawn), logprobs=floats(*logprobs), reward=reward, staleness=0))
+    batch = (TrainGroup(prompt_token_ids=(1, 4), rollouts=tuple(rollouts)),)
+    found = trainer.step(Train(step=0, groups=batch)).metrics["loss"]
+    mean = sum(REWARDS) / 3
+    spread = math.sqrt(sum((reward - mean) ** 2 for reward in REWARDS) / 3) + 1e-4
+    advantages = [(reward - mean) / spread for reward in REWARDS]
+    by_token = sum(a * n for a, n in zip(advantages, LENGTHS, strict=True))
+    expected = {"tokens": by_token / sum(LENGTHS), "rollouts": sum(advantages) / 3, "constant": by_token / (3 * 8)}
+    assert found == pytest.approx(-expected[normalisation], abs=1e-5)
+
+
+def test_the_cap_of_a_ratio_is_what_the_user_sets() -> None:
+    tokens = Tokens(
+        logprobs=torch.tensor([0.0]),
+        behaviour=torch.tensor([-5.0]),
+        advantages=torch.tensor([-1.0]),
+        mask=torch.ones(1),
+        counts_of=(1,),
+    )
+    for name in ("grpo", "gspo"):
+        assert OBJECTIVES[name].formula(tokens, LearningRules(ratio_cap=3.0)).loss.item() == pytest.approx(3.0)
 
 
 # -- in a learner step -------------------------------------------------------------------------------------------
