@@ -1,0 +1,186 @@
+"""Loss and gradient of one learner step, beside TRL's of the same batch: same model, rollouts, log-probs and rewards.
+
+    bin/python -m benchmarks.parity --json
+
+TRL is in the extra `bench`. The rollouts are off-policy: their log-probs are those of the model with other weights, so
+that ratios are on both sides of every clip. TRL divides by the sample's standard deviation; its advantages are given
+ours. Both compute in float32 on the CPU; a difference is relative to the largest element of TRL's gradient.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from swarm.learner.batch import Row
+from swarm.learner.copies import Copies
+from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
+from swarm.learner.models import tiny_model, tiny_tokenizer
+from swarm.learner.policy import Policy
+from swarm.learner.ranks import Ranks
+from swarm.learner.update import Learning, Update, rows_of
+
+LONGEST = 12
+GROUPS, GROUP_SIZE = 6, 8
+CPU = torch.device("cpu")
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dapo": ({}, {"loss_type": "dapo"}),
+    "grpo": ({"loss_normalisation": "rollouts"}, {"loss_type": "grpo"}),
+    "dr_grpo": (
+        {"loss_normalisation": "constant", "advantage_normalisation": "none"},
+        {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    ),
+    "gspo": (
+        {"objective": "gspo", "loss_normalisation": "rollouts", "clip_low": 3e-2, "clip_high": 4e-2},
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-2, "epsilon_high": 4e-2},
+    ),
+    "cispo": ({"objective": "cispo"}, {"loss_type": "cispo", "epsilon_high": 1.28}),
+    "two-sided": ({"ratio_cap": 1.5}, {"loss_type": "dapo", "delta": 1.5}),
+}
+"""What a case sets here, and in TRL. For cispo TRL's epsilon_high is the cap itself."""
+
+
+class Recorded(torch.optim.AdamW):
+    """Keeps the gradient and changes nothing."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch's returns a closure's loss
+        self.gradient = [p.grad.detach().clone() for group in self.param_groups for p in group["params"]]
+
+
+def batch(draw: torch.Generator) -> tuple[TrainGroup, ...]:
+    """Rollouts of 1 to LONGEST tokens, drawn and scored at random; log-probs come from a model that has moved."""
+    model, moved = tiny_model(0), tiny_model(0)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=draw)
+    vocab = model.config.vocab_size
+    groups = []
+    for _ in range(GROUPS):
+        prompt = torch.randint(3, vocab, (5,), generator=draw).tolist()
+        rollouts = []
+        for _ in range(GROUP_SIZE):
+            length = int(torch.randint(1, LONGEST + 1, (), generator=draw))
+            ids = torch.randint(3, vocab, (length,), generator=draw)
+            with torch.no_grad():
+                logits = moved(input_ids=torch.tensor([[*prompt, *ids.tolist()]])).logits[0, len(prompt) - 1 : -1]
+            logprobs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+            rollouts.append(
+                TrainRollout(
+                    token_ids=ids.int().numpy().tobytes(),
+                    logprobs=logprobs.numpy().tobytes(),
+                    reward=float(torch.rand((), generator=draw)),
+                    staleness=1,
+                )
+            )
+        groups.append(TrainGroup(prompt_token_ids=tuple(prompt), rollouts=tuple(rollouts)))
+    return tuple(groups)
+
+
+def ours(groups: tuple[TrainGroup, ...], rules: LearningRules) -> tuple[float, list[torch.Tensor]]:
+    model = tiny_model(0)
+    compute = ComputeRules(tokens_per_micro_batch=100)
+    command = Prepare(
+        model="tiny",
+        files_dir="",
+        staging="",
+        seed=0,
+        device="cpu",
+        learning_rate=1e-3,
+        warmup_steps=0,
+        minibatches=1,
+        temperature=1.0,
+        learning=rules,
+        compute=compute,
+    )
+    optimizer = Recorded(model.parameters())
+    learning = Learning(
+        model=model,
+        optimizer=optimizer,
+        shuffle=torch.Generator().manual_seed(0),
+        policy=Policy(model, compute, temperature=1.0),
+        reference=None,
+        ranks=Ranks(),
+        copies=Copies(CPU),
+        device=CPU,
+        progress=lambda: None,
+    )
+    figures, _ = Update(command, learning).step(groups, 0)
+    # A norm above 1 was clipped to it.
+    return figures["loss"], [max(1.0, figures["grad_norm"]) * one for one in optimizer.gradient]
+
+
+def theirs(rows: list[Row], options: dict[str, Any], directory: Path) -> tuple[float, list[torch.Tensor]]:
+    given = {"epsilon": 0.2, "epsilon_high": 0.28, **options}
+    config = GRPOConfig(
+        output_dir=str(directory),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        per_device_train_batch_size=len(rows),
+        num_generations=GROUP_SIZE,
+        max_completion_length=LONGEST,
+        gradient_checkpointing=False,
+        **given,
+    )
+    trainer = GRPOTrainer(
+        model=tiny_model(0),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": ["1"] * len(rows)}),
+        processing_class=tiny_tokenizer(),
+    )
+    model = trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    prompts = torch.stack([row.token_ids[: row.prompt_tokens] for row in rows])
+    mask = padded([row.mask for row in rows])
+    loss = trainer._compute_loss(
+        model,
+        {
+            "prompt_ids": prompts,
+            "prompt_mask": torch.ones_like(prompts),
+            "completion_ids": padded([row.token_ids[row.prompt_tokens :] for row in rows]),
+            "completion_mask": mask.long(),
+            "advantages": torch.tensor([row.advantage for row in rows]),
+            "old_per_token_logps": padded([row.behaviour for row in rows]),
+            "num_items_in_batch": mask.sum(),
+        },
+    )
+    loss.backward()
+    return float(loss.detach()), [p.grad for p in model.parameters()]
+
+
+def padded(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    groups = batch(torch.Generator().manual_seed(arguments.seed))
+    found: dict[str, dict[str, float]] = {}
+    for name, (rules, options) in CASES.items():
+        learning = LearningRules(longest_completion=LONGEST, **rules)
+        loss, gradient = ours(groups, learning)
+        with tempfile.TemporaryDirectory() as directory:
+            peer_loss, peer = theirs(rows_of(groups, learning), options, Path(directory))
+        largest = max(float(one.abs().max()) for one in peer)
+        apart = max(float((a - b).abs().max()) for a, b in zip(gradient, peer, strict=True))
+        found[name] = {"loss": loss, "trl_loss": peer_loss, "gradient_apart": apart / largest}
+        print(f"{name:10} loss {loss:+.6f}  TRL {peer_loss:+.6f}  gradients {apart / largest:.1e} apart")
+    if arguments.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
