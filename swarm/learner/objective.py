@@ -26,8 +26,8 @@ ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0  # Outside this band of proximal / behaviour 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Completion tokens of a micro-batch: [tokens] each. `proximal` is there for objectives that ask for it, `counts_of`
-    for those of whole rollouts: how many tokens each has."""
+    """Completion tokens of a micro-batch: [tokens] each. `proximal` is there for objectives that ask for it.
+    `counts_of` says how many tokens each rollout has."""
 
     logprobs: torch.Tensor
     behaviour: torch.Tensor
