@@ -21,6 +21,7 @@ ObjectiveName = Literal[
 ]  # The formulas are in learner/objective.py
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Nickname = Annotated[str, msgspec.Meta(max_length=32)]  # What a node's owner wants it to be called; only ever shown
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
@@ -37,9 +38,6 @@ Purpose = Literal["train", "eval"]
 Finish = Literal["stop", "length", "failed"]
 RewardFailure = Literal["zero", "redraw", "stop"]  # What happens to a completion whose reward failed
 Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "barred", "overloaded"]
-
-
-Nickname = Annotated[str, msgspec.Meta(max_length=32)]  # What a node's owner wants it to be called; only ever shown
 
 
 def printable(words: str) -> str:

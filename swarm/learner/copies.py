@@ -50,8 +50,9 @@ class Copies:
             room = torch.empty(nbytes, dtype=torch.uint8)
             self._rooms.append(room)
             if self._is_cuda and nbytes:
-                # Not torch's pinned memory: that is rounded up to a power of two. If it fails, copies are slower.
-                torch.cuda.cudart().cudaHostRegister(room.data_ptr(), nbytes, 0)
+                # Not torch's pinned memory: that is rounded up to a power of two. CUDA remembers a fault, and would
+                # tell it of some later call.
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(room.data_ptr(), nbytes, 0))
         return room.view(dtype).view(shape)
 
     def start(self, room: torch.Tensor, tensor: torch.Tensor) -> None:

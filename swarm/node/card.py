@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import PurePath
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.errors import ProtocolError
 from swarm.net.signing import SigningKey, unseal
 from swarm.net.wire import Message, decode, encode
@@ -29,12 +29,17 @@ class Card(Message, frozen=True):
 
 
 def sign_card(model: str, task: str, led_by: str, weights_bytes: int, key: SigningKey) -> bytes:
-    """Return a sealed card. Of paths on the learner's machine only the last part is told."""
+    """Return a sealed card. Of paths on this machine only the last part is told."""
     kind, colon, rest = task.partition(":")
-    told = f"{kind}:{PurePath(rest).name}" if colon and rest.startswith(("/", ".", "~")) else task
-    name = PurePath(model).name if model.startswith(("/", ".", "~")) else model
-    card = Card(model=name[:64], task=told[:64], led_by=led_by, weights_bytes=weights_bytes)
+    told = f"{kind}{colon}{_without_directory(rest)}"
+    card = Card(model=_without_directory(model)[:64], task=told[:64], led_by=led_by, weights_bytes=weights_bytes)
     return key.seal(CARD_CONTEXT, encode(card))
+
+
+def _without_directory(name: str) -> str:
+    # Unlike Path.exists it bears names that no file can have.
+    is_path = name.startswith(("/", ".", "~")) or os.path.exists(name)
+    return Path(name).name if is_path else name
 
 
 def open_card(sealed: bytes, learner_key: bytes) -> Card | None:
@@ -47,6 +52,9 @@ def open_card(sealed: bytes, learner_key: bytes) -> Card | None:
 
 def card_lines(card: Card, *, draws: bool, has_base: bool) -> Iterator[str]:
     """Yield what a volunteer is told before anything is fetched. `draws`: an engine will hold the weights too."""
+    # The codec imports numpy, which nobody needs who only says hello.
+    from swarm.broadcast.version.codec import FULL_RATIO
+
     by = f", led by {printable(card.led_by)}" if card.led_by else ""
     yield f"this swarm teaches {printable(card.model)} the task {printable(card.task)}{by}"
     if card.weights_bytes:

@@ -91,22 +91,22 @@ class SamplerNode(JoiningNode):
             self._say(self._totals())
 
     def status(self) -> dict[str, Any]:
+        data = self._data.status()
         return {
             **self._network.status(),
-            "state": self._state(),
+            "state": self._state(data.get("syncing")),
             "bootstrap": list(self._config.bootstrap),
             "verdicts": dict(self._status.verdicts),
             "accepted_tokens": self._status.accepted_tokens,
             "dropped": self._status.drops.counts,
             **(self._engine.status() if self._engine else {}),
-            **self._data.status(),
+            **data,
         }
 
-    def _state(self) -> str:
+    def _state(self, syncing: dict[str, Any] | None) -> str:
         """Return what the node does now, with the reason if it draws nothing."""
         if self._status.standby:
             return f"standby: {self._status.standby}"
-        syncing = self._data.status().get("syncing")
         if syncing and self._engine is not None and self._engine.installed is None:
             return f"syncing: {syncing['share']:.0%} of version {syncing['version']}"
         return self._status.state

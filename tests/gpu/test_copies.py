@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from swarm.learner.checkpoint.model_files import stream_places, stream_tensors, write_staging
+from swarm.learner.checkpoint.saving import Saver
 from swarm.learner.copies import Copies
 from swarm.learner.messages import Save, Train
 from tests.unit.trainers import group, trainer_in
@@ -56,7 +60,45 @@ def test_a_snapshot_is_not_changed_by_what_waits_for_it(device: torch.device) ->
     assert len(set(kept)) == 1
 
 
-def test_a_checkpoint_taken_while_training_goes_on_is_that_of_its_step(device: torch.device, tmp_path: Path) -> None:
+class LateSaver(Saver):
+    """Writes when it is asked what became of it."""
+
+    def start(self, step: int, write: Callable[[], None]) -> None:
+        self._late = partial(super().start, step, write)
+
+    def wait(self) -> None:
+        if (late := self.__dict__.pop("_late", None)) is not None:
+            late()
+        super().wait()
+
+
+class Late(Copies):
+    """Copies when somebody waits, as a busy bus may: what changes before that is wrong in the copy."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def start(self, room: torch.Tensor, tensor: torch.Tensor) -> None:
+        self._later.append((room, tensor))
+
+    def wait(self) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        while self._later:
+            super().start(*self._later.pop())
+        super().finish()
+
+
+@pytest.mark.parametrize("copies", [Copies, Late])
+def test_a_checkpoint_taken_while_training_goes_on_is_that_of_its_step(
+    device: torch.device, tmp_path: Path, copies: type[Copies], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.learner.trainer.Copies", copies)
+    # Nothing is read before the steps that would spoil it.
+    monkeypatch.setattr("swarm.learner.trainer.Saver", LateSaver)
+
     def trained(directory: Path, *, steps_after: int) -> bytes:
         trainer = trainer_in(directory, device=str(device))
         trainer.prepared()

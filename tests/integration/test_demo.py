@@ -144,5 +144,5 @@ def test_no_process_outlives_the_demo(tmp_path: Path, number: signal.Signals) ->
 
 
 def test_importing_the_command_line_loads_no_numeric_library() -> None:
-    code = "import swarm.cli.run, sys; assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = "import swarm.cli.run, swarm.node.bootstrap, sys; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

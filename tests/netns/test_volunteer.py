@@ -158,7 +158,20 @@ def test_a_volunteer_behind_a_router_joins_by_host_alone_draws_and_leaves(
         assert volunteer.says(f"trusting it because https://{one.address}:7700 said so, with certificate ")
         volunteer.signal(signal.SIGINT)
         assert volunteer.wait() == 0
-        assert volunteer.says("left the swarm")
+        _in_order(
+            volunteer,
+            "this swarm teaches tiny the task copy",
+            "to download: about 0.2 MB at first",
+            "to stop: Ctrl-C",
+            "engine: transformers on cpu",
+            "left the swarm",
+        )
+        given = re.search(
+            r"left the swarm; ([\d,]+) of its rollouts were accepted, ([\d,]+) tokens", volunteer.output()
+        )
+        assert given is not None
+        rollouts, tokens = (int(count.replace(",", "")) for count in given.groups())
+        assert 0 < rollouts < tokens, "a completion has several"
         assert (tmp_path / "home/.local/state/echo-node/sampler-0/node.key").exists()
         eventually(lambda: learner.accepted() == {}, learner, "the learner knows that it has left")
     assert sum(map(len, packets)) > 100_000, "the weights passed here"
@@ -210,6 +223,28 @@ def test_join_says_within_five_seconds_what_is_wrong_and_goes_on_trying(
     network.unshield(one)
     eventually(lambda: held_up.says("found swarm"), held_up, "it went on trying")
     assert [line for line in held_up.output().splitlines() if "trying again" in line][1:] == []
+
+
+def _in_order(node: Node, *words: str) -> None:
+    at = [node.output().find(one) for one in words]
+    assert -1 not in at, node.output()
+    assert at == sorted(at), node.output()
+
+
+def test_a_relay_tells_newcomers_what_the_run_is_about_and_that_a_router_does_no_harm(
+    network: Hosts, volunteers: Volunteers, tmp_path: Path
+) -> None:
+    one, two = network
+    learner = Learner(tmp_path, one, "--lan", "--nickname", "Ann")
+    volunteers.nodes.append(learner)
+    relay = volunteers.join(one, learner.bootstrap(), "--role", "relay", "--lan", "--port", "7701")
+    eventually(lambda: relay.says("found swarm"), relay, "it can be asked")
+    network.shield(two)
+    asks = ("--role", "relay", "--lan", "--nickname", "Bob")
+    newcomer = volunteers.join(two, f"{one.address}:7701", *asks)
+    eventually(lambda: newcomer.says("which is usual behind a router"), newcomer, "nobody could call it back")
+    assert newcomer.says("this swarm teaches tiny the task copy, led by Ann")
+    assert newcomer.output().count("usual behind a router") == 1
 
 
 def _word(node: Node, words: str) -> Node:

@@ -260,12 +260,16 @@ async def test_a_receiver_that_was_restarted_goes_on_where_it_was(world: World, 
     held = await learner.publish(0)
     half = len(held.chunks.spans) // 2
     await until(lambda: host.chunks_held(0) > half)
+    syncing = host.receiver.status()["syncing"]
+    assert syncing["version"] == "0.0"
+    assert 0.5 <= syncing["share"] < 1
     await host.stop()
     again = await world.receiver(1)
     await until(lambda: again.receiver.status()["chunks_held"])
     assert again.chunks_held(0) > half
     await until(lambda: again.holds(0))
     assert again.weights() == expected(tmp_path, 0)
+    assert again.receiver.status()["syncing"] is None
     assert learner.sent_bytes < 1.3 * held.table.encoded_bytes
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from swarm.node.card import CARD_BYTES, Card, card_lines, open_card, sign_card
@@ -21,10 +23,14 @@ def test_only_the_learners_card_is_shown() -> None:
     [
         ("/home/ann/secret/qwen", "file:/home/ann/secret/q.jsonl", ("qwen", "file:q.jsonl")),
         ("./models/qwen", "python:./mine/task.py", ("qwen", "python:task.py")),
+        ("examples/arithmetic", "jsonl:examples/questions.jsonl", ("arithmetic", "jsonl:questions.jsonl")),
         ("Qwen/Qwen3-4B", "hf:openai/gsm8k", ("Qwen/Qwen3-4B", "hf:openai/gsm8k")),
     ],
 )
-def test_paths_of_the_learners_machine_are_not_told(model: str, task: str, told: tuple[str, str]) -> None:
+def test_paths_of_the_learners_machine_are_not_told(
+    monkeypatch: pytest.MonkeyPatch, model: str, task: str, told: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
     card = open_card(sign_card(model, task, "", 0, KEY), KEY.public_bytes)
     assert card is not None
     assert (card.model, card.task) == told

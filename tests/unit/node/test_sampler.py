@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,9 +15,10 @@ from swarm.node.sampler import MAX_FAULTS, SamplerNode
 from swarm.rollout.client import Answer
 from swarm.rollout.messages import RolloutVerdict
 from swarm.sampler.choice import Chosen
-from swarm.sampler.session import verdicts_of
+from swarm.sampler.session import accepted_tokens, verdicts_of
 from swarm.sampler.worker import ProofFailed
 from swarm.settings import JoinConfig
+from swarm.types import VersionId
 from tests.builders import failed_rollout, rollout
 
 DIED = ChildFailed("the engine died")
@@ -81,6 +83,26 @@ def test_news_of_a_failed_generation_is_no_accepted_rollout() -> None:
     stale = [RolloutVerdict(rollout_id=one.rollout_id, verdict="stale") for one in answers[0].rollouts]
     assert verdicts_of(answers, accepted) == {"accepted": 1, "failed": 1}
     assert verdicts_of(answers, stale) == {"stale": 2}
+    assert accepted_tokens(answers, accepted[:1]) == answers[0].rollouts[0].length > 0
+    assert accepted_tokens(answers, stale) == 0
+
+
+@pytest.mark.parametrize(
+    ("standby", "installed", "syncing", "told"),
+    [
+        ("", None, {"version": "0.17", "share": 0.43}, "syncing: 43% of version 0.17"),
+        ("", None, None, "looking for the learner"),
+        ("", VersionId(incarnation=0, version=16), {"version": "0.17", "share": 0.43}, "looking for the learner"),
+        ("cheaper ones suffice", None, {"version": "0.17", "share": 0.43}, "standby: cheaper ones suffice"),
+    ],
+)
+def test_a_node_that_draws_nothing_says_why(
+    standby: str, installed: VersionId | None, syncing: dict[str, Any] | None, told: str
+) -> None:
+    node = Broken()
+    node._status.state, node._status.standby = "looking for the learner", standby
+    node._engine = cast(Any, SimpleNamespace(installed=installed))
+    assert node._state(syncing) == told
 
 
 @pytest.mark.parametrize("between", [(), ("accepted",), ("accepted", DIED)])
