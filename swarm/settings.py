@@ -318,6 +318,9 @@ class JoinConfig(BaseModel):
         Literal["auto", "transformers", "vllm", "scripted"], Flag(MOST, "auto is vllm with a GPU and the package.")
     ] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Type of the weights.")] = "auto"
+    precision: Annotated[
+        Literal["none", "fp8", "int8", "int4"], Flag(ENGINE, "Round the matrices, to fit a smaller memory.")
+    ] = "none"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag(ENGINE, "GPUs that share the model.")] = 1
     gpu_memory_share: Annotated[Share, Flag(ENGINE, "Share of each GPU's memory for vLLM.")] = 0.85
     max_model_len: Annotated[

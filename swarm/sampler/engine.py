@@ -20,6 +20,8 @@ since a version that was proven, or by the log-probs of a probe if it keeps its 
 
 EngineKind = Literal["transformers", "vllm", "scripted"]  # The scripted one has no model: it is for rehearsals
 EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
+Rounding = Literal["none", "fp8", "int8", "int4"]
+"""To what an engine rounds its matrices at each install; what stays is of its dtype."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str = "auto"
     dtype: EngineDtype = "auto"
+    precision: Rounding = "none"
     tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1)] = 1
     gpu_memory_share: float = 0.85
     max_model_len: int | None = None
@@ -54,9 +57,9 @@ class Started(msgspec.Struct, frozen=True):
     """What runs where. `device_name` is the maker's name, if there is one; `versions` are the libraries' versions.
 
     `places` samples fit side by side, each of up to `context_tokens` with its prompt (0: no known limit), from a
-    vocabulary of `vocab_size`. A `lockstep` engine starts and ends them together, answers one `Generate` at a time, and
-    installs between two; another engine starts each sample on its own and installs beneath running ones. `exposed` says
-    what its process could do to this machine, for want of a sandbox.
+    vocabulary of `vocab_size`. Its matrices are rounded to `precision`. A `lockstep` engine starts and ends them
+    together, answers one `Generate` at a time, and installs between two; another engine starts each sample on its own
+    and installs beneath running ones. `exposed` says what its process could do to this machine, for want of a sandbox.
     """
 
     engine: str
@@ -69,6 +72,12 @@ class Started(msgspec.Struct, frozen=True):
     vocab_size: int = 1
     lockstep: bool = True
     exposed: str = ""
+    precision: Rounding = "none"
+
+    @property
+    def held_as(self) -> str:
+        """The number format that decides how exactly a draw can be repeated."""
+        return self.dtype if self.precision == "none" else self.precision
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):

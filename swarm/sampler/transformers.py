@@ -80,6 +80,8 @@ class TransformersEngine:
         self._tokenizer: Tokenizer | None = None
 
     def start(self, command: Start, progress: Told) -> Started:
+        if command.options.precision != "none":
+            raise UserError("--precision rounds the weights of other engines: transformers takes them as they are")
         device = pick_device(command.options.device)
         dtype = _dtype(command.options.dtype, device)
         if dtype == torch.float16 and any(spec.dtype == "BF16" for spec in command.layout.tensors):

@@ -135,8 +135,8 @@ class ProofFailed(ChildFailed):
 
 class EngineWorker:
     """One engine process. `installed` is the version that it provably holds; it only rises (I4). `device_class` is the
-    maker's name of the GPU once it is known, else the kind of engine. Its process cannot read the files `secrets`,
-    where the system allows that."""
+    maker's name of the GPU once it is known, else the kind of engine; and the precision, if it rounds weights. Its
+    process cannot read the files `secrets`, where the system allows that."""
 
     def __init__(
         self,
@@ -181,8 +181,9 @@ class EngineWorker:
         await asyncio.to_thread(write_model_files, self._files_dir, layout)
         command = Start(directory=str(self._files_dir), layout=layout, options=self._options)
         started = await self._child.call(command, Started)
-        self.engine_class = f"{started.engine}/{started.dtype}/{started.device.partition(':')[0]}"
-        self.device_class = (started.device_name if started.device != "cpu" else "") or self.kind
+        self.engine_class = f"{started.engine}/{started.held_as}/{started.device.partition(':')[0]}"
+        name = (started.device_name if started.device != "cpu" else "") or self.kind
+        self.device_class = name if started.precision == "none" else f"{name} {started.precision}"
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)
         self._started = started

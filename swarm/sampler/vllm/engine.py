@@ -62,6 +62,8 @@ class VllmEngine:
         """Build the model with dummy weights. Raise UserError if the options or this machine's vLLM do not allow it,
         and WrongWeights if the layout belongs to another model."""
         vllm_versions.check()
+        if command.options.precision != "none":
+            raise UserError("--precision is not for vLLM yet: leave it out")
         is_cuda = torch.version.cuda is not None
         _check_device(command.options.device, is_cuda=is_cuda)
         is_small = command.layout.total_bytes < 2 * SMALL_MODEL_PARAMETERS
