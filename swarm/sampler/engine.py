@@ -14,11 +14,12 @@ import msgspec
 from swarm.broadcast.version.manifest import Layout
 from swarm.types import Finish, SamplingRules, Span, VersionId
 
-Proof = Literal["sums", "changed words", "sums and probe", "probe"]
+Proof = Literal["sums", "changed words", "sums and probe", "probe", "rounding", "rounding and probe"]
 """How it was shown what an engine holds: by the chunk table's sums over its own parameters, or over those that changed
-since a version that was proven, or by the log-probs of a probe if it keeps its weights in another form."""
+since a version that was proven, or by the log-probs of a probe if it keeps its weights in another form; if it rounds
+them, by rounding the proven file once more."""
 
-EngineKind = Literal["transformers", "vllm", "scripted"]  # The scripted one has no model: it is for rehearsals
+EngineKind = Literal["transformers", "vllm", "mlx", "scripted"]  # The scripted one has no model: it is for rehearsals
 EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 Rounding = Literal["none", "fp8", "int8", "int4"]
 """To what an engine rounds its matrices at each install; what stays is of its dtype."""

@@ -33,6 +33,11 @@ def _make(kind: str) -> Callable[[], Engine]:
             from swarm.sampler.vllm.engine import VllmEngine
 
             return VllmEngine
+        case "mlx":
+            from swarm.sampler.mlx.engine import MlxEngine
+            from swarm.sampler.transformers import Threaded
+
+            return lambda: Threaded(MlxEngine())
         case "scripted":
             from swarm.sampler.scripted_engine import ScriptedEngine
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -69,7 +69,7 @@ R = TypeVar("R")
 
 
 class TransformersEngine:
-    """An `Engine`'s calls over `AutoModelForCausalLM.generate`, blocking. An install's file is checked before."""
+    """The `Blocking` calls over `AutoModelForCausalLM.generate`."""
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -100,13 +100,15 @@ class TransformersEngine:
         self._model, self._layout, self._directory = model, command.layout, command.directory
         config, shape = model.config, shape_of(model)
         context_tokens = getattr(config.get_text_config(), "max_position_embeddings", None) or 0
+        share = command.options.gpu_memory_share if device.type == "cuda" else CPU_SHARE
+        room_bytes = int(_free(device)[0] * share)
         return Started(
             engine="transformers",
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
-            places=_places(command.options, shape, context_tokens, device, dtype),
+            places=fitting(command.options, shape, context_tokens, dtype.itemsize, room_bytes),
             context_tokens=context_tokens,
             vocab_size=shape.vocab_size,
         )
@@ -223,11 +225,21 @@ class TransformersEngine:
         )
 
 
+class Blocking(Protocol):
+    """An `Engine`'s calls, blocking. An install's file is checked before."""
+
+    def start(self, command: Start, progress: Told) -> Started: ...
+
+    def install(self, command: Install, progress: Told) -> Installed | NotInstalled: ...
+
+    def generate(self, command: Generate, progress: Told) -> Generated: ...
+
+
 class Threaded:
     """An `Engine` over a blocking one: its calls run one after another in a thread. A file is checked while a batch
     runs, not after it."""
 
-    def __init__(self, engine: TransformersEngine) -> None:
+    def __init__(self, engine: Blocking) -> None:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._layout: Layout | None = None
@@ -298,14 +310,12 @@ class StopsRows(StoppingCriteria):
         return torch.tensor([end is not None for end in self.ends], device=input_ids.device)
 
 
-def _places(options: EngineOptions, shape: Shape, context_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
-    """Return how many of the requested samples fit beside the model; a batch holds all of them to its end."""
-    free_bytes, _ = _free(device)
-    share = options.gpu_memory_share if device.type == "cuda" else CPU_SHARE
+def fitting(options: EngineOptions, shape: Shape, context_tokens: int, dtype_bytes: int, room_bytes: int) -> int:
+    """Return how many of the requested samples fit into `room_bytes`; a batch holds all of them to its end."""
     tokens = options.max_model_len or ASSUMED_SAMPLE_TOKENS
-    one_bytes = sample_bytes(shape, min(tokens, context_tokens or tokens), dtype.itemsize)
+    one_bytes = sample_bytes(shape, min(tokens, context_tokens or tokens), dtype_bytes)
     # At least one, since most samples stay below their limit.
-    return max(1, min(options.places, int(free_bytes * share) // one_bytes))
+    return max(1, min(options.places, room_bytes // one_bytes))
 
 
 def _free(device: torch.device) -> tuple[int, str]:

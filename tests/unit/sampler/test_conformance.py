@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from swarm.sampler.engine import Engine
+from swarm.sampler.mlx.engine import MlxEngine
 from swarm.sampler.scripted_engine import ScriptedEngine
 from swarm.sampler.transformers import Threaded, TransformersEngine
 from tests.conformance import CHECKS, Life, begin
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "transformers": lambda: Threaded(TransformersEngine()),
+    "mlx": lambda: Threaded(MlxEngine()),
     "scripted": ScriptedEngine,
 }
 

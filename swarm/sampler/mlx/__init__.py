@@ -1,0 +1,1 @@
+"""An engine over mlx-lm: for Apple silicon, and its CPU build for tests."""

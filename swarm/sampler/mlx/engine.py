@@ -1,0 +1,188 @@
+"""Generation with mlx-lm: on the GPU of Apple silicon, or on a CPU for tests, with swaps between batches.
+
+mlx-lm has its own code for each model, and some of it computes something else than the learner does. So the first
+weights of an engine's life are followed by a probe that is drawn as samples are, token by token and side by side. A
+model that fails it is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+
+from swarm.errors import UserError
+from swarm.process import free_host_bytes
+from swarm.sampler.engine import (
+    ASSUMED_SAMPLE_TOKENS,
+    EngineOptions,
+    Generate,
+    Generated,
+    Install,
+    Installed,
+    Job,
+    NotInstalled,
+    Proof,
+    Start,
+    Started,
+    Told,
+)
+from swarm.sampler.mlx.drawing import Drawing, Row
+from swarm.sampler.mlx.model import OTHERWISE, HeldModel
+from swarm.sampler.proving import Reference, probe_tokens
+from swarm.sampler.stopping import StopStrings, load_tokenizer
+from swarm.sampler.transformers import CPU_SHARE, fitting
+from swarm.sampler.weights import require_room
+from swarm.types import SamplingRules, VersionId
+
+PROMPTS = (1, 5, 9)  # Tokens of the probe that its rows have as prompts: different lengths show that padding works
+
+
+class MlxEngine:
+    """The `Blocking` calls over mlx-lm, all in one thread."""
+
+    _model: HeldModel
+    _reference: Reference
+    _started: Started
+    _probe: tuple[int, ...]
+
+    def __init__(self) -> None:
+        self._version: VersionId | None = None
+        self._is_new = True
+        self._directory = ""
+        self._tokenizer: Any = None
+
+    def start(self, command: Start, progress: Told) -> Started:
+        options = command.options
+        device = _pick_device(options.device)
+        dtype = _dtype(options, device)
+        self._reference = Reference(command.directory, command.layout)
+        self._model = HeldModel(self._reference.config, command.layout, dtype, options.precision)
+        self._reference.as_held = self._model.as_held
+        free, where = _free(device, options)
+        require_room(free, where, self._model.nbytes, advice="--precision int4 takes a third of bfloat16")
+        self._directory, shape = command.directory, self._reference.shape
+        limits = options.max_model_len, getattr(self._reference.config.get_text_config(), "max_position_embeddings", 0)
+        context_tokens = min(filter(None, limits), default=0)
+        room = int((free - self._model.nbytes) * (CPU_SHARE if device == "cpu" else 1.0))
+        self._started = Started(
+            engine="mlx",
+            device=device,
+            dtype=str(dtype).removeprefix("mlx.core."),
+            device_name=str(mx.device_info().get("device_name", "")) if device != "cpu" else "",
+            versions=f"mlx-lm {version('mlx-lm')}, mlx {version('mlx')}",
+            places=fitting(options, shape, context_tokens, dtype.size, room),
+            context_tokens=context_tokens,
+            vocab_size=shape.vocab_size,
+            precision=options.precision,
+        )
+        self._probe = probe_tokens(shape.vocab_size, (context_tokens or ASSUMED_SAMPLE_TOKENS) - 1)
+        try:
+            self._drawn_probe(progress)
+        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+            raise UserError(f"mlx-lm cannot draw from this model ({str(error)[:200]}): {OTHERWISE}") from error
+        return self._started
+
+    def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
+        """Take all of the weights, whatever `changed` says: mlx has no writing to single items of an array in place.
+        Raise UserError if mlx-lm computes something else with the first ones than transformers does."""
+        began = time.monotonic()
+        self._version = None
+        if (wrong := self._model.take(command.path, command.tensor_sums, progress)) is not None:
+            return NotInstalled("engine", wrong)
+        reloaded = time.monotonic()
+        has_probe = self._is_new or not self._model.is_proven_by_itself
+        if has_probe and (wrong := self._difference(command.path, progress)) is not None:
+            if self._is_new:
+                raise UserError(f"mlx-lm computes this model otherwise than transformers ({wrong}): {OTHERWISE}")
+            return NotInstalled("engine", wrong)
+        self._version, self._is_new = command.version, False
+        ended = time.monotonic()
+        return Installed(
+            seconds=ended - began,
+            pause_s=ended - began,
+            reload_s=reloaded - began,
+            proof_s=ended - reloaded,
+            proof=self._proof(has_probe),
+        )
+
+    def _proof(self, has_probe: bool) -> Proof:
+        if not self._model.is_proven_by_itself:
+            return "probe"
+        if self._started.precision != "none":
+            return "rounding and probe" if has_probe else "rounding"
+        return "sums and probe" if has_probe else "sums"
+
+    def _difference(self, path: str, progress: Told) -> str | None:
+        """Return how the probe's log-probs differ from the reference's with the weights at `path`, or None."""
+        expected = self._reference.expect(path, self._probe)
+        rows = self._drawn_probe(progress)
+        is_rounded = self._started.precision != "none"
+        for row in rows:
+            held = rows[0].logprobs[: len(row.job.prompt_token_ids) - 1] + row.logprobs
+            if (wrong := expected.difference(held, self._started.dtype, is_rounded=is_rounded)) is not None:
+                return wrong
+        return None
+
+    def _drawn_probe(self, progress: Told) -> list[Row]:
+        """Draw the probe's own tokens in several rows, each after another part of it as its prompt."""
+        rows = []
+        for given in (min(count, len(self._probe) - 1) for count in PROMPTS):
+            forced = self._probe[given:]
+            rules = SamplingRules(temperature=1.0, max_new_tokens=len(forced), stop_token_ids=())
+            job = Job(prompt_token_ids=self._probe[:given], seed=0, rules=rules, time_limit_s=float("inf"))
+            rows.append(Row(job, forced=forced))
+        self._drawing(rows).run(progress)
+        return rows
+
+    def _drawing(self, rows: list[Row]) -> Drawing:
+        return Drawing(self._model.module, rows, self._started.places, self._started.vocab_size)
+
+    def generate(self, command: Generate, progress: Told) -> Generated:
+        assert self._version is not None or command.trial
+        began = time.monotonic()
+        rows = [Row(job, self._stops(job)) for job in command.jobs]
+        steps = self._drawing(rows).run(progress)
+        samples = tuple(row.sampled(self._version) for row in rows)
+        return Generated(samples=samples, seconds=time.monotonic() - began, steps=steps)
+
+    def _stops(self, job: Job) -> StopStrings | None:
+        if not job.rules.stop:
+            return None
+        self._tokenizer = self._tokenizer or load_tokenizer(self._directory)
+        return StopStrings(self._tokenizer, job.rules.stop)
+
+
+def _pick_device(wanted: str) -> str:
+    """Return "mps" for Apple's GPU, which torch calls so too, or "cpu"; new arrays are made there."""
+    has_gpu = mx.metal.is_available()
+    if wanted == "cpu" or (wanted == "auto" and not has_gpu):
+        mx.set_default_device(mx.cpu)
+        return "cpu"
+    if wanted in ("auto", "mps") and has_gpu:
+        return "mps"
+    raise UserError(f"mlx draws on Apple's GPU (mps, {'here' if has_gpu else 'not here'}) or a cpu, not on {wanted}")
+
+
+def _dtype(options: EngineOptions, device: str) -> Any:
+    if options.precision == "fp8":
+        raise UserError("mlx rounds to int8 or int4, not to fp8: choose --precision int8")
+    if options.dtype == "float16":
+        raise UserError(
+            "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
+            "choose --dtype bfloat16 or float32"
+        )
+    if options.dtype == "auto":
+        return mx.float32 if device == "cpu" else mx.bfloat16
+    return getattr(mx, options.dtype)
+
+
+def _free(device: str, options: EngineOptions) -> tuple[int, str]:
+    """Return how many bytes the engine may take where it runs, and a name for that place."""
+    if device == "cpu":
+        return free_host_bytes(), "this machine"
+    # The memory is the machine's; the driver says how much of it one program should take.
+    most = min(int(mx.device_info()["max_recommended_working_set_size"]), free_host_bytes())
+    return int(most * options.gpu_memory_share), "what the engine may use of the GPU"
