@@ -23,7 +23,7 @@ from swarm.errors import UserError
 from swarm.types import Freshness, Normalisation, ObjectiveName, Schedule
 
 if TYPE_CHECKING:
-    from swarm.sampler.engine import EngineOptions
+    from swarm.sampler.engine import EngineKind, EngineOptions
 
 DEFAULT_PORT = 7700
 
@@ -313,20 +313,21 @@ class JoinConfig(BaseModel):
         Literal["auto", "memory", "disk"], Flag(SWARM, "Where the weights are kept; each version wears a disk.")
     ] = "auto"
     coding_threads: Annotated[Threads | None, Flag(SWARM, CODING_THREADS, "what the cores can spare")] = None
-    device: Annotated[str, Flag(MOST, "auto, cpu, cuda, cuda:1, ...")] = "auto"
+    device: Annotated[str, Flag(MOST, "auto, cpu, cuda, cuda:1, mps, ...")] = "auto"
     engine: Annotated[
-        Literal["auto", "transformers", "vllm", "scripted"], Flag(MOST, "auto is vllm with a GPU and the package.")
+        Literal["auto", "transformers", "vllm", "mlx", "scripted"],
+        Flag(MOST, "auto is vllm with a GPU, mlx on Apple silicon, if its package is there."),
     ] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Type of the weights.")] = "auto"
     precision: Annotated[
         Literal["none", "fp8", "int8", "int4"], Flag(ENGINE, "Round the matrices, to fit a smaller memory.")
     ] = "none"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag(ENGINE, "GPUs that share the model.")] = 1
-    gpu_memory_share: Annotated[Share, Flag(ENGINE, "Share of each GPU's memory for vLLM.")] = 0.85
+    gpu_memory_share: Annotated[Share, Flag(ENGINE, "Share of each GPU's memory for vLLM or mlx.")] = 0.85
     max_model_len: Annotated[
         int | None,
         Field(ge=16, le=16_777_216),
-        Flag(ENGINE, "Most tokens of prompt and answer together, for vLLM.", "what the model takes"),
+        Flag(ENGINE, "Most tokens of prompt and answer together, for vLLM or mlx.", "what the model takes"),
     ] = None
     engine_arguments: Annotated[dict[str, Any], Field(max_length=64)] = {}  # vLLM's own (`AsyncEngineArgs`)
     batch_samples: Annotated[int, Field(ge=1, le=4096), Flag(ENGINE, "Samples drawn at a time.")] = 128
@@ -357,9 +358,11 @@ class JoinConfig(BaseModel):
                 f"engine_arguments: {odd[0]!r} cannot be an argument of vLLM's; write block_size for --block-size"
             )
         for name in ("tensor_parallel_size", "gpu_memory_share", "max_model_len"):
-            if name in self.model_fields_set and self.engine not in ("auto", "vllm"):
+            takers = ("auto", "vllm") if name == "tensor_parallel_size" else ("auto", "vllm", "mlx")
+            if name in self.model_fields_set and self.engine not in takers:
                 flag = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{flag} is for vLLM: leave it out, or take --engine vllm instead of {self.engine}")
+                right = " or ".join(takers[1:])
+                raise ValueError(f"{flag} is for {right}: leave it out, or take --engine vllm, not {self.engine}")
         return self
 
     @property
@@ -386,14 +389,25 @@ class DemoConfig(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of the model and of everything that is drawn.")] = 0
     max_staleness: Annotated[Bound, Flag(MOST, "The bound S.")] = 2
     engine: Annotated[
-        Literal["transformers", "vllm"], Flag(MOST, "vllm has all samplers but the last draw with vLLM.")
+        Literal["transformers", "vllm", "mlx", "all"],
+        Flag(MOST, "vllm or mlx has all samplers but the last draw with it; all has one with mlx too."),
     ] = "transformers"
     run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/demo-DATE-TIME")] = None
 
+    @model_validator(mode="after")
+    def _has_enough_samplers(self) -> Self:
+        if self.engine == "all" and self.samplers < 3:
+            raise ValueError("--engine all needs a sampler for each of three engines: --samplers 3 or more")
+        return self
+
     @property
-    def vllm_samplers(self) -> int:
-        """With vLLM, all samplers but the last use it: the point is that both engines draw for one batch."""
-        return max(1, self.samplers - 1) if self.engine == "vllm" else 0
+    def engines(self) -> list[EngineKind]:
+        """Of the samplers, in the order of their start. The point is that several engines draw for one batch."""
+        if self.engine == "all":
+            ahead: list[EngineKind] = ["vllm"] * (self.samplers - 2)
+            return [*ahead, "mlx", "transformers"]
+        several: list[EngineKind] = [self.engine] * max(1, self.samplers - 1)
+        return several if self.samplers == 1 else [*several, "transformers"]
 
 
 MAX_FAULTS = 3  # Faults of a file that a message names; nobody would read more in one line

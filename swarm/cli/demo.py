@@ -74,7 +74,8 @@ class Demo:
         """Run to the end. Return the summary that --json prints."""
         if self._options.kill_one and self._options.samplers < 2:
             raise UserError("--kill-one needs a second sampler that goes on: --samplers 2 or more")
-        await asyncio.to_thread(choose_engine, self._options.engine)
+        for engine in sorted(set(self._options.engines)):
+            await asyncio.to_thread(choose_engine, engine)
         began = time.monotonic()
         self._say(f"run directory {self._run_dir}; what the nodes print is in its {LOGS}/")
         try:
@@ -117,17 +118,16 @@ class Demo:
 
     async def _start_samplers(self, url: str) -> None:
         """Start vLLM samplers first: the others are quick, and the run might be over before vLLM has started."""
-        vllm, others = self._options.vllm_samplers, self._options.samplers - self._options.vllm_samplers
+        engines = self._options.engines
+        vllm, others = engines.count("vllm"), ", ".join(one for one in engines if one != "vllm")
         if vllm:
-            self._say(f"starting {vllm} samplers with vLLM, and {others} with transformers once they are up")
-        for number in range(vllm):
-            share = ("--gpu-memory-share", f"{VLLM_MEMORY / vllm:.2f}") if gpu_build() else ()
-            await self._join(url, number, "vllm", *share)
+            self._say(f"starting {vllm} samplers with vLLM, and once they are up the others: {others or 'none'}")
+        for number, engine in enumerate(engines):
+            share = ("--gpu-memory-share", f"{VLLM_MEMORY / vllm:.2f}") if engine == "vllm" and gpu_build() else ()
+            await self._join(url, number, engine, *share)
             # While one measures the free memory of a GPU, no other may take any.
             if share or number == vllm - 1:
                 await self._wait_for_vllm(url, number + 1)
-        for number in range(vllm, self._options.samplers):
-            await self._join(url, number, "transformers")
 
     async def _join(self, url: str, number: int, engine: str, *arguments: str) -> None:
         name = f"sampler-{number}"

@@ -42,7 +42,9 @@ def pick_device(wanted: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"--device {wanted} cannot be used here ({reason}); auto, cpu or cuda:0 may be") from error
+        raise UserError(
+            f"--device {wanted} cannot be used here ({reason}); auto, cpu, cuda:0 or, on a Mac, mps may be"
+        ) from error
     return device
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from swarm.errors import UserError
 from swarm.sampler.engine import EngineKind
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.versions import dotted
@@ -16,6 +18,8 @@ from swarm.sampler.vllm.versions import dotted
 MIN_COMPUTE = (8, 0)  # From this compute capability on a GPU has bf16; an older one can be requested by name
 NVIDIA_SMI_S = 15.0  # An unused driver takes seconds to wake up, some for each GPU
 NO_GPU = "no GPU that vLLM supports was found"
+MLX = ((0, 32, 2), (0, 33))  # The lowest supported version of mlx-lm, and the first unsupported one
+MLX_BUILD = "pip install 'echo-node[mlx]'"
 GPU_BUILD = "pip install 'echo-node[vllm]'; in a checkout bin/setup --engine vllm"
 
 
@@ -37,18 +41,25 @@ class Gpu(NamedTuple):
 
 
 def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") -> Chosen:
-    """Choose vLLM for `auto` if there is a GPU and a supported release of vLLM, else transformers. Block for at most
-    NVIDIA_SMI_S. Raise UserError, with the command that installs vLLM, if vLLM is requested by name and missing."""
+    """Choose for `auto` vLLM if there is a GPU and a supported release of vLLM, mlx likewise on Apple silicon, else
+    transformers. Block for at most NVIDIA_SMI_S. Raise UserError, with the command that installs it, if an engine is
+    requested by name and missing."""
     match wanted:
         case "auto":
             return _best(device)
         case "vllm":
             vllm_versions.check()
             return Chosen(kind="vllm", why=f"as asked, {gpu_build() or 'its CPU build'}")
+        case "mlx":
+            if (fault := mlx_fault()) is not None:
+                raise UserError(fault)
+            return Chosen(kind="mlx", why=f"as asked, mlx-lm {vllm_versions.installed('mlx-lm')}")
     return Chosen(kind=wanted, why="as asked")
 
 
 def _best(device: str) -> Chosen:
+    if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
+        return _best_of_a_mac(device)
     if ":" in device:
         return Chosen(kind="transformers", why=f"{device} was asked for; vLLM takes what CUDA_VISIBLE_DEVICES shows it")
     gpu = NO_GPU if device == "cpu" else _gpu()
@@ -63,6 +74,23 @@ def _best(device: str) -> Chosen:
     else:
         return Chosen(kind="vllm", why=f"{gpu.name}, {vllm}")
     return Chosen(kind="transformers", why=why)
+
+
+def _best_of_a_mac(device: str) -> Chosen:
+    if device != "auto":
+        return Chosen(kind="transformers", why=f"{device} was asked for; --engine mlx draws faster on this Mac's GPU")
+    if (fault := mlx_fault()) is not None:
+        return Chosen(kind="transformers", why=f"on the CPU: {fault}")
+    return Chosen(kind="mlx", why=f"Apple silicon, mlx-lm {vllm_versions.installed('mlx-lm')}")
+
+
+def mlx_fault() -> str | None:
+    """Return why echo-node cannot use this machine's mlx-lm and what to do, or None if it can."""
+    found = vllm_versions.installed("mlx-lm")
+    if found is not None and vllm_versions.within(found, *MLX):
+        return None
+    least, below = map(dotted, MLX)
+    return f"the mlx engine needs mlx-lm >={least},<{below}; here: {found or 'not installed'}; {MLX_BUILD}"
 
 
 def gpu_build() -> str | None:

@@ -100,15 +100,13 @@ class TransformersEngine:
         self._model, self._layout, self._directory = model, command.layout, command.directory
         config, shape = model.config, shape_of(model)
         context_tokens = getattr(config.get_text_config(), "max_position_embeddings", None) or 0
-        share = command.options.gpu_memory_share if device.type == "cuda" else CPU_SHARE
-        room_bytes = int(_free(device)[0] * share)
         return Started(
             engine="transformers",
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
-            places=fitting(command.options, shape, context_tokens, dtype.itemsize, room_bytes),
+            places=_places(command.options, shape, context_tokens, device, dtype),
             context_tokens=context_tokens,
             vocab_size=shape.vocab_size,
         )
@@ -310,12 +308,14 @@ class StopsRows(StoppingCriteria):
         return torch.tensor([end is not None for end in self.ends], device=input_ids.device)
 
 
-def fitting(options: EngineOptions, shape: Shape, context_tokens: int, dtype_bytes: int, room_bytes: int) -> int:
-    """Return how many of the requested samples fit into `room_bytes`; a batch holds all of them to its end."""
+def _places(options: EngineOptions, shape: Shape, context_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Return how many of the requested samples fit beside the model; a batch holds all of them to its end."""
+    free_bytes, _ = _free(device)
+    share = options.gpu_memory_share if device.type == "cuda" else CPU_SHARE
     tokens = options.max_model_len or ASSUMED_SAMPLE_TOKENS
-    one_bytes = sample_bytes(shape, min(tokens, context_tokens or tokens), dtype_bytes)
+    one_bytes = sample_bytes(shape, min(tokens, context_tokens or tokens), dtype.itemsize)
     # At least one, since most samples stay below their limit.
-    return max(1, min(options.places, room_bytes // one_bytes))
+    return max(1, min(options.places, int(free_bytes * share) // one_bytes))
 
 
 def _free(device: torch.device) -> tuple[int, str]:

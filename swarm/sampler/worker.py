@@ -121,7 +121,8 @@ ENGINE_MODULE = "swarm.sampler.engine_child"
 
 ENGINE_VARIABLES = (
     *("ECHO_", "CUDA", "NVIDIA_", "NCCL_", "GLOO_", "HIP_", "HSA_", "ROC", "VLLM_", "TORCH", "PYTORCH_", "TRITON_"),
-    *("FLASHINFER_", "OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "LD_PRELOAD", "CC", "CXX", "TOKENIZERS_", "PYTHON"),
+    *("FLASHINFER_", "MLX_", "OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "LD_PRELOAD", "CC", "CXX", "TOKENIZERS_"),
+    "PYTHON",
 )
 """Beginnings of the names of variables by which an owner tunes an engine; others may hold secrets."""
 

@@ -33,7 +33,7 @@ from swarm.sampler.mlx.drawing import Drawing, Row
 from swarm.sampler.mlx.model import OTHERWISE, HeldModel
 from swarm.sampler.proving import Reference, probe_tokens
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.transformers import CPU_SHARE, fitting
+from swarm.sampler.transformers import CPU_SHARE, sample_bytes
 from swarm.sampler.weights import require_room
 from swarm.types import SamplingRules, VersionId
 
@@ -67,13 +67,14 @@ class MlxEngine:
         limits = options.max_model_len, getattr(self._reference.config.get_text_config(), "max_position_embeddings", 0)
         context_tokens = min(filter(None, limits), default=0)
         room = int((free - self._model.nbytes) * (CPU_SHARE if device == "cpu" else 1.0))
+        one_bytes = sample_bytes(shape, min(context_tokens or ASSUMED_SAMPLE_TOKENS, ASSUMED_SAMPLE_TOKENS), dtype.size)
         self._started = Started(
             engine="mlx",
             device=device,
             dtype=str(dtype).removeprefix("mlx.core."),
             device_name=str(mx.device_info().get("device_name", "")) if device != "cpu" else "",
             versions=f"mlx-lm {version('mlx-lm')}, mlx {version('mlx')}",
-            places=fitting(options, shape, context_tokens, dtype.size, room),
+            places=max(1, min(options.places, room // one_bytes)),
             context_tokens=context_tokens,
             vocab_size=shape.vocab_size,
             precision=options.precision,

@@ -71,7 +71,7 @@ REFUSED: dict[str, str] = {
 def fault() -> str | None:
     """Return why echo-node cannot use this machine's vLLM and what to do, or None if it can. Imports nothing."""
     found = {name: installed(*(DISTRIBUTIONS if name == "vllm" else (name,))) for name in SUPPORTED}
-    if all(version and _within(version, *SUPPORTED[name]) for name, version in found.items()):
+    if all(version and within(version, *SUPPORTED[name]) for name, version in found.items()):
         return None
     here = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
     wanted = ", ".join(f"{name} >={dotted(least)},<{dotted(below)}" for name, (least, below) in SUPPORTED.items())
@@ -310,7 +310,7 @@ def installed(*names: str) -> str | None:
     return None
 
 
-def _within(version: str, least: tuple[int, ...], below: tuple[int, ...]) -> bool:
+def within(version: str, least: tuple[int, ...], below: tuple[int, ...]) -> bool:
     numbers = tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
     return least <= numbers < below
 
