@@ -123,11 +123,11 @@ def test_lead_refuses_the_directory_of_another_run(tmp_path: Path) -> None:
         (("--bootstrap", "127.0.0.1", "--role", "king"), "'sampler'"),
         (("--bootstrap", "echo1:abc"), "copy the whole line"),
         (("--bootstrap", "127.0.0.1", "--port", "70000"), "less than or equal to 65535"),
-        (("--bootstrap", "127.0.0.1", "--engine", "sglang"), "'auto', 'transformers', 'vllm' or 'scripted'"),
+        (("--bootstrap", "127.0.0.1", "--engine", "sglang"), "'auto', 'transformers', 'vllm', 'mlx' or 'scripted'"),
         (("--bootstrap", "127.0.0.1", "--tensor-parallel-size", "0"), "greater than or equal to 1"),
         (
             ("--bootstrap", "127.0.0.1", "--engine", "transformers", "--gpu-memory-share", "0.5"),
-            "--gpu-memory-share is for vLLM: leave it out",
+            "--gpu-memory-share is for vllm or mlx: leave it out",
         ),
     ],
 )

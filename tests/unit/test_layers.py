@@ -58,7 +58,7 @@ CROSSING = {
 the rule that the rollout plane goes by."""
 
 ABOVE = ("swarm.node", "swarm.cli", "swarm.report", "swarm.redteam", "swarm.__main__")
-ENGINES = tuple(f"swarm.sampler.{part}" for part in ("transformers", "vllm", "proving", "weights"))
+ENGINES = tuple(f"swarm.sampler.{part}" for part in ("transformers", "vllm", "mlx", "proving", "weights"))
 """What runs in the engine's process."""
 
 
@@ -160,6 +160,8 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
             ("swarm.broadcast.version.codec", "swarm.broadcast.store.memory_map", "swarm.broadcast.store.changes"),
         ),
         ("vllm", ("swarm.sampler.vllm.extension", "swarm.sampler.vllm.versions")),
+        ("mlx", ("swarm.sampler.mlx",)),
+        ("mlx_lm", ("swarm.sampler.mlx",)),
     ],
 )
 def test_a_heavy_library_has_its_few_homes(library: str, homes: tuple[str, ...]) -> None:

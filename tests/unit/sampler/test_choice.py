@@ -125,6 +125,42 @@ def test_vllm_by_name_where_there_is_none_says_what_installs_it(machine: Machine
         choose_engine("vllm")
 
 
+@pytest.fixture
+def mac(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    return machine
+
+
+def test_apple_silicon_takes_mlx_and_says_why(mac: Machine) -> None:
+    mac.has({**SUPPORTED, "mlx-lm": "0.32.2"})
+    assert choose_engine("auto").line == "engine: mlx (Apple silicon, mlx-lm 0.32.2)"
+
+
+@pytest.mark.parametrize(("found", "said"), [({}, "not installed"), ({"mlx-lm": "0.33.0"}, "0.33.0")])
+def test_apple_silicon_without_the_right_mlx_says_what_installs_it(
+    mac: Machine, found: dict[str, str], said: str
+) -> None:
+    mac.has({**SUPPORTED, **found})
+    chosen = choose_engine("auto")
+    assert chosen.kind == "transformers"
+    assert f"mlx-lm >=0.32.2,<0.33; here: {said}; pip install 'echo-node[mlx]'" in chosen.why
+    with pytest.raises(UserError, match=r"pip install 'echo-node\[mlx\]'"):
+        choose_engine("mlx")
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+def test_a_device_of_torch_s_is_taken_on_a_mac_too(mac: Machine, device: str) -> None:
+    mac.has({**SUPPORTED, "mlx-lm": "0.32.2"})
+    assert choose_engine("auto", device).line.startswith(f"engine: transformers ({device} was asked for; --engine mlx")
+
+
+def test_elsewhere_mlx_is_taken_by_name_alone(machine: Machine) -> None:
+    machine.has({**SUPPORTED, "mlx-lm": "0.32.2"})
+    assert choose_engine("auto").kind == "transformers"
+    assert choose_engine("mlx").line == "engine: mlx (as asked, mlx-lm 0.32.2)"
+
+
 @pytest.mark.parametrize("kind", ["transformers", "scripted"])
 def test_other_engines_are_taken_as_they_are_asked_for(machine: Machine, kind: EngineKind) -> None:
     machine.has(SUPPORTED, H200)
@@ -134,7 +170,7 @@ def test_other_engines_are_taken_as_they_are_asked_for(machine: Machine, kind: E
 def test_choosing_loads_no_heavy_library() -> None:
     program = (
         "from swarm.sampler.choice import choose_engine; choose_engine('auto')\n"
-        "import sys; print(sorted({'torch', 'numpy', 'transformers', 'vllm'} & set(sys.modules)))"
+        "import sys; print(sorted({'torch', 'numpy', 'transformers', 'vllm', 'mlx', 'mlx_lm'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

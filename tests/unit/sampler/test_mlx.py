@@ -1,0 +1,243 @@
+"""The mlx engine in this process, on a CPU: what it computes against the learner's model, what it holds, what it
+refuses. The conformance suite has the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, MistralConfig, Qwen2Config
+
+from swarm.errors import UserError
+from swarm.learner import draws as learner_draws
+from swarm.sampler.engine import Generate, Installed, NotInstalled, Rounding
+from swarm.sampler.mlx.draws import gumbel
+from swarm.sampler.mlx.engine import MlxEngine
+from swarm.sampler.mlx.model import Rounded
+from swarm.sampler.transformers import TransformersEngine
+from tests.conformance import PROMPT, job, logprobs, tokens
+from tests.unit.models import Staged, logprobs_of, moe_model, rounded, stage, stage_model
+
+AUTO: Any = AutoModelForCausalLM
+SHAPE = {
+    "vocab_size": 14,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def silent() -> None: ...
+
+
+def configured(config: Any, directory: Path) -> Staged:
+    torch.manual_seed(1)
+    return stage_model(AUTO.from_config(config), directory)
+
+
+def started(staged: Staged, **options: Any) -> MlxEngine:
+    engine = MlxEngine()
+    engine.start(staged.start(places=8, **options), silent)
+    return engine
+
+
+def installed(staged: Staged, **options: Any) -> MlxEngine:
+    engine = started(staged, **options)
+    done = engine.install(staged.install(), silent)
+    assert isinstance(done, Installed), done
+    return engine
+
+
+def error_against(model: Any, engine: MlxEngine, temperature: float = 1.3) -> float:
+    """The largest difference of a log-prob from the model's own."""
+    jobs = tuple(job(seed, prompt=PROMPT[: 2 + seed % 3], temperature=temperature, stops=()) for seed in range(6))
+    drawn = engine.generate(Generate(jobs=jobs), silent).samples
+    return max(
+        abs(one - other)
+        for asked, sampled in zip(jobs, drawn, strict=True)
+        for one, other in zip(
+            logprobs(sampled),
+            logprobs_of(model, asked.prompt_token_ids, tokens(sampled), temperature=temperature),
+            strict=True,
+        )
+    )
+
+
+def test_the_noise_is_the_learner_s() -> None:
+    seeds, positions = [0, 1, 2**62 + 5, 2**63 - 1], [0, 5, 100_000, 3]
+    ours = torch.tensor(gumbel(seeds, positions, 5_000).tolist())
+    assert (ours - learner_draws.gumbel(torch.tensor(seeds), torch.tensor(positions), 5_000)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["tiny", "untied", "rope of its own", "experts"])
+def test_the_learner_finds_its_log_probs_at_equal_version(kind: str, tmp_path: Path) -> None:
+    """Files of transformers 5 leave out defaults and have other names for some settings than mlx-lm."""
+    match kind:
+        case "tiny":
+            staged = stage(tmp_path)
+        case "untied":
+            staged = configured(Qwen2Config(**SHAPE, tie_word_embeddings=False), tmp_path)
+        case "rope of its own":
+            scaled = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0}
+            scaled |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+            staged = configured(LlamaConfig(**SHAPE, rope_parameters=scaled), tmp_path)
+        case _:
+            staged = stage_model(moe_model(3), tmp_path)
+    assert error_against(rounded(staged.model), installed(staged)) < 1e-4
+
+
+def test_greedy_draws_have_the_log_probs_of_temperature_1(tmp_path: Path) -> None:
+    staged = stage(tmp_path)
+    (sampled,) = installed(staged).generate(Generate(jobs=(job(0, temperature=0.0, stops=()),)), silent).samples
+    model = rounded(staged.model)
+    assert logprobs(sampled) == pytest.approx(logprobs_of(model, PROMPT, tokens(sampled)), abs=1e-4)
+    with torch.no_grad():
+        best = model(torch.tensor([[*PROMPT, *tokens(sampled)]])).logits[0, len(PROMPT) - 1 : -1].argmax(-1)
+    assert tokens(sampled) == best.tolist()
+
+
+def test_it_draws_what_transformers_draws_and_more_than_it_has_places_for(tmp_path: Path) -> None:
+    staged = stage(tmp_path)
+    other = TransformersEngine()
+    other.start(staged.start(places=8), silent)
+    other.install(staged.install(), silent)
+    jobs = tuple(job(seed, prompt=PROMPT[: 1 + seed % 4], limit=4 + seed % 7) for seed in range(20))
+    ours, theirs = (one.generate(Generate(jobs=jobs), silent) for one in (installed(staged), other))
+    assert [tokens(one) for one in ours.samples] == [tokens(one) for one in theirs.samples]
+    assert [one.finish for one in ours.samples] == [one.finish for one in theirs.samples]
+
+
+# -- proofs --------------------------------------------------------------------------------------------------
+
+
+def proofs(engine: MlxEngine, staged: Staged) -> list[str]:
+    done = [engine.install(staged.install(version), silent) for version in range(2)]
+    return [one.proof if isinstance(one, Installed) else str(one) for one in done]
+
+
+def test_sums_prove_what_it_holds_after_a_first_probe(tmp_path: Path) -> None:
+    staged = stage(tmp_path)
+    assert proofs(started(staged), staged) == ["sums and probe", "sums"]
+    assert proofs(started(staged, precision="int8"), staged) == ["rounding and probe", "rounding"]
+    # mlx-lm stacks the experts, so they have no sums.
+    experts = stage_model(moe_model(3), tmp_path / "experts")
+    assert proofs(started(experts), experts) == ["probe", "probe"]
+    assert proofs(started(experts, precision="int8"), experts) == ["probe", "probe"]
+
+
+@pytest.mark.parametrize("precision", ["none", "int8", "int4"])
+@pytest.mark.parametrize("name", ["model.embed_tokens", "model.layers.1.mlp.up_proj", "model.norm"])
+def test_a_tensor_that_was_not_taken_is_found(
+    precision: Rounding, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = stage(tmp_path / "old"), stage(tmp_path / "new", seed=5)
+    with torch.no_grad():
+        new.model.model.norm.weight += 0.5
+    new = stage_model(new.model, tmp_path / "newer")
+    engine = installed(old, precision=precision)
+    module = engine._model.module
+    load = type(module).load_weights
+
+    def forgetting(self: Any, weights: list[tuple[str, Any]], strict: bool = True) -> Any:
+        return load(self, [one for one in weights if not one[0].startswith(f"{name}.")], strict=strict)
+
+    monkeypatch.setattr(type(module), "load_weights", forgetting)
+    done = engine.install(new.install(1), silent)
+    assert done == NotInstalled("engine", f"after the install {name}.weight differs from what the learner signed")
+
+
+def test_weights_that_were_not_signed_are_found(tmp_path: Path) -> None:
+    old, new = stage(tmp_path / "old"), stage(tmp_path / "new", seed=5)
+    done = installed(old).install(msgspec.structs.replace(new.install(1), tensor_sums=old.sums), silent)
+    assert isinstance(done, NotInstalled)
+    assert done.fault == "engine"
+
+
+def test_stale_experts_fail_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = (stage_model(moe_model(seed), tmp_path / str(seed)) for seed in (3, 4))
+    engine = installed(old)
+    monkeypatch.setattr(engine._model, "_stacked", dict.fromkeys(list(engine._model._stacked)[:1], 1))
+    done = engine.install(new.install(1), silent)
+    assert isinstance(done, NotInstalled)
+    assert "the probe's log-probs are off" in done.why
+
+
+# -- rounded weights -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("int8", 8), ("int4", 4)])
+def test_it_draws_from_the_rounded_model_and_says_so(precision: Rounding, bits: int, tmp_path: Path) -> None:
+    """Its log-probs are those of a model whose matrices are rounded, embeddings included, and no others."""
+    staged = configured(LlamaConfig(**SHAPE), tmp_path)
+    engine = MlxEngine()
+    assert engine.start(staged.start(precision=precision), silent).held_as == precision
+    engine.install(staged.install(), silent)
+    model = rounded(staged.model)
+    exact = error_against(model, engine)
+    how = Rounded(64, bits)
+    import mlx.core as mx
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                held = how.unround(*how.round(mx.array(parameter.numpy())))
+                parameter.copy_(torch.tensor(held.tolist()))
+    assert error_against(model, engine) < 1e-4 < exact
+    assert engine._model.nbytes < started(staged)._model.nbytes * (bits + 1.2) / 32
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "fp8"}, "int8 or int4, not to fp8"),
+        ({"dtype": "float16"}, "could never be proven"),
+        ({"device": "cuda:0"}, "or a cpu, not on cuda:0"),
+        ({"device": "mps"}, r"Apple's GPU \(mps, not here\)"),
+    ],
+)
+def test_what_it_cannot_do_is_said_at_the_start(options: dict[str, str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        started(stage(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        # mlx-lm reads it as a Llama without a window, and pads states as if they were keys.
+        (MistralConfig(**SHAPE, sliding_window=16), "otherwise than transformers"),
+        (MambaConfig(vocab_size=14, hidden_size=64, num_hidden_layers=2, state_size=8), "otherwise than transformers"),
+    ],
+)
+def test_a_model_that_mlx_lm_computes_wrongly_is_refused(config: Any, words: str, tmp_path: Path) -> None:
+    staged = configured(config, tmp_path)
+    engine = started(staged)
+    with pytest.raises(UserError, match=words):
+        engine.install(staged.install(), silent)
+
+
+def test_a_model_that_mlx_lm_does_not_have_is_refused(tmp_path: Path) -> None:
+    from transformers import BloomConfig
+
+    config = BloomConfig(vocab_size=14, hidden_size=64, n_layer=2, n_head=2)
+    with pytest.raises(UserError, match=r"mlx-lm cannot build .* take --engine transformers"):
+        started(configured(config, tmp_path))
+
+
+def test_a_model_too_large_for_what_is_free_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.sampler.mlx.engine.free_host_bytes", lambda: 100_000)
+    with pytest.raises(UserError, match="--precision int4"):
+        started(stage(tmp_path))
+    assert started(stage(tmp_path / "again"), precision="int4")._started.places == 1
