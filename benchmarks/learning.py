@@ -3,6 +3,7 @@
 bin/python -m benchmarks.learning --json
 bin/python -m benchmarks.learning --only forced --staleness 0,4,16 --seeds 0 --steps 60
 bin/python -m benchmarks.learning --only baseline forced --staleness 4,8 --objectives grpo,decoupled_ppo,cispo
+bin/python -m benchmarks.learning --only swarm --staleness 2 --join='--engine mlx --precision int8'
 
 Three modes, each run once for every seed and objective, with the same prompts, model and settings (those of `lead`):
 baseline  trainer and engine in one process and in turn: generate a batch, train on it, generate the next. What a single
@@ -36,6 +37,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -79,6 +81,7 @@ class Benchmark:
         self.steps: int = options.steps
         self.seeds = _numbers("--seeds", options.seeds)
         self.samplers: int = options.samplers
+        self.join = shlex.split(options.join)
         if self.steps < 2 or self.samplers < 1:
             raise UserError("--steps is 2 at least, and --samplers 1")
         objectives = _objectives(options.objectives)
@@ -111,13 +114,19 @@ class Benchmark:
 
     def described(self) -> dict[str, Any]:
         """What the figures are of."""
-        return {"steps": self.steps, "seeds": self.seeds, "samplers": self.samplers, "cpus": os.cpu_count()}
+        return {
+            "steps": self.steps,
+            "seeds": self.seeds,
+            "samplers": self.samplers,
+            "join": self.join,
+            "cpus": os.cpu_count(),
+        }
 
     def _run_once(self, case: Case, seed: int) -> Run:
         config = self._config(case, seed)
         with tempfile.TemporaryDirectory(prefix="learning-") as directory:
             if case.mode == "swarm":
-                return learning_swarm.run(config, self.samplers, Path(directory))
+                return learning_swarm.run(config, self.samplers, Path(directory), self.join)
             from benchmarks import learning_forced
 
             return learning_forced.run(config, Path(directory))
@@ -186,6 +195,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", choices=MODES, nargs="+", help="default: all modes")
     parser.add_argument("--freshness", choices=FRESHNESS, nargs="+", default=FRESHNESS, help="of the swarm")
     parser.add_argument("--samplers", type=int, default=SAMPLERS, help="of the swarm")
+    parser.add_argument("--join", default="", help="more flags of its samplers, such as --join='--engine mlx'")
     parser.add_argument("--plot", type=Path, help="draw the swarms' rewards into this .svg file")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -93,8 +93,9 @@ def nodes_in(directory: Path) -> Iterator[Nodes]:
         nodes.stop()
 
 
-def run(config: LeadConfig, samplers: int, directory: Path) -> Run:
-    """The run of `config` with so many samplers; everything it writes goes to `directory`. RunFailed if it fails."""
+def run(config: LeadConfig, samplers: int, directory: Path, join: Sequence[str] = ()) -> Run:
+    """The run of `config` with so many samplers, each with the flags `join` too; everything it writes goes to
+    `directory`. RunFailed if it fails."""
     run_dir = directory / "run"
     settings = directory / "lead.toml"
     settings.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.model_dump(exclude_unset=True).items()))
@@ -104,7 +105,7 @@ def run(config: LeadConfig, samplers: int, directory: Path) -> Run:
         url = url_of(nodes, run_dir / "node.json")
         for number in range(samplers):
             state = str(directory / f"sampler-{number}")
-            nodes.start(f"sampler-{number}", "join", "--lan", "--bootstrap", url, "--state-dir", state)
+            nodes.start(f"sampler-{number}", "join", "--lan", "--bootstrap", url, "--state-dir", state, *join)
         until = time.monotonic() + LIMIT_S + LIMIT_PER_STEP_S * config.steps
         while learner.poll() is None:
             nodes.check()

@@ -146,3 +146,29 @@ def test_no_process_outlives_the_demo(tmp_path: Path, number: signal.Signals) ->
 def test_importing_the_command_line_loads_no_numeric_library() -> None:
     code = "import swarm.cli.run, swarm.node.bootstrap, sys; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_a_sampler_with_mlx_draws_for_a_learner(tmp_path: Path) -> None:
+    arguments = ("--engine", "mlx", "--samplers", "1", "--steps", "4", "--run-dir", str(tmp_path / "run"))
+    done = command("demo", *arguments, "--json", timeout_s=300)
+    assert done.returncode == 1, done.stderr[-3000:]  # in 4 steps nothing is learned
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["steps"], summary["verified"]) == (4, True)
+    assert [sampler["engine"] for sampler in summary["by_sampler"]] == ["mlx"]
+    assert summary["rollouts_accepted"] >= 4 * 32 * 16
+    assert "engine: mlx on cpu in float32" in (tmp_path / "run" / "logs" / "sampler-0.log").read_text()
+
+
+@pytest.mark.long
+def test_samplers_with_mlx_and_with_transformers_learn(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = command("demo", "--engine", "mlx", "--json", "--run-dir", str(run_dir), timeout_s=560)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["held_out_before"] < 0.1
+    assert summary["held_out_after"] >= 0.9
+    assert sorted(sampler["engine"] for sampler in summary["by_sampler"]) == ["mlx", "mlx", "transformers"]
+    # A share of what engines drew is drawn again by the learner: nobody did other than claimed.
+    events = [json.loads(line)["kind"] for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert not {"caught", "suspect", "withheld"} & set(events)

@@ -1,4 +1,4 @@
-"""`bin/demo --engine vllm`: two samplers with vLLM and one with transformers teach one model."""
+"""`bin/demo --engine vllm`: two samplers with vLLM and one with transformers teach one model, and with `all` three."""
 
 from __future__ import annotations
 
@@ -66,3 +66,20 @@ def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) 
     assert not {"caught", "suspect", "withheld"} & set(events)
     _, alive = psutil.wait_procs(_of(tmp_path), timeout=30)
     assert alive == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)  # Three engines on two cores, of which vLLM takes most
+def test_three_engines_teach_one_model(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = command("demo", "--engine", "all", "--json", "--run-dir", str(run_dir), timeout_s=560)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["held_out_before"] < 0.1
+    assert summary["held_out_after"] >= 0.9
+    assert summary["verified"]
+    assert sorted(sampler["engine"] for sampler in summary["by_sampler"]) == ["mlx", "transformers", "vllm"]
+    least = 0.02 * summary["rollouts_accepted"]
+    assert all(sampler["rollouts_accepted"] > least for sampler in summary["by_sampler"]), summary
+    events = [json.loads(line)["kind"] for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert not {"caught", "suspect", "withheld"} & set(events)

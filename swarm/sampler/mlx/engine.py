@@ -60,7 +60,6 @@ class MlxEngine:
         dtype = _dtype(options, device)
         self._reference = Reference(command.directory, command.layout)
         self._model = HeldModel(self._reference.config, command.layout, dtype, options.precision)
-        self._reference.as_held = self._model.as_held
         free, where = _free(device, options)
         require_room(free, where, self._model.nbytes, advice="--precision int4 takes a third of bfloat16")
         self._directory, shape = command.directory, self._reference.shape
@@ -118,6 +117,12 @@ class MlxEngine:
 
     def _difference(self, path: str, progress: Told) -> str | None:
         """Return how the probe's log-probs differ from the reference's with the weights at `path`, or None."""
+
+        def as_held(name: str, tensor: Any) -> Any:
+            progress()
+            return self._model.as_held(name, tensor)
+
+        self._reference.as_held = as_held
         expected = self._reference.expect(path, self._probe)
         rows = self._drawn_probe(progress)
         is_rounded = self._started.precision != "none"

@@ -119,6 +119,7 @@ class HeldModel:
             progress()
         if self._stacked:
             made = self._sanitized({**self._sent(), **kept})
+            kept.clear()  # So that each is freed as soon as it is stacked
             for name in self._stacked:
                 self._put(name, made.pop(name))
                 progress()

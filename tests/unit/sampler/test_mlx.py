@@ -22,7 +22,7 @@ from tests.conformance import PROMPT, job, logprobs, tokens
 from tests.unit.models import Staged, logprobs_of, moe_model, rounded, stage, stage_model
 
 AUTO: Any = AutoModelForCausalLM
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 14,
     "hidden_size": 64,
     "intermediate_size": 128,
