@@ -19,8 +19,9 @@ from mlx_lm import utils as mlx_lm
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout, TensorSpec, by_expert
 from swarm.errors import UserError
-from swarm.sampler.engine import Rounding, Told
+from swarm.sampler.engine import Told
 from swarm.sampler.weights import mapped_tensors
+from swarm.types import Rounding
 
 BITS: dict[Rounding, int] = {"int8": 8, "int4": 4}
 GROUP = 64  # Numbers of a row that share a scale and an offset: mlx-lm's default

@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Mistral
 
 from swarm.errors import UserError
 from swarm.learner import draws as learner_draws
-from swarm.sampler.engine import Generate, Installed, NotInstalled, Rounding
+from swarm.sampler.engine import Generate, Installed, NotInstalled
 from swarm.sampler.mlx.draws import gumbel
 from swarm.sampler.mlx.engine import MlxEngine
 from swarm.sampler.mlx.model import Rounded
 from swarm.sampler.transformers import TransformersEngine
+from swarm.types import Rounding
 from tests.conformance import PROMPT, job, logprobs, tokens
 from tests.unit.models import Staged, logprobs_of, moe_model, rounded, stage, stage_model
 
