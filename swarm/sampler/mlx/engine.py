@@ -86,8 +86,8 @@ class MlxEngine:
         return self._started
 
     def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
-        """Take all of the weights, whatever `changed` says: mlx has no writing to single items of an array in place.
-        Raise UserError if mlx-lm computes something else with the first ones than transformers does."""
+        """Take all of the weights, whatever `changed` says: an array of mlx's is replaced as a whole in any case. Raise
+        UserError if mlx-lm computes something else with the first ones than transformers does."""
         began = time.monotonic()
         self._version = None
         if (wrong := self._model.take(command.path, command.tensor_sums, progress)) is not None:

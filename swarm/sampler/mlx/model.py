@@ -52,7 +52,7 @@ class HeldModel:
     def __init__(self, config: Any, layout: Layout, dtype: Any, precision: Rounding) -> None:
         self.module = _build(config)
         self._layout = by_expert(layout)
-        self._whole = layout
+        self._signed = [spec.name for spec in layout.tensors]
         self._dtype = dtype
         self._names, self._stacked = self._matched()
         self.module.set_dtype(dtype)
@@ -64,6 +64,8 @@ class HeldModel:
             for path, module in self.module.named_modules()
             if "scales" in module
         }
+        if precision != "none" and not self._rounded:
+            raise UserError(f"no matrix of this model has rows of {GROUP} numbers to be rounded: leave out --precision")
         self.nbytes = sum(array.nbytes for _, array in tree_flatten(self.module.parameters()))
 
     @property
@@ -92,12 +94,14 @@ class HeldModel:
         # Of a tied tensor's names mlx-lm may know one: checkpoints have no other.
         made = {name: one for name, one in self._sanitized(dict(sent)).items() if name in own or name not in aliased}
         names: dict[str, list[str]] = {}
+        signed = set(self._signed)
         for spec in self._layout.tensors:
-            ids = {id(sent[name]) for name in (spec.name, *spec.aliases)}
+            # Matrices of single experts have no sums of their own.
+            ids = {id(sent[name]) for name in (spec.name, *spec.aliases) if spec.name in signed}
             same = [name for name, array in made.items() if id(array) in ids]
             names.update((name, same) for name in (spec.name, *spec.aliases))
         direct = {name for own_names in names.values() for name in own_names}
-        stacked = {name: one.shape[-1] for name, one in made.items() if name not in direct}
+        stacked = {name: (one.shape or (1,))[-1] for name, one in made.items() if name not in direct}
         for name in sorted(own.keys() | made.keys()):
             if name not in made or own.get(name) != made[name].shape:
                 raise UserError(f"mlx-lm has another model of this name (its parameter {name} differs): {OTHERWISE}")
@@ -106,7 +110,7 @@ class HeldModel:
     def take(self, path: str, sums: tuple[int, ...], progress: Told) -> str | None:
         """Take the weights of the file in place, a tensor at a time, and prove each that is direct: by its signed sum,
         or, if it is rounded, by rounding what the file has once more. Return what differs, or None."""
-        signed = dict(zip((spec.name for spec in self._whole.tensors), sums, strict=True))
+        signed = dict(zip(self._signed, sums, strict=True))
         kept: dict[str, Any] = {}
         for spec, tensor in mapped_tensors(path, self._layout):
             array = _from_torch(tensor)

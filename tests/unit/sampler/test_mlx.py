@@ -237,6 +237,12 @@ def test_a_model_that_mlx_lm_does_not_have_is_refused(tmp_path: Path) -> None:
         started(configured(config, tmp_path))
 
 
+def test_a_model_of_which_nothing_can_be_rounded_is_refused(tmp_path: Path) -> None:
+    staged = configured(LlamaConfig(**{**SHAPE, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}), tmp_path)
+    with pytest.raises(UserError, match=r"no matrix of this model .* leave out --precision"):
+        started(staged, precision="int8")
+
+
 def test_a_model_too_large_for_what_is_free_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.sampler.mlx.engine.free_host_bytes", lambda: 100_000)
     with pytest.raises(UserError, match="--precision int4"):
