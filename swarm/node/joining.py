@@ -28,6 +28,7 @@ from swarm.net.links import Station
 from swarm.net.stream import Incoming
 from swarm.node.bootstrap import Greeting, read_bootstraps
 from swarm.node.card import Card, card_lines, open_card
+from swarm.node.holds import Holds
 from swarm.node.identity import StateDirectory
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
 from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
@@ -173,6 +174,7 @@ class JoiningNode(ABC):
         self._settings = join_settings(config)
         self._say = say
         self._stop = asyncio.Event()
+        self._holds = Holds()
         self._card: Card | None = None
         self._said_router = False
         self.is_up = False

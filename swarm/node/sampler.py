@@ -105,6 +105,8 @@ class SamplerNode(JoiningNode):
 
     def _state(self, syncing: dict[str, Any] | None) -> str:
         """Return what the node does now, with the reason if it draws nothing."""
+        if self._holds.reason:
+            return f"paused: {self._holds.reason}"
         if self._status.standby:
             return f"standby: {self._status.standby}"
         if syncing and self._engine is not None and self._engine.installed is None:
