@@ -9,6 +9,7 @@ import asyncio
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from swarm.broadcast.coding import coding_pool
+from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
+from swarm.broadcast.store.disk import set_most_bytes
 from swarm.broadcast.store.place import Wanted, forget_place, place_of_map
 from swarm.errors import first_fault
 from swarm.gossip.records import Profile
@@ -30,11 +32,14 @@ from swarm.node.bootstrap import Greeting, read_bootstraps
 from swarm.node.card import Card, card_lines, open_card
 from swarm.node.holds import Holds
 from swarm.node.identity import StateDirectory
+from swarm.node.limits import BY_REJOINING
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
+from swarm.node.watching import Watch, give_way
 from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
 from swarm.types import Role
 
 R = TypeVar("R")
+SWARMS = "swarms"  # In a state directory: the weights, by swarm
 MEMORY_SHARE = 0.5  # Of what is free, for the weights: their owner goes on working
 
 
@@ -69,7 +74,7 @@ def _settings(config: JoinConfig | LeadConfig, host: str, port: int, advertise: 
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:
-    """Return the result of `work`, or None if `stop` is set first."""
+    """Return the result of `work`, or None if `stop` is set first; `work` has ended then."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -78,12 +83,13 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asy
     finally:
         task.cancel()
         stopping.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)
 
 
 def weights_directory(state_dir: Path, swarm: str) -> Path:
     """Return the directory for the weights of a swarm. Blocking. Remove the weights of swarms that this node has left,
     gigabytes that nobody will read again."""
-    directory = state_dir / "swarms" / swarm
+    directory = state_dir / SWARMS / swarm
     for old in directory.parent.glob("*"):
         if old != directory:
             forget_place(old)
@@ -110,7 +116,8 @@ class DataPlane:
         self._station = station
         self._say = say
         self._base = base
-        self._pool = coding_pool(threads)
+        self._threads = threads
+        self._pool = _pool(threads)
         self._receiver: Receiver | None = None
         self._server = VersionServer(
             lambda: self._receiver.store if self._receiver else None,
@@ -151,6 +158,13 @@ class DataPlane:
         finally:
             self._receiver = None
 
+    def set_threads(self, threads: int | None) -> None:
+        """Code with `threads` from now on. Call it while nothing is received."""
+        if threads != self._threads:
+            self.close()
+            self._threads = threads
+            self._pool = self._server.pool = _pool(threads)
+
     def _place(self, directory: Path, nbytes: int) -> Path | None:
         place, line = place_of_map(directory, nbytes, self._weights, self._memory_share)
         if line:
@@ -164,6 +178,11 @@ class DataPlane:
         return self._receiver.status() if self._receiver else {"streams": 0}
 
 
+def _pool(threads: int | None) -> ThreadPoolExecutor:
+    # A limit, where the learner's own setting is a wish.
+    return coding_pool(min(threads, spare_threads()) if threads else None)
+
+
 class JoiningNode(ABC):
     """A node that joins swarms. `say` gets lines for the person at the terminal."""
 
@@ -174,6 +193,7 @@ class JoiningNode(ABC):
         self._settings = join_settings(config)
         self._say = say
         self._stop = asyncio.Event()
+        self._again = asyncio.Event()
         self._holds = Holds()
         self._card: Card | None = None
         self._said_router = False
@@ -185,6 +205,7 @@ class JoiningNode(ABC):
         state = StateDirectory.claim(self._config.state_dir, self.role)
         self._directory = state.path
         try:
+            watch = self._watch()
             name = self._config.base
             base = BaseModel(await asyncio.to_thread(find_base, name)) if name is not None else None
             self._network = NodeNetwork(state.path, self.role, self._settings, say=self._say, emit=self._emit)
@@ -192,20 +213,54 @@ class JoiningNode(ABC):
                 self._network.station,
                 say=self._say,
                 base=base,
-                threads=self._config.coding_threads,
+                threads=self._config.threads,
                 weights=self._config.weights,
                 memory_share=self.memory_share(),
             )
             await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
+            self._take_limits(self._config)
+            watching = asyncio.create_task(watch.run())
             try:
                 self.is_up = True
                 self._say(f"{self.role} {self._network.node}; status: echo-node status {self._network.address.url}")
                 await self._swarms()
             finally:
+                watching.cancel()
                 await self._network.stop()
                 self._data.close()
         finally:
             state.release()
+
+    def _watch(self) -> Watch:
+        """Return what watches this machine, after its first look."""
+        watch = Watch(
+            self._directory,
+            self._config,
+            holding=self._holds,
+            say=self._say,
+            on_change=self._take_limits,
+            on_away=self._again.set,
+        )
+        watch.look()
+        self._config = watch.config
+        return watch
+
+    def _take_limits(self, config: JoinConfig) -> None:
+        """Keep to the limits of `config` from now on."""
+        before, self._config = self._config, config
+        station = self._network.station
+        for pace, mbit in ((station.upload, config.max_upload), (station.download, config.max_download)):
+            pace.change(mbit * 1e6 / 8 if mbit else None)
+        set_most_bytes(self._directory / SWARMS, int(config.max_disk * 1e9) if config.max_disk else None)
+        if not give_way(config.nice, self.engine_groups()):
+            self._say("the system does not let this process give way less than before: start the node again for that")
+        if any(getattr(before, name) != getattr(config, name) for name in BY_REJOINING):
+            self._say("joining again with these limits")
+            self._again.set()
+
+    def engine_groups(self) -> tuple[int, ...]:
+        """Return the process groups of this node's children."""
+        return ()
 
     def memory_share(self) -> float:
         """Return which share of the free memory the weights may take."""
@@ -233,10 +288,12 @@ class JoiningNode(ABC):
             self._show_card(found.hello.card, key)
             directory = await asyncio.to_thread(weights_directory, self._directory, found.hello.swarm)
             swarm = self._network.swarm(key, found.learner.record.round_s)
-            is_over = False
+            is_over: bool | None = False
+            self._again.clear()
+            self._data.set_threads(self._config.threads)
             try:
                 async with swarm, self._data.receiving(directory, key) as receiver:
-                    is_over = await self._take_part(found, receiver)
+                    is_over = await unless_stopped(self._again, self._take_part(found, receiver))
             except* OtherModel as changed:
                 self._say(f"{first_fault(changed)}; joining it again")
             if is_over:

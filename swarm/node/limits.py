@@ -117,7 +117,8 @@ def _checked(name: str, value: Any) -> Any:
     field = Limits.model_fields.get(name)
     if field is None:
         known = list(map(flag_of, Limits.model_fields))
-        raise UserError(f"{name} is no limit{closest(flag_of(name), known) or f'; there are {", ".join(known)}'}")
+        meant = closest(flag_of(name), known) or f"; there are {', '.join(known)}"
+        raise UserError(f"{flag_of(name)} is no limit{meant}")
     if value not in (None, NONE, RESET):
         return getattr(load_config(Limits, None, {name: value}), name)
     if value != RESET and field.default not in (None, ""):

@@ -117,6 +117,10 @@ class SamplerNode(JoiningNode):
         # On a CPU the engine's own copy, in float32, is twice as large as the map.
         return super().memory_share() if self._config.device != "cpu" and has_gpu() else CPU_MEMORY_SHARE
 
+    def engine_groups(self) -> tuple[int, ...]:
+        pid = self._engine.pid if self._engine is not None else None
+        return (pid,) if pid is not None else ()
+
     def _set_state(self, state: str) -> None:
         self._status.state = state
 
@@ -167,6 +171,7 @@ class SamplerNode(JoiningNode):
             kind=self._chosen.kind,
             options=self._config.engine_options,
             secrets=[self._directory / name for name in SECRETS],
+            threads=self._config.threads,
         )
         launch = asyncio.create_task(engine.launch())
         try:

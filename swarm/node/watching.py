@@ -1,0 +1,177 @@
+"""Looks once a second at what a machine's owner allows, at what the machine says of itself, and at its clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from swarm.errors import UserError
+from swarm.node.holds import Holds
+from swarm.node.limits import FILE, Facts, holds, read_limits, told, unknown, with_limits
+from swarm.node.waking import Reading, notice
+from swarm.settings import JoinConfig
+
+LOOK_S = 1.0
+ASK_S = 5.0  # Between two questions to programs such as loginctl; an owner who comes back waits no longer
+ANSWER_S = 3.0  # Longest time that such a program may take
+IN_USE_S = 300.0  # A desktop that nobody has touched for so long is idle; desktops set IdleHint after as long
+
+POWER = Path("/sys/class/power_supply")
+BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS has the one, which counts sleep there
+
+
+def read_clocks() -> Reading:
+    return Reading(wall=time.time(), monotonic=time.monotonic(), boot=time.clock_gettime(BOOT_CLOCK))
+
+
+class Watch:
+    """The limits of one node: those it was started with, or what its state directory says. `on_change` gets the
+    settings that hold from now on, `on_away` is called when the swarm has gone on without this node."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: JoinConfig,
+        *,
+        holding: Holds,
+        say: Callable[[str], None],
+        on_change: Callable[[JoinConfig], None],
+        on_away: Callable[[], None],
+    ) -> None:
+        self._path = directory / FILE
+        self._started_with = self.config = config
+        self._holding = holding
+        self._say = say
+        self._on_change = on_change
+        self._on_away = on_away
+        self._seen: object = None
+        self._said: set[str] = set()
+        self._facts = Facts(minute=0, on_battery=None, in_use=None)
+
+    async def run(self) -> None:
+        """Look until this is cancelled."""
+        before, asked_at = read_clocks(), -ASK_S
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = read_clocks()
+            if (noticed := notice(before, now)) is not None:
+                self._say(noticed.line + ("; joining again" if noticed.was_away else ""))
+                if noticed.was_away:
+                    self._on_away()
+            before = now
+            if self.look():
+                self._on_change(self.config)
+            if now.boot - asked_at >= ASK_S:
+                asked_at = now.boot
+                await self._ask()
+            self._hold(now.wall)
+
+    def look(self) -> bool:
+        """Read the file if it has changed since the last look. Return whether other limits hold now; say which."""
+        seen = _state_of(self._path)
+        if seen == self._seen:
+            return False
+        self._seen, before = seen, self.config
+        try:
+            self.config = with_limits(self._started_with, read_limits(self._path))
+        except UserError as fault:
+            self._say(f"the limits stay as they were: {'; '.join(str(fault).splitlines())}")
+        for line in told(before, self.config):
+            self._say(line)
+        return self.config != before
+
+    async def _ask(self) -> None:
+        on_battery = await asyncio.to_thread(is_on_battery) if self.config.only_on_mains else None
+        in_use = await asyncio.to_thread(is_in_use) if self.config.only_when_idle else None
+        self._facts = Facts(minute=0, on_battery=on_battery, in_use=in_use)
+        for line in unknown(self.config, self._facts):
+            if line not in self._said:
+                self._said.add(line)
+                self._say(line)
+
+    def _hold(self, wall: float) -> None:
+        local = time.localtime(wall)
+        facts = Facts(
+            minute=local.tm_hour * 60 + local.tm_min, on_battery=self._facts.on_battery, in_use=self._facts.in_use
+        )
+        for source, reason in holds(self.config, facts).items():
+            self._holding.set(source, reason)
+
+
+def _state_of(path: Path) -> object:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+# -- what the machine says -----------------------------------------------------------------------------------
+
+
+def is_on_battery(root: Path = POWER) -> bool | None:
+    """Return whether this machine runs on battery, or None if it does not say. Blocking."""
+    if sys.platform == "darwin":
+        said = _said_by("pmset", "-g", "batt")
+        return "'Battery Power'" in said if said else None
+    if not root.is_dir():
+        return None
+    supplies = [supply for supply in root.iterdir() if _read(supply / "scope") != "Device"]  # Not a mouse's battery
+    if any(_read(supply / "online") == "1" for supply in supplies):
+        return False
+    return any(_read(supply / "status") == "Discharging" for supply in supplies)
+
+
+def is_in_use() -> bool | None:
+    """Return whether somebody uses this machine's desktop, or None if nothing says so. Blocking."""
+    hint = _said_by("loginctl", "show-seat", "seat0", "--property=IdleHint")
+    if found := re.search(r"^IdleHint=(yes|no)$", hint, re.MULTILINE):
+        return found[1] == "no"
+    idle_ms = _said_by("xprintidle").strip()
+    return float(idle_ms) < IN_USE_S * 1000 if idle_ms.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _said_by(*command: str) -> str:
+    """Return what a program prints, or "" if it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+# -- what the node gives -------------------------------------------------------------------------------------
+
+
+def give_way(nice: int, groups: tuple[int, ...]) -> bool:
+    """Give this process's threads, and all processes of `groups`, this niceness; threads that give way further already
+    stay. Return False if the system does not let them give way less."""
+    threads = Path("/proc/self/task")
+    own = [int(path.name) for path in threads.iterdir()] if threads.is_dir() else [0]
+    main = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        for thread in own:
+            with suppress(ProcessLookupError):
+                was = os.getpriority(os.PRIO_PROCESS, thread)
+                if was < nice or was == main:
+                    os.setpriority(os.PRIO_PROCESS, thread, nice)
+        for group in groups:
+            with suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PGRP, group, nice)
+    except PermissionError:
+        return False
+    return True
