@@ -301,6 +301,9 @@ class JoinConfig(BaseModel):
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
     nickname: Annotated[Nickname, Flag(MOST, NICKNAME)] = ""
+    grace: Annotated[
+        float, Field(ge=0, le=86_400), Flag(MOST, "Seconds that samples under way get to end when asked to stop.")
+    ] = 10.0
     max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s.")] = None
     max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s.")] = None
     state_dir: Annotated[Path | None, Flag(SWARM, "Key and weights.", "under ~/.local/state")] = None
