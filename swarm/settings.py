@@ -348,6 +348,9 @@ class JoinConfig(Limits):
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
     nickname: Annotated[Nickname, Flag(MOST, NICKNAME)] = ""
+    grace: Annotated[
+        float, Field(ge=0, le=86_400), Flag(MOST, "Seconds that samples under way get to end when asked to stop.")
+    ] = 10.0
     state_dir: Annotated[Path | None, Flag(SWARM, "Key and weights.", "under ~/.local/state")] = None
     base: Annotated[
         str | None,

@@ -19,7 +19,7 @@ from swarm.rollout.client import SUBMIT_PATH, RolloutClient
 from swarm.rollout.messages import DEVICE_CLASS_LENGTH, Offer
 from swarm.sampler.choice import choose_engine
 from swarm.sampler.confine import has_gpu
-from swarm.sampler.session import DRAIN_S, SamplerStatus, Session
+from swarm.sampler.session import Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.settings import JoinConfig
@@ -51,12 +51,15 @@ class SamplerNode(JoiningNode):
         self._has_left = False
         self._status = SamplerStatus()
         self._engine: EngineWorker | None = None
+        self._ending = Ending()
 
-    def request_stop(self) -> bool:
-        """Finish the samples that end soon, release the rest, and leave."""
+    def request_stop(self, grace_s: float | None = None) -> bool:
+        """Finish the samples that end within the grace, hand back the rest, and leave."""
+        grace_s = self._config.grace if grace_s is None else grace_s
         self._stop.set()
-        busy = self._status.state == "sampling"
-        waits = f"waiting for the samples under way, {DRAIN_S:g} s at most" if busy else "telling the learner"
+        self._ending.ask(grace_s)
+        busy = self._status.state == "sampling" and grace_s > 0
+        waits = f"waiting for the samples under way, {grace_s:g} s at most" if busy else "telling the learner"
         self._say(f"leaving; {waits} (again to leave at once)")
         return True
 
@@ -132,6 +135,9 @@ class SamplerNode(JoiningNode):
         """Run one session after another. Return True when the run is over, False to look for a swarm again."""
         faults, proof_failed_at = 0, -math.inf
         while not self._stop.is_set():
+            if self._holds.reason:
+                await self._wait_until_free()
+                continue
             accepted = self._status.verdicts["accepted"]
             try:
                 if await self._session(receiver, spool):
@@ -157,6 +163,16 @@ class SamplerNode(JoiningNode):
                 await unless_stopped(self._stop, asyncio.sleep(FAULT_PAUSE_S * faults))
         return False
 
+    async def _wait_until_free(self) -> None:
+        self._say(f"paused: {self._holds.reason}; this node still passes weights on")
+        await unless_stopped(self._stop, self._holds.wait_free())
+        if not self._stop.is_set():
+            self._say("nothing holds this node any more: drawing again")
+
+    async def _end_when_held(self, ending: Ending) -> None:
+        await self._holds.wait_held()
+        ending.ask(0.0)
+
     async def _pause(self, fault: BaseException) -> None:
         """Pause, with the reason in the status: what broke MAX_FAULTS sessions will probably break the next one."""
         self._say(f"paused for {PAUSE_S / 60:g} minutes after {MAX_FAULTS} faults in a row, the last: {fault}")
@@ -174,10 +190,12 @@ class SamplerNode(JoiningNode):
             threads=self._config.threads,
         )
         launch = asyncio.create_task(engine.launch())
+        ending = self._ending = Ending()
+        watching = asyncio.create_task(self._end_when_held(ending))
         try:
             self._status.state = "looking for the learner"
             link = LearnerLink(self._network, self._say, on_busy=self._put_off)
-            hello = await unless_stopped(self._stop, link.find())
+            hello = await unless_stopped(ending.asked, link.find())
             if hello is None:
                 return False
             session = Session(
@@ -198,11 +216,13 @@ class SamplerNode(JoiningNode):
                 on_change=lambda: self._say_profile(engine, receiver),
                 say=self._say,
             )
-            return await session.run(self._stop)
+            return await session.run(ending)
         finally:
+            watching.cancel()
             launch.cancel()
             await asyncio.gather(launch, return_exceptions=True)
             await engine.stop()
+            self._engine = None
 
     def _offer(self, engine: EngineWorker, receiver: Receiver) -> Offer:
         """Return what this node is and costs, so that the learner can choose."""
