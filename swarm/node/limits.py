@@ -79,6 +79,14 @@ def told(before: Limits, after: Limits) -> list[str]:
     ]
 
 
+def described(changed: Mapping[str, Any]) -> list[str]:
+    """Return a line for each limit, with what was changed."""
+    return [
+        f"{flag_of(name):<17} {worded(changed[name]) if name in changed else 'as join was given it'}"
+        for name in Limits.model_fields
+    ]
+
+
 def flag_of(name: str) -> str:
     return name.replace("_", "-")
 
