@@ -143,7 +143,7 @@ def read_limits(path: Path) -> dict[str, Any]:
         given = json.loads(text) if len(text) <= FILE_BYTES else None
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}): remove it, or mend it") from error
     if not isinstance(given, dict):
         raise UserError(f"{path} is no JSON object of at most {FILE_BYTES} bytes: remove it, or mend it")
