@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from swarm import __version__
-from swarm.cli.limits import limits
 from swarm.cli.options import Sections, with_settings
+from swarm.cli.own import finish, leave, limits, logs, pause, resume
 from swarm.cli.plan import plan
 from swarm.cli.redteam import redteam
 from swarm.cli.runs import audit, export_app, report, set_value, status, verify
@@ -186,8 +186,9 @@ def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
 
 
 app.command()(status)
+for own in (pause, resume, finish, leave, limits, logs):
+    app.command()(own)
 app.command("set")(set_value)
-app.command()(limits)
 app.command()(audit)
 app.command()(verify)
 app.command()(report)

@@ -132,6 +132,11 @@ def write_privately(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
+def default_states() -> Path:
+    """Return the directory of this user's default state directories."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "echo-node"
+
+
 class StateDirectory:
     """A node's directory. It is locked while the node lives, because two nodes must not share a key."""
 
@@ -146,7 +151,7 @@ class StateDirectory:
             if (lock := _try_lock(wanted)) is None:
                 raise UserError(f"another node uses {wanted}: stop it or pass another --state-dir")
             return cls(wanted, lock)
-        root = default_root()
+        root = default_states()
         for number in range(MAX_DEFAULT_STATES):
             path = root / f"{role}-{number}"
             if (lock := _try_lock(path)) is not None:
@@ -155,24 +160,6 @@ class StateDirectory:
 
     def release(self) -> None:
         os.close(self._lock)
-
-
-def default_root() -> Path:
-    """Return where nodes of this user keep their state that were given no place."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "echo-node"
-
-
-def own_directory(wanted: Path | None) -> Path:
-    """Return the state directory that somebody means: `wanted`, or the only one there is. Raise UserError otherwise."""
-    root = default_root()
-    found = [wanted] if wanted is not None else [path.parent for path in sorted(root.glob("*/node.key"))]
-    if not found:
-        raise UserError(f"no node of this user was started yet in {root}: name its directory with --state-dir")
-    if len(found) > 1:
-        raise UserError(f"several nodes were started here: pass --state-dir with one of {', '.join(map(str, found))}")
-    if not (found[0] / "node.key").exists():
-        raise UserError(f"{found[0]} is no state directory of a node: `join` says where its own is")
-    return found[0]
 
 
 def _try_lock(directory: Path) -> int | None:

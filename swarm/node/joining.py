@@ -23,16 +23,18 @@ from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
 from swarm.broadcast.store.disk import set_most_bytes
 from swarm.broadcast.store.place import Wanted, forget_place, place_of_map
-from swarm.errors import first_fault
+from swarm.errors import UserError, first_fault
 from swarm.gossip.records import Profile
 from swarm.net.hosts import is_loopback
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
 from swarm.node.bootstrap import Greeting, read_bootstraps
 from swarm.node.card import Card, card_lines, open_card
+from swarm.node.control import control
 from swarm.node.holds import Holds
 from swarm.node.identity import StateDirectory
 from swarm.node.limits import BY_REJOINING
+from swarm.node.logs import SaidLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
 from swarm.node.watching import Watch, give_way
 from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
@@ -40,6 +42,7 @@ from swarm.types import Role
 
 R = TypeVar("R")
 SWARMS = "swarms"  # In a state directory: the weights, by swarm
+FINISH_S = 86_400.0  # `finish` waits for all samples under way: a day is the longest time limit of a lease
 MEMORY_SHARE = 0.5  # Of what is free, for the weights: their owner goes on working
 
 
@@ -191,7 +194,8 @@ class JoiningNode(ABC):
     def __init__(self, config: JoinConfig, say: Callable[[str], None]) -> None:
         self._config = config
         self._settings = join_settings(config)
-        self._say = say
+        self._log = SaidLog(say)
+        self._say = self._log.say
         self._stop = asyncio.Event()
         self._again = asyncio.Event()
         self._holds = Holds()
@@ -204,6 +208,7 @@ class JoiningNode(ABC):
         """Take part in one swarm after another, until a run is over or a stop is requested."""
         state = StateDirectory.claim(self._config.state_dir, self.role)
         self._directory = state.path
+        self._log.open(state.path)
         try:
             watch = self._watch()
             name = self._config.base
@@ -223,7 +228,8 @@ class JoiningNode(ABC):
             try:
                 self.is_up = True
                 self._say(f"{self.role} {self._network.node}; status: echo-node status {self._network.address.url}")
-                await self._swarms()
+                async with control(state.path, self._asked):
+                    await self._swarms()
             finally:
                 watching.cancel()
                 await self._network.stop()
@@ -265,6 +271,33 @@ class JoiningNode(ABC):
     def memory_share(self) -> float:
         """Return which share of the free memory the weights may take."""
         return MEMORY_SHARE
+
+    async def _asked(self, request: dict[str, Any]) -> str:
+        """Do what the owner asks for over the control socket, and return a line about it."""
+        match request:
+            case {"do": "where"}:
+                return self._network.address.url
+            case {"do": "pause"}:
+                return self._pause_drawing()
+            case {"do": "resume"}:
+                return self._resume_drawing()
+            case {"do": "finish"}:
+                self.request_stop(FINISH_S)
+                return "finishing the samples under way, then leaving"
+            case {"do": "leave"}:
+                self.request_stop(0.0)
+                return "leaving; others draw the samples that were under way"
+        raise UserError("this node does not know that request: is it of another release?")
+
+    def _pause_drawing(self) -> str:
+        raise UserError(f"a {self.role} draws nothing that could be paused: `echo-node leave` ends it")
+
+    def _resume_drawing(self) -> str:
+        raise UserError(f"a {self.role} draws nothing that could be paused")
+
+    @abstractmethod
+    def request_stop(self, grace_s: float | None = None) -> bool:
+        """Leave, and finish before what ends within the grace; None: that of the settings."""
 
     @abstractmethod
     def status(self) -> dict[str, Any]:
@@ -324,15 +357,14 @@ class RelayNode(JoiningNode):
 
     role = "relay"
 
-    def request_stop(self) -> bool:
-        """Tell the others and leave."""
+    def request_stop(self, grace_s: float | None = None) -> bool:
         self._stop.set()
         self._say("leaving; telling the others (again to leave at once)")
         return True
 
     def last_words(self) -> str:
         """Return the last line for the person at the terminal; "" if nobody asked the node to leave."""
-        return "left the swarm" if self._stop.is_set() else ""
+        return self._log.keep("left the swarm") if self._stop.is_set() else ""
 
     def status(self) -> dict[str, Any]:
         own = {"state": self._state, "bootstrap": list(self._config.bootstrap)}

@@ -33,6 +33,9 @@ PAUSE_S = 600.0
 """Pause after MAX_FAULTS, for the cause to pass (somebody else fills the GPU, the disk is full). The node still relays
 weights meanwhile."""
 
+OWNER, BY_OWNER = "owner", "by its owner, until `echo-node resume`"  # Source and reason of a hold
+PAUSED = "paused"  # A file in the state directory while the owner's pause lasts: it outlives a restart of the node
+
 PROOF_WINDOW_S = 3600.0
 """If two engines within this time fail to hold the weights that they were given, a new engine does not help. Rollouts
 accepted in between prove nothing: they may have been drawn with the previous weights."""
@@ -54,12 +57,11 @@ class SamplerNode(JoiningNode):
         self._ending = Ending()
 
     def request_stop(self, grace_s: float | None = None) -> bool:
-        """Finish the samples that end within the grace, hand back the rest, and leave."""
         grace_s = self._config.grace if grace_s is None else grace_s
         self._stop.set()
         self._ending.ask(grace_s)
         busy = self._status.state == "sampling" and grace_s > 0
-        waits = f"waiting for the samples under way, {grace_s:g} s at most" if busy else "telling the learner"
+        waits = f"waiting for the samples under way, {grace_s:,.0f} s at most" if busy else "telling the learner"
         self._say(f"leaving; {waits} (again to leave at once)")
         return True
 
@@ -68,8 +70,9 @@ class SamplerNode(JoiningNode):
         if not self._stop.is_set():
             return ""
         if self._has_left:
-            return f"left the swarm; {self._totals()}"
-        return "left at once; samples that were drawn and not handed in are kept for the next start of this node"
+            return self._log.keep(f"left the swarm; {self._totals()}")
+        kept = "samples that were drawn and not handed in are kept for the next start of this node"
+        return self._log.keep(f"left at once; {kept}")
 
     def _totals(self) -> str:
         """Return what this process has contributed, and what became of the rest."""
@@ -128,6 +131,8 @@ class SamplerNode(JoiningNode):
         self._status.state = state
 
     async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
+        if (self._directory / PAUSED).exists():
+            self._holds.set(OWNER, BY_OWNER)
         spool = await asyncio.to_thread(Spool, self._directory / "spool", found.hello.swarm, self._say)
         return await self._serve(receiver, spool)
 
@@ -162,6 +167,16 @@ class SamplerNode(JoiningNode):
                 self._say(f"{fault}; starting again ({faults} of {MAX_FAULTS} faults in a row)")
                 await unless_stopped(self._stop, asyncio.sleep(FAULT_PAUSE_S * faults))
         return False
+
+    def _pause_drawing(self) -> str:
+        self._holds.set(OWNER, BY_OWNER)
+        (self._directory / PAUSED).touch()
+        return "paused, also after a restart; `echo-node resume` lifts it"
+
+    def _resume_drawing(self) -> str:
+        (self._directory / PAUSED).unlink(missing_ok=True)
+        self._holds.set(OWNER, "")
+        return f"still paused: {self._holds.reason}" if self._holds.reason else "drawing again"
 
     async def _wait_until_free(self) -> None:
         self._say(f"paused: {self._holds.reason}; this node still passes weights on")
@@ -239,6 +254,7 @@ class SamplerNode(JoiningNode):
             sent_bytes=self._network.station.upload.total_bytes,
             received_bytes=self._network.station.download.total_bytes,
             nickname=config.nickname,
+            precision=config.precision,
             downlink_bytes_per_s=config.max_download * 1e6 / 8 if config.max_download else 0.0,
         )
 
