@@ -36,7 +36,7 @@ from swarm.node.identity import StateDirectory
 from swarm.node.limits import BY_REJOINING
 from swarm.node.logs import SaidLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
-from swarm.node.watching import Watch, give_way
+from swarm.node.watching import Watch, give_way, watch_clocks
 from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
 from swarm.types import Role
 
@@ -224,14 +224,15 @@ class JoiningNode(ABC):
             )
             await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             self._take_limits(self._config)
-            watching = asyncio.create_task(watch.run())
+            watching = [asyncio.create_task(work) for work in (watch.run(), watch_clocks(self._say, self._again.set))]
             try:
                 self.is_up = True
                 self._say(f"{self.role} {self._network.node}; status: echo-node status {self._network.address.url}")
                 async with control(state.path, self._asked):
                     await self._swarms()
             finally:
-                watching.cancel()
+                for task in watching:
+                    task.cancel()
                 await self._network.stop()
                 self._data.close()
         finally:
@@ -239,14 +240,7 @@ class JoiningNode(ABC):
 
     def _watch(self) -> Watch:
         """Return what watches this machine, after its first look."""
-        watch = Watch(
-            self._directory,
-            self._config,
-            holding=self._holds,
-            say=self._say,
-            on_change=self._take_limits,
-            on_away=self._again.set,
-        )
+        watch = Watch(self._directory, self._config, holding=self._holds, say=self._say, on_change=self._take_limits)
         watch.look()
         self._config = watch.config
         return watch

@@ -31,9 +31,23 @@ def read_clocks() -> Reading:
     return Reading(wall=time.time(), monotonic=time.monotonic(), boot=time.clock_gettime(BOOT_CLOCK))
 
 
+async def watch_clocks(say: Callable[[str], None], on_away: Callable[[], None] | None = None) -> None:
+    """Say whenever this machine slept or a clock was set. `on_away` is called when the swarm has gone on without it."""
+    before = read_clocks()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now = read_clocks()
+        if (noticed := notice(before, now)) is not None:
+            rejoins = noticed.was_away and on_away is not None
+            say(noticed.line + ("; joining again" if rejoins else ""))
+            if noticed.was_away and on_away is not None:
+                on_away()
+        before = now
+
+
 class Watch:
     """The limits of one node: those it was started with, or what its state directory says. `on_change` gets the
-    settings that hold from now on, `on_away` is called when the swarm has gone on without this node."""
+    settings that hold from now on."""
 
     def __init__(
         self,
@@ -43,35 +57,28 @@ class Watch:
         holding: Holds,
         say: Callable[[str], None],
         on_change: Callable[[JoinConfig], None],
-        on_away: Callable[[], None],
     ) -> None:
         self._path = directory / FILE
         self._started_with = self.config = config
         self._holding = holding
         self._say = say
         self._on_change = on_change
-        self._on_away = on_away
         self._seen: object = None
         self._said: set[str] = set()
-        self._facts = Facts(minute=0, on_battery=None, in_use=None)
+        self._on_battery: bool | None = None
+        self._in_use: bool | None = None
 
     async def run(self) -> None:
         """Look until this is cancelled."""
-        before, asked_at = read_clocks(), -ASK_S
+        asked_at = -ASK_S
         while True:
             await asyncio.sleep(LOOK_S)
-            now = read_clocks()
-            if (noticed := notice(before, now)) is not None:
-                self._say(noticed.line + ("; joining again" if noticed.was_away else ""))
-                if noticed.was_away:
-                    self._on_away()
-            before = now
             if self.look():
                 self._on_change(self.config)
-            if now.boot - asked_at >= ASK_S:
-                asked_at = now.boot
+            if time.monotonic() - asked_at >= ASK_S:
+                asked_at = time.monotonic()
                 await self._ask()
-            self._hold(now.wall)
+            self._hold()
 
     def look(self) -> bool:
         """Read the file if it has changed since the last look. Return whether other limits hold now; say which."""
@@ -88,21 +95,21 @@ class Watch:
         return self.config != before
 
     async def _ask(self) -> None:
-        on_battery = await asyncio.to_thread(is_on_battery) if self.config.only_on_mains else None
-        in_use = await asyncio.to_thread(is_in_use) if self.config.only_when_idle else None
-        self._facts = Facts(minute=0, on_battery=on_battery, in_use=in_use)
-        for line in unknown(self.config, self._facts):
+        self._on_battery = await asyncio.to_thread(is_on_battery) if self.config.only_on_mains else None
+        self._in_use = await asyncio.to_thread(is_in_use) if self.config.only_when_idle else None
+        for line in unknown(self.config, self._facts()):
             if line not in self._said:
                 self._said.add(line)
                 self._say(line)
 
-    def _hold(self, wall: float) -> None:
-        local = time.localtime(wall)
-        facts = Facts(
-            minute=local.tm_hour * 60 + local.tm_min, on_battery=self._facts.on_battery, in_use=self._facts.in_use
-        )
-        for source, reason in holds(self.config, facts).items():
+    def _hold(self) -> None:
+        for source, reason in holds(self.config, self._facts()).items():
             self._holding.set(source, reason)
+
+    def _facts(self) -> Facts:
+        local = time.localtime(time.time())
+        minute = local.tm_hour * 60 + local.tm_min
+        return Facts(minute=minute, on_battery=self._on_battery, in_use=self._in_use)
 
 
 def _state_of(path: Path) -> object:

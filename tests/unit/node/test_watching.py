@@ -25,7 +25,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def watch(tmp_path: Path, said: list[str]) -> Watch:
-    return Watch(tmp_path, START, holding=Holds(), say=said.append, on_change=lambda config: None, on_away=lambda: None)
+    return Watch(tmp_path, START, holding=Holds(), say=said.append, on_change=lambda config: None)
 
 
 def test_a_changed_file_is_taken_at_the_next_look_and_told_once(watch: Watch, tmp_path: Path, said: list[str]) -> None:
