@@ -285,22 +285,20 @@ CHANGEABLE = {
 }  # Settings that may differ when a run is resumed, and when
 
 
-DAY = 24 * 60  # Minutes
+CLOCK_TIME = r"([01]?\d|2[0-3]):([0-5]\d)"
 
 
-def read_hours(text: str) -> tuple[tuple[int, int], ...]:
+def read_hours(text: str) -> list[tuple[int, int]]:
     """Return ranges of the day such as "22:00-08:00, 12:00-13:30" in minutes since midnight; one may go over midnight.
     Raise ValueError for any other text."""
-    return tuple(_read_range(part.strip()) for part in text.split(",")) if text.strip() else ()
-
-
-def _read_range(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)", text)
-    hours = list(map(int, found.groups())) if found else [DAY] * 4
-    start, end = hours[0] * 60 + hours[1], hours[2] * 60 + hours[3]
-    if hours[1] > 59 or hours[3] > 59 or start >= DAY or end > DAY or start == end:
-        raise ValueError("hours are written as 22:00-08:00, several of them with commas between")
-    return start, end
+    ranges = []
+    for part in text.split(",") if text else []:
+        found = re.fullmatch(rf"{CLOCK_TIME}\s*-\s*{CLOCK_TIME}", part.strip())
+        start, end = (60 * int(found[at]) + int(found[at + 1]) for at in (1, 3)) if found else (0, 0)
+        if start == end:
+            raise ValueError("hours are written as 22:00-08:00, several of them with commas between")
+        ranges.append((start, end))
+    return ranges
 
 
 def _check_hours(text: str) -> str:

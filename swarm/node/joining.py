@@ -9,7 +9,6 @@ import asyncio
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -110,7 +109,6 @@ class DataPlane:
         *,
         say: Callable[[str], None],
         base: BaseModel | None,
-        threads: int | None = None,
         weights: Wanted = "auto",
         memory_share: float = MEMORY_SHARE,
     ) -> None:
@@ -119,8 +117,7 @@ class DataPlane:
         self._station = station
         self._say = say
         self._base = base
-        self._threads = threads
-        self._pool = _pool(threads)
+        self._pool = coding_pool()
         self._receiver: Receiver | None = None
         self._server = VersionServer(
             lambda: self._receiver.store if self._receiver else None,
@@ -140,8 +137,12 @@ class DataPlane:
             incoming.leave()
 
     @asynccontextmanager
-    async def receiving(self, directory: Path, learner_key: bytes) -> AsyncIterator[Receiver]:
-        """Receive the versions of a swarm for as long as the block runs."""
+    async def receiving(
+        self, directory: Path, learner_key: bytes, threads: int | None = None
+    ) -> AsyncIterator[Receiver]:
+        """Receive the versions of a swarm for as long as the block runs, and code with `threads` at most."""
+        self.close()
+        self._pool = self._server.pool = coding_pool(min(threads, spare_threads()) if threads else None)
         receiver = self._receiver = Receiver(
             directory,
             learner_key,
@@ -161,13 +162,6 @@ class DataPlane:
         finally:
             self._receiver = None
 
-    def set_threads(self, threads: int | None) -> None:
-        """Code with `threads` from now on. Call it while nothing is received."""
-        if threads != self._threads:
-            self.close()
-            self._threads = threads
-            self._pool = self._server.pool = _pool(threads)
-
     def _place(self, directory: Path, nbytes: int) -> Path | None:
         place, line = place_of_map(directory, nbytes, self._weights, self._memory_share)
         if line:
@@ -179,11 +173,6 @@ class DataPlane:
 
     def status(self) -> dict[str, Any]:
         return self._receiver.status() if self._receiver else {"streams": 0}
-
-
-def _pool(threads: int | None) -> ThreadPoolExecutor:
-    # A limit, where the learner's own setting is a wish.
-    return coding_pool(min(threads, spare_threads()) if threads else None)
 
 
 class JoiningNode(ABC):
@@ -210,7 +199,9 @@ class JoiningNode(ABC):
         self._directory = state.path
         self._log.open(state.path)
         try:
-            watch = self._watch()
+            watch = Watch(state.path, self._config, holding=self._holds, say=self._say, on_change=self._take_limits)
+            watch.look()
+            self._config = watch.config
             name = self._config.base
             base = BaseModel(await asyncio.to_thread(find_base, name)) if name is not None else None
             self._network = NodeNetwork(state.path, self.role, self._settings, say=self._say, emit=self._emit)
@@ -218,7 +209,6 @@ class JoiningNode(ABC):
                 self._network.station,
                 say=self._say,
                 base=base,
-                threads=self._config.threads,
                 weights=self._config.weights,
                 memory_share=self.memory_share(),
             )
@@ -238,13 +228,6 @@ class JoiningNode(ABC):
         finally:
             state.release()
 
-    def _watch(self) -> Watch:
-        """Return what watches this machine, after its first look."""
-        watch = Watch(self._directory, self._config, holding=self._holds, say=self._say, on_change=self._take_limits)
-        watch.look()
-        self._config = watch.config
-        return watch
-
     def _take_limits(self, config: JoinConfig) -> None:
         """Keep to the limits of `config` from now on."""
         before, self._config = self._config, config
@@ -252,15 +235,11 @@ class JoiningNode(ABC):
         for pace, mbit in ((station.upload, config.max_upload), (station.download, config.max_download)):
             pace.change(mbit * 1e6 / 8 if mbit else None)
         set_most_bytes(self._directory / SWARMS, int(config.max_disk * 1e9) if config.max_disk else None)
-        if not give_way(config.nice, self.engine_groups()):
+        if not give_way(config.nice, self.status().get("engine_pid")):
             self._say("the system does not let this process give way less than before: start the node again for that")
         if any(getattr(before, name) != getattr(config, name) for name in BY_REJOINING):
             self._say("joining again with these limits")
             self._again.set()
-
-    def engine_groups(self) -> tuple[int, ...]:
-        """Return the process groups of this node's children."""
-        return ()
 
     def memory_share(self) -> float:
         """Return which share of the free memory the weights may take."""
@@ -317,9 +296,8 @@ class JoiningNode(ABC):
             swarm = self._network.swarm(key, found.learner.record.round_s)
             is_over: bool | None = False
             self._again.clear()
-            self._data.set_threads(self._config.threads)
             try:
-                async with swarm, self._data.receiving(directory, key) as receiver:
+                async with swarm, self._data.receiving(directory, key, self._config.threads) as receiver:
                     is_over = await unless_stopped(self._again, self._take_part(found, receiver))
             except* OtherModel as changed:
                 self._say(f"{first_fault(changed)}; joining it again")

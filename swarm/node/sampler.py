@@ -123,10 +123,6 @@ class SamplerNode(JoiningNode):
         # On a CPU the engine's own copy, in float32, is twice as large as the map.
         return super().memory_share() if self._config.device != "cpu" and has_gpu() else CPU_MEMORY_SHARE
 
-    def engine_groups(self) -> tuple[int, ...]:
-        pid = self._engine.pid if self._engine is not None else None
-        return (pid,) if pid is not None else ()
-
     def _set_state(self, state: str) -> None:
         self._status.state = state
 

@@ -11,7 +11,7 @@ sees no gap, only that its clock is set forward afterwards; the swarm has gone o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 AWAY_S = 15.0
 """A node that is away for longer has lost its leases: the learner expects a beat every 5 s and takes leases away after
@@ -20,8 +20,7 @@ three. A machine with too much to do keeps the loop waiting for a few seconds at
 LEAP_S = 5.0  # A clock that is kept in step by NTP is moved by fractions of a second, or once at the start of a machine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(NamedTuple):
     """What the clocks showed at one moment, in seconds."""
 
     wall: float
@@ -29,16 +28,9 @@ class Reading:
     boot: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noticed:
-    """What happened between two looks. `was_away`: for so long that the swarm has gone on without this node."""
-
-    line: str
-    was_away: bool
-
-
-def notice(before: Reading, now: Reading) -> Noticed | None:
-    """Return what happened between two readings that were taken at most a few seconds of work apart."""
+def notice(before: Reading, now: Reading) -> tuple[str, bool]:
+    """Return a line about what happened between two looks, or "", and whether the swarm has gone on without this node.
+    Two looks are a second apart, or a few where there is too much to do."""
     away_s = now.boot - before.boot
     asleep_s = away_s - (now.monotonic - before.monotonic)
     leap_s = now.wall - before.wall - away_s
@@ -48,4 +40,4 @@ def notice(before: Reading, now: Reading) -> Noticed | None:
         lines.append(f"{what} for {away_s:,.0f} s")
     if abs(leap_s) >= LEAP_S:
         lines.append(f"the clock was set {'forward' if leap_s > 0 else 'back'} by {abs(leap_s):,.0f} s")
-    return Noticed(line="; ".join(lines), was_away=max(away_s, leap_s) >= AWAY_S) if lines else None
+    return "; ".join(lines), max(away_s, leap_s) >= AWAY_S

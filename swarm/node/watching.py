@@ -14,7 +14,7 @@ from pathlib import Path
 
 from swarm.errors import UserError
 from swarm.node.holds import Holds
-from swarm.node.limits import FILE, Facts, holds, read_limits, told, unknown, with_limits
+from swarm.node.limits import FILE, holds, read_limits, told, unknown
 from swarm.node.waking import Reading, notice
 from swarm.settings import JoinConfig
 
@@ -27,27 +27,28 @@ POWER = Path("/sys/class/power_supply")
 BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS has the one, which counts sleep there
 
 
-def read_clocks() -> Reading:
+def _read_clocks() -> Reading:
     return Reading(wall=time.time(), monotonic=time.monotonic(), boot=time.clock_gettime(BOOT_CLOCK))
 
 
 async def watch_clocks(say: Callable[[str], None], on_away: Callable[[], None] | None = None) -> None:
     """Say whenever this machine slept or a clock was set. `on_away` is called when the swarm has gone on without it."""
-    before = read_clocks()
+    before = _read_clocks()
     while True:
         await asyncio.sleep(LOOK_S)
-        now = read_clocks()
-        if (noticed := notice(before, now)) is not None:
-            rejoins = noticed.was_away and on_away is not None
-            say(noticed.line + ("; joining again" if rejoins else ""))
-            if noticed.was_away and on_away is not None:
-                on_away()
+        now = _read_clocks()
+        line, was_away = notice(before, now)
+        if was_away and on_away is not None:
+            line += "; joining again"
+            on_away()
+        if line:
+            say(line)
         before = now
 
 
 class Watch:
-    """The limits of one node: those it was started with, or what its state directory says. `on_change` gets the
-    settings that hold from now on."""
+    """The limits of one node: `config` with what its state directory says. `on_change` gets the settings that hold
+    from now on."""
 
     def __init__(
         self,
@@ -63,61 +64,42 @@ class Watch:
         self._holding = holding
         self._say = say
         self._on_change = on_change
-        self._seen: object = None
         self._said: set[str] = set()
-        self._on_battery: bool | None = None
-        self._in_use: bool | None = None
 
     async def run(self) -> None:
         """Look until this is cancelled."""
-        asked_at = -ASK_S
+        asked_at, on_battery, in_use = -ASK_S, None, None
         while True:
             await asyncio.sleep(LOOK_S)
             if self.look():
                 self._on_change(self.config)
             if time.monotonic() - asked_at >= ASK_S:
                 asked_at = time.monotonic()
-                await self._ask()
-            self._hold()
+                on_battery = await asyncio.to_thread(is_on_battery) if self.config.only_on_mains else None
+                in_use = await asyncio.to_thread(is_in_use) if self.config.only_when_idle else None
+                for line in unknown(self.config, on_battery=on_battery, in_use=in_use):
+                    self._say_once(line)
+            local = time.localtime(time.time())
+            minute = local.tm_hour * 60 + local.tm_min
+            for source, why in holds(self.config, minute=minute, on_battery=on_battery, in_use=in_use).items():
+                self._holding.set(source, why)
 
     def look(self) -> bool:
-        """Read the file if it has changed since the last look. Return whether other limits hold now; say which."""
-        seen = _state_of(self._path)
-        if seen == self._seen:
-            return False
-        self._seen, before = seen, self.config
+        """Read the file. Return whether other limits hold than at the last look, and say which."""
         try:
-            self.config = with_limits(self._started_with, read_limits(self._path))
+            changed = read_limits(self._path)
         except UserError as fault:
-            self._say(f"the limits stay as they were: {'; '.join(str(fault).splitlines())}")
+            self._say_once(f"the limits stay as they were: {'; '.join(str(fault).splitlines())}")
+            return False
+        before, self.config = self.config, self._started_with.model_copy(update=changed)
         for line in told(before, self.config):
             self._say(line)
         return self.config != before
 
-    async def _ask(self) -> None:
-        self._on_battery = await asyncio.to_thread(is_on_battery) if self.config.only_on_mains else None
-        self._in_use = await asyncio.to_thread(is_in_use) if self.config.only_when_idle else None
-        for line in unknown(self.config, self._facts()):
-            if line not in self._said:
-                self._said.add(line)
-                self._say(line)
-
-    def _hold(self) -> None:
-        for source, reason in holds(self.config, self._facts()).items():
-            self._holding.set(source, reason)
-
-    def _facts(self) -> Facts:
-        local = time.localtime(time.time())
-        minute = local.tm_hour * 60 + local.tm_min
-        return Facts(minute=minute, on_battery=self._on_battery, in_use=self._in_use)
-
-
-def _state_of(path: Path) -> object:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
 
 
 # -- what the machine says -----------------------------------------------------------------------------------
@@ -138,8 +120,7 @@ def is_on_battery(root: Path = POWER) -> bool | None:
 
 def is_in_use() -> bool | None:
     """Return whether somebody uses this machine's desktop, or None if nothing says so. Blocking."""
-    hint = _said_by("loginctl", "show-seat", "seat0", "--property=IdleHint")
-    if found := re.search(r"^IdleHint=(yes|no)$", hint, re.MULTILINE):
+    if found := re.search(r"^IdleHint=(yes|no)$", _said_by("loginctl", "show-seat", "seat0"), re.MULTILINE):
         return found[1] == "no"
     idle_ms = _said_by("xprintidle").strip()
     return float(idle_ms) < IN_USE_S * 1000 if idle_ms.isdigit() else None
@@ -155,30 +136,28 @@ def _read(path: Path) -> str:
 def _said_by(*command: str) -> str:
     """Return what a program prints, or "" if it is not there or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 # -- what the node gives -------------------------------------------------------------------------------------
 
 
-def give_way(nice: int, groups: tuple[int, ...]) -> bool:
-    """Give this process's threads, and all processes of `groups`, this niceness; threads that give way further already
+def give_way(nice: int, engine_pid: int | None) -> bool:
+    """Give this process's threads and the engine's process group this niceness; threads that give way further already
     stay. Return False if the system does not let them give way less."""
-    threads = Path("/proc/self/task")
+    threads = Path("/proc/self/task")  # Where niceness belongs to a thread
     own = [int(path.name) for path in threads.iterdir()] if threads.is_dir() else [0]
     main = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         for thread in own:
             with suppress(ProcessLookupError):
                 was = os.getpriority(os.PRIO_PROCESS, thread)
-                if was < nice or was == main:
-                    os.setpriority(os.PRIO_PROCESS, thread, nice)
-        for group in groups:
+                os.setpriority(os.PRIO_PROCESS, thread, nice if was == main else max(was, nice))
+        if engine_pid is not None:
             with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PGRP, group, nice)
+                os.setpriority(os.PRIO_PGRP, engine_pid, nice)
     except PermissionError:
         return False
     return True

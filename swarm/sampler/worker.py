@@ -271,11 +271,6 @@ class EngineWorker:
                     f"{most}: give it more with --gpu-memory-share or --max-model-len, or leave them to larger machines"
                 )
 
-    @property
-    def pid(self) -> int | None:
-        """The engine's process, which leads a process group."""
-        return self._child.pid
-
     async def stop(self) -> None:
         await self._child.stop()
 
@@ -283,7 +278,7 @@ class EngineWorker:
         last = self.last_install
         return {
             "engine": self.kind,
-            "engine_pid": self.pid,
+            "engine_pid": self._child.pid,
             "places": self.places,
             "installed": str(self.installed) if self.installed else None,
             "install_s": round(last.seconds, 4) if last else 0.0,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.node.waking import Noticed, Reading, notice
+from swarm.node.waking import Reading, notice
 
 BEFORE = Reading(wall=1.7e9, monotonic=500.0, boot=9000.0)
 
 
-def after(*, wall: float = 1.0, monotonic: float = 1.0, boot: float = 1.0) -> Noticed | None:
+def after(*, wall: float = 1.0, monotonic: float = 1.0, boot: float = 1.0) -> tuple[str, bool]:
     return notice(
         BEFORE, Reading(wall=BEFORE.wall + wall, monotonic=BEFORE.monotonic + monotonic, boot=BEFORE.boot + boot)
     )
@@ -17,12 +17,12 @@ def after(*, wall: float = 1.0, monotonic: float = 1.0, boot: float = 1.0) -> No
 
 @pytest.mark.parametrize("late_s", [0.9, 1.0, 4.0, 14.0])
 def test_a_busy_machine_is_no_sleeping_one(late_s: float) -> None:
-    assert after(wall=late_s, monotonic=late_s, boot=late_s) is None
+    assert after(wall=late_s, monotonic=late_s, boot=late_s) == ("", False)
 
 
 @pytest.mark.parametrize("drift_s", [-4.0, 0.5, 4.0])
 def test_a_clock_that_is_kept_in_step_is_not_told(drift_s: float) -> None:
-    assert after(wall=1.0 + drift_s) is None
+    assert after(wall=1.0 + drift_s) == ("", False)
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_a_clock_that_is_kept_in_step_is_not_told(drift_s: float) -> None:
 def test_what_happened_is_one_line_and_who_was_away_joins_again(
     seen: dict[str, float], line: str, was_away: bool
 ) -> None:
-    assert after(**seen) == Noticed(line=line, was_away=was_away)
+    assert after(**seen) == (line, was_away)

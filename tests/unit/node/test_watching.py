@@ -30,7 +30,7 @@ def watch(tmp_path: Path, said: list[str]) -> Watch:
 
 def test_a_changed_file_is_taken_at_the_next_look_and_told_once(watch: Watch, tmp_path: Path, said: list[str]) -> None:
     assert not watch.look()
-    assert watch.config is START
+    assert watch.config == START
     change_limits(tmp_path / FILE, ["max-upload=20", "nice=5"])
     assert watch.look()
     assert (watch.config.max_upload, watch.config.nice) == (20.0, 5)
@@ -131,9 +131,8 @@ child = subprocess.Popen(
     [sys.executable, "-c", engine], start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
 )
 child.stdout.readline()
-shown = []
 for nice in (5, 12):
-    assert give_way(nice, (child.pid,))
+    assert give_way(nice, child.pid)
     threads = [os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in Path(f"/proc/{child.pid}/task").iterdir()]
     own = [os.getpriority(os.PRIO_PROCESS, one) for one in (os.getpid(), other.native_id)]
     print(nice, os.getpriority(os.PRIO_PROCESS, coder), set(own), len(threads), set(threads))
