@@ -572,7 +572,7 @@ class Receiver:
         self._progress.note_time(held.head.version, "applied_s")
         held.chunks.rest()
         if before is None or held.head.version > before:
-            # A map that a failed catch-up began to fill becomes again what it was: then the learner is to be asked soon.
+            # Else the map is only what it was before a catch-up that failed, and the learner has to be asked.
             self._behind_since = None
         await self._prune()
         await self._tell()
