@@ -93,7 +93,7 @@ class Beat(Message, frozen=True):
     rollouts_per_s: Rate
     tokens_per_s: Rate = 0.0
     offer: Offer | None = None
-    life: Annotated[int, msgspec.Meta(ge=0, lt=2**63)] = 0
+    life: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class DroppedRollouts(Message, frozen=True):
