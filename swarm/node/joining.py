@@ -22,7 +22,7 @@ from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
 from swarm.broadcast.store.disk import set_most_bytes
 from swarm.broadcast.store.place import Wanted, forget_place, place_of_map
-from swarm.errors import UserError, first_fault
+from swarm.errors import InUseElsewhere, UserError, first_fault
 from swarm.gossip.records import Profile
 from swarm.net.hosts import is_loopback
 from swarm.net.links import Station
@@ -190,6 +190,7 @@ class JoiningNode(ABC):
         self._holds = Holds()
         self._card: Card | None = None
         self._said_router = False
+        self._is_elsewhere = False
         self.is_up = False
         """Whether `status` may be called."""
 
@@ -220,10 +221,13 @@ class JoiningNode(ABC):
                 self._say(f"{self.role} {self._network.node}; status: echo-node status {self._network.address.url}")
                 async with control(state.path, self._asked):
                     await self._swarms()
+                if self._is_elsewhere:
+                    raise InUseElsewhere
             finally:
                 for task in watching:
                     task.cancel()
-                await self._network.stop()
+                # The other process goes on as this node: it has not left.
+                await self._network.stop(leave=not self._is_elsewhere)
                 self._data.close()
         finally:
             state.release()
@@ -322,6 +326,10 @@ class JoiningNode(ABC):
             self._say("others cannot dial this node, which is usual behind a router: it dials them, and all works")
         elif kind == "unreachable":
             self._say("others cannot dial this node any more: it takes part as a leaf")
+        elif kind == "doubled" and self.role == "relay":
+            # The learner tells a sampler, because it knows which of the two came second.
+            self._is_elsewhere = True
+            self._stop.set()
 
 
 class RelayNode(JoiningNode):

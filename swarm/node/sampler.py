@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swarm.broadcast.receiver import Receiver
-from swarm.errors import ChildFailed, EchoError, ProtocolError, first_fault
+from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, first_fault
 from swarm.gossip.records import Profile
 from swarm.node.bootstrap import Greeting
 from swarm.node.identity import SECRETS
@@ -146,6 +146,7 @@ class SamplerNode(JoiningNode):
                 continue
             except (EchoError, ExceptionGroup) as error:
                 fault = first_fault(error)
+            self._is_elsewhere = isinstance(fault, InUseElsewhere)
             if isinstance(fault, SwarmChanged):
                 self._say(f"{fault}; joining it")
                 return False

@@ -29,7 +29,7 @@ from typing import Any
 
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
-from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
 from swarm.rollout.client import Answer, RolloutClient, SampleName
 from swarm.rollout.messages import DroppedRollouts, Offer, RolloutVerdict
 from swarm.sampler.feeding import Feed, feed_of
@@ -335,6 +335,8 @@ class Session:
             rates = self._engine.rates.rollouts_per_s, self._engine.rates.tokens_per_s
             running = self._feed.running if self._feed else 0
             reply = await self._client.beat(installed, running, *rates, offer=self._offer())
+            if reply.elsewhere:
+                raise InUseElsewhere
             self._hear_standby(reply.standby)
             if (line := self._status.drops.hear(reply.dropped, now=time.monotonic())) is not None:
                 self._say(line)

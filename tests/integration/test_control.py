@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,3 +130,47 @@ def test_the_one_node_that_runs_is_found_and_several_are_told_apart(
     assert command("leave").stdout.startswith("leaving; ")
     assert relays[1].wait() == 0
     assert command("logs").stdout.splitlines()[-1].endswith(" left the swarm")
+
+
+def copied(swarm: Swarm, name: str, to: str) -> None:
+    """A copy of a node's state directory, as on another machine: the lock does not reach there."""
+    state = swarm.directory / f"state-{name}"
+    shutil.copytree(state, swarm.directory / f"state-{to}", ignore=shutil.ignore_patterns(SOCKET, "swarms"))
+
+
+@pytest.mark.slow
+def test_of_two_samplers_with_one_identity_the_second_ends_and_the_first_goes_on(swarm: Swarm) -> None:
+    learner = swarm.lead(*ENDLESS)
+    first = swarm.scripted(learner.url(), name="first")
+    eventually(lambda: first.status()["verdicts"].get("accepted"), first, "it draws")
+    again = swarm.join(learner.url(), "--state-dir", str(swarm.directory / "state-first"), name="again")
+    assert again.wait() == 2
+    assert again.says("another node uses ")
+    copied(swarm, "first", "second")
+    second = swarm.scripted(learner.url(), name="second")
+    assert second.wait() == 2
+    assert second.output().splitlines()[-1].startswith("echo-node: another process uses this node's identity, ")
+    step = learner.status()["step"]
+    eventually(lambda: learner.status()["step"] > step + 5, first, "the first one goes on")
+    assert first.process.poll() is None
+
+
+@pytest.mark.slow
+def test_of_two_relays_with_one_identity_one_ends_and_the_other_goes_on(swarm: Swarm) -> None:
+    learner = swarm.lead(*ENDLESS)
+    first = swarm.relay(learner.url(), name="first")
+    eventually(lambda: first.status()["reachability"] == "public", first, "others can dial it")
+    copied(swarm, "first", "second")
+    second = swarm.relay(learner.url(), name="second")
+    both = (first, second)
+    eventually(lambda: any(one.process.poll() is not None for one in both), second, "one of them ends")
+    ended, other = both if first.process.poll() is not None else both[::-1]
+    assert ended.wait() == 2
+    assert ended.output().splitlines()[-1].startswith("echo-node: another process uses this node's identity, ")
+    at = other.address()
+
+    def is_known() -> bool:
+        return any(public["address"].endswith(at) for public in learner.status()["publics"])
+
+    eventually(is_known, other, "the swarm knows where the other one is")
+    assert other.process.poll() is None
