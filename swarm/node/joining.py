@@ -239,7 +239,7 @@ class JoiningNode(ABC):
         for pace, mbit in ((station.upload, config.max_upload), (station.download, config.max_download)):
             pace.change(mbit * 1e6 / 8 if mbit else None)
         set_most_bytes(self._directory / SWARMS, int(config.max_disk * 1e9) if config.max_disk else None)
-        if not give_way(config.nice, self.status().get("engine_pid")):
+        if not give_way(config.nice, self.status().get("engine_pid") if self.is_up else None):
             self._say("the system does not let this process give way less than before: start the node again for that")
         if any(getattr(before, name) != getattr(config, name) for name in BY_REJOINING):
             self._say("joining again with these limits")
