@@ -226,10 +226,8 @@ class JoiningNode(ABC):
         match request:
             case {"do": "where"}:
                 return self._network.address.url
-            case {"do": "pause"}:
-                return self._pause_drawing()
-            case {"do": "resume"}:
-                return self._resume_drawing()
+            case {"do": "pause" | "resume"}:
+                raise UserError(f"a {self.role} draws nothing that could be paused: `echo-node leave` ends it")
             case {"do": "finish"}:
                 self.request_stop(FINISH_S)
                 return "finishing the samples under way, then leaving"
@@ -237,12 +235,6 @@ class JoiningNode(ABC):
                 self.request_stop(0.0)
                 return "leaving; others draw the samples that were under way"
         raise UserError("this node does not know that request: is it of another release?")
-
-    def _pause_drawing(self) -> str:
-        raise UserError(f"a {self.role} draws nothing that could be paused: `echo-node leave` ends it")
-
-    def _resume_drawing(self) -> str:
-        raise UserError(f"a {self.role} draws nothing that could be paused")
 
     @abstractmethod
     def request_stop(self, grace_s: float | None = None) -> bool:
