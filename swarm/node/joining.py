@@ -236,9 +236,11 @@ class JoiningNode(ABC):
                 return "leaving; others draw the samples that were under way"
         raise UserError("this node does not know that request: is it of another release?")
 
-    @abstractmethod
     def request_stop(self, grace_s: float | None = None) -> bool:
         """Leave, and finish before what ends within the grace; None: that of the settings."""
+        self._stop.set()
+        self._say("leaving; telling the others (again to leave at once)")
+        return True
 
     @abstractmethod
     def status(self) -> dict[str, Any]:
@@ -300,14 +302,9 @@ class RelayNode(JoiningNode):
 
     role = "relay"
 
-    def request_stop(self, grace_s: float | None = None) -> bool:
-        self._stop.set()
-        self._say("leaving; telling the others (again to leave at once)")
-        return True
-
     def last_words(self) -> str:
         """Return the last line for the person at the terminal; "" if nobody asked the node to leave."""
-        return self._log.keep("left the swarm") if self._stop.is_set() else ""
+        return self._log.keep("left the swarm") if self._stop.is_set() and not self._is_elsewhere else ""
 
     def status(self) -> dict[str, Any]:
         own = {"state": self._state, "bootstrap": list(self._config.bootstrap)}
