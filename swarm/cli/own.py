@@ -15,7 +15,6 @@ from swarm.errors import UserError
 from swarm.types import printable
 
 LOOK_S = 0.5  # Between two looks at a log that is followed
-
 StateDir = Annotated[
     Path | None, typer.Option(help="The node's state directory. Default: of your one node that runs here.")
 ]
@@ -23,22 +22,22 @@ StateDir = Annotated[
 
 def pause(state_dir: StateDir = None) -> None:
     """Stop drawing at once and free the memory. The node stays in the swarm, and draws again after `resume`."""
-    _ask("pause", state_dir)
+    typer.echo(ask_own("pause", state_dir))
 
 
 def resume(state_dir: StateDir = None) -> None:
     """Draw again after `pause`."""
-    _ask("resume", state_dir)
+    typer.echo(ask_own("resume", state_dir))
 
 
 def finish(state_dir: StateDir = None) -> None:
     """Finish the samples under way, hand them in, and leave."""
-    _ask("finish", state_dir)
+    typer.echo(ask_own("finish", state_dir))
 
 
 def leave(state_dir: StateDir = None) -> None:
     """Hand back the samples under way, and leave at once."""
-    _ask("leave", state_dir)
+    typer.echo(ask_own("leave", state_dir))
 
 
 def limits(
@@ -85,16 +84,8 @@ def logs(
         return
 
 
-def own_url(state_dir: Path | None) -> str:
-    """Return where one's own node says what `status` shows."""
-    return _answer("where", state_dir)
-
-
-def _ask(what: str, state_dir: Path | None) -> None:
-    typer.echo(_answer(what, state_dir))
-
-
-def _answer(what: str, state_dir: Path | None) -> str:
+def ask_own(what: str, state_dir: Path | None) -> str:
+    """Return what one's own node answers, such as its address to "where"."""
     from swarm.node.control import ask_for
 
     return asyncio.run(ask_for(state_dir or _running_one(), {"do": what}, "node"))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarm.cli.own import StateDir, own_url
+from swarm.cli.own import StateDir, ask_own
 from swarm.errors import Damaged, UserError
 from swarm.types import printable
 
@@ -262,7 +262,7 @@ def status(
     """What a running node says of itself: a learner, a sampler or a relay."""
     from rich.console import Console
 
-    url = url or own_url(state_dir)
+    url = url or ask_own("where", state_dir)
     console, found = Console(), asyncio.run(_fetch(url))
     if watch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

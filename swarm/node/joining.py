@@ -254,10 +254,8 @@ class JoiningNode(ABC):
         match request:
             case {"do": "where"}:
                 return self._network.address.url
-            case {"do": "pause"}:
-                return self._pause_drawing()
-            case {"do": "resume"}:
-                return self._resume_drawing()
+            case {"do": "pause" | "resume"}:
+                raise UserError(f"a {self.role} draws nothing that could be paused: `echo-node leave` ends it")
             case {"do": "finish"}:
                 self.request_stop(FINISH_S)
                 return "finishing the samples under way, then leaving"
@@ -266,15 +264,11 @@ class JoiningNode(ABC):
                 return "leaving; others draw the samples that were under way"
         raise UserError("this node does not know that request: is it of another release?")
 
-    def _pause_drawing(self) -> str:
-        raise UserError(f"a {self.role} draws nothing that could be paused: `echo-node leave` ends it")
-
-    def _resume_drawing(self) -> str:
-        raise UserError(f"a {self.role} draws nothing that could be paused")
-
-    @abstractmethod
     def request_stop(self, grace_s: float | None = None) -> bool:
         """Leave, and finish before what ends within the grace; None: that of the settings."""
+        self._stop.set()
+        self._say("leaving; telling the others (again to leave at once)")
+        return True
 
     @abstractmethod
     def status(self) -> dict[str, Any]:
@@ -337,14 +331,9 @@ class RelayNode(JoiningNode):
 
     role = "relay"
 
-    def request_stop(self, grace_s: float | None = None) -> bool:
-        self._stop.set()
-        self._say("leaving; telling the others (again to leave at once)")
-        return True
-
     def last_words(self) -> str:
         """Return the last line for the person at the terminal; "" if nobody asked the node to leave."""
-        return self._log.keep("left the swarm") if self._stop.is_set() else ""
+        return self._log.keep("left the swarm") if self._stop.is_set() and not self._is_elsewhere else ""
 
     def status(self) -> dict[str, Any]:
         own = {"state": self._state, "bootstrap": list(self._config.bootstrap)}

@@ -165,15 +165,21 @@ class SamplerNode(JoiningNode):
                 await unless_stopped(self._stop, asyncio.sleep(FAULT_PAUSE_S * faults))
         return False
 
-    def _pause_drawing(self) -> str:
-        self._holds.set(OWNER, BY_OWNER)
-        (self._directory / PAUSED).touch()
-        return "paused, also after a restart; `echo-node resume` lifts it"
-
-    def _resume_drawing(self) -> str:
-        (self._directory / PAUSED).unlink(missing_ok=True)
-        self._holds.set(OWNER, "")
-        return f"still paused: {self._holds.reason}" if self._holds.reason else "drawing again"
+    async def _asked(self, request: dict[str, Any]) -> str:
+        mark = self._directory / PAUSED
+        match request:
+            case {"do": "pause"}:
+                self._holds.set(OWNER, BY_OWNER)
+                try:
+                    mark.touch()
+                except OSError as error:
+                    return f"paused, but a restart will lift it: {error}"
+                return "paused, also after a restart; `echo-node resume` lifts it"
+            case {"do": "resume"}:
+                mark.unlink(missing_ok=True)
+                self._holds.set(OWNER, "")
+                return f"still paused: {self._holds.reason}" if self._holds.reason else "drawing again"
+        return await super()._asked(request)
 
     async def _wait_until_free(self) -> None:
         self._say(f"paused: {self._holds.reason}; this node still passes weights on")

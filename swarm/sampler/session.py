@@ -24,6 +24,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,11 +106,9 @@ class Ending:
         """Wait until the time is up."""
         while self.left_s:
             self._sooner.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self.left_s):
                     await self._sooner.wait()
-            except TimeoutError:
-                pass
 
 
 @dataclass(frozen=True, slots=True)

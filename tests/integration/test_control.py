@@ -57,6 +57,7 @@ def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_i
     (left,) = [event for event in learner.events() if event["kind"] == "sampler_left"]
     assert left["samples_released"] > 0
     assert not {"sampler_silent", "lease_overdue"} & {event["kind"] for event in learner.events()}
+    assert not learner.says("one sample at a time"), "the learner does not hold it against the node"
 
     # A node that a service starts again is paused still.
     held.kill()
@@ -138,7 +139,7 @@ def copied(swarm: Swarm, name: str, to: str) -> None:
     shutil.copytree(state, swarm.directory / f"state-{to}", ignore=shutil.ignore_patterns(SOCKET, "swarms"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_two_samplers_with_one_identity_the_second_ends_and_the_first_goes_on(swarm: Swarm) -> None:
     learner = swarm.lead(*ENDLESS)
     first = swarm.scripted(learner.url(), name="first")
@@ -166,6 +167,7 @@ def test_of_two_relays_with_one_identity_one_ends_and_the_other_goes_on(swarm: S
     eventually(lambda: any(one.process.poll() is not None for one in both), second, "one of them ends")
     ended, other = both if first.process.poll() is not None else both[::-1]
     assert ended.wait() == 2
+    assert not ended.says("left the swarm")
     assert ended.output().splitlines()[-1].startswith("echo-node: another process uses this node's identity, ")
     at = other.address()
 
