@@ -292,18 +292,13 @@ def read_hours(text: str) -> list[tuple[int, int]]:
     """Return ranges of the day such as "22:00-08:00, 12:00-13:30" in minutes since midnight; one may go over midnight.
     Raise ValueError for any other text."""
     ranges = []
-    for part in text.split(",") if text else []:
+    for part in text.split(",") if text.strip() else []:
         found = re.fullmatch(rf"{CLOCK_TIME}\s*-\s*{CLOCK_TIME}", part.strip())
         start, end = (60 * int(found[at]) + int(found[at + 1]) for at in (1, 3)) if found else (0, 0)
         if start == end:
             raise ValueError("hours are written as 22:00-08:00, several of them with commas between")
         ranges.append((start, end))
     return ranges
-
-
-def _check_hours(text: str) -> str:
-    read_hours(text)
-    return text
 
 
 class Limits(BaseModel):
@@ -324,7 +319,7 @@ class Limits(BaseModel):
     hours: Annotated[
         str,
         Field(max_length=256),
-        AfterValidator(_check_hours),
+        AfterValidator(lambda text: text if read_hours(text) else ""),
         Flag(LIMITS, "When to draw, by this machine's clock: 22:00-08:00,12:00-13:30.", "always"),
     ] = ""
     only_on_mains: Annotated[bool, Flag(LIMITS, "Draw nothing while on battery.")] = False

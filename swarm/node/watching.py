@@ -148,16 +148,13 @@ def give_way(nice: int, engine_pid: int | None) -> bool:
     """Give this process's threads and the engine's process group this niceness; threads that give way further already
     stay. Return False if the system does not let them give way less."""
     threads = Path("/proc/self/task")  # Where niceness belongs to a thread
-    own = [int(path.name) for path in threads.iterdir()] if threads.is_dir() else [0]
+    targets = [(os.PRIO_PROCESS, int(path.name)) for path in threads.iterdir()] if threads.is_dir() else [(0, 0)]
     main = os.getpriority(os.PRIO_PROCESS, 0)
     try:
-        for thread in own:
+        for kind, who in [*targets, *([(os.PRIO_PGRP, engine_pid)] if engine_pid is not None else [])]:
             with suppress(ProcessLookupError):
-                was = os.getpriority(os.PRIO_PROCESS, thread)
-                os.setpriority(os.PRIO_PROCESS, thread, nice if was == main else max(was, nice))
-        if engine_pid is not None:
-            with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PGRP, engine_pid, nice)
+                was = os.getpriority(kind, who)
+                os.setpriority(kind, who, nice if was == main else max(was, nice))
     except PermissionError:
         return False
     return True

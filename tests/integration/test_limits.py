@@ -134,13 +134,14 @@ def test_a_clock_that_is_set_is_told_and_hours_go_by_it(
     clock = tmp_path / "clock"
     set_clock(clock, 0)
     monkeypatch.setenv(CLOCK, str(clock))
-    learner = swarm.lead(*ENDLESS)
+    learner = swarm.lead(*ENDLESS, module="tests.integration.set_clock")
     hours = hours_from_now(2, 4)
     sampler = swarm.scripted(learner.url(), "--hours", hours, name="sampler", module="tests.integration.set_clock")
     eventually(lambda: sampler.says(f"paused: outside its hours, until {hours[:5]}"), sampler, "it waits")
     assert accepted(learner) == 0
     set_clock(clock, 10800)
     eventually(lambda: sampler.says("the clock was set forward by 10,800 s; joining again"), sampler, "it notices")
+    eventually(lambda: learner.says("the clock was set forward by 10,800 s\n"), learner, "a learner has none to join")
     draws(learner, sampler, "it draws within its hours")
     set_clock(clock, 7210)
     eventually(lambda: sampler.says("the clock was set back by 3,590 s\n"), sampler, "it notices")
