@@ -22,7 +22,8 @@ from tests.netns.hosts import Host, hosts
 CAPS_MBIT = (24.0, 6.0, 40.0)
 SETTLE_S = 3.0  # A second until the node looks, and what is on its way
 WINDOW_S = 8.0
-SIZE_BYTES = 160_000_000
+SIZE_BYTES = {"download": 160_000_000, "upload": 400_000_000}
+LEARNER_MBIT = 90.0  # Its uplink while an upload is measured: more than relays pass on under any cap, and not at once
 ETHERNET_BYTES = 14
 WAYS = {"download": "rx", "upload": "tx"}  # And what the kernel calls them
 
@@ -51,8 +52,10 @@ def measure(host: Host, state: Path, way: str) -> list[tuple[float, float]]:
 def run(way: str, directory: Path) -> list[tuple[float, float]]:
     with hosts(4) as network, swarm_in(directory) as swarm:
         learner, *others = network
+        if way == "upload":
+            network.shape(learner, up_mbit=LEARNER_MBIT)
         publisher = Publisher(
-            *(directory, "publisher", 7700), size=SIZE_BYTES, host=learner.address, place=learner.command([])
+            *(directory, "publisher", 7700), size=SIZE_BYTES[way], host=learner.address, place=learner.command([])
         )
         swarm.nodes.append(publisher)
         line = str(publisher.event("listening")["join"])
