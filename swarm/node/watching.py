@@ -148,10 +148,13 @@ def give_way(nice: int, engine_pid: int | None) -> bool:
     """Give this process's threads and the engine's process group this niceness; threads that give way further already
     stay. Return False if the system does not let them give way less."""
     threads = Path("/proc/self/task")  # Where niceness belongs to a thread
-    targets = [(os.PRIO_PROCESS, int(path.name)) for path in threads.iterdir()] if threads.is_dir() else [(0, 0)]
+    own = [int(path.name) for path in threads.iterdir()] if threads.is_dir() else [0]
+    targets = [(os.PRIO_PROCESS, thread) for thread in own]
+    if engine_pid is not None:
+        targets.append((os.PRIO_PGRP, engine_pid))
     main = os.getpriority(os.PRIO_PROCESS, 0)
     try:
-        for kind, who in [*targets, *([(os.PRIO_PGRP, engine_pid)] if engine_pid is not None else [])]:
+        for kind, who in targets:
             with suppress(ProcessLookupError):
                 was = os.getpriority(kind, who)
                 os.setpriority(kind, who, nice if was == main else max(was, nice))
