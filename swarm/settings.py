@@ -326,10 +326,12 @@ class JoinConfig(BaseModel):
     max_model_len: Annotated[
         int | None,
         Field(ge=16, le=16_777_216),
-        Flag(ENGINE, "Most tokens of prompt and answer together, for vLLM.", "what the model takes"),
+        Flag(ENGINE, "Most tokens of prompt and answer together.", "what the model takes"),
     ] = None
     engine_arguments: Annotated[dict[str, Any], Field(max_length=64)] = {}  # vLLM's own (`AsyncEngineArgs`)
-    batch_samples: Annotated[int, Field(ge=1, le=4096), Flag(ENGINE, "Samples drawn at a time.")] = 128
+    batch_samples: Annotated[
+        int | None, Field(ge=1, le=4096), Flag(ENGINE, "Samples drawn at a time.", "as many as fit")
+    ] = None
     engine_hang_s: Annotated[float, Field(ge=10)] = 120.0
     rehearse_tokens_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     rehearse_noise: Noise = 0.0
@@ -356,7 +358,7 @@ class JoinConfig(BaseModel):
             raise ValueError(
                 f"engine_arguments: {odd[0]!r} cannot be an argument of vLLM's; write block_size for --block-size"
             )
-        for name in ("tensor_parallel_size", "gpu_memory_share", "max_model_len"):
+        for name in ("tensor_parallel_size", "gpu_memory_share"):
             if name in self.model_fields_set and self.engine not in ("auto", "vllm"):
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} is for vLLM: leave it out, or take --engine vllm instead of {self.engine}")

@@ -167,6 +167,10 @@ class Receiver:
         self._routes: dict[VersionId, Routing] = {}
         self._begun: BegunVersion | None = None
         self._announced: asyncio.Queue[Announced | Segment] = asyncio.Queue(maxsize=MAX_WAITING)
+        self.may_fetch = asyncio.Event()
+        """Whether weights may be fetched once the layout is here; a sampler asks its engine first."""
+        self.may_fetch.set()
+        self._knows_layout = False
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
         self._target: HeldVersion | None = None
@@ -208,7 +212,7 @@ class Receiver:
     async def layout(self) -> Layout:
         """Wait until the model is known, and return its tensors and files."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._target is not None)
+            await self._changed.wait_for(lambda: self._knows_layout)
         assert self.store is not None
         assert self.store.layout is not None
         return self.store.layout
@@ -381,6 +385,10 @@ class Receiver:
         if not self._is_news(head.version):
             return
         store = await self._with_layout(head)
+        self._knows_layout = True
+        async with self._changed:
+            self._changed.notify_all()
+        await self.may_fetch.wait()
         table_bytes, table = await self._table(announced, store)
         signed = SignedVersion(head=head, sealed_head=announced.sealed, table=table, table_bytes=table_bytes)
         held = await in_thread(store.begin, signed, await self._begun_chunks(store, signed))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.sampler.weights import Room, build_model, mapped_tensors
+from swarm.sampler.weights import build_model, mapped_tensors
 
 PROBE_TOKENS = 32  # Enough for every layer to mix positions; a prefill of one block
 FLOAT32_ERROR = 1e-4
@@ -65,8 +65,8 @@ class Expected:
 class Reference:
     """The model of `directory` without weights, as `build_model` makes it."""
 
-    def __init__(self, directory: str, layout: Layout, room: Room = lambda nbytes: None) -> None:
-        model = build_model(directory, layout, torch.float32, room)
+    def __init__(self, directory: str, layout: Layout) -> None:
+        model = build_model(directory, layout, torch.float32)
         self._layout = layout
         self._model = model.eval()
         self._weights: dict[str, torch.Tensor] = {}

@@ -17,7 +17,8 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.process import free_host_bytes
-from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
+from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Rounding, Start
+from swarm.sampler.room import KV_SHARE, memory_share
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -34,8 +35,8 @@ ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # Tells vLLM's processes with whos
 EXTENSION = "swarm.sampler.vllm.extension.EchoWorker"
 MIN_TEMPERATURE = 0.01  # vLLM draws lower ones except 0 at this, and would report log-probs of another distribution
 MAX_TEMPERATURE = 2.0  # It refuses higher ones
-KV_SHARE = 0.25  # Of the memory left on a machine without a GPU: it holds the weights twice, and its owner works on it
 KV_LEAST_BYTES = 64 * 1024 * 1024  # Some blocks of any model that runs on a CPU
+PRECISIONS: dict[str, tuple[Rounding, ...]] = {"cuda": ("fp8", "int8", "int4"), "cpu": ("int8", "int4")}
 PROBE_PRIORITY = -1  # Before all samples, whose priority is 0
 
 REFUSED: dict[str, str] = {
@@ -128,8 +129,9 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             raise UserError(f"the engine argument {name!r} cannot be set: {REFUSED[name]}")
 
 
-def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
-    """Return vLLM's configuration. Raise UserError for an option that the model or the machine does not allow."""
+def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool) -> Any:
+    """Return vLLM's configuration, with room for `places` samples. Raise UserError for an option that the model or the
+    machine does not allow."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     options = command.options
@@ -145,9 +147,9 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
         "dtype": ("bfloat16" if is_cuda else "float32") if options.dtype == "auto" else options.dtype,
         "tensor_parallel_size": options.tensor_parallel_size,
-        "gpu_memory_utilization": options.gpu_memory_share,
+        "gpu_memory_utilization": memory_share(options) if is_cuda else options.gpu_memory_share,
         "max_model_len": options.max_model_len,
-        "max_num_seqs": seats(options.places),
+        "max_num_seqs": seats(places),
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
         # If a step has no room for a whole prompt, vLLM draws from a part of it and winds the generator back; CPU
@@ -163,7 +165,7 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
     # Like a length of -1: vLLM then says how long a sequence its cache can hold instead of failing.
     config.model_config.original_max_model_len = -1
     if not is_cuda and config.cache_config.kv_cache_memory_bytes is None:
-        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, seats(options.places))
+        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, seats(places))
     return config
 
 
@@ -293,12 +295,6 @@ def gpu_name() -> str:
     from vllm.platforms import current_platform
 
     return str(current_platform.get_device_name())
-
-
-def gpu_bytes() -> int:
-    from vllm.platforms import current_platform
-
-    return int(current_platform.get_device_total_memory())
 
 
 def installed(*names: str) -> str | None:
