@@ -170,7 +170,7 @@ class Receiver:
         self.may_fetch = asyncio.Event()
         """Whether weights may be fetched once the layout is here; a sampler asks its engine first."""
         self.may_fetch.set()
-        self._knows_layout = False
+        self._layout: Layout | None = None  # That of the newest head
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
         self._target: HeldVersion | None = None
@@ -212,10 +212,8 @@ class Receiver:
     async def layout(self) -> Layout:
         """Wait until the model is known, and return its tensors and files."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._knows_layout)
-        assert self.store is not None
-        assert self.store.layout is not None
-        return self.store.layout
+            await self._changed.wait_for(lambda: self._layout is not None)
+        return cast(Layout, self._layout)
 
     async def installed(self, than: VersionId | None) -> SignedVersion:
         """Wait until the map is newer than `than`, and return what it holds. To read the map, hold `steady`."""
@@ -385,10 +383,6 @@ class Receiver:
         if not self._is_news(head.version):
             return
         store = await self._with_layout(head)
-        self._knows_layout = True
-        async with self._changed:
-            self._changed.notify_all()
-        await self.may_fetch.wait()
         table_bytes, table = await self._table(announced, store)
         signed = SignedVersion(head=head, sealed_head=announced.sealed, table=table, table_bytes=table_bytes)
         held = await in_thread(store.begin, signed, await self._begun_chunks(store, signed))
@@ -509,18 +503,27 @@ class Receiver:
         """Return the store with the head's layout, fetched if it is not here. Raise OtherModel if the model changed."""
         assert self.store is not None
         if self.store.layout_digest == head.layout_digest:
+            await self._may_fetch(self.store.layout)
             return self.store
         if self.store.layout is not None and self._target is not None:
             raise OtherModel("the learner now trains another model")
         data, layout = await self._neighbours.fetch(
             head.layout_digest, LAYOUT_BYTES, lambda data: open_layout(data, head), "the layout of the model"
         )
+        await self._may_fetch(layout)
         if self.weights is not None:
             self.weights.close()
             self.weights = None
         await in_thread(self.store.set_layout, data, layout)
         self.weights = await self._open_weights(self.store, layout)
         return self.store
+
+    async def _may_fetch(self, layout: Layout | None) -> None:
+        """Tell what the model is, and wait until its weights may be fetched."""
+        async with self._changed:
+            self._layout = layout
+            self._changed.notify_all()
+        await self.may_fetch.wait()
 
     async def _open_weights(self, store: VersionStore, layout: Layout) -> WeightMap:
         if (memory := await in_thread(self._place, layout.total_bytes)) is not None:

@@ -46,6 +46,10 @@ ROUNDED_BYTES: dict[Rounding, float] = {"fp8": 1.01, "int8": 1.01, "int4": 0.57}
 
 ASK_S = 60.0  # A driver that slept wakes within seconds
 ASK_GPUS = "import sys, torch; [print(*torch.cuda.mem_get_info(i)) for i in range(int(sys.argv[1]))]"
+PRECISIONS: dict[str, tuple[Rounding, ...]] = {
+    "cuda": ("fp8", "int8", "int4"),
+    "cpu": ("int8", "int4"),
+}  # What vLLM's builds round to
 LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -65,7 +69,7 @@ class Model:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """Where a model will run: `free_bytes` are for the weights, and `share` of what they leave is for samples. Numbers
-    take `dtype` there, and matrices may be rounded to `precisions`."""
+    take `dtype` there, and matrices may be rounded to `precisions`, if need be by vLLM instead of the engine here."""
 
     where: str
     free_bytes: int
@@ -73,6 +77,7 @@ class Device:
     most_places: int
     dtype: str
     precisions: tuple[Rounding, ...] = ()
+    with_vllm: bool = False
 
 
 def model_of(layout: Layout) -> Model:
@@ -175,7 +180,15 @@ def _lighter(device: Device, options: EngineOptions) -> Iterator[tuple[str, Devi
     held = ROUNDED_BYTES.get(options.precision, ITEM_BYTES[device.dtype])
     for precision in device.precisions:
         if ROUNDED_BYTES[precision] < held:
-            yield f"--precision {precision}", device, msgspec.structs.replace(options, precision=precision)
+            asked = msgspec.structs.replace(options, precision=precision)
+            if device.with_vllm:
+                yield f"--engine vllm --precision {precision}", _less(device, VLLM_BYTES), asked
+            else:
+                yield f"--precision {precision}", device, asked
+
+
+def _less(device: Device, nbytes: int) -> Device:
+    return dataclasses.replace(device, free_bytes=device.free_bytes - nbytes)
 
 
 def _fewer(model: Model, device: Device, options: EngineOptions) -> Iterator[str]:
@@ -228,12 +241,12 @@ def measured(kind: EngineKind, options: EngineOptions) -> Device:
         share=options.gpu_memory_share,
         most_places=GPU_PLACES,
         dtype=_dtype(options, "bfloat16"),
+        precisions=PRECISIONS["cuda"],
+        with_vllm=True,
     )
 
 
 def _of_vllm(options: EngineOptions, *, is_gpu: bool) -> Device:
-    from swarm.sampler.vllm.versions import PRECISIONS
-
     if not is_gpu:
         return dataclasses.replace(_of_host(options, KV_SHARE), precisions=PRECISIONS["cpu"])
     count = options.tensor_parallel_size

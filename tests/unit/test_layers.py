@@ -58,7 +58,7 @@ CROSSING = {
 the rule that the rollout plane goes by."""
 
 ABOVE = ("swarm.node", "swarm.cli", "swarm.report", "swarm.redteam", "swarm.__main__")
-ENGINES = tuple(f"swarm.sampler.{part}" for part in ("transformers", "vllm", "proving", "weights"))
+ENGINES = tuple(f"swarm.sampler.{part}" for part in ("transformers", "vllm", "proving", "room", "weights"))
 """What runs in the engine's process."""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.process import free_host_bytes
-from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Rounding, Start
+from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
 from swarm.sampler.room import KV_SHARE, memory_share
 from swarm.types import Span, VersionId
 
@@ -36,7 +36,6 @@ EXTENSION = "swarm.sampler.vllm.extension.EchoWorker"
 MIN_TEMPERATURE = 0.01  # vLLM draws lower ones except 0 at this, and would report log-probs of another distribution
 MAX_TEMPERATURE = 2.0  # It refuses higher ones
 KV_LEAST_BYTES = 64 * 1024 * 1024  # Some blocks of any model that runs on a CPU
-PRECISIONS: dict[str, tuple[Rounding, ...]] = {"cuda": ("fp8", "int8", "int4"), "cpu": ("int8", "int4")}
 PROBE_PRIORITY = -1  # Before all samples, whose priority is 0
 
 REFUSED: dict[str, str] = {
