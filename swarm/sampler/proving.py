@@ -19,6 +19,9 @@ from typing import Any
 import torch
 
 from swarm.broadcast.version.manifest import Layout
+from swarm.sampler.engine import Rounding
+from swarm.sampler.room import is_rounded
+from swarm.sampler.vllm.rounding import computed_with, rounded_inputs
 from swarm.sampler.weights import build_model, mapped_tensors
 
 PROBE_TOKENS = 32  # Enough for every layer to mix positions; a prefill of one block
@@ -65,16 +68,20 @@ class Expected:
 class Reference:
     """The model of `directory` without weights, as `build_model` makes it."""
 
-    def __init__(self, directory: str, layout: Layout) -> None:
+    def __init__(self, directory: str, layout: Layout, precision: Rounding = "none") -> None:
         model = build_model(directory, layout, torch.float32)
         self._layout = layout
         self._model = model.eval()
         self._weights: dict[str, torch.Tensor] = {}
+        self._precision: Rounding = precision
+        self._rounded = {spec.name for spec in layout.tensors if precision != "none" and is_rounded(spec)}
         for path, module in model.named_modules():
             self._empty(module)
             if module._parameters or _persistent(module):
                 module.register_forward_pre_hook(self._filler(path))
                 module.register_forward_hook(lambda module, *_: self._empty(module))
+            if f"{path}.weight" in self._rounded:
+                module.register_forward_pre_hook(self._round_inputs)
 
     @torch.no_grad()
     def expect(self, path: str, token_ids: tuple[int, ...]) -> Expected:
@@ -93,15 +100,20 @@ class Reference:
     def _filler(self, path: str) -> Any:
         def fill(module: torch.nn.Module, _: Any) -> None:
             for name in [*module._parameters, *_persistent(module)]:
-                source = self._weights.get(f"{path}.{name}" if path else name)
+                where = f"{path}.{name}" if path else name
+                source = self._weights.get(where)
                 if source is None:
                     continue
                 if name in module._parameters:
-                    module._parameters[name] = torch.nn.Parameter(source.float(), requires_grad=False)
+                    held = computed_with(source, self._precision) if where in self._rounded else source.float()
+                    module._parameters[name] = torch.nn.Parameter(held, requires_grad=False)
                 else:
                     module._buffers[name] = source.clone()
 
         return fill
+
+    def _round_inputs(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return rounded_inputs(inputs[0], self._precision), *inputs[1:]
 
     def _empty(self, module: torch.nn.Module) -> None:
         for name, parameter in module._parameters.items():

@@ -84,7 +84,7 @@ def model_of(layout: Layout) -> Model:
     """Read a layout and its config.json; what that does not say is guessed on the high side."""
     config = _config(layout)
     layers = {found[1] for tensor in layout.tensors if (found := LAYER.search(tensor.name))}
-    matrices = sum(prod(tensor.shape) for tensor in layout.tensors if _is_rounded(tensor))
+    matrices = sum(prod(tensor.shape) for tensor in layout.tensors if is_rounded(tensor))
     outside = [tensor.shape for tensor in layout.tensors if not LAYER.search(tensor.name) and len(tensor.shape) > 1]
     vocabulary, width = max(outside, key=prod, default=(1, 1))[:2]
     hidden = _number(config, "hidden_size", "n_embd", "d_model") or width
@@ -101,7 +101,7 @@ def model_of(layout: Layout) -> Model:
     )
 
 
-def _is_rounded(tensor: TensorSpec) -> bool:
+def is_rounded(tensor: TensorSpec) -> bool:
     return len(tensor.shape) > 1 and LAYER.search(tensor.name) is not None
 
 

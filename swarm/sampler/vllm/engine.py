@@ -33,6 +33,7 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.proving import Reference
 from swarm.sampler.room import reckon
+from swarm.sampler.vllm import rounding
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.swap import CALL_S, UNPROVEN, Swaps, TokenWatch, last, limited
 
@@ -61,8 +62,6 @@ class VllmEngine:
         """Build the model with dummy weights. Raise UserError if the options or this machine's vLLM do not allow it,
         and WrongWeights if the layout belongs to another model."""
         vllm_versions.check()
-        if command.options.precision != "none":
-            raise UserError("--precision is not for vLLM yet: leave it out")
         is_cuda = torch.version.cuda is not None
         _check_device(command.options.device, is_cuda=is_cuda)
         is_small = command.layout.total_bytes < 2 * SMALL_MODEL_PARAMETERS
@@ -74,7 +73,16 @@ class VllmEngine:
         self._watch = TokenWatch(command.options.hang_s)
         engine, config, layout = self._engine, self._config, command.layout
         give_up = self._give_up_all
-        self._swaps = Swaps(engine, config, layout, reference, watch=self._watch, give_up=give_up, is_cuda=is_cuda)
+        self._swaps = Swaps(
+            engine,
+            config,
+            layout,
+            reference,
+            command.options.precision,
+            watch=self._watch,
+            give_up=give_up,
+            is_cuda=is_cuda,
+        )
         self._watching = asyncio.create_task(self._end_if_it_hangs())
         return Started(
             engine="vllm",
@@ -86,12 +94,17 @@ class VllmEngine:
             context_tokens=self._config.model_config.max_model_len,
             vocab_size=self._config.model_config.get_vocab_size(),
             lockstep=False,
+            precision=command.options.precision,
         )
 
     def _build(self, command: Start, is_cuda: bool) -> Reference:
         self._places = reckon("vllm", command.layout, command.options).places
-        reference = Reference(command.directory, command.layout)
-        config = vllm_versions.engine_config(command, self._extension, self._places, is_cuda=is_cuda)
+        precision = command.options.precision
+        reference = Reference(command.directory, command.layout, precision)
+        quantization = None if precision == "none" else rounding.config(precision)
+        config = vllm_versions.engine_config(
+            command, self._extension, self._places, is_cuda=is_cuda, quantization=quantization
+        )
         wanted = config.model_config.max_model_len
         self._engine, self._config = vllm_versions.make_engine(config, self._note_tokens), config
         if command.options.max_model_len is not None and (held := config.model_config.max_model_len) < wanted:

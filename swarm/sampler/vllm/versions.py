@@ -128,7 +128,9 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             raise UserError(f"the engine argument {name!r} cannot be set: {REFUSED[name]}")
 
 
-def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool) -> Any:
+def engine_config(
+    command: Start, extension: str, places: int, *, is_cuda: bool, quantization: dict[str, Any] | None
+) -> Any:
     """Return vLLM's configuration, with room for `places` samples. Raise UserError for an option that the model or the
     machine does not allow."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -149,6 +151,7 @@ def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool)
         "gpu_memory_utilization": memory_share(options) if is_cuda else options.gpu_memory_share,
         "max_model_len": options.max_model_len,
         "max_num_seqs": seats(places),
+        "hf_overrides": {"quantization_config": quantization} if quantization else {},
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
         # If a step has no room for a whole prompt, vLLM draws from a part of it and winds the generator back; CPU
