@@ -25,7 +25,8 @@ import msgspec
 from swarm.broadcast.version.manifest import Layout, TensorSpec
 from swarm.errors import UserError
 from swarm.process import free_host_bytes
-from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, EngineKind, EngineOptions, Reckoned, Rounding
+from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, EngineKind, EngineOptions, Reckoned
+from swarm.types import Rounding
 
 FEW = 4  # Samples that have to fit: one at a time leaves a device idle for most of each step
 CPU_PLACES = 128  # Most samples side by side without a GPU: its cores are busy with fewer
@@ -46,10 +47,7 @@ ROUNDED_BYTES: dict[Rounding, float] = {"fp8": 1.01, "int8": 1.01, "int4": 0.57}
 
 ASK_S = 60.0  # A driver that slept wakes within seconds
 ASK_GPUS = "import sys, torch; [print(*torch.cuda.mem_get_info(i)) for i in range(int(sys.argv[1]))]"
-PRECISIONS: dict[str, tuple[Rounding, ...]] = {
-    "cuda": ("fp8", "int8", "int4"),
-    "cpu": ("int8", "int4"),
-}  # What vLLM's builds round to
+PRECISIONS: tuple[Rounding, ...] = ("fp8", "int8", "int4")  # What vLLM rounds to, mildest first
 LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -240,15 +238,15 @@ def measured(kind: EngineKind, options: EngineOptions) -> Device:
         free_bytes=int(free),
         share=options.gpu_memory_share,
         most_places=GPU_PLACES,
-        dtype=_dtype(options, "bfloat16"),
-        precisions=PRECISIONS["cuda"],
+        dtype=dtype_of(options, is_gpu=True),
+        precisions=PRECISIONS,
         with_vllm=True,
     )
 
 
 def _of_vllm(options: EngineOptions, *, is_gpu: bool) -> Device:
     if not is_gpu:
-        return dataclasses.replace(_of_host(options, KV_SHARE), precisions=PRECISIONS["cpu"])
+        return dataclasses.replace(_of_host(options, KV_SHARE), precisions=PRECISIONS)
     count = options.tensor_parallel_size
     free, whole = free_of_gpus(count)
     each = int(vllm_share(free, whole, options.gpu_memory_share) * whole) - VLLM_BYTES
@@ -257,8 +255,8 @@ def _of_vllm(options: EngineOptions, *, is_gpu: bool) -> Device:
         free_bytes=count * each,
         share=1.0,
         most_places=GPU_PLACES,
-        dtype=_dtype(options, "bfloat16"),
-        precisions=PRECISIONS["cuda"],
+        dtype=dtype_of(options, is_gpu=True),
+        precisions=PRECISIONS,
     )
 
 
@@ -268,13 +266,16 @@ def _of_host(options: EngineOptions, share: float) -> Device:
         free_bytes=free_host_bytes(),
         share=share,
         most_places=CPU_PLACES,
-        # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
-        dtype=_dtype(options, "float32"),
+        dtype=dtype_of(options, is_gpu=False),
     )
 
 
-def _dtype(options: EngineOptions, usual: str) -> str:
-    return usual if options.dtype == "auto" else options.dtype
+def dtype_of(options: EngineOptions, *, is_gpu: bool) -> str:
+    """Return what an engine's numbers take: float32 holds every bf16 value exactly, and CPUs without bf16 units are
+    slower with it; but vLLM's kernel for int4 on CPUs knows bf16 alone."""
+    if options.dtype != "auto":
+        return options.dtype
+    return "bfloat16" if is_gpu or options.precision == "int4" else "float32"
 
 
 def vllm_share(free: int, whole: int, wanted: float) -> float:

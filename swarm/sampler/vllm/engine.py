@@ -100,6 +100,8 @@ class VllmEngine:
     def _build(self, command: Start, is_cuda: bool) -> Reference:
         self._places = reckon("vllm", command.layout, command.options).places
         precision = command.options.precision
+        if precision != "none":
+            rounding.check(command.layout, precision, command.options.dtype, is_cuda=is_cuda)
         reference = Reference(command.directory, command.layout, precision)
         quantization = None if precision == "none" else rounding.config(precision)
         config = vllm_versions.engine_config(

@@ -37,11 +37,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from swarm.broadcast.version.manifest import Layout, TensorSpec, by_expert
 from swarm.learner.device import TORCH_DTYPES
 from swarm.learner.draws import gumbel
-from swarm.sampler.engine import Rounding
 from swarm.sampler.room import is_rounded
 from swarm.sampler.vllm.rounding import loaded
 from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE
 from swarm.sampler.weights import changed_items, items_at, mapped_tensors, put_items, sum_of_counts, sum_of_items
+from swarm.types import Rounding
 
 EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}  # vLLM's names of grouped experts, and transformers'
 SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for each on the device, next to the model

@@ -12,10 +12,14 @@ from typing import Any
 
 import torch
 
-from swarm.sampler.engine import Rounding
+from swarm.broadcast.version.manifest import Layout
+from swarm.errors import UserError
+from swarm.sampler.room import is_rounded
+from swarm.types import Rounding
 
 GROUP = 32  # Numbers that share a scale in int4: divides the widths of all known models, and those of their shards
 LARGEST = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
+ROUNDS_INPUTS: tuple[Rounding, ...] = ("fp8", "int8")
 LEAST_SCALE = 1e-12  # Of a row of zeros
 
 
@@ -40,22 +44,29 @@ def config(precision: Rounding) -> dict[str, Any]:
     }
 
 
+def check(layout: Layout, precision: Rounding, dtype: str, *, is_cuda: bool) -> None:
+    """Raise UserError if vLLM cannot hold the matrices of `layout` in this precision."""
+    if precision == "int4" and dtype == "float32" and not is_cuda:
+        raise UserError("vLLM on a CPU multiplies int4 in bfloat16 alone: leave --dtype out")
+    rounded = [spec for spec in layout.tensors if is_rounded(spec)]
+    if any(len(spec.shape) > 2 for spec in rounded):
+        raise UserError("--precision cannot round a model of experts here yet: leave it out")
+    if precision == "int4" and (odd := [spec for spec in rounded if spec.shape[1] % GROUP]):
+        raise UserError(f"--precision int4 wants rows of whole {GROUP}s, unlike {odd[0].name}: take int8")
+
+
 def round_matrix(matrix: torch.Tensor, precision: Rounding) -> tuple[torch.Tensor, torch.Tensor]:
     """Return whole numbers (or fp8) in the matrix's shape, and the scales [rows, 1 or groups]: float32, but of bf16's
-    precision for int4, where vLLM holds them in its own dtype. Raise ValueError if a row has no whole groups."""
+    precision for int4, where vLLM holds them in its own dtype."""
     rows, columns = matrix.shape
-    if precision == "int4" and columns % GROUP:
-        raise ValueError(f"rows of {columns} numbers are no groups of {GROUP}")
     grouped = matrix.float().view(rows, -1, GROUP if precision == "int4" else columns)
     scales = (grouped.abs().amax(-1) / LARGEST[precision]).clamp(min=LEAST_SCALE)
     if precision == "int4":
         scales = scales.bfloat16().float()
     scaled = grouped / scales[..., None]
-    held = (
-        scaled.to(torch.float8_e4m3fn)
-        if precision == "fp8"
-        else scaled.round().clamp(-8 if precision == "int4" else -127, LARGEST[precision]).to(torch.int8)
-    )
+    if precision == "fp8":
+        return scaled.to(torch.float8_e4m3fn).view(rows, columns), scales
+    held = scaled.round().clamp(-LARGEST[precision], LARGEST[precision]).to(torch.int8)
     return held.view(rows, columns), scales
 
 
@@ -79,6 +90,6 @@ def computed_with(matrix: torch.Tensor, precision: Rounding) -> torch.Tensor:
 
 def rounded_inputs(inputs: torch.Tensor, precision: Rounding) -> torch.Tensor:
     """Return what a kernel sees of `inputs` [..., width]."""
-    if precision == "int4":
+    if precision not in ROUNDS_INPUTS:
         return inputs
     return computed_with(inputs.reshape(-1, inputs.shape[-1]), precision).view(inputs.shape)

@@ -25,11 +25,11 @@ import msgspec
 
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import EchoError, UserError
-from swarm.sampler.engine import Install, Installed, NotInstalled, Proof, Rounding, Told
+from swarm.sampler.engine import Install, Installed, NotInstalled, Proof, Told
 from swarm.sampler.proving import Expected, Reference, probe_tokens
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.weights import wrong_tensor
-from swarm.types import Span, VersionId
+from swarm.types import Rounding, Span, VersionId
 
 
 class TokenWatch:

@@ -18,7 +18,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.process import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
-from swarm.sampler.room import KV_SHARE, memory_share
+from swarm.sampler.room import KV_SHARE, dtype_of, memory_share
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -48,8 +48,8 @@ REFUSED: dict[str, str] = {
         "weights come from the swarm": "load_format model_weights enable_lora weight_transfer_config",
         "weights are taken and proven by it": "worker_extension_cls worker_cls",
         "log-probs would no longer be those of the draws": (
-            "logprobs_mode generation_config override_generation_config logits_processors quantization "
-            "quantization_config kv_cache_dtype speculative_config spec_method spec_model spec_tokens watermark_config "
+            "logprobs_mode generation_config override_generation_config logits_processors kv_cache_dtype "
+            "speculative_config spec_method spec_model spec_tokens watermark_config "
             "diffusion_config swa_bounded_replay kv_sharing_fast_prefill"
         ),
         "nobody could replay its draws": "use_fp64_gumbel enable_trace_replay",
@@ -57,9 +57,19 @@ REFUSED: dict[str, str] = {
             "kv_transfer_config kv_offloading_size kv_offloading_backend ec_transfer_config"
         ),
         "the proof of new weights has to be drawn first": "scheduling_policy",
-        "it has an option of its own": "dtype tensor_parallel_size gpu_memory_utilization max_model_len max_num_seqs",
-        "one engine is one copy of the model on one machine; start another sampler instead": (
-            "pipeline_parallel_size prefill_context_parallel_size data_parallel_size data_parallel_size_local nnodes"
+        "it has an option of its own": (
+            "dtype quantization quantization_config tensor_parallel_size gpu_memory_utilization max_model_len "
+            "max_num_seqs"
+        ),
+        "one engine is one copy of the model; start another sampler instead": (
+            "prefill_context_parallel_size data_parallel_size data_parallel_size_local data_parallel_rank"
+        ),
+        "GPUs of one machine share a model by --tensor-parallel-size, which its proofs can follow": (
+            "pipeline_parallel_size decode_context_parallel_size"
+        ),
+        "an engine is on one machine: over the internet each token would wait for a round trip between two layers": (
+            "distributed_executor_backend nnodes node_rank master_addr master_port data_parallel_address "
+            "data_parallel_backend"
         ),
         "experts that move can be neither replaced nor proven": "enable_eplb",
         "an engine that sleeps keeps no weights": "enable_sleep_mode",
@@ -145,8 +155,7 @@ def engine_config(
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": extension,
         "scheduling_policy": "priority",
-        # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
-        "dtype": ("bfloat16" if is_cuda else "float32") if options.dtype == "auto" else options.dtype,
+        "dtype": dtype_of(options, is_gpu=is_cuda),
         "tensor_parallel_size": options.tensor_parallel_size,
         "gpu_memory_utilization": memory_share(options) if is_cuda else options.gpu_memory_share,
         "max_model_len": options.max_model_len,

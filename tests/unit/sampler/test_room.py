@@ -14,9 +14,10 @@ from swarm.errors import UserError
 from swarm.learner.memory import shape_of
 from swarm.learner.models import tiny_model
 from swarm.sampler import room
-from swarm.sampler.engine import EngineOptions, Rounding
+from swarm.sampler.engine import EngineOptions
 from swarm.sampler.room import CPU_PLACES, Device, Model, model_of, places, reckon, sample_bytes, weights_bytes
 from swarm.sampler.transformers import TransformersEngine
+from swarm.types import Rounding
 from tests.builders import layout
 from tests.unit.models import moe_model, stage, stage_model
 
