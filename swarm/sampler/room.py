@@ -178,15 +178,10 @@ def _lighter(device: Device, options: EngineOptions) -> Iterator[tuple[str, Devi
     held = ROUNDED_BYTES.get(options.precision, ITEM_BYTES[device.dtype])
     for precision in device.precisions:
         if ROUNDED_BYTES[precision] < held:
-            asked = msgspec.structs.replace(options, precision=precision)
-            if device.with_vllm:
-                yield f"--engine vllm --precision {precision}", _less(device, VLLM_BYTES), asked
-            else:
-                yield f"--precision {precision}", device, asked
-
-
-def _less(device: Device, nbytes: int) -> Device:
-    return dataclasses.replace(device, free_bytes=device.free_bytes - nbytes)
+            free = device.free_bytes - (VLLM_BYTES if device.with_vllm else 0)
+            engine = "--engine vllm " if device.with_vllm else ""
+            where = dataclasses.replace(device, free_bytes=free)
+            yield f"{engine}--precision {precision}", where, msgspec.structs.replace(options, precision=precision)
 
 
 def _fewer(model: Model, device: Device, options: EngineOptions) -> Iterator[str]:
@@ -227,46 +222,24 @@ def measured(kind: EngineKind, options: EngineOptions) -> Device:
 
     from swarm.learner.device import pick_device
 
-    if kind == "vllm":
-        return _of_vllm(options, is_gpu=torch.version.cuda is not None)
-    device = pick_device(options.device)
-    if device.type != "cuda":
-        return _of_host(options, CPU_SHARE)
-    free, _ = torch.cuda.mem_get_info(device)
-    return Device(
-        where=f"the GPU ({device})",
-        free_bytes=int(free),
-        share=options.gpu_memory_share,
-        most_places=GPU_PLACES,
-        dtype=dtype_of(options, is_gpu=True),
-        precisions=PRECISIONS,
-        with_vllm=True,
-    )
-
-
-def _of_vllm(options: EngineOptions, *, is_gpu: bool) -> Device:
+    is_vllm, count = kind == "vllm", options.tensor_parallel_size
+    device = torch.device("cuda" if torch.version.cuda else "cpu") if is_vllm else pick_device(options.device)
+    is_gpu = device.type == "cuda"
     if not is_gpu:
-        return dataclasses.replace(_of_host(options, KV_SHARE), precisions=PRECISIONS)
-    count = options.tensor_parallel_size
-    free, whole = free_of_gpus(count)
-    each = int(vllm_share(free, whole, options.gpu_memory_share) * whole) - VLLM_BYTES
+        where, free, share = "this machine", free_host_bytes(), KV_SHARE if is_vllm else CPU_SHARE
+    elif is_vllm:
+        each = int(memory_share(options) * free_of_gpus(count)[1]) - VLLM_BYTES
+        where, free, share = f"what vLLM may use of {count} GPU{'' if count == 1 else 's'}", count * each, 1.0
+    else:
+        where, free, share = f"the GPU ({device})", torch.cuda.mem_get_info(device)[0], options.gpu_memory_share
     return Device(
-        where="what vLLM may use of the GPU" if count == 1 else f"what vLLM may use of {count} GPUs",
-        free_bytes=count * each,
-        share=1.0,
-        most_places=GPU_PLACES,
-        dtype=dtype_of(options, is_gpu=True),
-        precisions=PRECISIONS,
-    )
-
-
-def _of_host(options: EngineOptions, share: float) -> Device:
-    return Device(
-        where="this machine",
-        free_bytes=free_host_bytes(),
+        where=where,
+        free_bytes=free,
         share=share,
-        most_places=CPU_PLACES,
-        dtype=dtype_of(options, is_gpu=False),
+        most_places=GPU_PLACES if is_gpu else CPU_PLACES,
+        dtype=dtype_of(options, is_gpu=is_gpu),
+        precisions=PRECISIONS if is_gpu or is_vllm else (),
+        with_vllm=not is_vllm,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import accepted_by, eventually, swarm_in
+from tests.integration.processes import swarm_in
 
 
 @pytest.mark.long

@@ -103,10 +103,7 @@ class VllmEngine:
         if precision != "none":
             rounding.check(command.layout, precision, command.options.dtype, is_cuda=is_cuda)
         reference = Reference(command.directory, command.layout, precision)
-        quantization = None if precision == "none" else rounding.config(precision)
-        config = vllm_versions.engine_config(
-            command, self._extension, self._places, is_cuda=is_cuda, quantization=quantization
-        )
+        config = vllm_versions.engine_config(command, self._extension, self._places, is_cuda=is_cuda)
         wanted = config.model_config.max_model_len
         self._engine, self._config = vllm_versions.make_engine(config, self._note_tokens), config
         if command.options.max_model_len is not None and (held := config.model_config.max_model_len) < wanted:

@@ -23,24 +23,23 @@ ROUNDS_INPUTS: tuple[Rounding, ...] = ("fp8", "int8")
 LEAST_SCALE = 1e-12  # Of a row of zeros
 
 
-def config(precision: Rounding) -> dict[str, Any]:
-    """Return the `quantization_config` of a checkpoint in this form. Embeddings and the head are not rounded."""
+def overrides(precision: Rounding) -> dict[str, Any]:
+    """Return what a checkpoint's config.json says of this form. Embeddings and the head are not rounded."""
+    if precision == "none":
+        return {}
     kind = {"num_bits": 4 if precision == "int4" else 8, "type": "float" if precision == "fp8" else "int"}
     by = {"strategy": "group", "group_size": GROUP} if precision == "int4" else {"strategy": "channel"}
     inputs = None if precision == "int4" else {**kind, "symmetric": True, "strategy": "token", "dynamic": True}
     formats = {"fp8": "float-quantized", "int8": "int-quantized", "int4": "pack-quantized"}
+    scheme = {"weights": {**kind, **by, "symmetric": True, "dynamic": False}, "input_activations": inputs}
     return {
-        "quant_method": "compressed-tensors",
-        "format": formats[precision],
-        "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-        "config_groups": {
-            "all": {
-                "targets": ["Linear"],
-                "weights": {**kind, **by, "symmetric": True, "dynamic": False},
-                "input_activations": inputs,
-            }
-        },
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": formats[precision],
+            "quantization_status": "compressed",
+            "ignore": ["lm_head"],
+            "config_groups": {"all": {"targets": ["Linear"], **scheme}},
+        }
     }
 
 

@@ -138,12 +138,12 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             raise UserError(f"the engine argument {name!r} cannot be set: {REFUSED[name]}")
 
 
-def engine_config(
-    command: Start, extension: str, places: int, *, is_cuda: bool, quantization: dict[str, Any] | None
-) -> Any:
+def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool) -> Any:
     """Return vLLM's configuration, with room for `places` samples. Raise UserError for an option that the model or the
     machine does not allow."""
     from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from swarm.sampler.vllm.rounding import overrides
 
     options = command.options
     check_arguments(options.arguments)
@@ -160,7 +160,7 @@ def engine_config(
         "gpu_memory_utilization": memory_share(options) if is_cuda else options.gpu_memory_share,
         "max_model_len": options.max_model_len,
         "max_num_seqs": seats(places),
-        "hf_overrides": {"quantization_config": quantization} if quantization else {},
+        "hf_overrides": overrides(options.precision),
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
         # If a step has no room for a whole prompt, vLLM draws from a part of it and winds the generator back; CPU
