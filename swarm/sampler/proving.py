@@ -16,6 +16,8 @@ reference; yet a number that lies between two steps may fall to either side, by 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -79,14 +81,14 @@ class Reference:
     """The model of `directory` without weights, as `build_model` makes it."""
 
     def __init__(self, directory: str, layout: Layout, precision: Rounding = "none") -> None:
-        model = build_model(directory, layout, torch.float32)
+        with _shapes_alone():
+            model = build_model(directory, layout, torch.float32)
         self._layout = layout
         self._model = model.eval()
         self._weights: dict[str, torch.Tensor] = {}
         self._precision: Rounding = precision
         self._rounded = {spec.name for spec in layout.tensors if precision != "none" and is_rounded(spec)}
         for path, module in model.named_modules():
-            self._empty(module)
             if module._parameters or _persistent(module):
                 module.register_forward_pre_hook(self._filler(path))
                 module.register_forward_hook(lambda module, *_: self._empty(module))
@@ -130,6 +132,23 @@ class Reference:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 module._parameters[name] = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+
+@contextmanager
+def _shapes_alone() -> Iterator[None]:
+    """Have new modules keep no parameters, which in float32 may not fit beside an engine, but their buffers."""
+    register = torch.nn.Module.register_parameter
+
+    def without(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        register(
+            module, name, None if parameter is None else torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
+        )
+
+    torch.nn.Module.register_parameter = without  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _persistent(module: torch.nn.Module) -> list[str]:
