@@ -503,14 +503,14 @@ class Receiver:
         """Return the store with the head's layout, fetched if it is not here. Raise OtherModel if the model changed."""
         assert self.store is not None
         if self.store.layout_digest == head.layout_digest:
-            await self._may_fetch(self.store.layout)
+            await self._admitted(self.store.layout)
             return self.store
         if self.store.layout is not None and self._target is not None:
             raise OtherModel("the learner now trains another model")
         data, layout = await self._neighbours.fetch(
             head.layout_digest, LAYOUT_BYTES, lambda data: open_layout(data, head), "the layout of the model"
         )
-        await self._may_fetch(layout)
+        await self._admitted(layout)
         if self.weights is not None:
             self.weights.close()
             self.weights = None
@@ -518,7 +518,7 @@ class Receiver:
         self.weights = await self._open_weights(self.store, layout)
         return self.store
 
-    async def _may_fetch(self, layout: Layout | None) -> None:
+    async def _admitted(self, layout: Layout | None) -> None:
         """Tell what the model is, and wait until its weights may be fetched."""
         async with self._changed:
             self._layout = layout
