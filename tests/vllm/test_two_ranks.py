@@ -16,10 +16,13 @@ def test_a_node_of_two_ranks_draws_rollouts_that_are_accepted(tmp_path: Path) ->
         learner = swarm.lead("--port", "0", "--steps", "4", "--seed", "1")
         given = ("--engine", "vllm", "--tensor-parallel-size", "2", "--batch-samples", "8", "--device", "cpu")
         node = swarm.join(learner.url(), *given, name="two-ranks")
+        eventually(lambda: ranks(node) == 2, node, "two ranks run")
         assert learner.process.wait(400) in (0, 1), learner.output()
         assert node.process.wait(60) == 0, node.output()
         said = node.output()
         assert "engine: vllm on cpu in float32, 8 samples at once" in said
         assert "Traceback" not in said
-        summary = learner.run_dir / "summary.json"
-        assert summary.exists()
+        # Nobody else drew what these steps were trained on.
+        summary = json.loads((learner.run_dir / "summary.json").read_text())
+        assert summary["steps"] == 4
+        assert summary["rollouts_accepted"] >= 4 * 2 * 4
