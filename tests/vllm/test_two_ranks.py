@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.integration.processes import swarm_in
+from tests.integration.processes import Node, eventually, swarm_in
+
+
+def ranks(node: Node) -> int:
+    """Workers of vLLM: the engine of a small model spawns other processes for several ranks alone."""
+    found = 0
+    for child in node.children():
+        try:
+            found += "spawn_main" in " ".join(child.cmdline())
+        except psutil.Error:
+            continue
+    return found
 
 
 @pytest.mark.long
