@@ -365,10 +365,12 @@ class JoinConfig(Limits):
     max_model_len: Annotated[
         int | None,
         Field(ge=16, le=16_777_216),
-        Flag(ENGINE, "Most tokens of prompt and answer together, for vLLM or mlx.", "what the model takes"),
+        Flag(ENGINE, "Most tokens of prompt and answer together.", "what the model takes"),
     ] = None
     engine_arguments: Annotated[dict[str, Any], Field(max_length=64)] = {}  # vLLM's own (`AsyncEngineArgs`)
-    batch_samples: Annotated[int, Field(ge=1, le=4096), Flag(ENGINE, "Samples drawn at a time.")] = 128
+    batch_samples: Annotated[
+        int | None, Field(ge=1, le=4096), Flag(ENGINE, "Samples drawn at a time.", "as many as fit")
+    ] = None
     engine_hang_s: Annotated[float, Field(ge=10)] = 120.0
     rehearse_tokens_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     rehearse_noise: Noise = 0.0
@@ -395,7 +397,7 @@ class JoinConfig(Limits):
             raise ValueError(
                 f"engine_arguments: {odd[0]!r} cannot be an argument of vLLM's; write block_size for --block-size"
             )
-        for name in ("tensor_parallel_size", "gpu_memory_share", "max_model_len"):
+        for name in ("tensor_parallel_size", "gpu_memory_share"):
             takers = ("auto", "vllm") if name == "tensor_parallel_size" else ("auto", "vllm", "mlx")
             if name in self.model_fields_set and self.engine not in takers:
                 flag = f"--{name.replace('_', '-')}"

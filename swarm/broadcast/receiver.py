@@ -167,6 +167,10 @@ class Receiver:
         self._routes: dict[VersionId, Routing] = {}
         self._begun: BegunVersion | None = None
         self._announced: asyncio.Queue[Announced | Segment] = asyncio.Queue(maxsize=MAX_WAITING)
+        self.may_fetch = asyncio.Event()
+        """Whether weights may be fetched once the layout is here; a sampler asks its engine first."""
+        self.may_fetch.set()
+        self._layout: Layout | None = None  # That of the newest head
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
         self._target: HeldVersion | None = None
@@ -208,10 +212,8 @@ class Receiver:
     async def layout(self) -> Layout:
         """Wait until the model is known, and return its tensors and files."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._target is not None)
-        assert self.store is not None
-        assert self.store.layout is not None
-        return self.store.layout
+            await self._changed.wait_for(lambda: self._layout is not None)
+        return cast(Layout, self._layout)
 
     async def installed(self, than: VersionId | None) -> SignedVersion:
         """Wait until the map is newer than `than`, and return what it holds. To read the map, hold `steady`."""
@@ -501,18 +503,27 @@ class Receiver:
         """Return the store with the head's layout, fetched if it is not here. Raise OtherModel if the model changed."""
         assert self.store is not None
         if self.store.layout_digest == head.layout_digest:
+            await self._admitted(self.store.layout)
             return self.store
         if self.store.layout is not None and self._target is not None:
             raise OtherModel("the learner now trains another model")
         data, layout = await self._neighbours.fetch(
             head.layout_digest, LAYOUT_BYTES, lambda data: open_layout(data, head), "the layout of the model"
         )
+        await self._admitted(layout)
         if self.weights is not None:
             self.weights.close()
             self.weights = None
         await in_thread(self.store.set_layout, data, layout)
         self.weights = await self._open_weights(self.store, layout)
         return self.store
+
+    async def _admitted(self, layout: Layout | None) -> None:
+        """Tell what the model is, and wait until its weights may be fetched."""
+        async with self._changed:
+            self._layout = layout
+            self._changed.notify_all()
+        await self.may_fetch.wait()
 
     async def _open_weights(self, store: VersionStore, layout: Layout) -> WeightMap:
         if (memory := await in_thread(self._place, layout.total_bytes)) is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swarm.broadcast.receiver import Receiver
-from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, first_fault
+from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, UserError, first_fault
 from swarm.gossip.records import Profile
 from swarm.node.bootstrap import Greeting
 from swarm.node.identity import SECRETS
@@ -88,7 +88,8 @@ class SamplerNode(JoiningNode):
         )
 
     async def run(self) -> None:
-        """Sample until the run is over or a stop is requested. Raise ProofFailed if two engines fail their proofs."""
+        """Sample until the run is over or a stop is requested. Raise ProofFailed if two engines fail their proofs,
+        and UserError if none fits or comes up."""
         self._chosen = await asyncio.to_thread(choose_engine, self._config.engine, self._config.device)
         self._say(self._chosen.line)
         await super().run()
@@ -127,6 +128,8 @@ class SamplerNode(JoiningNode):
         self._status.state = state
 
     async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
+        # Of a model that does not fit no weights are fetched: the first session asks its engine.
+        receiver.may_fetch.clear()
         if (self._directory / PAUSED).exists():
             self._holds.set(OWNER, BY_OWNER)
         spool = await asyncio.to_thread(Spool, self._directory / "spool", found.hello.swarm, self._say)
@@ -137,6 +140,8 @@ class SamplerNode(JoiningNode):
         faults, proof_failed_at = 0, -math.inf
         while not self._stop.is_set():
             if self._holds.reason:
+                # Until it draws it is a relay, which needs no room for a model.
+                receiver.may_fetch.set()
                 await self._wait_until_free()
                 continue
             accepted = self._status.verdicts["accepted"]
@@ -158,6 +163,10 @@ class SamplerNode(JoiningNode):
                     raise ProofFailed(f"leaving: a new engine does not hold what it was given either: {fault}")
                 proof_failed_at = self._clock()
             if faults == MAX_FAULTS:
+                if isinstance(fault, ChildFailed) and not self._status.has_started:
+                    raise UserError(
+                        f"leaving: the engine failed to start {MAX_FAULTS} times in a row, the last: {fault}"
+                    )
                 await self._pause(fault)
                 faults = 0
             else:

@@ -26,9 +26,9 @@ EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine's owner asks of its engine; `arguments` are the library's own, by its names.
 
-    At most `places` samples are drawn side by side. An engine that is busy and draws no token for `hang_s` is broken.
-    In an engine without a model each sample grows by `rehearse_tokens_per_s` (None: at once), varied by up to the share
-    `rehearse_noise` from batch to batch.
+    At most `places` samples are drawn side by side (None: as many as fit). An engine that is busy and draws no token
+    for `hang_s` is broken. In an engine without a model each sample grows by `rehearse_tokens_per_s` (None: at once),
+    varied by up to the share `rehearse_noise` from batch to batch.
     """
 
     device: str = "auto"
@@ -38,10 +38,25 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_share: float = 0.85
     max_model_len: int | None = None
     arguments: dict[str, Any] = {}
-    places: int = 1
+    places: int | None = None
     hang_s: float = 120.0
     rehearse_tokens_per_s: float | None = None
     rehearse_noise: float = 0.0
+
+
+class Reckon(msgspec.Struct, frozen=True, tag=True):
+    """Say whether the model that `layout` describes would fit here, in an engine of this kind."""
+
+    kind: EngineKind
+    layout: Layout
+    options: EngineOptions
+
+
+class Reckoned(msgspec.Struct, frozen=True):
+    """How many samples fit side by side, and a line for the machine's owner."""
+
+    places: int
+    said: str
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -154,7 +169,7 @@ ASSUMED_SAMPLE_TOKENS = 4096
 """Prompt and completion of a sample without a limit: contexts of 40,000 tokens and more are seldom used, and an engine
 that reserved them would draw one sample at a time."""
 
-Command = Start | Install | Generate
+Command = Reckon | Start | Install | Generate
 Told = Callable[[], None]  # Called whenever work goes on
 
 

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from swarm.process import ChildChannel, free_host_bytes, limit_memory
 from swarm.sampler.confine import STACKS_BYTES, confine, has_gpu
-from swarm.sampler.engine import Command, Engine, Generate, Install, Start
+from swarm.sampler.engine import Command, Engine, Generate, Install, Reckon, Start
+from swarm.sampler.room import reckon
 
 
 def main() -> None:
@@ -53,6 +54,8 @@ def serve(make: Callable[[], Engine], channel: ChildChannel, exposed: str = "") 
 
         async def handle(command: Command) -> msgspec.Struct:
             match command:
+                case Reckon():
+                    return await asyncio.to_thread(reckon, command.kind, command.layout, command.options)
                 case Start():
                     _limit_memory(command.options.device, is_model=sys.argv[1:2] != ["scripted"])
                     return replace(await engine.start(command, channel.progress), exposed=exposed)

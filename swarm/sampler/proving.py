@@ -9,24 +9,32 @@ changes in the last bits of a few numbers stay below it. In 16 bits the engine's
 2**-8 of the logits, so the mean over the sequence is compared. It reveals weights of another run, stale embeddings and
 mixed-up layers, but not a version that is one step too old. The sums reveal that, if the engine keeps its parameters as
 they came.
+
+An engine that rounds its matrices is compared with what they stand for. If it rounds their inputs too, so does the
+reference; yet a number that lies between two steps may fall to either side, by the last bits of what came before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
 import torch
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.learner.memory import shape_of
-from swarm.sampler.weights import Room, build_model, mapped_tensors
+from swarm.sampler.room import is_rounded
+from swarm.sampler.vllm.rounding import ROUNDS_INPUTS, computed_with, rounded_inputs
+from swarm.sampler.weights import build_model, mapped_tensors
+from swarm.types import Rounding
 
 PROBE_TOKENS = 32  # Enough for every layer to mix positions; a prefill of one block
 FLOAT32_ERROR = 1e-4
 BFLOAT16_ERROR = 0.02
 FLOAT32_SHARE = 2.0**-20
+INPUTS_ERROR = 0.2  # Where inputs are rounded too: in a small model one step of one number weighs much
+INPUTS_SHARE = 2.0**-6
 BFLOAT16_SHARE = 2.0**-7  # Of a position's largest logit: what rounding may add if logits are large
 ROUNDED_FACTOR = 8  # On CPUs mlx adds up in 16 bits what it multiplies with rounded weights: five times the error
 THREADS = 2  # The reference is computed while the engine draws, which needs the other cores more
@@ -38,9 +46,11 @@ def probe_tokens(vocabulary: int, limit: int) -> tuple[int, ...]:
 
 
 class Expected:
-    """The reference's `logprobs` of all tokens but the first, and the largest logit in magnitude at each position."""
+    """The reference's `logprobs` of all tokens but the first, and the largest logit in magnitude at each position.
+    `coarse`: the engine rounds what its matrices are multiplied with."""
 
-    def __init__(self, logprobs: list[float], largest: list[float]) -> None:
+    def __init__(self, logprobs: list[float], largest: list[float], *, coarse: bool = False) -> None:
+        self._coarse = coarse
         self.logprobs = logprobs
         self._largest = largest
 
@@ -52,7 +62,10 @@ class Expected:
         errors = [abs(one - other) for one, other in zip(held, self.logprobs, strict=True)]
         # Compared so that a NaN fails, and summed, because the maximum of several values may hide a NaN.
         mean = sum(errors) / len(errors)
-        if dtype == "float32":
+        if self._coarse:
+            bound = max(INPUTS_ERROR, INPUTS_SHARE * sum(self._largest) / len(self._largest))
+            fits = mean <= bound
+        elif dtype == "float32":
             bound = max(FLOAT32_ERROR, FLOAT32_SHARE * max(self._largest))
             fits = mean <= bound and max(errors) <= bound
         else:
@@ -67,22 +80,27 @@ class Expected:
 
 
 class Reference:
-    """The model of `directory` without weights, as `build_model` makes it. An engine that rounds weights sets
-    `as_held`, which returns a tensor of the stream, by its name, as it holds it."""
+    """The model of `directory` without weights, as `build_model` makes it. `as_held` returns a tensor of the stream, by
+    its name, as an engine that rounds weights holds it: for `precision` as vLLM does (vllm/rounding.py)."""
 
-    def __init__(self, directory: str, layout: Layout, room: Room = lambda nbytes: None) -> None:
-        model = build_model(directory, layout, torch.float32, room)
+    def __init__(self, directory: str, layout: Layout, precision: Rounding = "none") -> None:
+        with _shapes_alone():
+            model = build_model(directory, layout, torch.float32)
         self.config: Any = model.config
-        self.shape = shape_of(model)
-        self.as_held: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor
         self._layout = layout
         self._model = model.eval()
         self._weights: dict[str, torch.Tensor] = {}
+        self._precision: Rounding = precision
+        rounded = {spec.name for spec in layout.tensors if precision != "none" and is_rounded(spec)}
+        self.as_held: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: (
+            computed_with(tensor, precision) if name in rounded else tensor
+        )
         for path, module in model.named_modules():
-            self._empty(module)
             if module._parameters or _persistent(module):
                 module.register_forward_pre_hook(self._filler(path))
                 module.register_forward_hook(lambda module, *_: self._empty(module))
+            if f"{path}.weight" in rounded:
+                module.register_forward_pre_hook(self._round_inputs)
 
     @torch.no_grad()
     def expect(self, path: str, token_ids: tuple[int, ...]) -> Expected:
@@ -96,7 +114,8 @@ class Reference:
         finally:
             self._weights = {}
         chosen = logits.log_softmax(-1).gather(1, torch.tensor(token_ids)[1:, None]).squeeze(1)
-        return Expected(chosen.tolist(), logits.abs().amax(-1).tolist())
+        coarse = self._precision in ROUNDS_INPUTS
+        return Expected(chosen.tolist(), logits.abs().amax(-1).tolist(), coarse=coarse)
 
     def _filler(self, path: str) -> Any:
         def fill(module: torch.nn.Module, _: Any) -> None:
@@ -114,11 +133,31 @@ class Reference:
 
         return fill
 
+    def _round_inputs(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return rounded_inputs(inputs[0], self._precision), *inputs[1:]
+
     def _empty(self, module: torch.nn.Module) -> None:
         for one in module.modules():
             for name, parameter in one._parameters.items():
                 if parameter is not None:
                     one._parameters[name] = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+
+@contextmanager
+def _shapes_alone() -> Iterator[None]:
+    """Have new modules keep no parameters, which in float32 may not fit beside an engine, but their buffers."""
+    register = torch.nn.Module.register_parameter
+
+    def without(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        register(
+            module, name, None if parameter is None else torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
+        )
+
+    torch.nn.Module.register_parameter = without  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _persistent(module: torch.nn.Module) -> list[str]:

@@ -28,6 +28,7 @@ from swarm.sampler.engine import (
     Started,
     Told,
 )
+from swarm.sampler.room import CPU_PLACES
 from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.weights import wrong_tensor
 from swarm.types import Span, VersionId
@@ -53,8 +54,9 @@ class ScriptedEngine:
         options = command.options
         self._tokens_per_s, self._noise = options.rehearse_tokens_per_s or 0.0, options.rehearse_noise
         continuous = bool(options.arguments.get("continuous"))
-        self._places = Semaphore(options.places if continuous else 1)
-        return Started(engine="scripted", device="none", dtype="none", places=options.places, lockstep=not continuous)
+        places = options.places or CPU_PLACES
+        self._places = Semaphore(places if continuous else 1)
+        return Started(engine="scripted", device="none", dtype="none", places=places, lockstep=not continuous)
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None

@@ -74,11 +74,12 @@ AGAIN_S = 1.0  # Pause before reading unreadable weights again: a catch-up repai
 @dataclass(slots=True, kw_only=True)
 class SamplerStatus:
     """What the node shows of itself; it counts from the start of its process. `standby` says why it waits in reserve,
-    or is ""; `exposed` what its engine's process could do, as was said once."""
+    or is ""; `exposed` what its engine's process could do, as was said once; `has_started`: an engine once did."""
 
     state: str = "starting"
     standby: str = ""
     exposed: str = ""
+    has_started: bool = False
     verdicts: Counter[str] = field(default_factory=Counter)
     accepted_tokens: int = 0
     drops: Drops = field(default_factory=Drops)
@@ -226,7 +227,11 @@ class Session:
     async def _load(self) -> None:
         await asyncio.shield(self._launch)
         layout = await self._receiver.layout()
+        if (room := await self._engine.reckon(layout)) is not None:
+            self._say(room.said)
+        self._receiver.may_fetch.set()
         started = await self._engine.load(layout)
+        self._status.has_started = True
         at_once = f"{started.places} sample{'' if started.places == 1 else 's'} at once"
         longest = f", of {started.context_tokens} tokens at most" if started.context_tokens else ""
         self._say(f"engine: {started.engine} on {started.device} in {started.dtype}, {at_once}{longest}")

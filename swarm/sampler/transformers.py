@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
@@ -29,12 +28,8 @@ from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
 from swarm.learner.draws import gumbel
-from swarm.learner.memory import Shape, shape_of
-from swarm.process import free_host_bytes
 from swarm.sampler.engine import (
-    ASSUMED_SAMPLE_TOKENS,
     EngineDtype,
-    EngineOptions,
     Generate,
     Generated,
     Install,
@@ -46,6 +41,7 @@ from swarm.sampler.engine import (
     Started,
     Told,
 )
+from swarm.sampler.room import reckon
 from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.weights import (
     build_model,
@@ -53,17 +49,10 @@ from swarm.sampler.weights import (
     items_at,
     mapped_tensors,
     put_items,
-    require_room,
     sum_of_items,
     wrong_tensor,
 )
 from swarm.types import Finish, Span, VersionId
-
-CPU_SHARE = 0.5  # Of the available memory on a machine without a GPU: its owner wants to go on working
-
-DRAW_COPIES = 8
-"""Most float32 rows over the vocabulary that one draw holds: logits as they come and as float32, scaled, noise, their
-sum, the choice, and the softmax's temporaries."""
 
 R = TypeVar("R")
 
@@ -89,8 +78,8 @@ class TransformersEngine:
                 "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
                 "choose --dtype bfloat16 or float32"
             )
-        room = partial(require_room, *_free(device), advice="--dtype bfloat16 takes half of float32")
-        model = build_model(command.directory, command.layout, dtype, room)
+        room = reckon("transformers", command.layout, command.options)
+        model = build_model(command.directory, command.layout, dtype)
         model.to(device).eval()
         # The model's own defaults (such as a repetition penalty) would distort the distribution that the lease asks
         # for.
@@ -98,17 +87,17 @@ class TransformersEngine:
         if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
         self._model, self._layout, self._directory = model, command.layout, command.directory
-        config, shape = model.config, shape_of(model)
-        context_tokens = getattr(config.get_text_config(), "max_position_embeddings", None) or 0
+        config = model.config.get_text_config()
+        context_tokens = getattr(config, "max_position_embeddings", None) or 0
         return Started(
             engine="transformers",
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
-            places=_places(command.options, shape, context_tokens, device, dtype),
-            context_tokens=context_tokens,
-            vocab_size=shape.vocab_size,
+            places=room.places,
+            context_tokens=min(filter(None, (context_tokens, command.options.max_model_len)), default=0),
+            vocab_size=config.vocab_size,
         )
 
     @torch.no_grad()
@@ -306,29 +295,6 @@ class StopsRows(StoppingCriteria):
             if reached and self.ends[row] is None:
                 self.ends[row] = len(drawn[row])
         return torch.tensor([end is not None for end in self.ends], device=input_ids.device)
-
-
-def _places(options: EngineOptions, shape: Shape, context_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
-    """Return how many of the requested samples fit beside the model; a batch holds all of them to its end."""
-    free_bytes, _ = _free(device)
-    share = options.gpu_memory_share if device.type == "cuda" else CPU_SHARE
-    tokens = options.max_model_len or ASSUMED_SAMPLE_TOKENS
-    one_bytes = sample_bytes(shape, min(tokens, context_tokens or tokens), dtype.itemsize)
-    # At least one, since most samples stay below their limit.
-    return max(1, min(options.places, int(free_bytes * share) // one_bytes))
-
-
-def _free(device: torch.device) -> tuple[int, str]:
-    """Return how many bytes are free where a model will run, and a name for that place."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]), f"the GPU ({device})"
-    return free_host_bytes(), "this machine"
-
-
-def sample_bytes(shape: Shape, tokens: int, dtype_bytes: int) -> int:
-    """Return the memory of one sample of `tokens`: keys and values of each token in each layer, ignoring attention
-    windows, and the probabilities while one token is drawn."""
-    return 2 * shape.layers * shape.keys * dtype_bytes * tokens + DRAW_COPIES * 4 * shape.vocab_size
 
 
 def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:

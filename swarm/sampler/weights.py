@@ -117,10 +117,7 @@ def sum_of_items(items: torch.Tensor) -> int:
     return int(MIX[raw.view("<u2")].sum(dtype=MIX.dtype)) if raw.size % 2 == 0 else tensor_sum(raw.data)
 
 
-Room = Callable[[int], None]  # Told how many bytes a model takes before they are taken; it may refuse
-
-
-def build_model(directory: str, layout: Layout, dtype: torch.dtype, room: Room) -> Any:
+def build_model(directory: str, layout: Layout, dtype: torch.dtype) -> Any:
     """Return the model that `directory` configures, without weights. Raise UserError if this release of transformers
     has no such model, and WrongWeights if the model has other tensors than the layout."""
     import torch
@@ -139,21 +136,11 @@ def build_model(directory: str, layout: Layout, dtype: torch.dtype, room: Room) 
         ) from error
     planned.tie_weights()
     check_coverage(planned.state_dict(), layout)
-    room(sum(tensor.nbytes for tensor in (*planned.parameters(), *planned.buffers())))
     with no_init_weights():
         model = untyped.from_config(config, dtype=dtype, trust_remote_code=False)
     # Only from_pretrained ties the embeddings by itself; an untied head would keep random weights.
     model.tie_weights()
     return model
-
-
-def require_room(free: int, where: str, nbytes: int, *, advice: str) -> None:
-    """Raise UserError unless a model of `nbytes` fits into the `free` bytes of memory of `where`."""
-    if nbytes > free:
-        raise UserError(
-            f"the swarm's model takes {nbytes / 1e9:.1f} GB of memory and {where} has {free / 1e9:.1f} GB free: end "
-            f"what else runs there ({advice}), or leave this swarm to larger machines, or help it with --role relay"
-        )
 
 
 def write_model_files(directory: Path, layout: Layout) -> None:

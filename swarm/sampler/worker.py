@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from swarm.broadcast.version.manifest import ChunkTable, Head, Layout
 from swarm.capacity.fleet import Lengths, mean_longest
 from swarm.errors import ChildFailed, UserError
@@ -23,12 +25,14 @@ from swarm.sampler.engine import (
     Installed,
     Job,
     NotInstalled,
+    Reckon,
+    Reckoned,
     Sampled,
     Start,
     Started,
 )
 from swarm.sampler.trial import Trial, TrialCache, assumed_rollouts_per_s, try_out
-from swarm.sampler.weights import write_model_files
+from swarm.sampler.weights import CONFIG, write_model_files
 from swarm.types import Rollout, SampleSpec, VersionId
 
 MAX_PER_S = 1e9  # Largest rate that a beat may report; only an engine without a model comes near it
@@ -170,9 +174,9 @@ class EngineWorker:
             environment=lambda given: {**clean_environment(given, ENGINE_VARIABLES), **OFFLINE, **computes_with},
         )
         self.installed: VersionId | None = None
-        self.places = options.places
+        self.places = options.places or 1
         self.lockstep = True
-        self.rates = Rates(options.places)
+        self.rates = Rates(self.places)
         self.last_install: Installed | None = None
         self.device_class: str = kind
         self._ended_at = 0.0
@@ -181,6 +185,15 @@ class EngineWorker:
     async def launch(self) -> None:
         """Start the process; it imports its libraries while the node looks for the learner."""
         await self._child.start()
+
+    async def reckon(self, layout: Layout) -> Reckoned | None:
+        """Ask whether the swarm's model fits, before its weights are fetched. Raise UserError if it does not. Return
+        None for an engine without a model."""
+        if self.kind == "scripted":
+            return None
+        config = tuple(file for file in layout.files if file.name == CONFIG)
+        command = Reckon(kind=self.kind, layout=msgspec.structs.replace(layout, files=config), options=self._options)
+        return await self._child.call(command, Reckoned)
 
     async def load(self, layout: Layout) -> Started:
         """Build the swarm's model from the files that came with its layout."""

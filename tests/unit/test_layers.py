@@ -59,7 +59,7 @@ CROSSING = {
 the rule that the rollout plane goes by."""
 
 ABOVE = ("swarm.node", "swarm.cli", "swarm.report", "swarm.redteam", "swarm.__main__")
-ENGINES = tuple(f"swarm.sampler.{part}" for part in ("transformers", "vllm", "mlx", "proving", "weights"))
+ENGINES = tuple(f"swarm.sampler.{part}" for part in ("transformers", "vllm", "mlx", "proving", "room", "weights"))
 """What runs in the engine's process."""
 
 
@@ -161,7 +161,7 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
             ("swarm.broadcast.version.codec", "swarm.broadcast.store.memory_map", "swarm.broadcast.store.changes"),
         ),
         ("vllm", ("swarm.sampler.vllm.extension", "swarm.sampler.vllm.versions")),
-        ("mlx", ("swarm.sampler.mlx",)),
+        ("mlx", ("swarm.sampler.mlx", "swarm.sampler.room")),
         ("mlx_lm", ("swarm.sampler.mlx",)),
     ],
 )

@@ -191,13 +191,13 @@ def test_only_an_engine_without_a_model_can_be_rehearsed_with() -> None:
 
 def test_an_engine_is_chosen_unless_one_is_named_and_gets_its_options(file: Path) -> None:
     plain = load_config(JoinConfig, None, {"bootstrap": "127.0.0.1"})
-    assert (plain.engine, plain.engine_options) == ("auto", EngineOptions(places=128))
+    assert (plain.engine, plain.engine_options) == ("auto", EngineOptions())
     file.write_text(
         'bootstrap = "127.0.0.1"\nengine = "vllm"\nmax_model_len = 4096\n[engine_arguments]\nblock_size = 32\n'
     )
     options: dict[str, Any] = {"dtype": "bfloat16", "tensor_parallel_size": 2, "gpu_memory_share": 0.5}
     asked = load_config(JoinConfig, file, options).engine_options
-    assert asked == EngineOptions(**options, places=128, max_model_len=4096, arguments={"block_size": 32})
+    assert asked == EngineOptions(**options, max_model_len=4096, arguments={"block_size": 32})
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,6 @@ def test_an_option_of_the_engine_out_of_range_is_refused_by_its_flag(setting: st
         ("transformers", "tensor_parallel_size", 1, "vllm"),
         ("mlx", "tensor_parallel_size", 2, "vllm"),
         ("scripted", "gpu_memory_share", 0.5, "vllm or mlx"),
-        ("transformers", "max_model_len", 64, "vllm or mlx"),
     ],
 )
 def test_what_an_engine_cannot_follow_is_refused_with_it(engine: str, setting: str, value: float, right: str) -> None:

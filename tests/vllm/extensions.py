@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.model_executor.layers import utils
 
+from swarm.sampler.vllm import extension, rounding
 from swarm.sampler.vllm.extension import EchoWorker
+from swarm.types import Rounding
 
 
 class OldHead(EchoWorker):
@@ -21,10 +23,10 @@ class OldHead(EchoWorker):
 class Dying(EchoWorker):
     """Dies in the middle of the swap to version 0.1."""
 
-    def echo_reload(self, path: str, layout: bytes) -> str:
+    def echo_reload(self, path: str, layout: bytes, precision: Rounding = "none") -> str:
         if path.endswith(".0.1"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().echo_reload(path, layout)
+        return super().echo_reload(path, layout, precision)
 
 
 def _keep_weights(layer: torch.nn.Module, remove_weight: bool) -> None:
@@ -34,8 +36,8 @@ def _keep_weights(layer: torch.nn.Module, remove_weight: bool) -> None:
 class Flipping(EchoWorker):
     """Keeps the weights of all layers as they came, as GPUs do; after the swap to version 0.2 one bit is another."""
 
-    def echo_reload(self, path: str, layout: bytes) -> str:
-        why = super().echo_reload(path, layout)
+    def echo_reload(self, path: str, layout: bytes, precision: Rounding = "none") -> str:
+        why = super().echo_reload(path, layout, precision)
         if path.endswith(".0.2"):
             worker: Any = self
             weight = worker.model_runner.get_model().get_parameter("model.layers.1.self_attn.qkv_proj.weight")
@@ -47,8 +49,8 @@ class Flipping(EchoWorker):
 class FlippingExpert(EchoWorker):
     """After the swap to version 0.2 one bit of one expert is another."""
 
-    def echo_reload(self, path: str, layout: bytes) -> str:
-        why = super().echo_reload(path, layout)
+    def echo_reload(self, path: str, layout: bytes, precision: Rounding = "none") -> str:
+        why = super().echo_reload(path, layout, precision)
         if path.endswith(".0.2"):
             worker: Any = self
             experts = worker.model_runner.get_model().get_submodule("model.layers.1.mlp.experts.routed_experts")
@@ -59,10 +61,21 @@ class FlippingExpert(EchoWorker):
 class Refusing(EchoWorker):
     """Fails at version 0.1, as a loader does for a tensor that it does not know."""
 
-    def echo_reload(self, path: str, layout: bytes) -> str:
+    def echo_reload(self, path: str, layout: bytes, precision: Rounding = "none") -> str:
         if path.endswith(".0.1"):
             raise KeyError("no such tensor")
-        return super().echo_reload(path, layout)
+        return super().echo_reload(path, layout, precision)
+
+
+class StaleMatrices(EchoWorker):
+    """Goes on with the rounded matrices of its first version; the rest it takes."""
+
+    first: ClassVar[dict[str, dict[str, torch.Tensor]]] = {}
+
+    def echo_reload(self, path: str, layout: bytes, precision: Rounding = "none") -> str:
+        stale = lambda name, *rest: self.first.setdefault(name, rounding.loaded(name, *rest))  # noqa: E731
+        vars(extension)["loaded"] = stale
+        return super().echo_reload(path, layout, precision)
 
 
 if os.environ.get("ECHO_NODE_TEST_KEEP_WEIGHTS"):

@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 
 from swarm.errors import UserError
-from swarm.process import free_host_bytes
 from swarm.sampler.engine import (
     ASSUMED_SAMPLE_TOKENS,
     EngineOptions,
@@ -32,9 +31,8 @@ from swarm.sampler.engine import (
 from swarm.sampler.mlx.drawing import Drawing, Row
 from swarm.sampler.mlx.model import OTHERWISE, HeldModel
 from swarm.sampler.proving import Reference, probe_tokens
+from swarm.sampler.room import reckon
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.transformers import CPU_SHARE, sample_bytes
-from swarm.sampler.weights import require_room
 from swarm.types import SamplingRules, VersionId
 
 PROMPTS = (1, 5, 9)  # Tokens of the probe that its rows have as prompts: different lengths show that padding works
@@ -60,25 +58,22 @@ class MlxEngine:
         dtype = _dtype(options, device)
         self._reference = Reference(command.directory, command.layout)
         self._model = HeldModel(self._reference.config, command.layout, dtype, options.precision)
-        free, where = _free(device, options)
-        require_room(free, where, self._model.nbytes, advice="--precision int4 takes a third of bfloat16")
-        self._directory, shape = command.directory, self._reference.shape
-        limits = options.max_model_len, getattr(self._reference.config.get_text_config(), "max_position_embeddings", 0)
+        room = reckon("mlx", command.layout, options)
+        self._directory, config = command.directory, self._reference.config.get_text_config()
+        limits = options.max_model_len, getattr(config, "max_position_embeddings", 0)
         context_tokens = min(filter(None, limits), default=0)
-        room = int((free - self._model.nbytes) * (CPU_SHARE if device == "cpu" else 1.0))
-        one_bytes = sample_bytes(shape, min(context_tokens or ASSUMED_SAMPLE_TOKENS, ASSUMED_SAMPLE_TOKENS), dtype.size)
         self._started = Started(
             engine="mlx",
             device=device,
             dtype=str(dtype).removeprefix("mlx.core."),
             device_name=str(mx.device_info().get("device_name", "")) if device != "cpu" else "",
             versions=f"mlx-lm {version('mlx-lm')}, mlx {version('mlx')}",
-            places=max(1, min(options.places, room // one_bytes)),
+            places=room.places,
             context_tokens=context_tokens,
-            vocab_size=shape.vocab_size,
+            vocab_size=config.vocab_size,
             precision=options.precision,
         )
-        self._probe = probe_tokens(shape.vocab_size, (context_tokens or ASSUMED_SAMPLE_TOKENS) - 1)
+        self._probe = probe_tokens(config.vocab_size, (context_tokens or ASSUMED_SAMPLE_TOKENS) - 1)
         try:
             self._drawn_probe(progress)
         except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
@@ -183,12 +178,3 @@ def _dtype(options: EngineOptions, device: str) -> Any:
     if options.dtype == "auto":
         return mx.float32 if device == "cpu" else mx.bfloat16
     return getattr(mx, options.dtype)
-
-
-def _free(device: str, options: EngineOptions) -> tuple[int, str]:
-    """Return how many bytes the engine may take where it runs, and a name for that place."""
-    if device == "cpu":
-        return free_host_bytes(), "this machine"
-    # The memory is the machine's; the driver says how much of it one program should take.
-    most = min(int(mx.device_info()["max_recommended_working_set_size"]), free_host_bytes())
-    return int(most * options.gpu_memory_share), "what the engine may use of the GPU"

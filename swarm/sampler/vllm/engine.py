@@ -13,14 +13,12 @@ import signal
 import sys
 import time
 from array import array
-from functools import partial
 from typing import Any
 
 import torch
 
 from swarm.errors import UserError
 from swarm.learner.device import SMALL_MODEL_PARAMETERS
-from swarm.process import free_host_bytes
 from swarm.sampler.engine import (
     Generate,
     Generated,
@@ -34,9 +32,10 @@ from swarm.sampler.engine import (
     Told,
 )
 from swarm.sampler.proving import Reference
+from swarm.sampler.room import reckon
+from swarm.sampler.vllm import rounding
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.swap import CALL_S, UNPROVEN, Swaps, TokenWatch, last, limited
-from swarm.sampler.weights import require_room
 
 START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
 GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even confirm that, it is left alone
@@ -52,6 +51,7 @@ class VllmEngine:
         self._config: Any = None
         self._swaps: Swaps | None = None
         self._directory = ""
+        self._places = 0
         self._requests = 0
         self._running: dict[str, str] = {}
         self._watch = TokenWatch(0.0)
@@ -62,8 +62,6 @@ class VllmEngine:
         """Build the model with dummy weights. Raise UserError if the options or this machine's vLLM do not allow it,
         and WrongWeights if the layout belongs to another model."""
         vllm_versions.check()
-        if command.options.precision != "none":
-            raise UserError("--precision is not for vLLM yet: leave it out")
         is_cuda = torch.version.cuda is not None
         _check_device(command.options.device, is_cuda=is_cuda)
         is_small = command.layout.total_bytes < 2 * SMALL_MODEL_PARAMETERS
@@ -75,7 +73,16 @@ class VllmEngine:
         self._watch = TokenWatch(command.options.hang_s)
         engine, config, layout = self._engine, self._config, command.layout
         give_up = self._give_up_all
-        self._swaps = Swaps(engine, config, layout, reference, watch=self._watch, give_up=give_up, is_cuda=is_cuda)
+        self._swaps = Swaps(
+            engine,
+            config,
+            layout,
+            reference,
+            command.options.precision,
+            watch=self._watch,
+            give_up=give_up,
+            is_cuda=is_cuda,
+        )
         self._watching = asyncio.create_task(self._end_if_it_hangs())
         return Started(
             engine="vllm",
@@ -83,15 +90,20 @@ class VllmEngine:
             dtype=str(self._config.model_config.dtype).removeprefix("torch."),
             device_name=vllm_versions.gpu_name() if is_cuda else "",
             versions=vllm_versions.versions(),
-            places=min(command.options.places, vllm_versions.fitting_sequences(self._config)),
+            places=min(self._places, vllm_versions.fitting_sequences(self._config)),
             context_tokens=self._config.model_config.max_model_len,
             vocab_size=self._config.model_config.get_vocab_size(),
             lockstep=False,
+            precision=command.options.precision,
         )
 
     def _build(self, command: Start, is_cuda: bool) -> Reference:
-        reference = Reference(command.directory, command.layout, partial(_require_room, command, is_cuda=is_cuda))
-        config = vllm_versions.engine_config(command, self._extension, is_cuda=is_cuda)
+        self._places = reckon("vllm", command.layout, command.options).places
+        precision = command.options.precision
+        if precision != "none":
+            rounding.check(command.layout, precision, command.options.dtype, is_cuda=is_cuda)
+        reference = Reference(command.directory, command.layout, precision)
+        config = vllm_versions.engine_config(command, self._extension, self._places, is_cuda=is_cuda)
         wanted = config.model_config.max_model_len
         self._engine, self._config = vllm_versions.make_engine(config, self._note_tokens), config
         if command.options.max_model_len is not None and (held := config.model_config.max_model_len) < wanted:
@@ -218,18 +230,6 @@ def _retrieve(done: asyncio.Future[None]) -> None:
     """Read a result that nobody awaits, so that asyncio does not report it."""
     if not done.cancelled():
         done.exception()
-
-
-def _require_room(command: Start, float32_bytes: int, *, is_cuda: bool) -> None:
-    """Refuse a model that is too large for the GPUs that it is to be spread over, or for this machine."""
-    options = command.options
-    if is_cuda:
-        held = int(vllm_versions.gpu_bytes() * options.gpu_memory_share) * options.tensor_parallel_size
-        nbytes = float32_bytes if options.dtype == "float32" else float32_bytes // 2
-        require_room(held, "what the engine may use of the GPU", nbytes, advice="--gpu-memory-share sets its share")
-    else:
-        nbytes = float32_bytes if options.dtype in ("auto", "float32") else float32_bytes // 2
-        require_room(free_host_bytes(), "this machine", nbytes, advice="--dtype bfloat16 takes half of float32")
 
 
 def _check_device(wanted: str, *, is_cuda: bool) -> None:

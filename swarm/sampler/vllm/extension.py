@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 import torch
+from vllm import _custom_ops
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
@@ -36,8 +37,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from swarm.broadcast.version.manifest import Layout, TensorSpec, by_expert
 from swarm.learner.device import TORCH_DTYPES
 from swarm.learner.draws import gumbel
+from swarm.sampler.room import is_rounded
+from swarm.sampler.vllm.rounding import loaded
 from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE
 from swarm.sampler.weights import changed_items, items_at, mapped_tensors, put_items, sum_of_counts, sum_of_items
+from swarm.types import Rounding
 
 EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}  # vLLM's names of grouped experts, and transformers'
 SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for each on the device, next to the model
@@ -46,26 +50,28 @@ SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for
 class EchoWorker:
     """The calls. Their names must differ from those of vLLM's own workers."""
 
-    def echo_reload(self, path: str, layout: bytes) -> str:
-        """Take the weights of the file. Return "", or why the model did not take all of them. Only plain values travel,
-        so the answer is a string."""
+    def echo_reload(self, path: str, layout: bytes, precision: Rounding = "none") -> str:
+        """Take the weights of the file, matrices rounded to `precision`. Return "", or why the model did not take all
+        of them. Only plain values travel, so the answer is a string."""
         worker: Any = self
         model = worker.model_runner.get_model()
-        loaded = set[str]()
+        taken = set[str]()
         load_weights = model.load_weights
 
         def noting(weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-            loaded.update(load_weights(weights))
-            return loaded
+            taken.update(load_weights(weights))
+            return taken
 
         model.load_weights = noting
         self.echo_unmake_kernels(model)
         try:
-            worker.reload_weights(weights_iterator=_named(path, msgspec.json.decode(layout, type=Layout)))
+            worker.reload_weights(weights_iterator=_named(path, msgspec.json.decode(layout, type=Layout), precision))
         finally:
             del model.load_weights
         self.echo_pack_embeddings(model)
-        missing = sorted({name for name, _ in model.named_parameters()} - loaded)
+        # Kernels of rounded matrices hold more than they were given.
+        own = {name.rpartition(".")[0] for name in taken if name.endswith(".weight_scale")}
+        missing = sorted(n for n, _ in model.named_parameters() if n not in taken and n.rpartition(".")[0] not in own)
         return f"{missing[0]} and {len(missing) - 1} more were not taken" if missing else ""
 
     def echo_change(self, path: str, changed: str, layout: bytes, growth: bytes) -> str:
@@ -155,8 +161,12 @@ def _draw(runner: Any, logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, tor
     return drawn, logits.log_softmax(dim=-1, dtype=torch.float32)
 
 
-def _named(path: str, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((spec.name, tensor) for spec, tensor in mapped_tensors(path, by_expert(layout)))
+def _named(path: str, layout: Layout, precision: Rounding = "none") -> Iterator[tuple[str, torch.Tensor]]:
+    for spec, tensor in mapped_tensors(path, by_expert(layout)):
+        if precision != "none" and is_rounded(spec):
+            yield from loaded(spec.name, tensor, precision).items()
+        else:
+            yield spec.name, tensor
 
 
 def _parts(
@@ -170,9 +180,11 @@ def _parts(
         # The rows after these only pad the vocabulary to a round number.
         yield f"{path}.{name}", parameter[: module.shard_indices.num_org_elements], size > 1 or rank == 0
     elif isinstance(module, MergedColumnParallelLinear | QKVParallelLinear) and own in fused:
-        if parameter.numel() == 0:
+        extents = [extent // size for extent in module.output_sizes]
+        # Freed, or in a form of the kernel's own.
+        if parameter.dim() == 0 or parameter.shape[0] != sum(extents):
             return
-        rows = parameter.split([extent // size for extent in module.output_sizes])
+        rows = parameter.split(extents)
         replicas = getattr(module, "num_kv_head_replicas", 1)
         for i, (piece, part) in enumerate(zip(fused[own], rows, strict=True)):
             # If there are fewer key-value heads than workers, several workers hold the same ones.
@@ -211,6 +223,16 @@ def _sum(part: torch.Tensor, dtype: torch.dtype) -> int:
         words = block.view(torch.int16).to(torch.int32) & 0xFFFF
         total += sum_of_counts(torch.bincount(words, minlength=1 << 16).cpu().numpy().astype("uint64"))
     return total % (1 << 64)
+
+
+def _keep_scales(make: Any, weight: torch.Tensor, scales: torch.Tensor, *rest: Any) -> Any:
+    kernel = make(weight, scales, *rest)
+    kernel.echo_scales = scales
+    return kernel
+
+
+# A kernel of oneDNN reads its scales where they lay when it was made, and a reload frees them there.
+_custom_ops.create_onednn_scaled_mm = partial(_keep_scales, _custom_ops.create_onednn_scaled_mm)
 
 
 def _end_with_engine(engine_pid: int) -> None:

@@ -29,7 +29,7 @@ from swarm.sampler.engine import Install, Installed, NotInstalled, Proof, Told
 from swarm.sampler.proving import Expected, Reference, probe_tokens
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.weights import wrong_tensor
-from swarm.types import Span, VersionId
+from swarm.types import Rounding, Span, VersionId
 
 
 class TokenWatch:
@@ -108,6 +108,7 @@ class Swaps:
         config: Any,
         layout: Layout,
         reference: Reference,
+        precision: Rounding,
         *,
         watch: TokenWatch,
         give_up: Callable[[str], None],
@@ -120,6 +121,7 @@ class Swaps:
         self._layout = layout
         self._layout_json = msgspec.json.encode(msgspec.structs.replace(layout, files=()))
         self._reference = reference
+        self._precision = precision
         self._watch = watch
         self._give_up = give_up
         self._is_cuda = is_cuda
@@ -225,7 +227,7 @@ class Swaps:
             return await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
 
     async def _reload(self, path: Path, progress: Told) -> None:
-        call = self._engine.collective_rpc("echo_reload", args=(str(path), self._layout_json))
+        call = self._engine.collective_rpc("echo_reload", args=(str(path), self._layout_json, self._precision))
         for why in await self._limited(_of_workers(call), self._reload_limit_s, "reload", progress):
             if why:
                 raise Unproven(why)

@@ -18,6 +18,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.process import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
+from swarm.sampler.room import KV_SHARE, dtype_of, memory_share
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -34,7 +35,6 @@ ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # Tells vLLM's processes with whos
 EXTENSION = "swarm.sampler.vllm.extension.EchoWorker"
 MIN_TEMPERATURE = 0.01  # vLLM draws lower ones except 0 at this, and would report log-probs of another distribution
 MAX_TEMPERATURE = 2.0  # It refuses higher ones
-KV_SHARE = 0.25  # Of the memory left on a machine without a GPU: it holds the weights twice, and its owner works on it
 KV_LEAST_BYTES = 64 * 1024 * 1024  # Some blocks of any model that runs on a CPU
 PROBE_PRIORITY = -1  # Before all samples, whose priority is 0
 
@@ -48,8 +48,8 @@ REFUSED: dict[str, str] = {
         "weights come from the swarm": "load_format model_weights enable_lora weight_transfer_config",
         "weights are taken and proven by it": "worker_extension_cls worker_cls",
         "log-probs would no longer be those of the draws": (
-            "logprobs_mode generation_config override_generation_config logits_processors quantization "
-            "quantization_config kv_cache_dtype speculative_config spec_method spec_model spec_tokens watermark_config "
+            "logprobs_mode generation_config override_generation_config logits_processors kv_cache_dtype "
+            "speculative_config spec_method spec_model spec_tokens watermark_config "
             "diffusion_config swa_bounded_replay kv_sharing_fast_prefill"
         ),
         "nobody could replay its draws": "use_fp64_gumbel enable_trace_replay",
@@ -57,9 +57,19 @@ REFUSED: dict[str, str] = {
             "kv_transfer_config kv_offloading_size kv_offloading_backend ec_transfer_config"
         ),
         "the proof of new weights has to be drawn first": "scheduling_policy",
-        "it has an option of its own": "dtype tensor_parallel_size gpu_memory_utilization max_model_len max_num_seqs",
-        "one engine is one copy of the model on one machine; start another sampler instead": (
-            "pipeline_parallel_size prefill_context_parallel_size data_parallel_size data_parallel_size_local nnodes"
+        "it has an option of its own": (
+            "dtype quantization quantization_config tensor_parallel_size gpu_memory_utilization max_model_len "
+            "max_num_seqs"
+        ),
+        "one engine is one copy of the model; start another sampler instead": (
+            "prefill_context_parallel_size data_parallel_size data_parallel_size_local data_parallel_rank"
+        ),
+        "GPUs of one machine share a model by --tensor-parallel-size, which its proofs can follow": (
+            "pipeline_parallel_size decode_context_parallel_size"
+        ),
+        "an engine is on one machine: over the internet each token would wait for a round trip between two layers": (
+            "distributed_executor_backend nnodes node_rank master_addr master_port data_parallel_address "
+            "data_parallel_backend"
         ),
         "experts that move can be neither replaced nor proven": "enable_eplb",
         "an engine that sleeps keeps no weights": "enable_sleep_mode",
@@ -128,9 +138,12 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             raise UserError(f"the engine argument {name!r} cannot be set: {REFUSED[name]}")
 
 
-def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
-    """Return vLLM's configuration. Raise UserError for an option that the model or the machine does not allow."""
+def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool) -> Any:
+    """Return vLLM's configuration, with room for `places` samples. Raise UserError for an option that the model or the
+    machine does not allow."""
     from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from swarm.sampler.vllm.rounding import overrides
 
     options = command.options
     check_arguments(options.arguments)
@@ -142,12 +155,12 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": extension,
         "scheduling_policy": "priority",
-        # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
-        "dtype": ("bfloat16" if is_cuda else "float32") if options.dtype == "auto" else options.dtype,
+        "dtype": dtype_of(options, is_gpu=is_cuda),
         "tensor_parallel_size": options.tensor_parallel_size,
-        "gpu_memory_utilization": options.gpu_memory_share,
+        "gpu_memory_utilization": memory_share(options) if is_cuda else options.gpu_memory_share,
         "max_model_len": options.max_model_len,
-        "max_num_seqs": seats(options.places),
+        "max_num_seqs": seats(places),
+        "hf_overrides": overrides(options.precision),
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
         # If a step has no room for a whole prompt, vLLM draws from a part of it and winds the generator back; CPU
@@ -163,7 +176,7 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
     # Like a length of -1: vLLM then says how long a sequence its cache can hold instead of failing.
     config.model_config.original_max_model_len = -1
     if not is_cuda and config.cache_config.kv_cache_memory_bytes is None:
-        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, seats(options.places))
+        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, seats(places))
     return config
 
 
@@ -293,12 +306,6 @@ def gpu_name() -> str:
     from vllm.platforms import current_platform
 
     return str(current_platform.get_device_name())
-
-
-def gpu_bytes() -> int:
-    from vllm.platforms import current_platform
-
-    return int(current_platform.get_device_total_memory())
 
 
 def installed(*names: str) -> str | None:

@@ -65,9 +65,15 @@ async def test_an_engine_that_died_is_started_anew() -> None:
 
 async def test_five_faults_in_a_row_pause_the_node_with_the_reason_and_then_it_tries_again() -> None:
     node = Broken(*[DIED] * MAX_FAULTS)
+    node._status.has_started = True
     assert await node.serve()
     assert node.said[-1].endswith("after 5 faults in a row, the last: the engine died")
     assert node.states[-1] == "paused: the engine died"
+
+
+async def test_an_engine_that_never_starts_ends_the_node_with_the_reason() -> None:
+    with pytest.raises(UserError, match="the engine failed to start 5 times in a row, the last: the engine died"):
+        await Broken(*[DIED] * MAX_FAULTS).serve()
 
 
 async def test_faults_are_counted_from_the_last_accepted_rollout() -> None:

@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MambaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from swarm.broadcast.store.changes import read_changes, write_changes
 from swarm.broadcast.version.manifest import Layout, regions_of
 from swarm.errors import EchoError, UserError
-from swarm.learner.memory import Shape, shape_of
-from swarm.sampler.engine import EngineOptions, Generate, Installed, Job, NotInstalled, Sampled
-from swarm.sampler.transformers import SeededDraw, Threaded, TransformersEngine, _places, sample_bytes
+from swarm.sampler.engine import Generate, Installed, Job, NotInstalled, Sampled
+from swarm.sampler.transformers import SeededDraw, Threaded, TransformersEngine
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
 from tests.conformance import differing
@@ -294,50 +293,3 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
     assert float(((seen - expected) ** 2 / expected).sum()) < 24.3
     (noted,) = seeded.logprobs
     assert torch.allclose(noted, (logits / temperature).log_softmax(-1)[drawn], atol=1e-5)
-
-
-# -- places --------------------------------------------------------------------------------------------------
-
-QWEN3_600M = Shape(
-    parameters=596_049_920,
-    layer_parameters=15_730_944,
-    other_parameters=155_583_488,
-    layers=28,
-    hidden=1024,
-    feed_forward=3072,
-    queries=2048,
-    keys=1024,
-    vocab_size=151_936,
-)
-"""Of Qwen/Qwen3-0.6B."""
-
-
-def test_a_sample_takes_its_keys_and_values_and_one_draw() -> None:
-    # Of one token in bf16: 2 x 28 layers x 8 heads x 128 x 2 bytes = 114,688.
-    assert sample_bytes(QWEN3_600M, 4096, 2) == 114_688 * 4096 + 8 * 4 * 151_936
-
-
-def test_a_model_without_heads_is_counted_by_its_width() -> None:
-    make: Any = MambaForCausalLM
-    mamba = MambaConfig(hidden_size=64, num_hidden_layers=3, vocab_size=50)
-    assert sample_bytes(shape_of(make(mamba)), 10, 4) == 2 * 3 * 64 * 4 * 10 + 8 * 4 * 50
-
-
-@pytest.mark.parametrize(
-    ("free_gib", "wanted", "limit", "expected"),
-    [
-        # 14.4 GiB / (114,688 x 4,096 + 4.9e6 bytes) = 32.6
-        (28.8, 64, None, 32),
-        (28.8, 8, 4096, 8),
-        # 15.46e9 / (114,688 x 40,960 + 4.9e6) = 3.3: no sample is longer than the context.
-        (28.8, 64, 1_000_000, 3),
-        (1.0, 64, 40_960, 1),
-        (0.0, 64, 4096, 1),
-    ],
-)
-def test_as_many_samples_as_fit_and_no_more_than_are_wanted(
-    monkeypatch: pytest.MonkeyPatch, free_gib: float, wanted: int, limit: int | None, expected: int
-) -> None:
-    monkeypatch.setattr("swarm.sampler.transformers.free_host_bytes", lambda: int(free_gib * 2**30))
-    options = EngineOptions(max_model_len=limit, places=wanted)
-    assert _places(options, QWEN3_600M, 40_960, torch.device("cpu"), torch.bfloat16) == expected

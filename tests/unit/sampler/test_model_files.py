@@ -12,13 +12,10 @@ import torch
 from swarm.broadcast.version.manifest import Layout, ModelFile
 from swarm.errors import ProtocolError, UserError
 from swarm.process import clean_environment
-from swarm.sampler.transformers import TransformersEngine
-from swarm.sampler.vllm import engine as vllm_engine
 from swarm.sampler.weights import (
     CONFIG_BYTES,
     WrongWeights,
     build_model,
-    require_room,
     without_code,
     write_model_files,
 )
@@ -36,9 +33,6 @@ def changed(staged: Staged, **changes: Any) -> str:
     path = staged.files_dir / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return str(staged.files_dir)
-
-
-def unlimited(nbytes: int) -> None: ...
 
 
 def test_a_configuration_loses_what_names_code_at_any_depth() -> None:
@@ -71,50 +65,13 @@ def test_a_model_that_only_its_own_code_could_build_is_refused_with_what_to_do(s
     directory = changed(staged, model_type="evil", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
     (staged.files_dir / "evil.py").write_text("open('ran', 'w')")
     with pytest.raises(UserError, match="a sampler runs no code that comes with one: join with the learner's release"):
-        build_model(directory, staged.layout, torch.float32, unlimited)
+        build_model(directory, staged.layout, torch.float32)
 
 
 def test_a_configuration_larger_than_the_layout_takes_no_memory(staged: Staged) -> None:
     directory = changed(staged, vocab_size=1 << 40)
     with pytest.raises(WrongWeights):
-        build_model(directory, staged.layout, torch.float32, unlimited)
-
-
-def test_a_model_is_weighed_before_it_is_built(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = sum(parameter.nbytes for parameter in staged.model.parameters())
-    asked: list[int] = []
-    build_model(str(staged.files_dir), staged.layout, torch.float32, asked.append)
-    assert weights <= asked[0] <= weights + 10_000
-    monkeypatch.setattr("swarm.sampler.transformers.free_host_bytes", lambda: weights - 1)
-    with pytest.raises(UserError, match=r"takes .* GB of memory and this machine has .* or help it with --role relay"):
-        TransformersEngine().start(staged.start(), lambda: None)
-
-
-@pytest.mark.parametrize(
-    ("is_cuda", "dtype", "parallel", "fits"),
-    [
-        (True, "auto", 1, 1600),
-        (True, "float32", 1, 800),
-        (True, "bfloat16", 2, 3200),
-        (False, "auto", 1, 1000),
-        (False, "bfloat16", 1, 2000),
-    ],
-)
-def test_vllm_is_given_no_model_that_does_not_fit(
-    staged: Staged, monkeypatch: pytest.MonkeyPatch, is_cuda: bool, dtype: str, parallel: int, fits: int
-) -> None:
-    monkeypatch.setattr("swarm.sampler.vllm.versions.gpu_bytes", lambda: 1000)
-    monkeypatch.setattr(vllm_engine, "free_host_bytes", lambda: 1000)
-    command = staged.start(dtype=dtype, tensor_parallel_size=parallel, gpu_memory_share=0.8)
-    vllm_engine._require_room(command, fits, is_cuda=is_cuda)
-    with pytest.raises(UserError, match="or leave this swarm to larger machines"):
-        vllm_engine._require_room(command, fits + 4, is_cuda=is_cuda)
-
-
-def test_room_is_refused_to_the_byte() -> None:
-    require_room(8, "here", 8, advice="")
-    with pytest.raises(UserError):
-        require_room(8, "here", 9, advice="")
+        build_model(directory, staged.layout, torch.float32)
 
 
 def test_an_environment_keeps_settings_and_no_secret() -> None:

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from swarm.broadcast.version.manifest import Layout
+from swarm.sampler import proving
 from swarm.sampler.proving import PROBE_TOKENS, Expected, Reference, probe_tokens
-from swarm.sampler.weights import WrongWeights
+from swarm.sampler.weights import WrongWeights, build_model
 from tests.unit.models import Staged, logprobs_of, rounded, stage, stage_model
 
 AUTO: Any = AutoModelForCausalLM
@@ -50,12 +51,20 @@ def test_it_computes_what_the_learner_s_model_does(staged: Staged) -> None:
 
 
 def test_it_keeps_no_weights_and_one_layer_at_a_time(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = Reference(str(staged.files_dir), staged.layout)
-    model: Any = reference._model
+    built: list[Any] = []
 
     def held() -> int:
-        return sum(parameter.numel() for parameter in model.parameters() if not parameter.is_meta)
+        return sum(parameter.numel() for parameter in built[0].parameters() if not parameter.is_meta)
 
+    def build(*given: Any) -> Any:
+        built.append(build_model(*given))
+        # Not even while it is made: it might not fit beside the engine.
+        assert held() == 0
+        return built[0]
+
+    monkeypatch.setattr(proving, "build_model", build)
+    reference = Reference(str(staged.files_dir), staged.layout)
+    model = built[0]
     seen: list[int] = []
     for module in model.modules():
         module.register_forward_hook(lambda *_: seen.append(held()))
