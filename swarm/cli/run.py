@@ -22,6 +22,7 @@ from swarm.cli.runs import audit, export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
+from swarm.extras import lacking, require
 from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config, read_toml
 from swarm.types import printable
 
@@ -114,6 +115,7 @@ def lead(
         settings, origin = forked_config(from_run, flags, config, step=step, best=best)
     else:
         settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
+    require("learner", "lead")
     # A second of imports, after everything that takes none to refuse.
     from rich.console import Console
 
@@ -154,6 +156,8 @@ def _refuse_mixed(
 def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
     """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
     settings = load_config(JoinConfig, config, flags)
+    if settings.role == "sampler":
+        require("sampler", "join --role sampler")
     from rich.console import Console
 
     from swarm.node.joining import RelayNode
@@ -175,6 +179,7 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
 def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
     """Run a learning swarm on this machine. One learner and a few samplers, with a live view."""
     settings = load_config(DemoConfig, None, flags)
+    require("learner", "demo")
     from swarm.cli.demo import Demo
 
     demo = Demo(settings, to_stderr=as_json)
@@ -208,6 +213,10 @@ def run() -> None:
         _fail(_explained(error), BAD_INPUT)
     except KeyboardInterrupt:
         sys.exit(STOPPED)
+    except ModuleNotFoundError as error:
+        if (lack := lacking(error.name)) is None:
+            raise
+        _fail(str(lack), BAD_INPUT)
     except (EchoError, OSError, ExceptionGroup) as error:
         match first_fault(error):
             case UserError() as fault:

