@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own: a relay and the command line without torch, one line where torch is needed."""
+"""The wheel in an environment of its own: a relay and commands without torch, and one line where torch is needed."""
 
 from __future__ import annotations
 
