@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from swarm import __version__
+from swarm.cli.machine import doctor
 from swarm.cli.options import Sections, with_settings
 from swarm.cli.plan import plan
 from swarm.cli.redteam import redteam
@@ -190,6 +191,7 @@ def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
 
 
 app.command()(status)
+app.command()(doctor)
 app.command("set")(set_value)
 app.command()(audit)
 app.command()(verify)

@@ -132,6 +132,11 @@ def write_privately(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
+def default_states() -> Path:
+    """Return the directory of this user's default state directories."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "echo-node"
+
+
 class StateDirectory:
     """A node's directory. It is locked while the node lives, because two nodes must not share a key."""
 
@@ -146,7 +151,7 @@ class StateDirectory:
             if (lock := _try_lock(wanted)) is None:
                 raise UserError(f"another node uses {wanted}: stop it or pass another --state-dir")
             return cls(wanted, lock)
-        root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "echo-node"
+        root = default_states()
         for number in range(MAX_DEFAULT_STATES):
             path = root / f"{role}-{number}"
             if (lock := _try_lock(path)) is not None:

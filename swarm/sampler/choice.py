@@ -52,7 +52,7 @@ def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") ->
 def _best(device: str) -> Chosen:
     if ":" in device:
         return Chosen(kind="transformers", why=f"{device} was asked for; vLLM takes what CUDA_VISIBLE_DEVICES shows it")
-    gpu = NO_GPU if device == "cpu" else _gpu()
+    gpu = NO_GPU if device == "cpu" else find_gpu()
     if isinstance(gpu, str):
         why = gpu
     elif gpu.compute < MIN_COMPUTE:
@@ -72,8 +72,8 @@ def gpu_build() -> str | None:
     return version and f"vllm {version}"
 
 
-def _gpu() -> Gpu | str:
-    """Return the first GPU that this process may use, or why there is none."""
+def find_gpu() -> Gpu | str:
+    """Return the first GPU that this process may use, or why there is none. Block for at most NVIDIA_SMI_S."""
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,compute_cap", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, timeout=NVIDIA_SMI_S, check=True)

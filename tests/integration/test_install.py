@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -141,6 +142,18 @@ def test_what_needs_an_extra_says_so_in_one_line_and_leaves_nothing(
         assert words in done.stderr
     assert not (light.directory / "made").exists()
     assert not (light.directory / "home").exists()
+
+
+def test_doctor_says_how_to_have_what_drawing_needs_and_finds_a_relay_well(light: Light) -> None:
+    asked = ("doctor", "--json", "--state-dir", "made")
+    drawing, relaying = light.run(*asked), light.run(*asked, "--role", "relay")
+    assert (drawing.returncode, relaying.returncode) == (1, 0), drawing.stderr + relaying.stderr
+    (finding,) = json.loads(drawing.stdout)["findings"]
+    assert finding["about"] == "torch"
+    assert finding["fix"].startswith("pip install '.[sampler]' in a checkout")
+    assert "can relay, not draw" in finding["what"]
+    assert json.loads(relaying.stdout)["findings"] == []
+    assert not (light.directory / "made").exists()
 
 
 def relays(light: Light, directory: Path) -> None:
