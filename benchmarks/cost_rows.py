@@ -39,7 +39,7 @@ LONG_HOURS = 14.0
 """Virtual hours of the chosen arm: the correlated departures of the files are at noon."""
 
 RUNNABLE = ("lab-4b", "volunteers-8b", "internet-32b")
-"""Scenarios with engines that exist. The others are what two of them would be with fp8 and Macs."""
+"""Scenarios in bf16. The others are two of them with weights rounded to fp8."""
 
 HOURS = {
     "lab-4b": 4.0,

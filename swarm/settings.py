@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_ar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from swarm.errors import UserError
-from swarm.types import Freshness, Normalisation, ObjectiveName, Schedule
+from swarm.types import Freshness, Normalisation, ObjectiveName, Rounding, Schedule
 
 if TYPE_CHECKING:
     from swarm.sampler.engine import EngineOptions
@@ -179,6 +179,7 @@ class LeadConfig(BaseModel):
         Flag(LEARNING, "Share of rollouts that are drawn again to see who lies; newcomers' all. 0 believes everybody."),
         RESUMED,
     ] = 0.05
+    accept_precisions: Annotated[tuple[Rounding, ...], Field(max_length=4), RESUMED] = ()
     alarm_mismatch_kl: Annotated[float, Field(gt=0, le=100), RESUMED] = 0.5
     alarm_entropy: Annotated[float, Field(ge=0, le=1), RESUMED] = 0.1
     alarm_gradient_spike: Annotated[float, Field(gt=1, le=1e9), RESUMED] = 10.0
@@ -318,9 +319,7 @@ class JoinConfig(BaseModel):
         Literal["auto", "transformers", "vllm", "scripted"], Flag(MOST, "auto is vllm with a GPU and the package.")
     ] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Type of the weights.")] = "auto"
-    precision: Annotated[
-        Literal["none", "fp8", "int8", "int4"], Flag(ENGINE, "Round the matrices, to fit a smaller memory.")
-    ] = "none"
+    precision: Annotated[Rounding, Flag(ENGINE, "Round the matrices, to fit a smaller memory.")] = "none"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag(ENGINE, "GPUs that share the model.")] = 1
     gpu_memory_share: Annotated[Share, Flag(ENGINE, "Share of each GPU's memory for vLLM.")] = 0.85
     max_model_len: Annotated[

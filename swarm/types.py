@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Annotated, Literal, NewType
+from typing import Annotated, Literal, NewType, get_args
 
 import msgspec
 
@@ -36,8 +36,16 @@ Parts = Annotated[
 Role = Literal["learner", "sampler", "relay"]
 Purpose = Literal["train", "eval"]
 Finish = Literal["stop", "length", "failed"]
+Rounding = Literal["none", "fp8", "int8", "int4"]
+"""To what an engine rounds its matrices at each install; the rest keeps the engine's number format."""
 RewardFailure = Literal["zero", "redraw", "stop"]  # What happens to a completion whose reward failed
 Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "barred", "overloaded"]
+
+
+def rounding_of(engine_class: str) -> Rounding:
+    """Return to what the engines of a class round, as ENGINE/FORMAT/DEVICE names it."""
+    name = engine_class.split("/")[1] if engine_class.count("/") == 2 else ""
+    return next((one for one in get_args(Rounding) if one == name), "none")
 
 
 def printable(words: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from swarm.rollout.messages import Offer
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.tally import SamplerWatch
-from swarm.types import Address, NodeId, RewardFailure, Score, Unscored
+from swarm.types import Address, NodeId, RewardFailure, Rounding, Score, Unscored
 from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
 
 ALICE, BOB = KEY.node_id, OTHER_KEY.node_id
@@ -38,6 +38,7 @@ class Learner(SamplerWatch):
         limits: IntakeLimits | None = None,
         commit_s: float = WAIT_S,
         reward_failure: RewardFailure = "redraw",
+        accepts: Collection[Rounding] = (),
     ) -> None:
         self.key = SigningKey.generate()
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -56,13 +57,14 @@ class Learner(SamplerWatch):
             limits=limits,
             commit_s=commit_s,
             reward_failure=reward_failure,
+            accepts=accepts,
         )
         self.port = 0
         self.peers: dict[NodeId, PeerClient] = {}
 
-    def client(self, node: NodeId, *, named: NodeId | None = None) -> RolloutClient:
-        """Calls signed by `node`, which name it, or `named` in its place."""
-        return RolloutClient(self.peers[node], named or node, self.key.public_bytes)
+    def client(self, node: NodeId, *, named: NodeId | None = None, engine: str = "") -> RolloutClient:
+        """Calls signed by `node`, which name it, or `named` in its place, and this class of engine."""
+        return RolloutClient(self.peers[node], named or node, self.key.public_bytes, engine_class=lambda: engine)
 
     async def open(self) -> None:
         self.service.open(self.plane, self._score, self.journal)

@@ -22,7 +22,7 @@ from statistics import median
 from typing import Literal
 
 from swarm.net.wire import digest
-from swarm.types import NodeId
+from swarm.types import NodeId, rounding_of
 
 Detector = Literal["draws", "log-probs", "drops"]
 
@@ -163,10 +163,14 @@ class Auditor:
         is_off = int(finding.distance > self.calibration(class_name).distance)
         honest = self.expected_missed(class_name)
         guilty = max(MISSED_BY_GUILTY, MORE_BY_GUILTY * honest)
-        observed: tuple[tuple[Detector, int, float], ...] = (
-            ("draws", finding.missed, _gain(finding.missed, finding.tokens, honest, guilty)),
-            ("log-probs", is_off, _gain(is_off, 1, OFF_BY_HONEST, OFF_BY_GUILTY)),
+        of_logprobs: tuple[Detector, int, float] = ("log-probs", is_off, _gain(is_off, 1, OFF_BY_HONEST, OFF_BY_GUILTY))
+        of_draws: tuple[Detector, int, float] = (
+            "draws",
+            finding.missed,
+            _gain(finding.missed, finding.tokens, honest, guilty),
         )
+        # Whose matrices are rounded draws other tokens than the learner's weights do, however honest it is.
+        observed = (of_logprobs,) if rounding_of(class_name) != "none" else (of_draws, of_logprobs)
         for detector, hits, gain in observed:
             if standing.add(detector, gain, finding.rollout_id if hits else None) >= LIMIT:
                 standing.caught = True

@@ -192,6 +192,15 @@ def typical_mismatch(compared: Sequence[Mismatch], *, rollouts: int) -> float | 
     return min(of_rollouts, median_low([median_low(own) for own in by_sampler.values()]))
 
 
+def mismatches_of(compared: Sequence[Mismatch]) -> dict[str, tuple[float, float]]:
+    """Return the nats and the tokens of each sampler's rollouts together."""
+    found: dict[str, tuple[float, float]] = {}
+    for one in compared:
+        nats, tokens = found.get(one.sampler, (0.0, 0.0))
+        found[one.sampler] = nats + one.nats, tokens + one.tokens
+    return found
+
+
 def _alarm(kind: AlarmKind, reaction: Reaction, value: float, limit: float) -> Alarm:
     return Alarm(kind=kind, reaction=reaction, value=value, limit=limit, text=REASONS[kind, reaction])
 

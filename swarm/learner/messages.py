@@ -165,7 +165,8 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 class Trained(msgspec.Struct, frozen=True):
     """Figures of the step, by TRL's names where TRL has one. `saved_step` and `save_fault` as in Saved; a fault is told
     once, here or there. An alarm whose reaction is "stop" asks the node to end the run. `withheld`: of each sampler,
-    how many rollouts were not trained on because of their claims."""
+    how many rollouts were not trained on because of their claims. `mismatches`: of each sampler, the summed
+    k3 of its tokens that were compared at equal weights, in nats, and their number."""
 
     metrics: dict[str, float]
     seconds: float
@@ -173,6 +174,7 @@ class Trained(msgspec.Struct, frozen=True):
     save_fault: str = ""
     alarms: tuple[Alarm, ...] = ()
     withheld: dict[str, int] = {}
+    mismatches: dict[str, tuple[float, float]] = {}
 
 
 class AuditRollout(msgspec.Struct, frozen=True):

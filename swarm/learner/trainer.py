@@ -16,6 +16,7 @@ import torch
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
+from swarm.learner.alarms import mismatches_of
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stored_weights, stream_tensors
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
 from swarm.learner.comparison import Comparison
@@ -120,6 +121,7 @@ class Trainer:
             save_fault=saved.fault,
             alarms=alarms,
             withheld=dict(self._update.withheld),
+            mismatches=mismatches_of(self._update.compared),
         )
 
     def _check_weights(self) -> None:

@@ -151,12 +151,15 @@ class Update:
         self.claims = Claims(math.inf) if command.rehearse_step_s or not command.audit_share else Claims()
         self.withheld = Counter[str]()
         """Rollouts of each sampler that the last step left out because of their claims."""
+        self.compared: list[Mismatch] = []
+        """What the last step compared at equal weights."""
 
     def step(
         self, groups: Sequence[TrainGroup], step: int, compared: Sequence[Mismatch] = ()
     ) -> tuple[dict[str, float], tuple[Alarm, ...]]:
         """Train on the groups that have any variance, after `compare`; the figures, by TRL's names, and the alarms."""
         figures = reward_figures(groups, self._command.learning) | _mismatch_figure(compared)
+        self.compared = list(compared)
         self._set_learning_rate(step)
         sums: Sums = defaultdict(float)
         rows = rows_of(groups, self._command.learning)
@@ -241,6 +244,7 @@ class Update:
         mismatch = None
         if is_first:
             compared = self._compared(rows, apart)
+            self.compared += compared
             found |= _mismatch_figure(compared)
             mismatch = typical_mismatch(compared, rollouts=len(rows))
         norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)

@@ -220,6 +220,7 @@ class LearnerNode:
             prompts=self._ahead,
             absent=self._log.absent,
             reward_failure=self._config.reward_failure,
+            accepts=self._config.accept_precisions,
         )
         self._training = Training(
             self._run_dir,

@@ -346,6 +346,7 @@ class Steps:
         broadcast_s, period_s = self._tracker.last_broadcast_s, max(1e-6, now - self._recorded_at)
         self.last = {
             **step_figures(self.step, scores, trained),
+            **self._mismatch_by_class(trained),
             **self._rollouts.age(mean_staleness=fmean(ages), broadcast_steps=(broadcast_s or 0.0) / period_s),
             "broadcast_s": broadcast_s,
             **self._tracker.newest_figures(),
@@ -361,6 +362,15 @@ class Steps:
             self._auditing.step = self.step
             self.last |= self._auditing.figures()
         self._log.metrics({**self.last, "time": round(time.time(), 3)})
+
+    def _mismatch_by_class(self, trained: Trained) -> dict[str, float]:
+        """Return the mean k3 by class of engine, as far as samplers have named theirs."""
+        sums: dict[str, tuple[float, float]] = {}
+        for node, (nats, tokens) in trained.mismatches.items():
+            if name := self._rollouts.tally.engine_of(NodeId(node)):
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = before[0] + nats, before[1] + tokens
+        return {f"mismatch_kl/{name}": nats / tokens for name, (nats, tokens) in sums.items() if tokens}
 
     def _look(self, batch: list[Group], figures: Mapping[str, float]) -> None:
         """Raise alarms if the step taught nothing, or if rewards failed."""

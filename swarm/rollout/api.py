@@ -56,7 +56,7 @@ from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.rollout.scoring import RewardFailures, Scorer, Scoring
 from swarm.rollout.tally import SamplerStats, SamplerWatch, Tally, tell_accepted
-from swarm.types import NodeId, Prompt, RewardFailure, Score, Unscored, VersionId
+from swarm.types import NodeId, Prompt, RewardFailure, Rounding, Score, Unscored, VersionId, rounding_of
 
 MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
 SLOW_COMMIT = "the learner has not yet recorded this: come again"
@@ -92,7 +92,8 @@ class Look(Protocol):
 
 class RolloutService:
     """The plane on an event loop. `sessions` identify the sender, `emit(kind, **fields)` writes an event, `watch` is
-    told about samplers. `absent` are the samplers that the learner had before its restart."""
+    told about samplers. `absent` are the samplers that the learner had before its restart. Engines that round their
+    matrices to what is not among `accepts`, if that names any, get no leases."""
 
     def __init__(
         self,
@@ -106,7 +107,9 @@ class RolloutService:
         commit_s: float = COMMIT_S,
         absent: Collection[NodeId] = (),
         reward_failure: RewardFailure = "zero",
+        accepts: Collection[Rounding] = (),
     ) -> None:
+        self._accepts = accepts
         self._key = key
         self._sessions = sessions
         self._emit = emit
@@ -234,9 +237,7 @@ class RolloutService:
     def status(self) -> dict[str, Any]:
         """Return samplers, verdicts and sizes for `status`."""
         return {
-            **self.tally.status(
-                now=time.monotonic(), why_idle=self._plane.why_idle if self._plane else lambda node: ""
-            ),
+            **self.tally.status(now=time.monotonic(), why_idle=self._why_idle),
             **(self._plane.counts() if self._plane else {}),
             **self._intake.counts(),
         }
@@ -252,6 +253,8 @@ class RolloutService:
             return refuse("starting", 1.0)
         self._installed(node, ask.held)
         self.tally.runs(node, ask.engine)
+        if why := self._turned_down(rounding_of(ask.engine)):
+            return refuse("standby", MAX_WAIT_S, why)
         stats.questions += 1
         question = stats.questions
         until = (asked_at := time.monotonic()) + min(ask.wait_s, MAX_WAIT_S)
@@ -299,11 +302,12 @@ class RolloutService:
         stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
         if beat.offer is not None:
             stats.offer = beat.offer
-            self._watch.offered(node, beat.offer)
+            if not self._turned_down(beat.offer.precision):
+                self._watch.offered(node, beat.offer)
         newest, standby = None, ""
         if self._plane is not None:
             self._plane.beat(node, now=time.monotonic(), tokens_per_s=beat.tokens_per_s)
-            newest, standby = self._plane.newest, self._plane.why_idle(node)
+            newest, standby = self._plane.newest, self._why_idle(node)
             installed = beat.installed
             if installed is not None and installed != stats.installed and not self._is_ahead(installed):
                 self._installed(node, installed)
@@ -311,6 +315,18 @@ class RolloutService:
                 self._chances.tell()
         dropped = self.tally.dropped_of(node)
         return binary(encode(BeatReply(newest=newest, finished=self.finished, dropped=dropped, standby=standby)))
+
+    def _why_idle(self, node: NodeId) -> str:
+        offer = self.samplers[node].offer if node in self.samplers else None
+        turned_down = self._turned_down(offer.precision) if offer else ""
+        return turned_down or (self._plane.why_idle(node) if self._plane else "")
+
+    def _turned_down(self, precision: Rounding) -> str:
+        """Return why nothing is taken of engines that round to this, or ""."""
+        if not self._accepts or precision in self._accepts:
+            return ""
+        wanted = " or ".join(f"--precision {one}" for one in self._accepts)
+        return f"this run takes no rollouts of engines with --precision {precision}: join with {wanted}"
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:
         if self._plane is None or self._plane.newest is None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.types import Finish, SamplingRules, Span, VersionId
+from swarm.types import Finish, Rounding, SamplingRules, Span, VersionId
 
 Proof = Literal["sums", "changed words", "sums and probe", "probe"]
 """How it was shown what an engine holds: by the chunk table's sums over its own parameters, or over those that changed
@@ -20,8 +20,6 @@ since a version that was proven, or by the log-probs of a probe if it keeps its 
 
 EngineKind = Literal["transformers", "vllm", "scripted"]  # The scripted one has no model: it is for rehearsals
 EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
-Rounding = Literal["none", "fp8", "int8", "int4"]
-"""To what an engine rounds its matrices at each install; what stays is of its dtype."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,6 +122,18 @@ def test_of_a_class_that_was_never_measured_nobody_is_more_than_suspect() -> Non
     assert auditor.share(ALICE, "mlx") == 0.05
 
 
+def test_an_engine_that_rounds_draws_other_tokens_and_is_judged_by_its_log_probs_alone() -> None:
+    auditor = new_auditor()
+    for engine, missed, off, suspect in (
+        ("mlx/int8/gpu", 0.5, 0.0, False),
+        ("mlx/int8/gpu", 0.0, 0.5, True),
+        ("mlx/bfloat16/gpu", 0.5, 0.0, True),
+    ):
+        node = NodeId(f"{engine} {off}")
+        found = [auditor.note(node, engine, finding(Random(n), n, missed=missed, off=off)) for n in range(500)]
+        assert any(one is not None and one.suspect for one in found) == suspect
+
+
 def test_who_names_another_class_is_new_again_and_known_as_before_under_the_first() -> None:
     auditor, random = new_auditor(), Random(0)
     for number in range(NEW_ROLLOUTS):

@@ -99,9 +99,9 @@ def of_class(scenario: Scenario, name: str, random: Random | None = None) -> lis
     ("name", "nodes", "online"),
     [
         ("lab-4b", 14, 14),
-        ("volunteers-8b", 115, 72),
+        ("volunteers-8b", 140, 83),
         ("volunteers-8b-fp8", 140, 83),
-        ("internet-32b", 480, 451),
+        ("internet-32b", 520, 475),
     ],
 )
 def test_an_example_has_the_nodes_that_its_head_speaks_of(name: str, nodes: int, online: int) -> None:

@@ -43,6 +43,7 @@ def test_claims_about_weights_that_moved_on_are_compared_with_those_weights(tmp_
     _, honest = moved_on(tmp_path / "honest")
     assert honest.alarms == ()
     assert honest.metrics["mismatch_kl"] == pytest.approx(0.0, abs=1e-4)
+    assert sum(tokens for _, tokens in honest.mismatches.values()) > 0
     _, falsified = moved_on(tmp_path / "falsified", shift=2.0)
     assert kinds(falsified.alarms) == [("mismatch_kl", "none")]
     assert falsified.metrics["mismatch_kl"] > 1.0

@@ -28,7 +28,7 @@ from swarm.rollout.plane.leases import Group
 from swarm.rollout.scoring import RewardFailures
 from swarm.rollout.tally import Tally
 from swarm.settings import LeadConfig
-from swarm.types import GroupId, Score, Unscored, VersionId
+from swarm.types import GroupId, NodeId, Score, Unscored, VersionId
 from tests.builders import ALICE, ListJournal, ask, layout, new_plane, prompt, rollout, submit_and_score, v
 
 LAYOUT = layout(("weight", "BF16", (4, 2)), files=[ModelFile(name="config.json", content=b'{"dtype": "float32"}')])
@@ -79,6 +79,7 @@ class Training:
         self.layout = LAYOUT
         self.alarms: tuple[Alarm, ...] = ()
         self.withheld: dict[str, int] = {}
+        self.mismatches: dict[str, tuple[float, float]] = {}
         self.figures = {"reward": 0.5}
         self.save_fault = ""
         self.saved_step: int | None = None
@@ -94,7 +95,13 @@ class Training:
 
     async def train(self, groups: object) -> Trained:
         self.step += 1
-        return Trained(metrics=self.figures, seconds=0.0, alarms=self.alarms, withheld=self.withheld)
+        return Trained(
+            metrics=self.figures,
+            seconds=0.0,
+            alarms=self.alarms,
+            withheld=self.withheld,
+            mismatches=self.mismatches,
+        )
 
 
 class BrokenJournal(ListJournal):
@@ -357,6 +364,22 @@ async def test_an_alarm_that_stops_the_run_ends_it_in_good_order(tmp_path: Path,
         "limit": 0.5,
         "step": 1,
         "text": "they disagree",
+    }
+
+
+async def test_how_far_engines_are_off_is_told_by_class(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
+    loop.rollouts.batches = [[answered()]]
+    loop.publication.newest = v(1)
+    loop.training.mismatches = {"a": (3.0, 10.0), "b": (1.0, 10.0), "c": (0.1, 10.0), "left long ago": (9.0, 10.0)}
+    for node, engine in (("a", "mlx/int8/gpu"), ("b", "mlx/int8/gpu"), ("c", "vllm/bfloat16/cuda")):
+        loop.rollouts.tally.runs(NodeId(node), engine)
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.starved.wait()
+    running.cancel()
+    assert {name: value for name, value in loop.steps.last.items() if name.startswith("mismatch")} == {
+        "mismatch_kl/mlx/int8/gpu": pytest.approx(0.2),
+        "mismatch_kl/vllm/bfloat16/cuda": pytest.approx(0.01),
     }
 
 
