@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from swarm import __version__
-from swarm.cli.machine import doctor
+from swarm.cli.machine import doctor, service_app
 from swarm.cli.options import Sections, with_settings
 from swarm.cli.plan import plan
 from swarm.cli.redteam import redteam
@@ -156,9 +156,7 @@ def _refuse_mixed(
 @with_settings(JoinConfig)
 def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
     """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
-    settings = load_config(JoinConfig, config, flags)
-    if settings.role == "sampler":
-        require("sampler", "join --role sampler")
+    settings = join_settings(flags, config)
     from rich.console import Console
 
     from swarm.node.joining import RelayNode
@@ -173,6 +171,14 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
         await _show_until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin)
 
     run_to_end(work())
+
+
+def join_settings(flags: dict[str, Any], config: Path | None) -> JoinConfig:
+    """Return the settings of `join`. Raise UserError if this installation cannot do what they say."""
+    settings = load_config(JoinConfig, config, flags)
+    if settings.role == "sampler":
+        require("sampler", "join --role sampler")
+    return settings
 
 
 @app.command()
@@ -199,6 +205,7 @@ app.command()(report)
 app.command()(plan)
 app.command()(simulate)
 app.command()(redteam)
+app.add_typer(service_app, name="service")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(export_app, name="export")
 
