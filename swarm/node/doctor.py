@@ -78,8 +78,7 @@ def _machine(role: Role, directory: Path, weights: int) -> Iterator[Check]:
     yield from findings.wear(weights, free, shared, CPU_MEMORY_SHARE if draws and not gpu else MEMORY_SHARE)
     yield findings.state(str(directory), _error_in(directory))
     yield findings.disk(str(directory), free_bytes(_nearest(directory)), weights)
-    yield from findings.sockets(tempfile.gettempdir(), findings.CHILD_SOCKET, "export TMPDIR=/tmp")
-    yield from findings.sockets(str(directory), "control.sock", "pass a shorter --state-dir")
+    yield from findings.sockets(tempfile.gettempdir())
     yield findings.files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 

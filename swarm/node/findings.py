@@ -85,10 +85,12 @@ def disk(directory: str, free: int, weights: int) -> Check:
     return Check(about="disk", what=f"{size(free)} are free in {directory}, {size(wanted)} wanted", fix=fix)
 
 
-def sockets(directory: str, name: str, fix: str) -> Iterator[Check]:
-    most = SOCKET_BYTES - len(name) - 1
+def sockets(directory: str) -> Iterator[Check]:
+    """`directory` is that for temporary files."""
+    most = SOCKET_BYTES - len(CHILD_SOCKET) - 1
     if len(directory.encode()) > most:
-        yield Check(about="sockets", what=f"{directory} is longer than the {most} bytes for sockets in it", fix=fix)
+        what = f"{directory} is longer than the {most} bytes for sockets in it"
+        yield Check(about="sockets", what=what, fix="export TMPDIR=/tmp")
 
 
 def files(most: int) -> Check:

@@ -45,7 +45,7 @@ def test_what_is_fine_has_no_fix(fine: Check) -> None:
 
 def test_what_cannot_be_a_fault_here_is_not_mentioned() -> None:
     assert list(findings.wear(GB, 4 * GB, 4 * GB, 0.25)) == []
-    assert list(findings.sockets("/tmp", findings.CHILD_SOCKET, "")) == []
+    assert list(findings.sockets("/tmp")) == []
     assert list(findings.proxy([], cut_off=True)) == []
 
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_a_fault_here_is_not_mentioned() -> None:
         (findings.state(HERE, errno.ENOSPC), "free some space"),
         (findings.state(HERE, errno.EIO), "another --state-dir"),
         (findings.disk(HERE, GB, GB), "free 0.8 GB there"),
-        (one(findings.sockets("/" + 90 * "x", findings.CHILD_SOCKET, "export TMPDIR=/tmp")), "TMPDIR=/tmp"),
+        (one(findings.sockets("/" + 90 * "x")), "TMPDIR=/tmp"),
         (findings.files(256), "ulimit -n 4096"),
         (findings.clock("this clock is behind that of http://a:1: set it"), "set it"),
         (one(findings.proxy(["https_proxy"], cut_off=True)), "open TCP connections itself"),
