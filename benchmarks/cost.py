@@ -4,8 +4,9 @@ bin/python -m benchmarks.cost --json
 bin/python -m benchmarks.cost --scenarios lab-4b --hours 6
 bin/python -m benchmarks.cost --scenarios volunteers-8b-fp8,internet-32b-fp8 --json
 
-Without --scenarios, those with bf16 weights: lab-4b, volunteers-8b, internet-32b. The scenarios named -fp8 have the rates
-of rounded weights, which no GPU has drawn with in echo-node, and internet-32b-fp8 those of fp8 caches, which it has not.
+Without --scenarios, those with bf16 weights: lab-4b, volunteers-8b, internet-32b. The scenarios named -fp8 have the
+rates of rounded weights, which no GPU has drawn with in echo-node, and internet-32b-fp8 those of fp8 caches, which it
+does not offer.
 
 Arms: full versions or deltas, by relay or from the learner alone (star), all samplers active or the cheapest set. Every
 arm has the settings that `plan` chooses for it among the bounds in the file; of full weights also those with S <= 6.
