@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 UNIT = "echo-node.service"
 RAW = {"allow_extra_args": True, "ignore_unknown_options": True}  # What follows is for `join`
-STOP_S = 20.0  # To hand back and say farewell, beyond what samples get to end
+STOP_S = 30.0  # A sampler's 10 s for what is under way, and then to hand back and say farewell
 
 TEMPLATE = """\
 # Written by `echo-node service install`, which writes it again; `echo-node service remove` removes it.
@@ -97,7 +97,6 @@ def install(context: typer.Context) -> None:
     """Write a systemd user unit that joins with the arguments after `--`, as `join` takes them."""
     settings, path = _joining(context.args), _unit_path()
     from swarm.node.identity import default_states
-    from swarm.sampler.session import DRAIN_S
 
     state = (settings.state_dir or default_states()).absolute()
     state.mkdir(parents=True, exist_ok=True)
@@ -110,7 +109,7 @@ def install(context: typer.Context) -> None:
             command=" ".join(map(quoted, command)),
             place=str(Path.cwd()).replace("%", "%%"),
             state=quoted(str(state)),
-            stop_s=DRAIN_S + STOP_S,
+            stop_s=STOP_S,
         )
     )
     typer.echo(f"{path} is written. To start it now and whenever this machine runs:")

@@ -48,8 +48,8 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 async def examine(bootstraps: Sequence[str], role: Role, state_dir: Path | None) -> list[Check]:
-    """Return all checks, in the order in which a person would go through them; within two minutes. Raise UserError for
-    an invalid bootstrap."""
+    """Return all checks, in the order in which a person would go through them, within three minutes. Raise UserError if
+    a bootstrap is invalid."""
     read_bootstraps(bootstraps)
     called = await asyncio.gather(*map(_greet, bootstraps))
     found = next((greeting for _, greeting in called if greeting is not None), None)
