@@ -60,7 +60,9 @@ def wear(weights: int, free: int, shared: int, share: float) -> Iterator[Check]:
         return
     needed = size(weights / share)
     fix = f"have {needed} of memory free, or pass --weights memory; if the disk may wear, --weights disk"
-    if shared < weights / share <= free:
+    if not shared:
+        fix = "pass --weights disk if that disk may wear; only Linux keeps weights in a file system in memory"
+    elif shared < weights / share <= free:
         fix = f"mount -o remount,size={-(-weights // (share * 1e9)):.0f}G /dev/shm; in a container --shm-size"
     what = on_disk_line(weights, f"since they may take {share:.0%} of the memory that is free")
     yield Check(about="wear", what=what, fix=fix)

@@ -176,6 +176,13 @@ def mounted(size: str, where: Path) -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.slow
 @needs_root
+def test_a_machine_without_a_network(state: tuple[str, str]) -> None:
+    fixes = Examined("--bootstrap", "192.0.2.1", *state, place=("unshare", "--net")).fixes()
+    assert fixes == {"swarm": "correct the address, or connect this machine to the network (ip route shows it)"}
+
+
+@pytest.mark.slow
+@needs_root
 def test_a_full_disk_says_how_much_to_free(tmp_path: Path) -> None:
     with mounted("96m", tmp_path) as place:
         fixes = Examined("--state-dir", str(tmp_path), place=place).fixes()
