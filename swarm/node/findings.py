@@ -122,5 +122,5 @@ def line(got: int, seconds: float, weights: int) -> Check:
         return Check(about="line", what=f"{told}, too little to tell a rate")
     first_s = FULL_RATIO * weights * seconds / got
     fix = "name what you have of the model with --base, or take a faster line" if first_s > PATIENT_S else ""
-    rate = f"{8e-6 * got / seconds:.1f} Mbit/s, at which the first version takes {max(1.0, first_s / 60):.0f} min"
-    return Check(about="line", what=f"{told}: {rate}", fix=fix)
+    first = f", at which the first version takes {max(1.0, first_s / 60):.0f} min" if weights else ""
+    return Check(about="line", what=f"{told}: {8e-6 * got / seconds:.1f} Mbit/s{first}", fix=fix)

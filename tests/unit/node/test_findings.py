@@ -78,6 +78,11 @@ def test_a_fault_names_its_fix(wrong: Check, fix: str) -> None:
     assert fix in wrong.fix
 
 
+def test_a_rate_is_told_with_what_it_means_for_the_first_version() -> None:
+    assert findings.line(10_000_000, 2.0, 8 * GB).what.endswith("40.0 Mbit/s, at which the first version takes 18 min")
+    assert findings.line(10_000_000, 2.0, 0).what.endswith("40.0 Mbit/s")
+
+
 def test_wear_is_told_by_version_and_by_day() -> None:
     what = one(findings.wear(8 * GB, 8 * GB, 8 * GB, 0.5)).what
     assert "each version rewrites 8.0 GB, 23.0 TB a day if one comes each minute" in what
