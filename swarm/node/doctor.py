@@ -35,7 +35,7 @@ from swarm.node.identity import default_states
 from swarm.node.joining import MEMORY_SHARE
 from swarm.node.sampler import CPU_MEMORY_SHARE
 from swarm.process import free_host_bytes
-from swarm.sampler.choice import choose_engine
+from swarm.sampler.choice import Gpu, choose_engine, find_gpu
 from swarm.sampler.confine import has_gpu
 from swarm.types import Role
 
@@ -66,16 +66,16 @@ async def examine(bootstraps: Sequence[str], role: Role, state_dir: Path | None)
 def _machine(role: Role, directory: Path, weights: int) -> Iterator[Check]:
     """Yield the checks of this machine alone. Blocking."""
     yield findings.python(platform.python_version(), 8 * struct.calcsize("P"))
-    draws, gpu = role == "sampler", has_gpu()
+    draws, sees_gpu = role == "sampler", None
     if draws:
         lacks = missing("sampler")
-        sees_gpu = _torch_sees_gpu() if gpu and not lacks else None
+        sees_gpu = _torch_sees_gpu() if not lacks and isinstance(find_gpu(), Gpu) else None
         version = "" if lacks else metadata.version("torch")
         yield from findings.torch(version, lacks, choose_engine("auto").line, sees_gpu=sees_gpu)
     free, shared = free_host_bytes(), free_bytes(MEMORY) if MEMORY.is_dir() else 0
     # An engine on a CPU holds the weights in float32: twice their bytes.
-    yield findings.memory(free, 2 * weights if draws and not gpu else 0)
-    yield from findings.wear(weights, free, shared, CPU_MEMORY_SHARE if draws and not gpu else MEMORY_SHARE)
+    yield findings.memory(free, 2 * weights if draws and not sees_gpu else 0)
+    yield from findings.wear(weights, free, shared, CPU_MEMORY_SHARE if draws and not has_gpu() else MEMORY_SHARE)
     yield findings.state(str(directory), _error_in(directory))
     yield findings.disk(str(directory), free_bytes(_nearest(directory)), weights)
     yield from findings.sockets(tempfile.gettempdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -199,6 +200,15 @@ def test_weights_that_have_no_room_in_memory_wear_the_disk(learner: Learner, sta
     assert "each version rewrites 0.0 GB" in examined.what("wear")
     assert examined.fixes().keys() == {"wear"}
     assert "size=1G /dev/shm; in a container --shm-size" in examined.fixes()["wear"]
+
+
+def test_a_driver_that_shows_a_gpu_to_a_torch_that_cannot_use_it(tmp_path: Path, state: tuple[str, str]) -> None:
+    (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "0, GPU-1, NVIDIA of tests, 8.9"\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    examined = Examined(*state, PATH=f"{tmp_path}:{os.environ['PATH']}", CUDA_VISIBLE_DEVICES="0")
+    assert "cannot use the GPU" in examined.what("driver")
+    assert examined.fixes().keys() == {"driver"}
+    assert re.search("pip uninstall torch|update the NVIDIA driver", examined.fixes()["driver"])
 
 
 def test_few_open_files_and_long_paths_of_sockets(tmp_path: Path) -> None:
