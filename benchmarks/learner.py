@@ -13,7 +13,9 @@ Memory: peak of two steps, each variant in a process of its own, over the bytes 
 Publishing: cast to bf16 into the staging file, encode as a delta, first chunk read, after each of a few steps, in CPU
 seconds and in GB of bf16 for each of them. The target is a share of one step of at least LARGE_STEP_TOKENS tokens,
 which lasts half a minute on the one thread that takes it here. It says nothing of a faster device; the seconds do.
-On CUDA besides: model FLOP/s utilisation in bf16 of a model of 0.6 billion parameters, `--parameters 1.5e9` of another.
+MFU: model FLOP/s utilisation in bf16 of a model of 0.6 billion parameters, `--parameters 1.7e9` of another,
+`--compile`d, or with another kernel of attention (`--attention flash_attention_2`); on CUDA, and in a quick run.
+`--device cuda` measures memory there, of the same model.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ CUDA = Work(
     parameters=6e8, vocab_size=151_936, groups=8, group_size=16, prompt_tokens=256, least=768, most=1024,
     micro_batch_tokens=16_384, device="cuda",
 )  # fmt: skip
+MEMORY_ON_CUDA = replace(CUDA, groups=2)
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 """Dense bf16 of a device, by a part of its name, from the vendor's data sheets."""
@@ -161,18 +164,22 @@ def flops_per_token(shape: Shape, context: float) -> float:
     return 6 * (shape.parameters - embedding) + 6 * embedding + 6 * shape.layers * shape.queries * context
 
 
-def utilisation(work: Work, repeats: int) -> dict[str, float]:
-    """Model FLOP/s over the peak of the device; recomputed layers and filling are not counted as work."""
+def utilisation(work: Work, repeats: int, *, compiled: bool = False, attention: str = "") -> dict[str, float]:
+    """Model FLOP/s over the peak of the device; recomputed layers and filling are not counted as work. The first step,
+    which may compile, is not counted."""
     model = work.model()
+    if attention:
+        model.set_attn_implementation(attention)
     shape = shape_of(model)
-    step = our_step(work, model, rules_of("chunked", work))
+    rules = msgspec.structs.replace(rules_of("chunked", work), compile=compiled, packing="flash" in attention)
+    step = our_step(work, model, rules)
     step(work.rollouts(0))
     rates = []
     for seed in range(1, repeats + 1):
         groups = work.rollouts(seed)
         rates.append(tokens_of(groups) / step(groups))
     rate = statistics.median(rates)
-    name = torch.cuda.get_device_name()
+    name = torch.cuda.get_device_name() if work.device == "cuda" else "a CPU"
     most = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
     found = {"tokens_per_s": rate, "parameters": float(shape.parameters)}
     if most is not None:
@@ -191,8 +198,9 @@ def run(options: argparse.Namespace, directory: Path, say: Say) -> dict[str, Any
                 say(line)
     if "memory" in options.parts:
         figures["memory"] = []
-        for variant in VARIANTS:
-            of = peak(variant, QUICK if quick else MEMORY)
+        work = QUICK if quick else MEMORY if options.device == "cpu" else MEMORY_ON_CUDA
+        for variant in VARIANTS if options.device == "cpu" else VARIANTS[2:]:
+            of = peak(variant, work)
             estimate = "" if variant == "bare" else f", estimated {of.estimate_ratio:.2f} times that"
             say(f"peak, {variant}: {of.peak_bytes / 1e6:,.0f} MB, {of.per_model_byte:.1f} times the weights{estimate}")
             figures["memory"].append(asdict(of) | {"estimate_ratio": of.estimate_ratio})
@@ -229,10 +237,11 @@ def publish_line(found: dict[str, float]) -> str:
 
 
 def _mfu(options: argparse.Namespace, repeats: int, say: Say) -> dict[str, float] | None:
-    if not torch.cuda.is_available():
+    if not options.quick and not torch.cuda.is_available():
         say("MFU: not measured, there is no CUDA device here")
         return None
-    found = utilisation(replace(CUDA, parameters=options.parameters), repeats)
+    work = QUICK if options.quick else replace(CUDA, parameters=options.parameters)
+    found = utilisation(work, repeats, compiled=options.compile, attention=options.attention)
     say(f"MFU of {found['parameters']:,.0f} parameters in bf16: {found.get('mfu', float('nan')):.1%}")
     return found
 
@@ -261,6 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", type=_parts, default=PARTS, help=",".join(PARTS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--parameters", type=float, default=6e8, help="of the model on CUDA")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where memory is measured")
+    parser.add_argument("--compile", action="store_true", help="of the MFU: compile the layers")
+    parser.add_argument("--attention", default="", help="of the MFU: transformers' name of a kernel")
     parser.add_argument("--quick", action="store_true", help="tiny models and one repeat: does it run at all?")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(arguments)

@@ -20,7 +20,7 @@ START_S = 60.0
 LIMIT_S, LIMIT_PER_STEP_S = 120.0, 5.0
 """A run that takes longer has hung: a step takes a fifth of a second on two cores."""
 
-STOP_S = 15.0
+STOP_S = 20.0
 """After a polite request a node gets this long, which covers a sampler's drain, before it is killed."""
 
 POLL_S = 0.2

@@ -11,6 +11,16 @@ class UserError(EchoError):
     """The person at the keyboard has to change something. Shown as one line, with exit status 2."""
 
 
+class InUseElsewhere(UserError):
+    """Another process speaks with this node's key."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "another process uses this node's identity, probably on another machine to which its state directory was "
+            "copied: this one ends. In the copy, remove node.key and generation; it then gets an identity of its own"
+        )
+
+
 class Damaged(UserError):
     """A file of a run was changed or is missing. The message says which one, and how to save the rest."""
 

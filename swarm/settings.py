@@ -7,6 +7,7 @@ says when it may be changed. So a new setting is one line here. An error in a fi
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from swarm.errors import UserError
 from swarm.types import Freshness, Normalisation, ObjectiveName, Rounding, Schedule
@@ -37,8 +38,8 @@ TASKS = (
 )
 """Examples for who named a model and no task"""
 
-SECTIONS = "What most people set", "Swarm", "Learning", "Engine", "Memory and disk", "Money"  # The order in --help
-MOST, SWARM, LEARNING, ENGINE, MEMORY, MONEY = SECTIONS
+SECTIONS = "What most people set", "Swarm", "Learning", "Engine", "Limits", "Memory and disk", "Money"  # As in --help
+MOST, SWARM, LEARNING, ENGINE, LIMITS, MEMORY, MONEY = SECTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +285,49 @@ CHANGEABLE = {
 }  # Settings that may differ when a run is resumed, and when
 
 
-class JoinConfig(BaseModel):
-    """One sampler or relay. The defaults of `host`, `port`, `tls` and `lan` depend on where the bootstraps are."""
+CLOCK_TIME = r"([01]?\d|2[0-3]):([0-5]\d)"
+
+
+def read_hours(text: str) -> list[tuple[int, int]]:
+    """Return ranges of the day such as "22:00-08:00, 12:00-13:30" in minutes since midnight; one may go over midnight.
+    Raise ValueError for any other text."""
+    ranges = []
+    for part in text.split(",") if text.strip() else []:
+        found = re.fullmatch(rf"{CLOCK_TIME}\s*-\s*{CLOCK_TIME}", part.strip())
+        start, end = (60 * int(found[at]) + int(found[at + 1]) for at in (1, 3)) if found else (0, 0)
+        if start == end:
+            raise ValueError("hours are written as 22:00-08:00, several of them with commas between")
+        ranges.append((start, end))
+    return ranges
+
+
+class Limits(BaseModel):
+    """What the owner of a joining machine gives of it: all that may be changed while the node runs (node/limits.py)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    max_upload: Annotated[Mbit | None, Flag(LIMITS, "Most upload that weights may use, in Mbit/s.")] = None
+    max_download: Annotated[Mbit | None, Flag(LIMITS, "Most download that weights may use, in Mbit/s.")] = None
+    max_disk: Annotated[
+        float | None, Field(gt=0, le=1e6), Flag(LIMITS, "Most that the weights may take on the disk, in GB.")
+    ] = None
+    gpu_memory_share: Annotated[Share, Flag(LIMITS, "Share of each GPU's memory for vLLM.")] = 0.85
+    threads: Annotated[
+        Threads | None, Flag(LIMITS, "Threads of the engine, and of what codes weights.", "what the cores can spare")
+    ] = None
+    nice: Annotated[int, Field(ge=0, le=19), Flag(LIMITS, "How far it gives way to other programs.")] = 0
+    hours: Annotated[
+        str,
+        Field(max_length=256),
+        AfterValidator(lambda text: text if read_hours(text) else ""),
+        Flag(LIMITS, "When to draw, by this machine's clock: 22:00-08:00,12:00-13:30.", "always"),
+    ] = ""
+    only_on_mains: Annotated[bool, Flag(LIMITS, "Draw nothing while on battery.")] = False
+    only_when_idle: Annotated[bool, Flag(LIMITS, "Draw nothing while somebody uses the desktop.")] = False
+
+
+class JoinConfig(Limits):
+    """One sampler or relay. The defaults of `host`, `port`, `tls` and `lan` depend on where the bootstraps are."""
 
     role: Annotated[
         Literal["sampler", "relay"], Flag(MOST, "A relay keeps the swarm together and draws no samples.")
@@ -302,8 +342,9 @@ class JoinConfig(BaseModel):
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
     nickname: Annotated[Nickname, Flag(MOST, NICKNAME)] = ""
-    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s.")] = None
-    max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s.")] = None
+    grace: Annotated[
+        float, Field(ge=0, le=86_400), Flag(MOST, "Seconds that samples under way get to end when asked to stop.")
+    ] = 10.0
     state_dir: Annotated[Path | None, Flag(SWARM, "Key and weights.", "under ~/.local/state")] = None
     base: Annotated[
         str | None,
@@ -313,7 +354,6 @@ class JoinConfig(BaseModel):
     weights: Annotated[
         Literal["auto", "memory", "disk"], Flag(SWARM, "Where the weights are kept; each version wears a disk.")
     ] = "auto"
-    coding_threads: Annotated[Threads | None, Flag(SWARM, CODING_THREADS, "what the cores can spare")] = None
     device: Annotated[str, Flag(MOST, "auto, cpu, cuda, cuda:1, ...")] = "auto"
     engine: Annotated[
         Literal["auto", "transformers", "vllm", "scripted"], Flag(MOST, "auto is vllm with a GPU and the package.")
@@ -321,7 +361,6 @@ class JoinConfig(BaseModel):
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Type of the weights.")] = "auto"
     precision: Annotated[Rounding, Flag(ENGINE, "Round the matrices, to fit a smaller memory.")] = "none"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag(ENGINE, "GPUs that share the model.")] = 1
-    gpu_memory_share: Annotated[Share, Flag(ENGINE, "Share of each GPU's memory for vLLM.")] = 0.85
     max_model_len: Annotated[
         int | None,
         Field(ge=16, le=16_777_216),

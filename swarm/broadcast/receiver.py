@@ -561,6 +561,7 @@ class Receiver:
     async def _apply(self, held: HeldVersion) -> None:
         assert self.weights is not None
         assert self.store is not None
+        before = self.weights.last_whole
         try:
             async with self._steady:
                 await in_thread(self.weights.apply, held, self._pool)
@@ -570,7 +571,9 @@ class Receiver:
             return
         self._progress.note_time(held.head.version, "applied_s")
         held.chunks.rest()
-        self._behind_since = None
+        if before is None or held.head.version > before:
+            # Else the map is only what it was before a catch-up that failed, and the learner has to be asked.
+            self._behind_since = None
         await self._prune()
         await self._tell()
 

@@ -29,7 +29,8 @@ _VERSION = re.compile(r"(\d{1,15})\.(\d{1,15})")
 
 
 class VersionServer:
-    """Answers for a store and the map beside it, once they are there. `meter` is awaited before a body is sent."""
+    """Answers for a store and the map beside it, once they are there. `meter` is awaited before a body is sent. Regions
+    are encoded in `pool`, which may be replaced."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class VersionServer:
     ) -> None:
         self._store = store
         self._weights = weights
-        self._pool = pool
+        self.pool = pool
         self._meter = meter
         self._encoding = asyncio.Semaphore(ENCODINGS_AT_A_TIME)
         self._waiting = 0
@@ -82,7 +83,7 @@ class VersionServer:
             async with self._encoding:
                 wanted = held.table.regions[index].decoded_digest
                 loop = asyncio.get_running_loop()
-                region = await loop.run_in_executor(self._pool, weights.encode_full, index, wanted)
+                region = await loop.run_in_executor(self.pool, weights.encode_full, index, wanted)
         finally:
             self._waiting -= 1
         return await self._send(encode(region) if region else None, "region")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 UNIT = "echo-node.service"
 RAW = {"allow_extra_args": True, "ignore_unknown_options": True}  # What follows is for `join`
-STOP_S = 30.0  # A sampler's 10 s for what is under way, and then to hand back and say farewell
+STOP_S = 20.0  # Beyond --grace: to hand back samples and say farewell
 
 TEMPLATE = """\
 # Written by `echo-node service install`, which writes it again; `echo-node service remove` removes it.
@@ -109,7 +109,7 @@ def install(context: typer.Context) -> None:
             command=" ".join(map(quoted, command)),
             place=str(Path.cwd()).replace("%", "%%"),
             state=quoted(str(state)),
-            stop_s=STOP_S,
+            stop_s=settings.grace + STOP_S,
         )
     )
     typer.echo(f"{path} is written. To start it now and whenever this machine runs:")

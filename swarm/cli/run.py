@@ -17,6 +17,7 @@ import typer
 from swarm import __version__
 from swarm.cli.machine import doctor, service_app
 from swarm.cli.options import Sections, with_settings
+from swarm.cli.own import finish, leave, limits, logs, pause, resume
 from swarm.cli.plan import plan
 from swarm.cli.redteam import redteam
 from swarm.cli.runs import audit, export_app, report, set_value, status, verify
@@ -198,6 +199,8 @@ def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
 
 app.command()(status)
 app.command()(doctor)
+for own in (pause, resume, finish, leave, limits, logs):
+    app.command()(own)
 app.command("set")(set_value)
 app.command()(audit)
 app.command()(verify)

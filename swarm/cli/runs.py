@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swarm.cli.own import StateDir, ask_own
 from swarm.errors import Damaged, UserError
 from swarm.types import printable
 
@@ -240,9 +241,9 @@ def _readers(run_dir: Path, config: LeadConfig) -> tuple[Callable[[int], Prompt]
 
 def _the_running_one() -> Path:
     """Return the run under runs/ that has a control socket. Raise UserError unless there is exactly one."""
-    from swarm.node.control import SOCKET, is_led
+    from swarm.node.control import SOCKET, is_served
 
-    found = [path.parent for path in Path("runs").glob(f"*/{SOCKET}") if is_led(path.parent)]
+    found = [path.parent for path in Path("runs").glob(f"*/{SOCKET}") if is_served(path.parent)]
     if len(found) != 1:
         raise UserError(f"{len(found) or 'no'} learners run under runs/ here: name one with --run-dir")
     return found[0]
@@ -253,13 +254,15 @@ RESIZE_S = 0.25  # How soon a watched screen follows a resize of its terminal
 
 
 def status(
-    url: Annotated[str, typer.Argument(help="host:port or URL of a running node.")],
+    url: Annotated[str | None, typer.Argument(help="host:port or URL of a node. Default: of your own here.")] = None,
+    state_dir: StateDir = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All that it says, as one JSON object in a line.")] = False,
 ) -> None:
     """What a running node says of itself: a learner, a sampler or a relay."""
     from rich.console import Console
 
+    url = url or ask_own("where", state_dir)
     console, found = Console(), asyncio.run(_fetch(url))
     if watch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -23,6 +23,7 @@ from swarm.errors import ProtocolError
 from swarm.gossip.calls import Calls, Home, Homes, Partners, Pending, Purpose
 from swarm.gossip.records import (
     Call,
+    Doubled,
     Effect,
     Exchange,
     ExchangeReply,
@@ -41,6 +42,10 @@ from swarm.gossip.view import View, answer_to, fitting, seen_in
 from swarm.types import Address, NodeId, VersionId
 
 FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0  # Pause between tries to reach a bootstrap while no node is known; it doubles
+OVERTAKEN_YOUNG, OVERTAKEN = 3, 6
+"""Records of our own key, issued by another process, that are gone past in one record's life. A former life that the
+disk forgot may be met once or twice, depending on whom one hears first; a process that is alive answers each time."""
+
 HELLO_S = 10.0  # By then a hello is answered or has failed
 
 
@@ -70,6 +75,8 @@ class Membership:
         self._open_record = open_record
         self._open_head = open_head
         self._random = random
+        self._began = now
+        self._overtaken: list[float] = []
         self._fresh: dict[bytes, SignedRecord] = {}
         self._push_at: float | None = None
         self._late_until = -math.inf
@@ -385,6 +392,13 @@ class Membership:
         """Go past a record of our own key. Its signature proves that it was issued, perhaps by a former life."""
         if claimed.order < self.view.own.order:
             return []
+        if claimed.body != self.view.own.body and self._owner.role != "learner":
+            life_s = self.rules.life_rounds * self.rules.round_s
+            self._overtaken = [at for at in self._overtaken if at > now - life_s]
+            # A process that only just came is the first to give way.
+            if len(self._overtaken) >= (OVERTAKEN_YOUNG if now - self._began < life_s else OVERTAKEN):
+                return [Doubled()]
+            self._overtaken.append(now)
         effects = self._owner.refute(claimed)
         self._push_later([self.view.own], now)
         return effects

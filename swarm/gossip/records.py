@@ -370,10 +370,15 @@ class GenerationRaised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubled:
+    """Another process signs records with this node's key, now: stop, instead of going past them for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
     """Count an illegal input from a peer."""
 
     reason: str
 
 
-Effect = Call | Greet | Wake | HeadLearned | Appeared | Died | LeafGone | GenerationRaised | Rejected
+Effect = Call | Greet | Wake | HeadLearned | Appeared | Died | LeafGone | GenerationRaised | Doubled | Rejected

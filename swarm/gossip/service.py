@@ -23,6 +23,7 @@ from swarm.gossip.records import (
     Appeared,
     Call,
     Died,
+    Doubled,
     Effect,
     Exchange,
     ExchangeReply,
@@ -171,6 +172,8 @@ class GossipService:
                     self._emit("public_died", node=effect.node, reason=effect.reason)
                 case LeafGone():
                     self._emit("leaf_gone", node=effect.node)
+                case Doubled():
+                    self._emit("doubled")
                 case GenerationRaised():
                     self._on_generation(effect.generation)
                 case Rejected():

@@ -39,12 +39,25 @@ class Pace:
     MIN_BURST_BYTES = 64 * 1024
 
     def __init__(self, bytes_per_s: float | None) -> None:
-        self._rate = bytes_per_s / self.OVERHEAD if bytes_per_s else None
-        self._burst = max(self.MIN_BURST_BYTES, self.BURST_S * (self._rate or 0.0))
+        self._set_rate(bytes_per_s)
         self._free_at = 0.0
         self._waiting: deque[Callable[[], None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.total_bytes = 0
+
+    def _set_rate(self, bytes_per_s: float | None) -> None:
+        self._rate = bytes_per_s / self.OVERHEAD if bytes_per_s else None
+        self._burst = max(self.MIN_BURST_BYTES, self.BURST_S * (self._rate or 0.0))
+
+    def change(self, bytes_per_s: float | None) -> None:
+        """Hold another cap from now on. What is ahead of the old one is paid off at the new one."""
+        now = asyncio.get_running_loop().time()
+        ahead_bytes = max(0.0, self._free_at - now) * (self._rate or 0.0)
+        self._set_rate(bytes_per_s)
+        self._free_at = now + (ahead_bytes / self._rate if self._rate else 0.0)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fire()
 
     def admits(self, resume: Callable[[], None]) -> bool:
         """Return True if bytes may flow now. If not, call `resume` when its turn has come."""
@@ -81,7 +94,7 @@ class Pace:
     def _fire(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
-        while self._waiting and loop.time() >= self._ready_at():
+        while self._waiting and (self._rate is None or loop.time() >= self._ready_at()):
             self._waiting.popleft()()
         self._arm(loop)
 

@@ -65,7 +65,8 @@ def card_lines(card: Card, *, draws: bool, has_base: bool) -> Iterator[str]:
             f"to download: {first} at first, then what each version changes; wanted: {size(total)} of memory for the "
             f"weights{beside}, and up to {size((1 + FULL_RATIO) * total)} of disk"
         )
-    yield "to stop: Ctrl-C; what cannot be finished is handed back"
+    pause = "; to have this machine back for a while: echo-node pause" if draws else ""
+    yield f"to stop: Ctrl-C; what cannot be finished is handed back{pause}"
 
 
 def size(nbytes: float) -> str:

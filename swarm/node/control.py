@@ -1,4 +1,5 @@
-"""control.sock in the run directory: how the user changes a running learner, from the same machine only.
+"""control.sock in a learner's run directory, or in the state directory of a node that joined: how its owner changes it
+while it runs, from the same machine only.
 
 One line of JSON in, one line of JSON out: {"max_staleness": 4} is answered with {"done": "..."} or {"refused": "..."}.
 File permissions protect it: only the owner may open the socket.
@@ -10,24 +11,28 @@ import asyncio
 import json
 import os
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swarm.errors import EchoError, UserError
+from swarm.node.identity import default_states
 
 SOCKET = "control.sock"
 LINE_BYTES = 4096  # Longest request or answer: both are one short line
 
 CALL_S = 10.0  # Time limit of a request at both ends: an answer does not wait for the change to take effect
 
+PLACES = {"learner": "its run directory with --run-dir", "node": "its state directory with --state-dir"}
+
 Change = Callable[[dict[str, Any]], Awaitable[str]]
 """Carries out a request and returns a line that says what was done. A UserError says why it was refused."""
 
 
 @asynccontextmanager
-async def control(run_dir: Path, change: Change) -> AsyncIterator[None]:
+async def control(directory: Path, change: Change) -> AsyncIterator[None]:
     """Take requests for as long as the block runs."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,7 +46,8 @@ async def control(run_dir: Path, change: Change) -> AsyncIterator[None]:
         finally:
             writer.close()
 
-    with _short_path(run_dir) as path:
+    with _short_path(directory) as path:
+        # A killed node left it: whoever gets here holds the directory's lock.
         path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(serve, str(path), limit=LINE_BYTES)
         os.chmod(path, 0o600)
@@ -49,32 +55,37 @@ async def control(run_dir: Path, change: Change) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
-        (run_dir / SOCKET).unlink(missing_ok=True)
+        (directory / SOCKET).unlink(missing_ok=True)
 
 
-async def ask_for(run_dir: Path, request: dict[str, Any]) -> str:
-    """Have the learner of `run_dir` carry out a request, and return its line. Raise UserError if it refuses, does not
+async def ask_for(directory: Path, request: dict[str, Any], who: Literal["learner", "node"] = "learner") -> str:
+    """Have the node of `directory` carry out a request, and return its line. Raise UserError if it refuses, does not
     answer, or does not run."""
     try:
         async with asyncio.timeout(CALL_S):
-            with _short_path(run_dir) as path:
+            with _short_path(directory) as path:
                 reader, writer = await asyncio.open_unix_connection(str(path), limit=LINE_BYTES)
             writer.write(json.dumps(request).encode() + b"\n")
             answer = json.loads(await reader.readline())
             writer.close()
     except TimeoutError as error:
-        raise UserError(f"the learner of {run_dir} did not answer within {CALL_S:g} s: try again") from error
+        raise UserError(f"the {who} of {directory} did not answer within {CALL_S:g} s: try again") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"no learner runs in {run_dir}: name its run directory with --run-dir") from error
+        raise UserError(f"no {who} runs in {directory}: name {PLACES[who]}") from error
     if "refused" in answer:
         raise UserError(str(answer["refused"]))
     return str(answer["done"])
 
 
-def is_led(run_dir: Path) -> bool:
-    """Return whether a learner takes requests there: a killed one leaves its socket behind. Blocking."""
-    with _short_path(run_dir) as path, socket.socket(socket.AF_UNIX) as probe:
+def is_served(directory: Path) -> bool:
+    """Return whether a node takes requests there: a killed one leaves its socket behind. Blocking."""
+    with _short_path(directory) as path, socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
+
+
+def running_nodes() -> list[Path]:
+    """Return the default state directories in which a node of this user runs. Blocking."""
+    return [path.parent for path in sorted(default_states().glob(f"*/{SOCKET}")) if is_served(path.parent)]
 
 
 async def _answer(line: bytes, change: Change) -> dict[str, str]:
@@ -88,14 +99,12 @@ async def _answer(line: bytes, change: Change) -> dict[str, str]:
 
 
 @contextmanager
-def _short_path(run_dir: Path) -> Iterator[Path]:
-    """Yield a short path to the socket through an open directory: a socket's address holds 107 bytes, less than a path
-    may have."""
-    try:
-        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise UserError(f"there is no run directory {run_dir}") from error
-    try:
-        yield Path(f"/proc/self/fd/{descriptor}") / SOCKET
-    finally:
-        os.close(descriptor)
+def _short_path(directory: Path) -> Iterator[Path]:
+    """Yield a short path to the socket, through a link: a socket's address holds 107 bytes, less than a path may
+    have."""
+    if not directory.is_dir():
+        raise UserError(f"there is no directory {directory}")
+    with tempfile.TemporaryDirectory(prefix="echo-node-") as place:
+        link = Path(place) / "to"
+        link.symlink_to(directory.absolute())
+        yield link / SOCKET

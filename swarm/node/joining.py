@@ -16,24 +16,32 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from swarm.broadcast.coding import coding_pool
+from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
+from swarm.broadcast.store.disk import set_most_bytes
 from swarm.broadcast.store.place import Wanted, forget_place, place_of_map
-from swarm.errors import first_fault
+from swarm.errors import InUseElsewhere, UserError, first_fault
 from swarm.gossip.records import Profile
 from swarm.net.hosts import is_loopback
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
 from swarm.node.bootstrap import Greeting, read_bootstraps
 from swarm.node.card import Card, card_lines, open_card
+from swarm.node.control import control
+from swarm.node.holds import Holds
 from swarm.node.identity import StateDirectory
+from swarm.node.limits import BY_REJOINING
+from swarm.node.logs import SaidLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
+from swarm.node.watching import Watch, give_way, watch_clocks
 from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
 from swarm.types import Role
 
 R = TypeVar("R")
+SWARMS = "swarms"  # In a state directory: the weights, by swarm
+FINISH_S = 86_400.0  # `finish` waits for all samples under way: a day is the longest time limit of a lease
 MEMORY_SHARE = 0.5  # Of what is free, for the weights: their owner goes on working
 
 
@@ -68,7 +76,7 @@ def _settings(config: JoinConfig | LeadConfig, host: str, port: int, advertise: 
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:
-    """Return the result of `work`, or None if `stop` is set first."""
+    """Return the result of `work`, or None if `stop` is set first; `work` has ended then."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -77,12 +85,13 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asy
     finally:
         task.cancel()
         stopping.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)
 
 
 def weights_directory(state_dir: Path, swarm: str) -> Path:
     """Return the directory for the weights of a swarm. Blocking. Remove the weights of swarms that this node has left,
     gigabytes that nobody will read again."""
-    directory = state_dir / "swarms" / swarm
+    directory = state_dir / SWARMS / swarm
     for old in directory.parent.glob("*"):
         if old != directory:
             forget_place(old)
@@ -100,7 +109,6 @@ class DataPlane:
         *,
         say: Callable[[str], None],
         base: BaseModel | None,
-        threads: int | None = None,
         weights: Wanted = "auto",
         memory_share: float = MEMORY_SHARE,
     ) -> None:
@@ -109,7 +117,7 @@ class DataPlane:
         self._station = station
         self._say = say
         self._base = base
-        self._pool = coding_pool(threads)
+        self._pool = coding_pool()
         self._receiver: Receiver | None = None
         self._server = VersionServer(
             lambda: self._receiver.store if self._receiver else None,
@@ -129,8 +137,12 @@ class DataPlane:
             incoming.leave()
 
     @asynccontextmanager
-    async def receiving(self, directory: Path, learner_key: bytes) -> AsyncIterator[Receiver]:
-        """Receive the versions of a swarm for as long as the block runs."""
+    async def receiving(
+        self, directory: Path, learner_key: bytes, threads: int | None = None
+    ) -> AsyncIterator[Receiver]:
+        """Receive the versions of a swarm for as long as the block runs, and code with `threads` at most."""
+        self.close()
+        self._pool = self._server.pool = coding_pool(min(threads, spare_threads()) if threads else None)
         receiver = self._receiver = Receiver(
             directory,
             learner_key,
@@ -171,10 +183,14 @@ class JoiningNode(ABC):
     def __init__(self, config: JoinConfig, say: Callable[[str], None]) -> None:
         self._config = config
         self._settings = join_settings(config)
-        self._say = say
+        self._log = SaidLog(say)
+        self._say = self._log.say
         self._stop = asyncio.Event()
+        self._again = asyncio.Event()
+        self._holds = Holds()
         self._card: Card | None = None
         self._said_router = False
+        self._is_elsewhere = False
         self.is_up = False
         """Whether `status` may be called."""
 
@@ -182,7 +198,11 @@ class JoiningNode(ABC):
         """Take part in one swarm after another, until a run is over or a stop is requested."""
         state = StateDirectory.claim(self._config.state_dir, self.role)
         self._directory = state.path
+        self._log.open(state.path)
         try:
+            watch = Watch(state.path, self._config, holding=self._holds, say=self._say, on_change=self._take_limits)
+            watch.look()
+            self._config = watch.config
             name = self._config.base
             base = BaseModel(await asyncio.to_thread(find_base, name)) if name is not None else None
             self._network = NodeNetwork(state.path, self.role, self._settings, say=self._say, emit=self._emit)
@@ -190,24 +210,65 @@ class JoiningNode(ABC):
                 self._network.station,
                 say=self._say,
                 base=base,
-                threads=self._config.coding_threads,
                 weights=self._config.weights,
                 memory_share=self.memory_share(),
             )
             await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
+            self._take_limits(self._config)
+            watching = [asyncio.create_task(work) for work in (watch.run(), watch_clocks(self._say, self._again.set))]
             try:
                 self.is_up = True
                 self._say(f"{self.role} {self._network.node}; status: echo-node status {self._network.address.url}")
-                await self._swarms()
+                async with control(state.path, self._asked):
+                    await self._swarms()
+                if self._is_elsewhere:
+                    raise InUseElsewhere
             finally:
-                await self._network.stop()
+                for task in watching:
+                    task.cancel()
+                # The other process goes on as this node: it has not left.
+                await self._network.stop(leave=not self._is_elsewhere)
                 self._data.close()
         finally:
             state.release()
 
+    def _take_limits(self, config: JoinConfig) -> None:
+        """Keep to the limits of `config` from now on."""
+        before, self._config = self._config, config
+        station = self._network.station
+        for pace, mbit in ((station.upload, config.max_upload), (station.download, config.max_download)):
+            pace.change(mbit * 1e6 / 8 if mbit else None)
+        set_most_bytes(self._directory / SWARMS, int(config.max_disk * 1e9) if config.max_disk else None)
+        if not give_way(config.nice, self.status().get("engine_pid") if self.is_up else None):
+            self._say("the system does not let this process give way less than before: start the node again for that")
+        if any(getattr(before, name) != getattr(config, name) for name in BY_REJOINING):
+            self._say("joining again with these limits")
+            self._again.set()
+
     def memory_share(self) -> float:
         """Return which share of the free memory the weights may take."""
         return MEMORY_SHARE
+
+    async def _asked(self, request: dict[str, Any]) -> str:
+        """Do what the owner asks for over the control socket, and return a line about it."""
+        match request:
+            case {"do": "where"}:
+                return self._network.address.url
+            case {"do": "pause" | "resume"}:
+                raise UserError(f"a {self.role} draws nothing that could be paused: `echo-node leave` ends it")
+            case {"do": "finish"}:
+                self.request_stop(FINISH_S)
+                return "finishing the samples under way, then leaving"
+            case {"do": "leave"}:
+                self.request_stop(0.0)
+                return "leaving; others draw the samples that were under way"
+        raise UserError("this node does not know that request: is it of another release?")
+
+    def request_stop(self, grace_s: float | None = None) -> bool:
+        """Leave, and finish before what ends within the grace; None: that of the settings."""
+        self._stop.set()
+        self._say("leaving; telling the others (again to leave at once)")
+        return True
 
     @abstractmethod
     def status(self) -> dict[str, Any]:
@@ -231,10 +292,11 @@ class JoiningNode(ABC):
             self._show_card(found.hello.card, key)
             directory = await asyncio.to_thread(weights_directory, self._directory, found.hello.swarm)
             swarm = self._network.swarm(key, found.learner.record.round_s)
-            is_over = False
+            is_over: bool | None = False
+            self._again.clear()
             try:
-                async with swarm, self._data.receiving(directory, key) as receiver:
-                    is_over = await self._take_part(found, receiver)
+                async with swarm, self._data.receiving(directory, key, self._config.threads) as receiver:
+                    is_over = await unless_stopped(self._again, self._take_part(found, receiver))
             except* OtherModel as changed:
                 self._say(f"{first_fault(changed)}; joining it again")
             if is_over:
@@ -258,6 +320,10 @@ class JoiningNode(ABC):
             self._say("others cannot dial this node, which is usual behind a router: it dials them, and all works")
         elif kind == "unreachable":
             self._say("others cannot dial this node any more: it takes part as a leaf")
+        elif kind == "doubled" and self.role == "relay":
+            # The learner tells a sampler, because it knows which of the two came second.
+            self._is_elsewhere = True
+            self._stop.set()
 
 
 class RelayNode(JoiningNode):
@@ -265,15 +331,9 @@ class RelayNode(JoiningNode):
 
     role = "relay"
 
-    def request_stop(self) -> bool:
-        """Tell the others and leave."""
-        self._stop.set()
-        self._say("leaving; telling the others (again to leave at once)")
-        return True
-
     def last_words(self) -> str:
         """Return the last line for the person at the terminal; "" if nobody asked the node to leave."""
-        return "left the swarm" if self._stop.is_set() else ""
+        return self._log.keep("left the swarm") if self._stop.is_set() and not self._is_elsewhere else ""
 
     def status(self) -> dict[str, Any]:
         own = {"state": self._state, "bootstrap": list(self._config.bootstrap)}

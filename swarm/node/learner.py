@@ -48,6 +48,7 @@ from swarm.node.rundir import (
 )
 from swarm.node.steps import Steps
 from swarm.node.training import Training
+from swarm.node.watching import watch_clocks
 from swarm.process import in_thread
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.api import RolloutService
@@ -176,6 +177,7 @@ class LearnerNode:
             self._write_address()
             parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
             beside = [group.create_task(work()) for work in (*parts, self._ahead.run, self._watch_room)]
+            beside.append(group.create_task(watch_clocks(self._say)))
             reached = await self._lead()
             for task in beside:
                 task.cancel()

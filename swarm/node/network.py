@@ -262,9 +262,9 @@ class NodeNetwork:
             self._say("this swarm has private addresses: pass --lan to every node in this network, or they stay leaves")
         return self.port
 
-    async def stop(self) -> None:
+    async def stop(self, *, leave: bool = True) -> None:
         # In this order, so that calls still work when the others are told.
-        await self.gossip.close(leave=True)
+        await self.gossip.close(leave=leave)
         await self._server.stop()
         await self.peers.close()
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from swarm.errors import UserError
 from swarm.learner.checkpoint.export import export_model
-from swarm.node.control import is_led
+from swarm.node.control import is_served
 from swarm.settings import CHANGEABLE, LeadConfig, load_config, read_toml
 
 ENVIRONMENT = "environment.json"
@@ -286,7 +286,7 @@ def forked_config(
         raise UserError("--best and --step name two models: give one of them")
     # The fork has a copy of the model and its own swarm.
     known = {name: value for name, value in values.items() if name not in ("model", "run_dir", "state_dir")}
-    if is_led(path):
+    if is_served(path):
         known["port"] = 0  # The other run is still being led, so the fork needs another port
     task = given.get("task", known.get("task", ""))
     run_dir = Path(given.get("run_dir") or default_run_dir(task))

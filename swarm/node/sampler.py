@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swarm.broadcast.receiver import Receiver
-from swarm.errors import ChildFailed, EchoError, ProtocolError, first_fault
+from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, first_fault
 from swarm.gossip.records import Profile
 from swarm.node.bootstrap import Greeting
 from swarm.node.identity import SECRETS
@@ -19,7 +19,7 @@ from swarm.rollout.client import SUBMIT_PATH, RolloutClient
 from swarm.rollout.messages import DEVICE_CLASS_LENGTH, Offer
 from swarm.sampler.choice import choose_engine
 from swarm.sampler.confine import has_gpu
-from swarm.sampler.session import DRAIN_S, SamplerStatus, Session
+from swarm.sampler.session import Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.settings import JoinConfig
@@ -32,6 +32,9 @@ FAULT_PAUSE_S = 2.0  # Pause before a new session, times the number of faults so
 PAUSE_S = 600.0
 """Pause after MAX_FAULTS, for the cause to pass (somebody else fills the GPU, the disk is full). The node still relays
 weights meanwhile."""
+
+OWNER, BY_OWNER = "owner", "by its owner, until `echo-node resume`"  # Source and reason of a hold
+PAUSED = "paused"  # A file in the state directory while the owner's pause lasts: it outlives a restart of the node
 
 PROOF_WINDOW_S = 3600.0
 """If two engines within this time fail to hold the weights that they were given, a new engine does not help. Rollouts
@@ -51,12 +54,14 @@ class SamplerNode(JoiningNode):
         self._has_left = False
         self._status = SamplerStatus()
         self._engine: EngineWorker | None = None
+        self._ending = Ending()
 
-    def request_stop(self) -> bool:
-        """Finish the samples that end soon, release the rest, and leave."""
+    def request_stop(self, grace_s: float | None = None) -> bool:
+        grace_s = self._config.grace if grace_s is None else grace_s
         self._stop.set()
-        busy = self._status.state == "sampling"
-        waits = f"waiting for the samples under way, {DRAIN_S:g} s at most" if busy else "telling the learner"
+        self._ending.ask(grace_s)
+        busy = self._status.state == "sampling" and grace_s > 0
+        waits = f"waiting for the samples under way, {grace_s:,.0f} s at most" if busy else "telling the learner"
         self._say(f"leaving; {waits} (again to leave at once)")
         return True
 
@@ -65,8 +70,9 @@ class SamplerNode(JoiningNode):
         if not self._stop.is_set():
             return ""
         if self._has_left:
-            return f"left the swarm; {self._totals()}"
-        return "left at once; samples that were drawn and not handed in are kept for the next start of this node"
+            return self._log.keep(f"left the swarm; {self._totals()}")
+        kept = "samples that were drawn and not handed in are kept for the next start of this node"
+        return self._log.keep(f"left at once; {kept}")
 
     def _totals(self) -> str:
         """Return what this process has contributed, and what became of the rest."""
@@ -105,6 +111,8 @@ class SamplerNode(JoiningNode):
 
     def _state(self, syncing: dict[str, Any] | None) -> str:
         """Return what the node does now, with the reason if it draws nothing."""
+        if self._holds.reason:
+            return f"paused: {self._holds.reason}"
         if self._status.standby:
             return f"standby: {self._status.standby}"
         if syncing and self._engine is not None and self._engine.installed is None:
@@ -119,6 +127,8 @@ class SamplerNode(JoiningNode):
         self._status.state = state
 
     async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
+        if (self._directory / PAUSED).exists():
+            self._holds.set(OWNER, BY_OWNER)
         spool = await asyncio.to_thread(Spool, self._directory / "spool", found.hello.swarm, self._say)
         return await self._serve(receiver, spool)
 
@@ -126,6 +136,9 @@ class SamplerNode(JoiningNode):
         """Run one session after another. Return True when the run is over, False to look for a swarm again."""
         faults, proof_failed_at = 0, -math.inf
         while not self._stop.is_set():
+            if self._holds.reason:
+                await self._wait_until_free()
+                continue
             accepted = self._status.verdicts["accepted"]
             try:
                 if await self._session(receiver, spool):
@@ -133,6 +146,7 @@ class SamplerNode(JoiningNode):
                 continue
             except (EchoError, ExceptionGroup) as error:
                 fault = first_fault(error)
+            self._is_elsewhere = isinstance(fault, InUseElsewhere)
             if isinstance(fault, SwarmChanged):
                 self._say(f"{fault}; joining it")
                 return False
@@ -151,6 +165,32 @@ class SamplerNode(JoiningNode):
                 await unless_stopped(self._stop, asyncio.sleep(FAULT_PAUSE_S * faults))
         return False
 
+    async def _asked(self, request: dict[str, Any]) -> str:
+        mark = self._directory / PAUSED
+        match request:
+            case {"do": "pause"}:
+                self._holds.set(OWNER, BY_OWNER)
+                try:
+                    mark.touch()
+                except OSError as error:
+                    return f"paused, but a restart will lift it: {error}"
+                return "paused, also after a restart; `echo-node resume` lifts it"
+            case {"do": "resume"}:
+                mark.unlink(missing_ok=True)
+                self._holds.set(OWNER, "")
+                return f"still paused: {self._holds.reason}" if self._holds.reason else "drawing again"
+        return await super()._asked(request)
+
+    async def _wait_until_free(self) -> None:
+        self._say(f"paused: {self._holds.reason}; this node still passes weights on")
+        await unless_stopped(self._stop, self._holds.wait_free())
+        if not self._stop.is_set():
+            self._say("nothing holds this node any more: drawing again")
+
+    async def _end_when_held(self, ending: Ending) -> None:
+        await self._holds.wait_held()
+        ending.ask(0.0)
+
     async def _pause(self, fault: BaseException) -> None:
         """Pause, with the reason in the status: what broke MAX_FAULTS sessions will probably break the next one."""
         self._say(f"paused for {PAUSE_S / 60:g} minutes after {MAX_FAULTS} faults in a row, the last: {fault}")
@@ -165,12 +205,15 @@ class SamplerNode(JoiningNode):
             kind=self._chosen.kind,
             options=self._config.engine_options,
             secrets=[self._directory / name for name in SECRETS],
+            threads=self._config.threads,
         )
         launch = asyncio.create_task(engine.launch())
+        ending = self._ending = Ending()
+        watching = asyncio.create_task(self._end_when_held(ending))
         try:
             self._status.state = "looking for the learner"
             link = LearnerLink(self._network, self._say, on_busy=self._put_off)
-            hello = await unless_stopped(self._stop, link.find())
+            hello = await unless_stopped(ending.asked, link.find())
             if hello is None:
                 return False
             session = Session(
@@ -191,11 +234,13 @@ class SamplerNode(JoiningNode):
                 on_change=lambda: self._say_profile(engine, receiver),
                 say=self._say,
             )
-            return await session.run(self._stop)
+            return await session.run(ending)
         finally:
+            watching.cancel()
             launch.cancel()
             await asyncio.gather(launch, return_exceptions=True)
             await engine.stop()
+            self._engine = None
 
     def _offer(self, engine: EngineWorker, receiver: Receiver) -> Offer:
         """Return what this node is and costs, so that the learner can choose."""

@@ -314,7 +314,9 @@ class RolloutService:
                 # An open lease request of this node may now be answered with leases for the newer version.
                 self._chances.tell()
         dropped = self.tally.dropped_of(node)
-        return binary(encode(BeatReply(newest=newest, finished=self.finished, dropped=dropped, standby=standby)))
+        elsewhere = self.tally.is_elsewhere(node, beat.life)
+        reply = BeatReply(newest=newest, finished=self.finished, dropped=dropped, standby=standby, elsewhere=elsewhere)
+        return binary(encode(reply))
 
     def _why_idle(self, node: NodeId) -> str:
         offer = self.samplers[node].offer if node in self.samplers else None

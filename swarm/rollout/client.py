@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,7 @@ from swarm.rollout.messages import (
 )
 from swarm.types import Lease, NodeId, Rollout, VersionId
 
+LIFE = secrets.randbits(63)  # Of this process
 SUBMIT_PATH = "/v1/rollouts"
 CALL_S = 30.0  # Time limit of a call, besides the wait that it asks for: 8 MiB of rollouts at 2.2 Mbit/s
 
@@ -138,6 +140,7 @@ class RolloutClient:
             rollouts_per_s=rollouts_per_s,
             tokens_per_s=tokens_per_s,
             offer=offer,
+            life=LIFE,
         )
         data = await self._peer.post("/v1/beat", encode(beat), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
         return decode(data, BeatReply, cap_bytes=CONTROL_BODY_BYTES)

@@ -84,7 +84,8 @@ class Offer(Message, frozen=True):
 
 class Beat(Message, frozen=True):
     """A sign of life. `installed` is the engine's version, `samples` how many samples the node holds, `tokens_per_s`
-    the measured rate of one sample in a running batch (0: unknown), which sets the time limits of the node's leases."""
+    the measured rate of one sample in a running batch (0: unknown), which sets the time limits of the node's leases.
+    `life` tells two processes of one node apart (0: unknown)."""
 
     node: Id
     installed: VersionId | None
@@ -92,6 +93,7 @@ class Beat(Message, frozen=True):
     rollouts_per_s: Rate
     tokens_per_s: Rate = 0.0
     offer: Offer | None = None
+    life: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class DroppedRollouts(Message, frozen=True):
@@ -103,12 +105,14 @@ class DroppedRollouts(Message, frozen=True):
 
 class BeatReply(Message, frozen=True):
     """The newest version, whether the run is over, and why accepted rollouts of this node were dropped since the
-    learner started. `standby` says why this node is on standby; "" if it is active."""
+    learner started. `standby` says why this node is on standby; "" if it is active. `elsewhere` means that another
+    process was at work under this identity, and still is, when this one came."""
 
     newest: VersionId | None
     finished: bool
     dropped: Annotated[tuple[DroppedRollouts, ...], msgspec.Meta(max_length=64)] = ()
     standby: Why = ""
+    elsewhere: bool = False
 
 
 class Release(Message, frozen=True):

@@ -29,6 +29,26 @@ class SamplerStats:
     offer: Offer | None = None
 
 
+@dataclass(slots=True)
+class Lives:
+    """The last two processes of one node, in the order in which they came. A restart has one follow the other; if the
+    first one speaks again after that, there are two."""
+
+    first: int = 0
+    second: int = 0
+    are_two: bool = False
+
+    def hear(self, life: int) -> bool:
+        """Return whether `life` has to give way: it came second, and the first one is still there."""
+        if life not in (0, self.first, self.second):
+            if self.second and not self.are_two:
+                self.first = self.second
+            self.first, self.second, self.are_two = self.first or life, life if self.first else 0, False
+        elif life == self.first:
+            self.are_two = self.second != 0
+        return life == self.second and self.are_two
+
+
 class Tally:
     """Verdicts and drops, in total and by node. Times are monotonic seconds."""
 
@@ -38,6 +58,7 @@ class Tally:
         self.dropped: Counter[str] = Counter()
         self._dropped_of: dict[NodeId, Counter[str]] = {}
         self._engines: dict[NodeId, str] = {}
+        self._lives: dict[NodeId, Lives] = {}
         self._accepted: deque[tuple[float, int]] = deque()
         self._began_at = 0.0
 
@@ -58,6 +79,14 @@ class Tally:
         self.verdicts["overloaded"] += 1
         if node in self.samplers:
             self.samplers[node].verdicts["overloaded"] += 1
+
+    def is_elsewhere(self, node: NodeId, life: int) -> bool:
+        """Return whether another process was at work as `node` when that of `life` came, and still is. MAX_NODES are
+        known, the last ones."""
+        lives = self._lives[node] = self._lives.pop(node, Lives())
+        if len(self._lives) > MAX_NODES:
+            del self._lives[next(iter(self._lives))]
+        return lives.hear(life)
 
     def runs(self, node: NodeId, engine_class: str) -> None:
         """Note the class of a sampler's engine, which is asked for after it left, too. MAX_NODES are known, the last

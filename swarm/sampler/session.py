@@ -12,19 +12,25 @@ leases are requested. A batch is in the spool before it enters the answer queue,
 arrive. A sample is in `_in_hand` from its lease to its verdict; every request names these samples, so that the learner
 learns which leases were lost in transit. At the end they are handed back, unless the spool keeps them for the next
 session.
+
+A session is asked to end because the node leaves, or because its owner wants the machine: then what is under way is not
+waited for, and the engine ends before anybody is told.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
-from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
 from swarm.rollout.client import Answer, RolloutClient, SampleName
 from swarm.rollout.messages import DroppedRollouts, Offer, RolloutVerdict
 from swarm.sampler.feeding import Feed, feed_of
@@ -60,8 +66,7 @@ class Drops:
 
 ASK_WAIT_S = 10.0  # How long the learner may hold a request for leases open
 AHEAD_WAIT_S = 1.0  # The same if no place was free: a place that becomes free meanwhile should not stay empty
-DRAIN_S = 10.0  # After a request to stop, running samples get this long to finish and to be submitted
-FAREWELL_S = 3.0  # Time limit for handing leases back: a leaving node does not wait for a dead learner
+FAREWELL_S = 3.0  # Time limit for handing over answers, and leases: a leaving node does not wait for a dead learner
 MIN_BEAT_S = 0.2  # A learner may ask for at most five beats a second
 AGAIN_S = 1.0  # Pause before reading unreadable weights again: a catch-up repairs them meanwhile
 
@@ -77,6 +82,33 @@ class SamplerStatus:
     verdicts: Counter[str] = field(default_factory=Counter)
     accepted_tokens: int = 0
     drops: Drops = field(default_factory=Drops)
+
+
+class Ending:
+    """Whether a session has to end, and until when samples under way may finish and be submitted."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._sooner = asyncio.Event()
+        self._until = math.inf
+
+    def ask(self, grace_s: float) -> None:
+        """Ask for the end within `grace_s`; what was asked for before holds if it is sooner."""
+        self._until = min(self._until, time.monotonic() + grace_s)
+        self.asked.set()
+        self._sooner.set()
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    async def over(self) -> None:
+        """Wait until the time is up."""
+        while self.left_s:
+            self._sooner.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.left_s):
+                    await self._sooner.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +160,28 @@ class Session:
         self._installed = asyncio.Condition()
         self._over = asyncio.Event()
 
-    async def run(self, stop: asyncio.Event) -> bool:
-        """Work until the learner says that the run is over (return True), or until `stop` is set (return False)."""
+    async def run(self, ending: Ending) -> bool:
+        """Work until the learner says that the run is over (return True), or `ending` is asked for (return False)."""
         try:
             async with asyncio.TaskGroup() as group:
-                asking = group.create_task(self._ask())
-                rest = [group.create_task(work()) for work in (self._refresh, self._generate, self._submit, self._beat)]
-                await _first_of(stop, self._over)
+                asking, submitting = group.create_task(self._ask()), group.create_task(self._submit())
+                drawing = [group.create_task(work()) for work in (self._refresh, self._generate, self._beat)]
+                await _first_of(ending.asked.wait(), self._over.wait())
                 self._status.state = "leaving"
                 asking.cancel()
-                if not self._over.is_set():
-                    await self._drain()
-                for task in rest:
+                if not self._over.is_set() and ending.left_s:
+                    await self._drain(ending)
+                for task in drawing:
                     task.cancel()
+                await asyncio.wait(drawing)
+                if not self._over.is_set():
+                    # Before the learner is told: the owner wants the memory now.
+                    self._launch.cancel()
+                    await self._engine.stop()
+                    await self._hand_in_rest()
+                submitting.cancel()
         finally:
-            await self._hand_back(self._in_hand - self._spooled, forget=stop.is_set() or self._over.is_set())
+            await self._hand_back(self._in_hand - self._spooled, forget=ending.asked.is_set() or self._over.is_set())
         if self._over.is_set():
             await in_thread(self._spool.clear)
         return self._over.is_set()
@@ -295,6 +334,8 @@ class Session:
             rates = self._engine.rates.rollouts_per_s, self._engine.rates.tokens_per_s
             running = self._feed.running if self._feed else 0
             reply = await self._client.beat(installed, running, *rates, offer=self._offer())
+            if reply.elsewhere:
+                raise InUseElsewhere
             self._hear_standby(reply.standby)
             if (line := self._status.drops.hear(reply.dropped, now=time.monotonic())) is not None:
                 self._say(line)
@@ -317,17 +358,27 @@ class Session:
 
     # -- leaving ---------------------------------------------------------------------------------------------
 
-    async def _drain(self) -> None:
-        """Hand back what has not started, then let running samples finish and be submitted."""
-        await self._hand_back(self._feed.take_back() if self._feed else set(), forget=False)
+    async def _drain(self, ending: Ending) -> None:
+        """Hand back what has not started, then let running samples finish and be submitted until time is up."""
+        if self._feed is not None:
+            await _first_of(self._hand_back(self._feed.take_back(), forget=False), ending.over())
+        await _first_of(self._idle(), ending.over())
+
+    async def _idle(self) -> None:
+        if self._feed is not None:
+            await self._feed.idle()
+        await self._answers.join()
+
+    async def _hand_in_rest(self) -> None:
+        """Let finished samples be submitted, and say if some were not."""
+        if self._feed is not None and self._feed.running:
+            self._say(f"samples under way are handed back: {self._feed.running}; others draw them")
         try:
-            async with asyncio.timeout(DRAIN_S):
-                if self._feed is not None:
-                    await self._feed.idle()
+            async with asyncio.timeout(FAREWELL_S):
                 await self._answers.join()
         except TimeoutError:
             kept = "; what was generated is kept for the next start" if self._spooled else ""
-            self._say(f"not all was generated and submitted within {DRAIN_S:g} s{kept}; the leases are handed back")
+            self._say(f"the learner did not take all that was generated in time{kept}")
 
     async def _hand_back(self, samples: set[SampleName], *, forget: bool) -> None:
         self._in_hand -= samples
@@ -358,10 +409,13 @@ def verdicts_of(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -
     )
 
 
-async def _first_of(*events: asyncio.Event) -> None:
-    waits = [asyncio.create_task(event.wait()) for event in events]
+async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Wait for the first of `works` to end, and cancel the others."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        for wait in waits:
-            wait.cancel()
+        for task in tasks:
+            task.cancel()

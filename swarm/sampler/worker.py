@@ -125,6 +125,9 @@ ENGINE_VARIABLES = (
 )
 """Beginnings of the names of variables by which an owner tunes an engine; others may hold secrets."""
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Variables that say with how many threads the libraries of an engine compute."""
+
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
 """All that an engine needs came from the learner: a configuration that names anything else gets nothing."""
 
@@ -136,7 +139,7 @@ class ProofFailed(ChildFailed):
 class EngineWorker:
     """One engine process. `installed` is the version that it provably holds; it only rises (I4). `device_class` is the
     maker's name of the GPU once it is known, else the kind of engine; and the precision, if it rounds weights. Its
-    process cannot read the files `secrets`, where the system allows that."""
+    process cannot read the files `secrets`, where the system allows that, and computes with `threads`, if not None."""
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class EngineWorker:
         options: EngineOptions,
         module: str = ENGINE_MODULE,
         secrets: Sequence[Path] = (),
+        threads: int | None = None,
     ) -> None:
         self.kind: EngineKind = kind
         self._directory = directory
@@ -154,6 +158,7 @@ class EngineWorker:
         self._started: Started | None = None
         self.engine_class = ""
         """Engine, number format and kind of device, which say how exactly its draws can be replayed."""
+        computes_with = dict.fromkeys(THREADS, str(threads)) if threads else {}
         self._child = Child(
             "engine",
             module,
@@ -161,7 +166,7 @@ class EngineWorker:
             *(str(path.absolute()) for path in secrets),
             log=directory / "engine.log",
             hang_s=options.hang_s,
-            environment=lambda given: {**clean_environment(given, ENGINE_VARIABLES), **OFFLINE},
+            environment=lambda given: {**clean_environment(given, ENGINE_VARIABLES), **OFFLINE, **computes_with},
         )
         self.installed: VersionId | None = None
         self.places = options.places

@@ -197,7 +197,7 @@ class Swarm:
 
     def script_with(self, **settings: object) -> None:
         """More settings of samplers without a model."""
-        self._scripts |= settings
+        self._scripts = {k: v for k, v in (self._scripts | settings).items() if v is not None}
         self._scripted = self._write("scripted.toml", self._scripts)
 
     def lead(self, *arguments: str, name: str = "run", place: Sequence[str] = (), module: str = "swarm") -> Learner:

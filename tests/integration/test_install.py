@@ -57,7 +57,11 @@ class Light:
 
     def _pip(self, *arguments: str) -> None:
         quiet = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-        done = subprocess.run(quiet, cwd=self.directory, capture_output=True, text=True, timeout=600, check=False)
+        # Else pip finds the checkout, and has nothing to install.
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(
+            quiet, cwd=self.directory, env=kept, capture_output=True, text=True, timeout=600, check=False
+        )
         assert done.returncode == 0, done.stderr
 
     @property

@@ -20,7 +20,7 @@ from swarm.net.wire import CONTROL_BODY_BYTES, decode, encode
 from swarm.rollout.client import Answer, RolloutClient, SealedLease
 from swarm.rollout.messages import LEASE_CONTEXT, Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
 from swarm.sampler.engine import EngineOptions, Started
-from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, SamplerStatus, Session
+from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import ENGINE_MODULE, EngineWorker
 from swarm.types import Address
@@ -48,6 +48,8 @@ class Line:
         self.broken: Exception | None = None
         self.refused: list[Exception] = []
         self.dropped: tuple[DroppedRollouts, ...] = ()
+        self.open = asyncio.Event()
+        self.open.set()
 
     def paths(self) -> list[str]:
         return [path for path, _ in self.calls]
@@ -62,6 +64,8 @@ class Line:
         self.calls.append((path, body))
         if path in self.mute:
             await asyncio.Event().wait()
+        if path == "/v1/rollouts":
+            await self.open.wait()
         if path == "/v1/rollouts" and self.refused:
             raise self.refused.pop()
         if path == "/v1/beat" and self.broken is not None:
@@ -87,6 +91,8 @@ class Sampler:
         self.hang_s = 60.0
         self.module = ENGINE_MODULE
         self.continuous = False
+        self.grace_s = 10.0
+        self.ending = Ending()
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[asyncio.Task[bool]]:
@@ -110,11 +116,11 @@ class Sampler:
             on_change=self.installed.set,
             say=self.said.append,
         )
-        stop = asyncio.Event()
-        task = asyncio.create_task(session.run(stop))
+        ending = self.ending = Ending()
+        task = asyncio.create_task(session.run(ending))
         try:
             yield task
-            stop.set()
+            ending.ask(self.grace_s)
             await asyncio.wait([task])
         finally:
             task.cancel()
@@ -238,7 +244,8 @@ async def test_leases_of_an_engine_that_hangs_are_handed_back(
 async def test_generation_goes_on_while_no_submission_is_answered_and_questions_name_what_is_spooled(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.sampler.session.DRAIN_S", 0.1)
+    sampler.grace_s = 0.1
+    monkeypatch.setattr("swarm.sampler.session.FAREWELL_S", 0.1)
     sampler.line.mute = {"/v1/rollouts"}
     async with sampler.session() as task:
         await until(lambda: len(sampler.spool.names()) == ALL // CAPACITY)
@@ -253,13 +260,65 @@ async def test_generation_goes_on_while_no_submission_is_answered_and_questions_
 async def test_a_learner_that_never_answers_does_not_block_leaving(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.sampler.session.DRAIN_S", 0.1)
+    sampler.grace_s = 0.1
     monkeypatch.setattr("swarm.sampler.session.FAREWELL_S", 0.1)
     async with sampler.session() as task:
         await until(accepted(sampler, 1))
         sampler.line.mute = {"/v1/rollouts", "/v1/leases", "/v1/beat", "/v1/release"}
     assert task.result() is False
     assert any("the learner could not be told" in line for line in sampler.said)
+
+
+async def test_a_node_that_is_held_ends_its_engine_before_it_hands_back_what_that_was_drawing(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler.module = "tests.integration.hanging_engine"
+    monkeypatch.setenv(VARIABLE, "generate")
+    stop = EngineWorker.stop
+
+    async def noted(self: EngineWorker) -> None:
+        await stop(self)
+        sampler.line.calls.append(("engine ended", b""))
+
+    monkeypatch.setattr(EngineWorker, "stop", noted)
+    sampler.grace_s = 0.0
+    async with sampler.session() as task:
+        await until(lambda: _drawn_by_beat(sampler) == CAPACITY)
+    assert task.result() is False
+    paths = sampler.line.paths()
+    assert paths.index("engine ended") < len(paths) - paths[::-1].index("/v1/release") - 1
+    _, last = (decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/release"))
+    assert sum(len(held.indices) for held in last.samples) == 2 * CAPACITY
+    assert last.forget
+
+
+async def test_of_a_node_that_is_held_the_learner_gets_what_was_finished(sampler: Sampler) -> None:
+    sampler.line.open.clear()
+    async with sampler.session() as task:
+        await until(lambda: len(sampler.spool.names()) == ALL // CAPACITY)
+        await until(lambda: len(sampler.line.bodies("/v1/leases")) > ALL // CAPACITY)
+        sampler.ending.ask(0.0)
+        await many_turns()
+        sampler.line.open.set()
+        assert await task is False
+    assert sampler.status.verdicts["accepted"] == ALL
+    assert sampler.spool.names() == []
+
+
+async def test_a_node_that_waits_for_its_samples_may_be_told_to_wait_no_longer(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler.module = "tests.integration.hanging_engine"
+    monkeypatch.setenv(VARIABLE, "generate")
+    async with sampler.session() as task:
+        await until(lambda: _drawn_by_beat(sampler) == CAPACITY)
+        sampler.ending.ask(86_400.0)
+        await until(lambda: len(sampler.line.bodies("/v1/release")) == 2)
+        await many_turns()
+        assert not task.done()
+        sampler.ending.ask(0.0)
+        assert await task is False
+    assert f"samples under way are handed back: {CAPACITY}; others draw them" in sampler.said
 
 
 async def test_what_is_kept_when_the_run_is_over_is_thrown_away(sampler: Sampler) -> None:
@@ -389,7 +448,7 @@ async def test_of_a_lease_of_which_one_sample_is_answered_the_others_stay_in_han
 async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back_that_did_not_begin(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.sampler.session.DRAIN_S", 0.1)
+    sampler.grace_s = 0.1
     sampler.continuous = True
     sampler.module = "tests.integration.hanging_engine"
     monkeypatch.setenv(VARIABLE, "one sample")

@@ -17,6 +17,7 @@ from swarm.gossip.records import (
     Appeared,
     Call,
     Died,
+    Doubled,
     Effect,
     Exchange,
     ExchangeReply,
@@ -39,7 +40,7 @@ from tests.property.strategies import messages
 from tests.property.test_wire import bits, junk, with_flips
 from tests.swarmers import RULES, THE_SWARM, ages, calls_in, core, head, introduce, key, signed, table
 
-EFFECTS = (Appeared, Call, Died, GenerationRaised, Greet, HeadLearned, LeafGone, Rejected, Wake)
+EFFECTS = (Appeared, Call, Died, Doubled, GenerationRaised, Greet, HeadLearned, LeafGone, Rejected, Wake)
 RECORD = signed(2, 5)
 EXCHANGE = Exchange(
     digest=ages((signed(1, 3), 1.0), (RECORD, 2.0), (signed(3), 700.0)),

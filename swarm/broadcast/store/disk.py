@@ -13,8 +13,28 @@ SPARE_BYTES = 64 * 1024 * 1024  # Left free on the disk for logs, the journal an
 BLOCK_BYTES = 512  # Unit of st_blocks, whatever the file system's own blocks are
 
 
+_most_bytes: dict[Path, int] = {}
+"""What the owner of this machine lets the files of a directory and of those in it take."""
+
+
 class DiskFull(UserError):
     """The disk has no room for a file. The message says how much to free, and where."""
+
+
+def set_most_bytes(directory: Path, nbytes: int | None) -> None:
+    """Let the files under `directory` take `nbytes` at most; None lifts that. Files that are there stay."""
+    _most_bytes.pop(directory.absolute(), None)
+    if nbytes is not None:
+        _most_bytes[directory.absolute()] = nbytes
+
+
+def _require_allowed(directory: Path, nbytes: int, what: str) -> None:
+    for top in (directory.absolute(), *directory.absolute().parents):
+        if (most := _most_bytes.get(top)) is not None:
+            used = sum(path.lstat().st_blocks * BLOCK_BYTES for path in top.rglob("*") if path.is_file())
+            if used + nbytes > most:
+                needed = f"the weights take {(used + nbytes) / 1e9:.3g} GB of the disk with {what}"
+                raise DiskFull(f"{needed}, and max-disk allows {most / 1e9:.3g}: allow more, or leave this swarm")
 
 
 def free_bytes(directory: Path) -> int:
@@ -25,6 +45,7 @@ def free_bytes(directory: Path) -> int:
 
 def require_room(directory: Path, nbytes: int, what: str) -> None:
     """Raise DiskFull unless `nbytes` more fit on the disk of `directory`."""
+    _require_allowed(directory, nbytes, what)
     missing = nbytes + SPARE_BYTES - free_bytes(directory)
     if nbytes and missing > 0:
         raise _full(directory, what, missing)

@@ -20,6 +20,7 @@ from swarm.gossip.records import (
     Appeared,
     Call,
     Died,
+    Doubled,
     Effect,
     Exchange,
     ExchangeReply,
@@ -244,6 +245,8 @@ class GossipNode:
                     self._release_all()
                 case Appeared() | Died() | LeafGone() | Rejected():
                     self.swarm.on_change(self, effect)
+                case Doubled():
+                    raise AssertionError("here no key is used twice")
                 case _:
                     pass
 

@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from swarm.node.link import back_off_s
 from swarm.rollout.plane.effects import Granted, Refused
-from swarm.sampler.session import ASK_WAIT_S, DRAIN_S
+from swarm.sampler.session import ASK_WAIT_S
 from swarm.simulate.world import World
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Span, Verdict, VersionId
 from tests.simulator.network import Network, Reply
@@ -43,6 +43,8 @@ TOKEN_BYTES = 9
 
 ANSWERS_QUEUED = 2
 """Batches of answers that wait for submission before the engine waits too; as in sampler/session.py."""
+
+GRACE_S = 10.0  # As JoinConfig.grace
 
 A = TypeVar("A")
 Answers = list[tuple[Lease, Rollout]]
@@ -122,7 +124,7 @@ class Sampler:
         queued, self._queued = self._queued, []
         if queued:
             self._release(queued, leaving=False, then=_nothing, failed=_nothing)
-        self._later(DRAIN_S, f"{self.node} stops draining", self._farewell)
+        self._later(GRACE_S, f"{self.node} stops draining", self._farewell)
         self._drained()
 
     # -- weights ---------------------------------------------------------------------------------------------

@@ -421,3 +421,26 @@ async def test_a_layout_that_nobody_gives_at_first_is_asked_for_again(world: Wor
     await learner.publish(0)
     await until(lambda: host.holds(0))
     assert host.refusals == 0
+
+
+async def test_whom_an_outage_left_behind_together_ask_the_learner_in_the_end(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither has what the other lacks. What both hold is in the map again after each try: that is no progress."""
+    monkeypatch.setattr(receiver_module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(links_module, "MAX_BACK_OFF_S", 0.1)
+    learner = await world.learner()
+    hosts = [await world.receiver(number) for number in (1, 2)]
+    for number in range(2):
+        await learner.publish(number)
+        await until(lambda: all(host.holds(number) for host in hosts))  # noqa: B023
+    for host in hosts:
+        host.refusals = 10**9
+        host.receiver._neighbours.links.end(KEY.node_id)
+    await until(lambda: learner.service.status()["streams"] == 0)
+    for number in range(2, 8):
+        await learner.publish(number)
+    for host in hosts:
+        host.refusals = 0
+    await until(lambda: all(host.holds(7) for host in hosts))
+    assert {host.weights() for host in hosts} == {expected(tmp_path, 7)}

@@ -100,7 +100,7 @@ def test_flags_reach_the_settings_and_nothing_else_does(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("leed",), "No such command 'leed'. Did you mean 'lead'?"),
+        (("leed",), "No such command 'leed'. Did you mean 'lead', 'leave'?"),
         (("lead", "--max_staleness", "1"), "No such option: --max_staleness: did you mean --max-staleness?"),
         (("join", "--bootstap", "x"), "No such option: --bootstap: did you mean --bootstrap?"),
         (("tasks", "tri"), "No such command 'tri'. Did you mean 'try'?"),
@@ -153,6 +153,6 @@ def test_the_shell_completes_commands_options_and_values() -> None:
         assert done.stderr == "heavy:\n"
         return done.stdout.split()
 
-    assert completed("echo-node le") == ["lead"]
+    assert completed("echo-node le") == ["lead", "leave"]
     assert completed("echo-node lead --max-st") == ["--max-staleness"]
     assert completed("echo-node lead --activate ch") == ["cheapest"]

@@ -14,6 +14,7 @@ from swarm.gossip.records import (
     MAX_PUBLICS,
     Appeared,
     Call,
+    Doubled,
     Effect,
     Exchange,
     ExchangeReply,
@@ -279,6 +280,31 @@ def test_a_node_restored_from_a_copy_learns_its_own_newer_record_and_persists_th
     deliver(push, one, other, now=1.1)
     assert order_of(other, 1) == one.view.own.order
     assert key(1).node_id not in other.view.table.banned
+
+
+def test_of_two_processes_with_one_key_the_one_that_came_last_gives_way() -> None:
+    third = core(2)
+    first, last = core(1, generation=3), core(1, generation=4, now=LIFE_S)
+    at, doubled = LIFE_S, set[str]()
+    for one in (first, last):
+        introduce(one, third.view.own, now=at)
+
+    def a_turn() -> None:
+        nonlocal at
+        at += RULES.round_s
+        for name, one in (("first", first), ("last", last)):
+            calls = calls_in(one.tick(now=at))
+            while calls:
+                _, effects = deliver(calls.pop(), one, third, now=at)
+                calls += calls_in(effects)
+                doubled.update(name for effect in effects if isinstance(effect, Doubled))
+
+    while not doubled:
+        a_turn()
+        assert at < 2 * LIFE_S
+    assert doubled == {"last"}
+    assert last.view.own.record.generation < first.view.own.record.generation
+    assert order_of(third, 1) == first.view.own.order
 
 
 def test_a_learner_restored_from_a_copy_knows_its_former_life_by_the_versions_that_it_published() -> None:

@@ -17,7 +17,7 @@ import uvloop
 
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.server import NodeServer
-from swarm.net.stream import HEADER, PREAMBLE, Frame, Pace, open_stream, unpack_frame
+from swarm.net.stream import HEADER, PREAMBLE, Frame, Outgoing, Pace, open_stream, unpack_frame
 from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address
 from tests.builders import v
@@ -301,6 +301,92 @@ def test_who_came_first_goes_first(clock: Clock) -> None:
         assert not pace.admits(lambda name=name: turns.append(name))  # type: ignore[misc]
     clock.run_until(1010.0)
     assert list(turns) == ["a", "b", "c"]
+
+
+def test_a_cap_that_changes_is_kept_within_a_twentieth_before_and_after(clock: Clock) -> None:
+    pace = Pace(1e3)
+    links = [Link(pace, clock, 1448) for _ in range(3)]
+    for link in links:
+        link.wake()
+    clock.run_until(clock.now + 1.0)
+    assert pace.total_bytes * Pace.OVERHEAD > 30e3, "far ahead of so low a cap"
+    for cap in (1e6, 2e6, 2.5e5, 1e6):
+        pace.change(cap)
+        before = pace.total_bytes
+        clock.run_until(clock.now + 30.0)
+        assert (pace.total_bytes - before) * Pace.OVERHEAD == pytest.approx(30 * cap, rel=0.05)
+
+
+def test_what_waited_under_a_cap_flows_at_once_when_that_is_lifted(clock: Clock) -> None:
+    pace = Pace(10.0)
+    pace.took(10**6)
+    turns: list[str] = []
+    for name in "ab":
+        assert not pace.admits(lambda name=name: turns.append(name))  # type: ignore[misc]
+    pace.change(None)
+    assert turns == ["a", "b"]
+    assert pace.admits(lambda: None)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Its time passes only while nothing is ready, so that what real sockets carry is measured by a virtual clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        select = self._selector.select  # type: ignore[attr-defined]
+
+        def select_or_pass(timeout: float | None) -> Any:
+            found = select(0)
+            if not found and timeout:
+                self.now += timeout
+            return found
+
+        self._selector.select = select_or_pass  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self.now
+
+
+WINDOW_S = 4.0
+"""In which bytes are counted, by the virtual clock."""
+
+
+@pytest.mark.parametrize("direction", ["upload", "download"])
+def test_bytes_of_a_real_stream_keep_a_cap_that_changes_while_it_runs(direction: str) -> None:
+    async def measure() -> list[float]:
+        pace = Pace(1e6)
+        payload = bytes(16_384)
+        # Not TCP: what was sent has arrived at once, however busy this machine is.
+        there, here = pair_of_sockets()
+        with there, here:
+            sink = at(here, Place(), **({"download": pace} if direction == "download" else {}))
+            source = at(there, Endless(payload), **({"upload": pace} if direction == "upload" else {}))
+            measured = []
+            for cap in (1e6, 2e6, 5e5):
+                pace.change(cap)
+                await asyncio.sleep(1.0)  # What a socket's buffers held is through
+                before = len(sink.came)
+                await asyncio.sleep(WINDOW_S)
+                carried = (len(sink.came) - before) * (len(payload) + HEADER.size)
+                measured.append(carried * Pace.OVERHEAD / (WINDOW_S * cap))
+            source.stream.close()
+            sink.stream.close()
+        return measured
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(measure()) == pytest.approx([1.0, 1.0, 1.0], rel=0.05)
+
+
+class Endless(Place):
+    """Always has the same to send."""
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__()
+        self._payload = payload
+
+    def pull(self) -> Outgoing:
+        return frame_of(self._payload)
 
 
 async def test_flow_takes_its_time() -> None:

@@ -13,7 +13,7 @@ import pytest
 from swarm.cli.runs import _the_running_one
 from swarm.errors import UserError
 from swarm.node import control as control_module
-from swarm.node.control import LINE_BYTES, SOCKET, ask_for, control, is_led
+from swarm.node.control import LINE_BYTES, SOCKET, ask_for, control, is_served
 from swarm.rollout.journal.journal import JournalFailed
 
 
@@ -66,7 +66,7 @@ async def test_what_is_no_request_does_no_harm(tmp_path: Path) -> None:
 async def test_only_its_owner_may_use_it_and_it_is_gone_afterwards(tmp_path: Path) -> None:
     async with control(tmp_path, change):
         assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
-        assert is_led(tmp_path)
+        assert is_served(tmp_path)
     assert not (tmp_path / SOCKET).exists()
     with pytest.raises(UserError, match="no learner runs in"):
         await ask_for(tmp_path, {"max_staleness": 1})
@@ -82,7 +82,7 @@ async def test_a_path_longer_than_a_sockets_name(tmp_path: Path) -> None:
 async def test_a_socket_that_a_killed_learner_left_hinders_nobody(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / SOCKET))
-    assert not is_led(tmp_path)
+    assert not is_served(tmp_path)
     with pytest.raises(UserError, match="no learner runs in"):
         await ask_for(tmp_path, {"max_staleness": 1})
     async with control(tmp_path, change):
@@ -90,7 +90,7 @@ async def test_a_socket_that_a_killed_learner_left_hinders_nobody(tmp_path: Path
 
 
 async def test_a_directory_that_is_not_there_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no run directory"):
+    with pytest.raises(UserError, match="there is no directory"):
         await ask_for(tmp_path / "nowhere", {"max_staleness": 1})
 
 

@@ -23,3 +23,17 @@ def test_the_last_samplers_engines_are_known(monkeypatch: pytest.MonkeyPatch) ->
     for node in ("a", "b", "c"):
         known.runs(NodeId(node), "x")
     assert [known.engine_of(NodeId(node)) for node in ("a", "b", "c")] == ["", "x", "x"]
+
+
+def test_of_two_processes_of_one_node_the_second_gives_way_and_a_restarted_one_does_not() -> None:
+    known = tally.Tally()
+
+    def heard(*lives: int) -> list[bool]:
+        return [known.is_elsewhere(ALICE, life) for life in lives]
+
+    assert heard(1, 1, 2, 2, 3, 3) == [False] * 6, "two restarts"
+    # 3 is at work when 4 comes, from a copy of its directory; so is 5, which comes after 4 has ended.
+    assert heard(4, 4, 3, 4) == [False, False, False, True]
+    assert heard(3, 5, 3, 5, 3) == [False, False, False, True, False]
+    assert heard(0, 0) == [False, False], "a sampler of an older release does not say which it is"
+    assert not known.is_elsewhere(BOB, 5)

@@ -1,0 +1,128 @@
+"""What the owner of a machine allows a node, and when: limits that may be changed while it runs.
+
+`join` gets them as flags or from its file. `echo-node limits NAME=VALUE` writes those that are to be otherwise into
+`limits.json` in the node's state directory, where the node looks every second; they outlive a restart. Pure but for
+that file: what the clock, the battery and the desktop say are arguments, None for what they do not say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.node.identity import write_privately
+from swarm.settings import Limits, closest, load_config, read_hours
+
+FILE = "limits.json"
+FILE_BYTES = 4096  # A dozen names with short values; more was not written by `echo-node limits`
+RESET, NONE = "default", "none"
+DAY = 24 * 60  # Minutes
+
+BY_REJOINING = frozenset({"gpu_memory_share", "threads"})
+"""Limits by which an engine and a pool of threads are made; the others take effect at once."""
+
+
+def holds(limits: Limits, *, minute: int, on_battery: bool | None, in_use: bool | None) -> dict[str, str]:
+    """Return for each source of a hold why nothing may be drawn now; "" if it may. `minute` is since midnight."""
+    return {
+        "hours": _outside(limits.hours, minute),
+        "battery": "on battery" if limits.only_on_mains and on_battery else "",
+        "desktop": "somebody uses this machine" if limits.only_when_idle and in_use else "",
+    }
+
+
+def _outside(hours: str, minute: int) -> str:
+    ranges = read_hours(hours)
+    # Over midnight the end is the smaller one.
+    if not ranges or any((minute - start) % DAY < (end - start) % DAY for start, end in ranges):
+        return ""
+    start = min((start for start, _ in ranges), key=lambda start: (start - minute) % DAY)
+    return f"outside its hours, until {start // 60:02}:{start % 60:02}"
+
+
+def unknown(limits: Limits, *, on_battery: bool | None, in_use: bool | None) -> list[str]:
+    """Return a line for each limit that cannot be kept here."""
+    silent = (
+        (limits.only_on_mains and on_battery is None, "whether it is on battery: only-on-mains"),
+        (limits.only_when_idle and in_use is None, "(by loginctl or xprintidle) who uses it: only-when-idle"),
+    )
+    return [f"this machine does not say {what} has no effect" for wanted, what in silent if wanted]
+
+
+def told(before: Limits, after: Limits) -> list[str]:
+    """Return a line for each limit that differs."""
+    pairs = ((name, getattr(before, name), getattr(after, name)) for name in Limits.model_fields)
+    return [
+        f"limit changed: {flag_of(name)} is {_said(is_)}, was {_said(was)}" for name, was, is_ in pairs if was != is_
+    ]
+
+
+def described(changed: Mapping[str, Any]) -> list[str]:
+    """Return a line for each limit, with what was changed."""
+    values = {name: _said(changed[name]) if name in changed else "as join was given it" for name in Limits.model_fields}
+    return [f"{flag_of(name):<17} {value}" for name, value in values.items()]
+
+
+def flag_of(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _said(value: Any) -> str:
+    words = {"None": NONE, "": NONE, "True": "yes", "False": "no"}
+    return words.get(str(value), f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def read_limits(path: Path) -> dict[str, Any]:
+    """Return the limits in a state directory's file by name; none if it is not there. Blocking. Raise UserError if it
+    is not what `echo-node limits` writes."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(FILE_BYTES + 1)
+        given = json.loads(text) if len(text) <= FILE_BYTES else None
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error}): remove it, or mend it") from error
+    if not isinstance(given, dict):
+        raise UserError(f"{path} is no JSON object of at most {FILE_BYTES} bytes: remove it, or mend it")
+    return _checked(given)
+
+
+def change_limits(path: Path, words: Iterable[str]) -> dict[str, Any]:
+    """Change the file as words such as `max-upload=20` say, `max-upload=default` for what the node was started with.
+    Return all that it sets. Blocking. Raise UserError with a line for each fault, and change nothing."""
+    changes = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"{word}: write NAME=VALUE, or NAME={RESET}")
+        changes[name.strip().removeprefix("--").replace("-", "_")] = value.strip()
+    wanted = _checked(changes)
+    result = {name: value for name, value in read_limits(path).items() if name not in changes} | wanted
+    if changes:
+        write_privately(path, json.dumps(result, indent=1).encode() + b"\n")
+    return result
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return limits by name, as `Limits` holds them, without those that are to be reset."""
+    values: dict[str, Any] = {}
+    faults = []
+    for name, value in given.items():
+        try:
+            if name not in Limits.model_fields:
+                known = list(map(flag_of, Limits.model_fields))
+                meant = closest(flag_of(name), known) or f"; there are {', '.join(known)}"
+                raise UserError(f"{flag_of(name)} is no limit{meant}")
+            if value in (None, NONE) and (default := Limits.model_fields[name].default) in (None, ""):
+                values[name] = default
+            elif value != RESET:
+                values[name] = getattr(load_config(Limits, None, {name: value}), name)
+        except UserError as fault:
+            faults.append(str(fault))
+    if faults:
+        raise UserError("\n".join(faults))
+    return values

@@ -1,0 +1,29 @@
+"""Why a node does not draw: several reasons at once, the first of which is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm.node.holds import Holds
+from tests.unit.wires import many_turns
+
+
+async def test_a_node_draws_again_when_the_last_reason_is_lifted() -> None:
+    holds = Holds()
+    held = asyncio.create_task(holds.wait_held())
+    await holds.wait_free()
+    await many_turns()
+    assert not held.done()
+    holds.set("battery", "on battery")
+    holds.set("owner", "by its owner")
+    await held
+    free = asyncio.create_task(holds.wait_free())
+    assert holds.reason == "on battery"
+    holds.set("battery", "")
+    holds.set("hours", "")
+    await many_turns()
+    assert holds.reason == "by its owner"
+    assert not free.done()
+    holds.set("owner", "")
+    await free
+    assert holds.reason == ""

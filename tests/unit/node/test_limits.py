@@ -1,0 +1,143 @@
+"""What an owner allows: when nothing is drawn and why, and the file that says otherwise than the flags."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.errors import UserError
+from swarm.node.limits import DAY, FILE_BYTES, change_limits, described, holds, read_limits, told, unknown
+from swarm.settings import JoinConfig, Limits, load_config
+
+START = JoinConfig(bootstrap=("127.0.0.1",), max_upload=10.0, nice=3)
+
+
+def with_limits(config: JoinConfig, changed: dict[str, Any]) -> JoinConfig:
+    return config.model_copy(update=changed)
+
+
+def outside(hours: str, minute: int) -> str:
+    return holds(Limits(hours=hours), minute=minute, on_battery=False, in_use=False)["hours"]
+
+
+@pytest.mark.parametrize(
+    ("hours", "time", "until"),
+    [
+        ("", "12:00", None),
+        ("22:00-08:00", "21:59", "22:00"),
+        ("22:00-08:00", "22:00", None),
+        ("22:00-08:00", "00:00", None),
+        ("22:00-08:00", "07:59", None),
+        ("22:00-08:00", "08:00", "22:00"),
+        ("09:30-17:00", "09:29", "09:30"),
+        ("09:30-17:00", "17:00", "09:30"),
+        ("09:30-17:00", "23:59", "09:30"),
+        ("22:00-06:00, 12:00-13:30", "10:00", "12:00"),
+        ("22:00-06:00, 12:00-13:30", "13:00", None),
+        ("22:00-06:00, 12:00-13:30", "13:30", "22:00"),
+        ("20:00-00:00", "00:00", "20:00"),
+        ("20:00-00:00", "23:59", None),
+    ],
+)
+def test_nothing_is_drawn_outside_the_hours_and_it_says_until_when(hours: str, time: str, until: str | None) -> None:
+    hour, minute = map(int, time.split(":"))
+    assert outside(hours, 60 * hour + minute) == (f"outside its hours, until {until}" if until else "")
+
+
+@given(st.integers(0, DAY - 1), st.integers(0, DAY - 1), st.integers(0, DAY - 1))
+def test_a_range_and_its_complement_share_the_day(start: int, end: int, minute: int) -> None:
+    if start == end:
+        return
+    there, back = (f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02}" for a, b in ((start, end), (end, start)))
+    assert bool(outside(there, minute)) != bool(outside(back, minute))
+    assert outside(f"{there},{back}", minute) == ""
+
+
+@pytest.mark.parametrize(
+    "hours", ["22-8", "25:00-08:00", "22:60-23:00", "08:00-08:00", "22:00-08:00,", "24:00-08:00", "x"]
+)
+def test_other_hours_are_refused_by_the_flag_and_by_the_command_with_the_same_words(hours: str, tmp_path: Path) -> None:
+    words = f"--hours {hours}: hours are written as 22:00-08:00, several of them with commas between"
+    with pytest.raises(UserError) as flag:
+        load_config(JoinConfig, None, {"bootstrap": "127.0.0.1", "hours": hours})
+    with pytest.raises(UserError) as command:
+        change_limits(tmp_path / "limits.json", [f"hours={hours}"])
+    assert str(flag.value) == str(command.value) == words
+
+
+def test_battery_and_desktop_hold_only_where_their_owner_said_so_and_the_machine_does() -> None:
+    wary = Limits(only_on_mains=True, only_when_idle=True)
+
+    def reasons(limits: Limits, says: bool | None) -> list[str]:
+        return [why for why in holds(limits, minute=0, on_battery=says, in_use=says).values() if why]
+
+    assert reasons(wary, True) == ["on battery", "somebody uses this machine"]
+    assert reasons(wary, False) == reasons(wary, None) == reasons(Limits(), True) == []
+    assert unknown(wary, on_battery=None, in_use=None) == [
+        "this machine does not say whether it is on battery: only-on-mains has no effect",
+        "this machine does not say (by loginctl or xprintidle) who uses it: only-when-idle has no effect",
+    ]
+    assert unknown(wary, on_battery=True, in_use=False) == unknown(Limits(), on_battery=None, in_use=None) == []
+
+
+def test_what_the_command_sets_is_kept_until_it_is_reset(tmp_path: Path) -> None:
+    path = tmp_path / "limits.json"
+    assert read_limits(path) == {}
+    wanted = ["max-upload=2.5", "--max_disk=40", "hours=22:00-08:00", "only-on-mains=yes", "threads=2"]
+    change_limits(path, wanted)
+    assert json.loads(path.read_text()) == read_limits(path)
+    changed = with_limits(START, read_limits(path))
+    assert (changed.max_upload, changed.max_disk, changed.hours) == (2.5, 40.0, "22:00-08:00")
+    assert (changed.only_on_mains, changed.threads, changed.nice) == (True, 2, 3), "what was not changed stays"
+    change_limits(path, ["max-upload=none", "hours=none", "threads=default", "nice=0"])
+    again = with_limits(START, read_limits(path))
+    assert (again.max_upload, again.hours, again.threads, again.nice) == (None, "", None, 0)
+    change_limits(path, [f"{name}=default" for name in Limits.model_fields])
+    assert with_limits(START, read_limits(path)) == START
+    assert described({"max_upload": None})[0].split() == ["max-upload", "none"]
+
+
+def test_each_fault_of_a_command_is_a_line_and_nothing_is_changed(tmp_path: Path) -> None:
+    path = tmp_path / "limits.json"
+    change_limits(path, ["nice=4"])
+    with pytest.raises(UserError) as caught:
+        change_limits(path, ["max-uplod=3", "threads=0", "nice=none", "nice-ness=default", "max-download=7"])
+    assert str(caught.value).splitlines() == [
+        "max-uplod is no limit: did you mean max-upload?",
+        "--threads 0: input should be greater than or equal to 1",
+        "--nice none: input should be a valid integer, unable to parse string as an integer",
+        "nice-ness is no limit: did you mean nice?",
+    ]
+    with pytest.raises(UserError, match=r"^pause: write NAME=VALUE, or NAME=default$"):
+        change_limits(path, ["pause"])
+    assert read_limits(path) == {"nice": 4}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "7", '{"nice": 99}', '{"nise": 1}', " " * FILE_BYTES + "{}", "\0", "[" * 4000]
+)
+def test_a_file_that_the_command_did_not_write_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "limits.json"
+    path.write_text(content)
+    with pytest.raises(UserError):
+        read_limits(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "lines"),
+    [
+        ({}, []),
+        ({"max_upload": None}, ["limit changed: max-upload is none, was 10"]),
+        (
+            {"only_on_mains": True, "hours": "1:00-2:00"},
+            ["limit changed: hours is 1:00-2:00, was none", "limit changed: only-on-mains is yes, was no"],
+        ),
+    ],
+)
+def test_each_change_is_a_line(changed: dict[str, Any], lines: list[str]) -> None:
+    assert told(START, with_limits(START, changed)) == lines

@@ -1,0 +1,152 @@
+"""What a node sees of its owner's wishes and of its machine: a file that changes, power supplies, programs that are
+asked, and niceness that is given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.node.holds import Holds
+from swarm.node.limits import FILE, change_limits
+from swarm.node.watching import Watch, is_in_use, is_on_battery
+from swarm.settings import JoinConfig
+
+START = JoinConfig(bootstrap=("127.0.0.1",), max_upload=10.0)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def watch(tmp_path: Path, said: list[str]) -> Watch:
+    return Watch(tmp_path, START, holding=Holds(), say=said.append, on_change=lambda config: None)
+
+
+def test_a_changed_file_is_taken_at_the_next_look_and_told_once(watch: Watch, tmp_path: Path, said: list[str]) -> None:
+    assert not watch.look()
+    assert watch.config == START
+    change_limits(tmp_path / FILE, ["max-upload=20", "nice=5"])
+    assert watch.look()
+    assert (watch.config.max_upload, watch.config.nice) == (20.0, 5)
+    assert not watch.look()
+    change_limits(tmp_path / FILE, ["max-upload=default"])
+    assert watch.look()
+    assert (watch.config.max_upload, watch.config.nice) == (10.0, 5)
+    (tmp_path / FILE).unlink()
+    assert watch.look()
+    assert watch.config == START
+    assert said == [
+        "limit changed: max-upload is 20, was 10",
+        "limit changed: nice is 5, was 0",
+        "limit changed: max-upload is 10, was 20",
+        "limit changed: nice is 0, was 5",
+    ]
+
+
+def test_a_file_that_was_spoilt_by_hand_is_one_line_and_the_limits_stay(
+    watch: Watch, tmp_path: Path, said: list[str]
+) -> None:
+    change_limits(tmp_path / FILE, ["nice=5"])
+    watch.look()
+    said.clear()
+    (tmp_path / FILE).write_text('{"nice": 77, "max_uplod": 3}')
+    assert not watch.look()
+    assert not watch.look()
+    assert watch.config.nice == 5
+    assert said == [
+        "the limits stay as they were: --nice 77: input should be less than or equal to 19; max-uplod is no limit: did "
+        "you mean max-upload?"
+    ]
+    (tmp_path / FILE).write_text('{"nice": 6}')
+    assert watch.look()
+    assert watch.config.nice == 6
+
+
+@pytest.mark.parametrize(
+    ("supplies", "on_battery"),
+    [
+        ({}, False),
+        ({"AC": {"type": "Mains", "online": "1"}, "BAT0": {"type": "Battery", "status": "Charging"}}, False),
+        ({"AC": {"type": "Mains", "online": "0"}, "BAT0": {"type": "Battery", "status": "Discharging"}}, True),
+        ({"AC": {"type": "Mains", "online": "1"}, "BAT0": {"type": "Battery", "status": "Discharging"}}, False),
+        ({"AC": {"type": "Mains", "online": "0"}, "BAT0": {"type": "Battery", "status": "Full"}}, False),
+        ({"mouse": {"type": "Battery", "scope": "Device", "status": "Discharging"}}, False),
+        ({"ucsi": {"type": "USB", "online": "1"}, "BAT1": {"type": "Battery", "status": "Not charging"}}, False),
+    ],
+)
+def test_power_supplies_say_whether_a_machine_is_on_battery(
+    tmp_path: Path, supplies: dict[str, dict[str, str]], on_battery: bool
+) -> None:
+    for name, files in supplies.items():
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(text + "\n")
+    assert is_on_battery(tmp_path) is on_battery
+
+
+def test_a_machine_without_that_directory_does_not_say(tmp_path: Path) -> None:
+    assert is_on_battery(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("programs", "in_use"),
+    [
+        ({}, None),
+        ({"loginctl": "echo IdleHint=no"}, True),
+        ({"loginctl": "echo IdleHint=yes", "xprintidle": "echo 1"}, False),
+        ({"loginctl": "exit 1", "xprintidle": "echo 299999"}, True),
+        ({"loginctl": "exit 1", "xprintidle": "echo 300001"}, False),
+        ({"loginctl": "exit 1", "xprintidle": "echo no display"}, None),
+    ],
+)
+def test_programs_say_whether_somebody_uses_the_desktop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: dict[str, str], in_use: bool | None
+) -> None:
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert is_in_use() is in_use
+
+
+NICENESS = """
+import os, subprocess, sys, threading
+from pathlib import Path
+from swarm.broadcast.coding import coding_pool
+from swarm.node.watching import give_way
+
+pool = coding_pool(1)
+coder = pool.submit(threading.get_native_id).result()
+stay = threading.Event()
+other = threading.Thread(target=stay.wait)
+other.start()
+engine = "import sys, threading; threading.Thread(target=sys.stdin.read).start(); print(flush=True)"
+child = subprocess.Popen(
+    [sys.executable, "-c", engine], start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+)
+child.stdout.readline()
+for nice in (5, 12):
+    assert give_way(nice, child.pid)
+    threads = [os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in Path(f"/proc/{child.pid}/task").iterdir()]
+    own = [os.getpriority(os.PRIO_PROCESS, one) for one in (os.getpid(), other.native_id)]
+    print(nice, os.getpriority(os.PRIO_PROCESS, coder), set(own), len(threads), set(threads))
+stay.set()
+child.stdin.close()
+pool.shutdown()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness belongs to a thread on Linux alone")
+def test_every_thread_and_the_engine_give_way_and_those_that_code_already_do() -> None:
+    was = os.getpriority(os.PRIO_PROCESS, 0)
+    if was > 5:
+        pytest.skip(f"these tests run at niceness {was}, and only root may lower it")
+    done = subprocess.run([sys.executable, "-c", NICENESS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["5 10 {5} 2 {5}", "12 12 {12} 2 {12}"]
