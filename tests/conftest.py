@@ -38,7 +38,10 @@ SWARMS = ("integration", "netns", "vllm")
 """Rings whose tests start many processes each, and wait for them: of each ring one test at a time."""
 
 SMALL = frozenset(
-    {"test_bad_input.py", "test_killed_apply.py", "test_killed_save.py", "test_plan.py", "test_simulate.py"}
+    {
+        *("test_bad_input.py", "test_killed_apply.py", "test_killed_save.py", "test_plan.py", "test_service.py"),
+        "test_simulate.py",
+    }
 )
 """Of those rings, what starts one process at a time and measures nothing."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from swarm import __version__
+from swarm.cli.machine import doctor, service_app
 from swarm.cli.options import Sections, with_settings
 from swarm.cli.own import finish, leave, limits, logs, pause, resume
 from swarm.cli.plan import plan
@@ -23,6 +24,7 @@ from swarm.cli.runs import audit, export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
+from swarm.extras import lacking, require
 from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config, read_toml
 from swarm.types import printable
 
@@ -115,6 +117,7 @@ def lead(
         settings, origin = forked_config(from_run, flags, config, step=step, best=best)
     else:
         settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
+    require("learner", "lead")
     # A second of imports, after everything that takes none to refuse.
     from rich.console import Console
 
@@ -154,7 +157,7 @@ def _refuse_mixed(
 @with_settings(JoinConfig)
 def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
     """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
-    settings = load_config(JoinConfig, config, flags)
+    settings = join_settings(flags, config)
     from rich.console import Console
 
     from swarm.node.joining import RelayNode
@@ -171,11 +174,20 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
     run_to_end(work())
 
 
+def join_settings(flags: dict[str, Any], config: Path | None) -> JoinConfig:
+    """Return the settings of `join`. Raise UserError if this installation cannot do what they say."""
+    settings = load_config(JoinConfig, config, flags)
+    if settings.role == "sampler":
+        require("sampler", "join --role sampler")
+    return settings
+
+
 @app.command()
 @with_settings(DemoConfig)
 def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
     """Run a learning swarm on this machine. One learner and a few samplers, with a live view."""
     settings = load_config(DemoConfig, None, flags)
+    require("learner", "demo")
     from swarm.cli.demo import Demo
 
     demo = Demo(settings, to_stderr=as_json)
@@ -186,6 +198,7 @@ def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
 
 
 app.command()(status)
+app.command()(doctor)
 for own in (pause, resume, finish, leave, limits, logs):
     app.command()(own)
 app.command("set")(set_value)
@@ -195,6 +208,7 @@ app.command()(report)
 app.command()(plan)
 app.command()(simulate)
 app.command()(redteam)
+app.add_typer(service_app, name="service")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(export_app, name="export")
 
@@ -211,6 +225,10 @@ def run() -> None:
         _fail(_explained(error), BAD_INPUT)
     except KeyboardInterrupt:
         sys.exit(STOPPED)
+    except ModuleNotFoundError as error:
+        if (lack := lacking(error.name)) is None:
+            raise
+        _fail(str(lack), BAD_INPUT)
     except (EchoError, OSError, ExceptionGroup) as error:
         match first_fault(error):
             case UserError() as fault:

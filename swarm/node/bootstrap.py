@@ -403,7 +403,9 @@ async def address_of(bootstrap: Bootstrap, random: Random) -> Address:
     try:
         return msgspec.structs.replace(plain, fingerprint=await certificate_of(host, bootstrap.port, CERTIFICATE_S))
     except PeerUnreachable as error:
-        raise fault or error from error
+        if fault is None:
+            raise
+        raise fault from error
 
 
 async def _resolve(bootstrap: Bootstrap, random: Random) -> str:

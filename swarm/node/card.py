@@ -59,15 +59,17 @@ def card_lines(card: Card, *, draws: bool, has_base: bool) -> Iterator[str]:
     yield f"this swarm teaches {printable(card.model)} the task {printable(card.task)}{by}"
     if card.weights_bytes:
         total = card.weights_bytes
-        first = "only what differs from --base" if has_base else f"about {_size(FULL_RATIO * total)}"
+        first = "only what differs from --base" if has_base else f"about {size(FULL_RATIO * total)}"
         beside = ", beside the engine's own" if draws else ""
         yield (
-            f"to download: {first} at first, then what each version changes; wanted: {_size(total)} of memory for the "
-            f"weights{beside}, and up to {_size((1 + FULL_RATIO) * total)} of disk"
+            f"to download: {first} at first, then what each version changes; wanted: {size(total)} of memory for the "
+            f"weights{beside}, and up to {size((1 + FULL_RATIO) * total)} of disk"
         )
     pause = "; to have this machine back for a while: echo-node pause" if draws else ""
     yield f"to stop: Ctrl-C; what cannot be finished is handed back{pause}"
 
 
-def _size(nbytes: float) -> str:
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"
+def size(nbytes: float) -> str:
+    """Return a size in words, rounded up: what is asked for suffices."""
+    unit, name = (1e8, "GB") if nbytes >= 1e8 else (1e5, "MB")
+    return f"{-(-nbytes // unit) / 10:.1f} {name}"

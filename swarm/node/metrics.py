@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from swarm.errors import UserError
+from swarm.extras import how_to_have
 from swarm.types import NodeId
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
@@ -40,7 +41,7 @@ class EventFiles:
 
     def __init__(self, run_dir: Path, *, last: int = 0) -> None:
         if find_spec("tensorboard") is None:
-            raise UserError("--tensorboard needs the package: pip install 'echo-node[tensorboard]', or leave it out")
+            raise UserError(f"--tensorboard needs the package: {how_to_have('tensorboard')}; or leave it out")
         directory = run_dir / "tensorboard"
         directory.mkdir(exist_ok=True)
         number = len(list(directory.iterdir()))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer
 
 from swarm.errors import Damaged, UserError
 from swarm.learner.messages import Prepared
@@ -176,6 +175,8 @@ def open_tokenizer(model: str, files_dir: Path) -> Any:
     if not path.is_file():
         raise UserError(f"the model {model!r} has no tokenizer.json: save its fast tokenizer beside it")
     try:
+        from tokenizers import Tokenizer
+
         tokenizer: Any = Tokenizer.from_file(str(path))
     except Exception as error:  # The library raises nothing narrower
         why = " ".join(str(error).split())

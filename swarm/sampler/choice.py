@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from swarm.errors import UserError
+from swarm.extras import how_to_have
 from swarm.sampler.engine import EngineKind
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.versions import dotted
@@ -19,8 +20,8 @@ MIN_COMPUTE = (8, 0)  # From this compute capability on a GPU has bf16; an older
 NVIDIA_SMI_S = 15.0  # An unused driver takes seconds to wake up, some for each GPU
 NO_GPU = "no GPU that vLLM supports was found"
 MLX = ((0, 32, 2), (0, 33))  # The lowest supported version of mlx-lm, and the first unsupported one
-MLX_BUILD = "pip install 'echo-node[mlx]'"
-GPU_BUILD = "pip install 'echo-node[vllm]'; in a checkout bin/setup --engine vllm"
+MLX_BUILD = how_to_have("mlx")
+GPU_BUILD = f"{how_to_have('vllm')}; or bin/setup --engine vllm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def _best(device: str) -> Chosen:
         return _best_of_a_mac(device)
     if ":" in device:
         return Chosen(kind="transformers", why=f"{device} was asked for; vLLM takes what CUDA_VISIBLE_DEVICES shows it")
-    gpu = NO_GPU if device == "cpu" else _gpu()
+    gpu = NO_GPU if device == "cpu" else find_gpu()
     if isinstance(gpu, str):
         why = gpu
     elif gpu.compute < MIN_COMPUTE:
@@ -99,8 +100,8 @@ def gpu_build() -> str | None:
     return version and f"vllm {version}"
 
 
-def _gpu() -> Gpu | str:
-    """Return the first GPU that this process may use, or why there is none."""
+def find_gpu() -> Gpu | str:
+    """Return the first GPU that this process may use, or why there is none. Block for at most NVIDIA_SMI_S."""
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,compute_cap", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, timeout=NVIDIA_SMI_S, check=True)

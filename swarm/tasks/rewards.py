@@ -17,9 +17,10 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, NoReturn
 
 from swarm.errors import UserError
+from swarm.extras import how_to_have
 from swarm.types import Score
 
-EXTRA = "pip install 'echo-node[tasks]'"
+EXTRA = how_to_have("tasks")
 MAX_DIGITS = 200  # Of a number; Python itself refuses to read one of some thousands
 MATH_CPU_S = 1.0  # CPU time for one completion, the same on a busy machine; an honest one takes some milliseconds
 EQUAL = 10  # Exit status of a child that found both equal. No fault ends with it.

@@ -27,11 +27,23 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "docs/guide.md", "docs/operations.md")
 RESULTS = "benchmarks/RESULTS.md"
 
+CONTAINERS = (
+    "docker build --tag echo-node .",
+    "docker run -d --init -p 7700:7700 -v echo-node:/state echo-node join --role relay --bootstrap HOST",
+    "docker build --tag echo-node-gpu --build-arg EXTRAS=vllm .",
+    "docker run -d --init --gpus all --shm-size 16g -v echo-node:/state echo-node-gpu join --bootstrap HOST",
+)
+
 NOT_RUN = {
     "bin/demo": "tests/integration/test_demo.py runs it",
     "bin/test": "this is a part of it",
     "python3 -m venv echo && . echo/bin/activate": "what follows would download gigabytes into it",
-    "pip install 'echo-node[vllm]'": "downloads gigabytes",
+    "pip install '.[vllm]'": "downloads gigabytes",
+    "python3 -m venv .venv-light && .venv-light/bin/pip install .": "test_install.py installs the wheel",
+    "systemctl --user daemon-reload": "needs a systemd that runs",
+    "systemctl --user enable --now echo-node.service": "needs a systemd that runs",
+    "loginctl enable-linger": "needs a systemd that runs",
+    **dict.fromkeys(CONTAINERS, "needs a container engine"),
     "nvidia-smi --query-gpu=name,compute_cap --format=csv": "needs a GPU",
 }
 

@@ -50,7 +50,7 @@ PURE = (*DATA, "swarm.broadcast.version.codec", "swarm.tasks.base", "swarm.tasks
 
 IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
-SHARED = ("swarm.types", "swarm.errors", "swarm.net", "swarm.process")
+SHARED = ("swarm.types", "swarm.errors", "swarm.extras", "swarm.net", "swarm.process")
 CROSSING = {
     "swarm.capacity.delivery": ("swarm.broadcast.forest",),
     "swarm.capacity.recursion": ("swarm.rollout.plane.rules",),

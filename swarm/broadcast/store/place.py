@@ -35,9 +35,14 @@ def place_of_map(directory: Path, nbytes: int, wanted: Wanted, memory_share: flo
     forget_place(directory)
     if wanted == "memory":
         raise UserError(f"--weights memory: they take {nbytes / 1e9:.1f} GB, and {why}; free some, or leave it out")
+    return None, on_disk_line(nbytes, why)
+
+
+def on_disk_line(nbytes: int, why: str) -> str:
+    """Return what it means that a map of `nbytes` lies on the disk."""
     written = 2 * nbytes * VERSIONS_A_DAY
     wear = f", {written / 1e12:.1f} TB a day if one comes each minute" if written > WARNED_BYTES else ""
-    return None, f"the weights are kept on the disk, {why}: each version rewrites {nbytes / 1e9:.1f} GB{wear}"
+    return f"the weights are kept on the disk, {why}: each version rewrites {nbytes / 1e9:.1f} GB{wear}"
 
 
 def forget_place(directory: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from swarm.errors import UserError
+from swarm.extras import how_to_have
 from swarm.rollout.journal.index import FINISHES, reading
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, group_rows, rollout_rows
@@ -112,7 +113,7 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise UserError("a .parquet file needs pyarrow: pip install 'echo-node[parquet]', or name a .jsonl") from None
+        raise UserError(f"a .parquet file needs pyarrow: {how_to_have('parquet')}; or name a .jsonl") from None
     schema = _schema(arrow)
     left = iter(rows)
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:

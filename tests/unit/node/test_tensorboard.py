@@ -157,7 +157,7 @@ async def test_without_the_package_a_run_ends_with_one_line_and_no_directory(
     node = LearnerNode(
         LeadConfig(run_dir=tmp_path / "run", host="127.0.0.1", port=0, tensorboard=True), lambda line: None
     )
-    with pytest.raises(UserError, match=r"pip install 'echo-node\[tensorboard\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[tensorboard\]'"):
         await node.run()
     assert not (tmp_path / "run").exists()
 

