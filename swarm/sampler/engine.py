@@ -89,9 +89,16 @@ class Started(msgspec.Struct, frozen=True):
     precision: Rounding = "none"
 
     @property
-    def held_as(self) -> str:
-        """The number format that decides how exactly a draw can be repeated."""
-        return self.dtype if self.precision == "none" else self.precision
+    def engine_class(self) -> str:
+        """Engine, number format and kind of device, which say how exactly its draws can be replayed."""
+        held_as = self.dtype if self.precision == "none" else self.precision
+        return f"{self.engine}/{held_as}/{self.device.partition(':')[0]}"
+
+    @property
+    def device_class(self) -> str:
+        """The maker's name of a GPU, else the engine; and the precision, if it rounds weights."""
+        name = (self.device_name if self.device != "cpu" else "") or self.engine
+        return name if self.precision == "none" else f"{name} {self.precision}"
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):

@@ -162,7 +162,6 @@ class EngineWorker:
         self._options = options
         self._started: Started | None = None
         self.engine_class = ""
-        """Engine, number format and kind of device, which say how exactly its draws can be replayed."""
         computes_with = dict.fromkeys(THREADS, str(threads)) if threads else {}
         self._child = Child(
             "engine",
@@ -200,9 +199,7 @@ class EngineWorker:
         await asyncio.to_thread(write_model_files, self._files_dir, layout)
         command = Start(directory=str(self._files_dir), layout=layout, options=self._options)
         started = await self._child.call(command, Started)
-        self.engine_class = f"{started.engine}/{started.held_as}/{started.device.partition(':')[0]}"
-        name = (started.device_name if started.device != "cpu" else "") or self.kind
-        self.device_class = name if started.precision == "none" else f"{name} {started.precision}"
+        self.engine_class, self.device_class = started.engine_class, started.device_class
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)
         self._started = started

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
-from swarm.sampler.engine import Generated, Sampled
+from swarm.sampler.engine import Generated, Sampled, Started
 from swarm.sampler.worker import TURNS, Rates
+from swarm.types import rounding_of
 
 
 def test_the_rate_at_full_load_is_that_of_a_full_batch_and_of_what_lies_between() -> None:
@@ -92,3 +93,23 @@ def test_what_waits_in_the_engine_makes_it_no_faster_and_no_slower() -> None:
         rates.sample(one(100, 2.5), 10)
     assert rates.rollouts_per_s == pytest.approx(4.0)
     assert rates.full_rollouts_per_s == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("started", "engine_class", "device_class"),
+    [
+        (Started(engine="transformers", device="cpu", dtype="float32"), "transformers/float32/cpu", "transformers"),
+        (Started(engine="vllm", device="cuda:1", dtype="bfloat16", device_name="L4"), "vllm/bfloat16/cuda", "L4"),
+        (
+            Started(engine="vllm", device="cuda", dtype="bfloat16", device_name="L4", precision="int8"),
+            "vllm/int8/cuda",
+            "L4 int8",
+        ),
+        (Started(engine="mlx", device="cpu", dtype="float32", precision="int4"), "mlx/int4/cpu", "mlx int4"),
+    ],
+)
+def test_what_rounds_its_weights_is_of_another_class_of_engine_and_of_device(
+    started: Started, engine_class: str, device_class: str
+) -> None:
+    assert (started.engine_class, started.device_class) == (engine_class, device_class)
+    assert rounding_of(started.engine_class) == started.precision
