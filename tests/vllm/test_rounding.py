@@ -55,7 +55,7 @@ async def test_each_version_is_rounded_as_it_is_installed(
     engine = VllmEngine()
     try:
         begun = await started(engine, pair[0], precision=precision)
-        assert begun.held_as == precision
+        assert begun.precision == precision
         for version in range(4):
             assert (await installed(engine, pair[version % 2], version)).proof == "sums and probe"
             answer = await engine.generate(Generate(tuple(job(seed, limit=40) for seed in range(6))), lambda: None)

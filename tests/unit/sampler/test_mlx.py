@@ -181,7 +181,7 @@ def test_it_draws_from_the_rounded_model_and_says_so(precision: Rounding, bits: 
     """Its log-probs are those of a model whose matrices are rounded, embeddings included, and no others."""
     staged = configured(LlamaConfig(**SHAPE), tmp_path)
     engine = MlxEngine()
-    assert engine.start(staged.start(precision=precision), silent).held_as == precision
+    assert engine.start(staged.start(precision=precision), silent).precision == precision
     engine.install(staged.install(), silent)
     model = rounded(staged.model)
     exact = error_against(model, engine)
