@@ -40,6 +40,7 @@ from tests.unit.trainers import trainer_in
 # Qwen3-4B.
 FOUR_B = Shape(
     parameters=4_022_468_096,
+    trained=4_022_468_096,
     layer_parameters=100_930_816,
     other_parameters=388_958_720,
     layers=36,

@@ -48,7 +48,7 @@ async def test_it_loads_and_is_bit_by_bit_what_was_staged(tmp_path: Path, kept: 
     layout = trainer.prepared().layout
     staging = tmp_path / "staging.bin"
     staged = staging.read_bytes()
-    hold_weights(staging, kept.held)
+    hold_weights(staging, kept.held, layout)
     await kept.best.keep(v(3), FIGURES, layout)
     assert kept.said == []
     assert json.loads((tmp_path / "best/config.json").read_text())["dtype"] == "bfloat16"
@@ -70,7 +70,7 @@ async def test_it_loads_and_is_bit_by_bit_what_was_staged(tmp_path: Path, kept: 
 def test_to_be_measured_costs_no_copy(tmp_path: Path, kept: Kept) -> None:
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"abc")
-    hold_weights(weights, kept.held)
+    hold_weights(weights, kept.held, MIXED_LAYOUT)
     assert os.path.samefile(weights, kept.held)
     kept.best.forget()
     assert weights.read_bytes() == b"abc"
@@ -83,7 +83,7 @@ def test_where_a_file_has_one_name_it_is_copied(tmp_path: Path, kept: Kept, monk
     monkeypatch.setattr(os, "link", refuse)
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"abc")
-    hold_weights(weights, kept.held)
+    hold_weights(weights, kept.held, MIXED_LAYOUT)
     weights.write_bytes(b"xyz")
     assert kept.held.read_bytes() == b"abc"
 

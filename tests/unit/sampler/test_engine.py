@@ -300,6 +300,7 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
 
 QWEN3_600M = Shape(
     parameters=596_049_920,
+    trained=596_049_920,
     layer_parameters=15_730_944,
     other_parameters=155_583_488,
     layers=28,
