@@ -141,13 +141,17 @@ class LeadConfig(BaseModel):
     temperature: Annotated[float, Field(gt=0, le=10), Flag(LEARNING, "Sampling temperature.")] = 1.0
     max_new_tokens: Annotated[Tokens | None, Flag(MOST, "Longest completion.", "the task's")] = None
     learning_rate: Annotated[
-        float | None, Field(gt=0, le=1), Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4; tenfold for an adapter")
+        float | None,
+        Field(gt=0, le=1),
+        Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4; tenfold for an adapter"),
     ] = None
     adapter: Annotated[
         int | None, Field(ge=1, le=1024), Flag(LEARNING, "Rank: train an adapter (LoRA); the model is frozen.", "none")
     ] = None
     adapter_alpha: Annotated[float | None, Field(gt=0, le=1e6)] = None
-    adapter_targets: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=300)], ...], Field(max_length=64)] = ()
+    adapter_targets: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=300)], ...], Field(max_length=64)
+    ] = ()
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     schedule: Annotated[
         Schedule,

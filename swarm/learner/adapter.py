@@ -30,8 +30,8 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def targets_of(model: Any, wanted: Sequence[str]) -> list[str]:
-    """The names of the linear layers that get an adapter: those that end with one of `wanted`, or all; never the head,
-    which is often the embedding. UserError if there are none."""
+    """What names the linear layers that get an adapter: those that end with one of `wanted`, or all; never the head,
+    which is often the embedding. The last parts of their names if these name no others. UserError if there are none."""
     head = model.get_output_embeddings()
     linear = [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
     found = [name for name in linear if not wanted or any(f".{name}".endswith(f".{one}") for one in wanted)]
@@ -42,7 +42,9 @@ def targets_of(model: Any, wanted: Sequence[str]) -> list[str]:
             if there
             else "this model has no linear layers of torch's beside its head, so it can have no adapter"
         )
-    return found
+    short = {name.rpartition(".")[2] for name in found}
+    meant = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in short]
+    return sorted(short) if meant == found else found
 
 
 def add_matrices(model: Any, targets: Sequence[str], *, rank: int, alpha: float) -> None:

@@ -86,9 +86,9 @@ def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
 
 
 def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
-    """One rank keeps a bf16 copy of all trained weights under autocast. Each of several gathers two layers at a time, beside
-    the buffers that they come in; their gradients take as much again. Weights outside of layers are gathered once a
-    pass."""
+    """One rank keeps a bf16 copy of all trained weights under autocast. Each of several gathers two layers at a time,
+    beside the buffers that they come in; their gradients take as much again. Weights outside of layers are gathered
+    once a pass."""
     if setting.ranks == 1:
         return 2 * shape.trained if setting.half else 0
     width = 2 if setting.half else 4
@@ -175,8 +175,8 @@ def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host
             on_host=on_host,
         )
         raise UserError(
-            f"too little memory on {device}: to train {parameters:,} parameters{_beside(frozen)} takes {_gib(needed)} for "
-            f"weights, gradients and AdamW alone, and {_gib(free_bytes)} are free; change: "
+            f"too little memory on {device}: to train {parameters:,} parameters{_beside(frozen)} takes {_gib(needed)} "
+            f"for weights, gradients and AdamW alone, and {_gib(free_bytes)} are free; change: "
             + ", or ".join(["a smaller model", *_more_ranks(shape, setting, free_bytes - 4 * parameters // ranks)])
         )
     if not on_host and SNAPSHOT_BYTES * parameters > host_bytes:

@@ -38,8 +38,8 @@ class ComputeRules(msgspec.Struct, frozen=True):
 
 
 class AdapterRules(msgspec.Struct, frozen=True):
-    """An adapter to train in place of the model: `rank` and `alpha` as in manifest.AdapterShape, beside the linear layers
-    whose names end with one of `targets`; none are all but the head."""
+    """An adapter to train in place of the model: `rank` and `alpha` as in manifest.AdapterShape, beside the linear
+    layers whose names end with one of `targets`; none are all but the head."""
 
     rank: int
     alpha: float
@@ -127,8 +127,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The model is ready. Of its `parameters`, `trained` change. `step` and `lineage` are those of the checkpoint that it
-    goes on from; `notes` are for people."""
+    """The model is ready. Of its `parameters`, `trained` change. `step` and `lineage` are those of the checkpoint that
+    it goes on from; `notes` are for people."""
 
     layout: Layout
     parameters: int

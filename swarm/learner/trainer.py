@@ -19,7 +19,7 @@ from swarm.errors import UserError
 from swarm.learner.adapter import WithoutAdapter, attach, shape_of_adapter
 from swarm.learner.alarms import mismatches_of
 from swarm.learner.checkpoint.model_files import (
-    digest_of_frozen,
+    digest_of_weights,
     layout_of,
     load_model,
     save_small_files,
@@ -146,7 +146,9 @@ class Trainer:
         free_bytes = self._free_bytes()
 
         def check() -> None:
-            shape = read_shape(self._command.model, self._command.adapter) if self._command.model not in EMBEDDED else None
+            shape = (
+                read_shape(self._command.model, self._command.adapter) if self._command.model not in EMBEDDED else None
+            )
             if shape is None or shape.parameters < SMALL_MODEL_PARAMETERS:
                 return
             check_weights(
@@ -202,11 +204,12 @@ class Trainer:
         return policy, tokenizer
 
     def _load_adapted(self, rules: AdapterRules, *, half: bool) -> tuple[Any, Any]:
-        """One rank alone trains an adapter. Frozen weights are bf16 where passes are, and the same numbers elsewhere."""
+        """One rank alone trains an adapter. Frozen weights are bf16 where passes are; elsewhere they are the same
+        numbers in float32."""
         command, made_in = self._command, Path(self._command.files_dir)
         model, tokenizer = load_model(command.model, command.seed, made_in, self._channel.tell, torch.bfloat16)
+        self._base = digest_of_weights(model)
         attach(model, rules, name=command.model, seed=command.seed)
-        self._base = digest_of_frozen(model)
         return model if half else model.float(), tokenizer
 
     def _settle(self, policy: Policy) -> tuple[ComputeRules, tuple[str, ...]]:

@@ -390,9 +390,7 @@ def adamw(model: Any, learning_rate: float, weight_decay: float = 0.0) -> torch.
     """One tensor after another: all at once, as torch does on a GPU unless told, takes 4 bytes more of each parameter
     at the very peak of a large model's memory."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        trained, lr=learning_rate, betas=ADAM_BETAS, weight_decay=weight_decay, foreach=False
-    )
+    return torch.optim.AdamW(trained, lr=learning_rate, betas=ADAM_BETAS, weight_decay=weight_decay, foreach=False)
 
 
 def check_rules(rules: LearningRules) -> None:

@@ -112,8 +112,8 @@ class BestModel:
 
 
 def hold_weights(weights: Path, held: Path, layout: Layout) -> None:
-    """Give the weights file the second name `held`. Copy it if the file system has no hard links; of an adapter run copy
-    what is not frozen, so that the file can be staged over without its base being written again."""
+    """Give the weights file the second name `held`. Copy it if the file system has no hard links; of an adapter run
+    copy what is not frozen, so that the file can be staged over without its base being written again."""
     held.unlink(missing_ok=True)
     if layout.adapter is not None:
         copy_parts(weights, held, trained_spans(layout.tensors))

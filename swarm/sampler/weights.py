@@ -154,7 +154,7 @@ def build_model(directory: str, layout: Layout, dtype: torch.dtype, room: Room) 
 
 
 def _adapted(model: Any, layout: Layout) -> Any:
-    """Give a model the adapter of a layout, if that has one. What the layout names and the model lacks is found later."""
+    """Give a model the adapter of a layout, if that has one. What is not the model's shows in `check_coverage`."""
     if layout.adapter is not None:
         from swarm.learner.adapter import add_matrices
 

@@ -80,8 +80,8 @@ taken for code or for a pickle."""
 
 
 class TensorSpec(Message, frozen=True):
-    """One tensor of the stream. `aliases` are names that share its storage (tied embeddings). A `frozen` one is the same
-    in all versions."""
+    """One tensor of the stream. `aliases` are names that share its storage (tied embeddings). A `frozen` one is the
+    same in all versions."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
     dtype: Dtype
@@ -102,9 +102,9 @@ class ModelFile(Message, frozen=True):
 
 
 class AdapterShape(Message, frozen=True):
-    """A model with an adapter computes with W + alpha / rank · B A where NAME.weight of the stream is W, NAME.lora_A.weight
-    is A, [rank, columns], and NAME.lora_B.weight is B, [rows, rank]. All but A and B is frozen; `base` is its digest, in
-    the order of the stream."""
+    """Beside NAME.weight, W, the stream of a model with an adapter has NAME.lora_A.weight, A of [rank, columns], and
+    NAME.lora_B.weight, B of [rows, rank]; the model computes with W + alpha / rank · B A. All but A and B is frozen,
+    and `base` is its digest, in the order of the stream."""
 
     rank: Annotated[int, msgspec.Meta(ge=1, le=1024)]
     alpha: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
@@ -277,8 +277,8 @@ def trained_spans(tensors: Sequence[TensorSpec]) -> list[Span]:
 
 
 def stream_name(name: str) -> str:
-    """Return the name in the stream of a parameter of a model that peft has given an adapter: the model's own where that
-    has one, so that a node's copy of the base is found by it."""
+    """Return the name in the stream of a parameter of a model that peft has given an adapter: the model's own where
+    that has one, so that a node's copy of the base is found by it."""
     return OF_PEFT.sub("", name)
 
 

@@ -48,8 +48,9 @@ def load_model(
     tell: Callable[[str], None] = lambda line: None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Any, Any]:
-    """Model (fp32 masters, unless it is frozen) and tokenizer of a directory, a Hugging Face id, "tiny" or "tiny-warm". UserError if there
-    is none. A model that is trained here is cached in `made_in`. `tell` gets lines about a model that is fetched."""
+    """Model (fp32 masters; a loaded one in `dtype`) and tokenizer of a directory, a Hugging Face id, "tiny" or
+    "tiny-warm". UserError if there is none. A model that is trained here is cached in `made_in`. `tell` gets lines
+    about a model that is fetched."""
     if name == TINY:
         return tiny_model(seed), tiny_tokenizer()
     if name == TINY_WARM:
@@ -142,13 +143,12 @@ def layout_of(
     return Layout(tensors=tuple(tensors), files=files, adapter=adapter)
 
 
-def digest_of_frozen(model: Any) -> Digest:
-    """Of the weights beside an adapter, as the stream holds them. They are on the CPU."""
+def digest_of_weights(model: Any) -> Digest:
+    """Of a model on the CPU, as the stream holds it."""
     found = blake3(max_threads=blake3.AUTO)
     for spec, tensor in stream_tensors(model).items():
-        if spec.frozen:
-            flat = tensor.detach().to(TORCH_DTYPES[spec.dtype]).contiguous().reshape(-1)
-            found.update(flat.view(torch.uint8).numpy().data)
+        flat = tensor.detach().to(TORCH_DTYPES[spec.dtype]).contiguous().reshape(-1)
+        found.update(flat.view(torch.uint8).numpy().data)
     return Digest(found.digest())
 
 

@@ -1,8 +1,9 @@
 """A trainer's state: copied between two learner steps, written by a thread, and restored.
 
 From the copy on, training and writing share nothing. trainer.safetensors holds the state bit for bit: `weight/NAME`
-(fp32 masters and buffers; beside frozen weights the adapter alone), `adam/KIND/NAME` (the moments and the step count of each parameter that has been stepped),
-`rng/KIND` (states of the generators, uint8). Tied tensors are in it once, under their first name.
+(fp32 masters and buffers; beside frozen weights the adapter alone), `adam/KIND/NAME` (the moments and the step count of
+each parameter that has been stepped), `rng/KIND` (states of the generators, uint8). Tied tensors are in it once, under
+their first name.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def take(
 
 
 def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:
-    """Write a checkpoint to `directory`: the snapshot, and the model or adapter in bf16 as anybody loads it. DiskFull or
-    OSError. Of `model` only names and configuration are read."""
+    """Write a checkpoint to `directory`: the snapshot, and the model or adapter in bf16 as anybody loads it. DiskFull
+    or OSError. Of `model` only names and configuration are read."""
     snapshot.finish()
     trained = [spec.name for spec in stream_tensors(model) if not spec.frozen]
     published = {name: snapshot.tensors[f"weight/{name}"] for name in trained}
