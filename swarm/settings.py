@@ -407,10 +407,19 @@ class DemoConfig(BaseModel):
     reward: Annotated[Literal["task", "random"], Flag(MOST, "random is a control, which must not learn.")] = "task"
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of the model and of everything that is drawn.")] = 0
     max_staleness: Annotated[Bound, Flag(MOST, "The bound S.")] = 2
+    adapter: Annotated[
+        int | None, Field(ge=1, le=1024), Flag(MOST, "Rank: train an adapter of tiny-warm instead of a model.", "none")
+    ] = None
     engine: Annotated[
         Literal["transformers", "vllm"], Flag(MOST, "vllm has all samplers but the last draw with vLLM.")
     ] = "transformers"
     run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/demo-DATE-TIME")] = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.adapter is not None and self.engine != "transformers":
+            raise ValueError(f"{self.engine} cannot draw with an adapter yet: leave --engine out, or --adapter")
+        return self
 
     @property
     def vllm_samplers(self) -> int:
