@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers.utils.logging import disable_progress_bar
 
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, name_in_adapter
@@ -33,4 +34,5 @@ def merge_into(directory: Path, *, model: str, seed: int, made_in: Path) -> None
         weights[layer] = (weights[layer].float() + added).to(weights[layer].dtype)
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         (directory / name).unlink()
+    disable_progress_bar()
     save_model(base, tokenizer, directory, weights)
