@@ -28,6 +28,7 @@ MIN_TOKENS = {False: 4096, True: 1024}
 """The fewest tokens that are chosen, without and with activation checkpointing: below 4096 a GPU loses more by small
 matrices than by computing layers twice; below 1024 halving gains nothing."""
 
+ADVISED_RANK = 8  # Of an adapter: 0.4 % of Qwen3-4B, and rank 1 is said to do in reinforcement learning
 MASK_BYTES = 5  # Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores
 FREE_SHARE = 0.92  # Of the free memory; the rest is for fragments and for what kernels use while they run
 WHOLE_GRADIENT_BYTES = 2 << 30  # Up to here each rank keeps the whole gradient; a larger one would take what FSDP saved
@@ -177,7 +178,13 @@ def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host
         raise UserError(
             f"too little memory on {device}: to train {parameters:,} parameters{_beside(frozen)} takes {_gib(needed)} "
             f"for weights, gradients and AdamW alone, and {_gib(free_bytes)} are free; change: "
-            + ", or ".join(["a smaller model", *_more_ranks(shape, setting, free_bytes - 4 * parameters // ranks)])
+            + ", or ".join(
+                [
+                    *_as_adapter(shape, half=half, free_bytes=free_bytes),
+                    "a smaller model",
+                    *_more_ranks(shape, setting, free_bytes - 4 * parameters // ranks),
+                ]
+            )
         )
     if not on_host and SNAPSHOT_BYTES * parameters > host_bytes:
         raise UserError(
@@ -219,6 +226,16 @@ def _more_ranks(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
         if fits(shape, replace(setting, ranks=ranks), whole - 4 * shape.parameters // ranks):
             return [f"--trainer-ranks {ranks} on as many such devices"]
     return []
+
+
+def _as_adapter(shape: Shape, *, half: bool, free_bytes: int) -> list[str]:
+    """An adapter, if one would do where training all does not, of seven matrices a layer, as most decoders have."""
+    width = (
+        2 * (shape.hidden + shape.queries) + 2 * (shape.hidden + shape.keys) + 3 * (shape.hidden + shape.feed_forward)
+    )
+    needed = (2 if half else 4) * shape.parameters + TRAINED_BYTES * ADVISED_RANK * shape.layers * width
+    fits_so = shape.trained == shape.parameters and needed <= free_bytes
+    return [f"--adapter {ADVISED_RANK}, which takes {_gib(needed)} of it"] if fits_so else []
 
 
 def _beside(frozen: int) -> str:

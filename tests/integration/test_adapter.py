@@ -13,6 +13,8 @@ from swarm.broadcast.version.manifest import read_layout, trained_spans
 from tests.integration.processes import command
 from tests.integration.test_demo import right_answers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
