@@ -50,8 +50,9 @@ SEGMENT_TABLE_BYTES = 512 * 1024  # A larger one is not signed early: what it de
 MIN_CHUNK_BYTES = 16 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 
-Codec = Literal["raw", "full", "dense", "sparse"]
-"""How a region is encoded. "dense" and "sparse" are deltas against the same region of the head's base."""
+Codec = Literal["raw", "full", "dense", "sparse", "frozen"]
+"""How a region is encoded. "dense" and "sparse" are deltas against the same region of the head's base. "frozen" is
+nothing: the region is the same in every version after the first."""
 Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]  # Named as in safetensors
 
 ITEM_BYTES: dict[Dtype, int] = {
@@ -66,6 +67,7 @@ OF_PEFT = re.compile(r"\.base_layer(?=\.\w+$)|(?<=\.lora_[AB])\.default(?=\.weig
 """What peft puts into names: a layer with an adapter wraps the model's own, and adapters have names themselves."""
 
 DELTAS: tuple[Codec, ...] = ("dense", "sparse")
+WHOLE: tuple[Codec, ...] = ("raw", "full")
 HEAD_CONTEXT = "head"
 SEGMENT_CONTEXT = "segment"
 
@@ -299,6 +301,11 @@ def encoded_spans(table: ChunkTable) -> list[Span]:
 def needs_base(table: ChunkTable) -> bool:
     """Return True if some region can only be decoded with the base."""
     return any(entry.codec in DELTAS for entry in table.regions)
+
+
+def is_whole_model(table: ChunkTable) -> bool:
+    """Return True if every region can be decoded from this version alone."""
+    return all(entry.codec in WHOLE for entry in table.regions)
 
 
 def segment_cuts(total_bytes: int, regions: int) -> tuple[int, ...]:

@@ -15,12 +15,14 @@ from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store import disk
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
 from swarm.broadcast.store.disk import DiskFull
+from swarm.broadcast.store.memory_map import open_in_memory
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import (
     Layout,
     frozen_regions,
+    needs_base,
     open_head,
     open_layout,
     open_table,
@@ -169,7 +171,7 @@ class AdapterPublisher:
         (self.adapter,) = trained_spans(ADAPTED_LAYOUT.tensors)
         self.encoded: list[Region] = []
 
-    def publish(self, version: int, base: bytes | None = None) -> HeldVersion:
+    def publish(self, version: int, base: bytes | None = None, *, full: bool = False) -> HeldVersion:
         fresh, span = bytearray(base or self.base), self.adapter
         fresh[span.start : span.start + span.nbytes] = weights_of(ADAPTED_LAYOUT, version)[span.start :][: span.nbytes]
         self.inner.staging.write_bytes(fresh)
@@ -179,7 +181,7 @@ class AdapterPublisher:
             self.encoded += job.regions
             return self.inner.submit(job)
 
-        return self.inner.published.publish(self.inner.staging, v(version), CHUNK_BYTES, submit)
+        return self.inner.published.publish(self.inner.staging, v(version), CHUNK_BYTES, submit, full=full)
 
 
 def test_a_version_of_an_adapter_is_the_adapter_alone(tmp_path: Path) -> None:
@@ -194,12 +196,13 @@ def test_a_version_of_an_adapter_is_the_adapter_alone(tmp_path: Path) -> None:
     for number in (1, 2):
         version = publisher.publish(number)
         frozen = frozen_regions(ADAPTED_LAYOUT)
-        # Of what is frozen nothing is read, and a byte says that nothing changed.
+        # Of what is frozen nothing is read.
         assert [region.start for region in publisher.encoded] == [
             region.start for region, is_frozen in zip(regions, frozen, strict=True) if not is_frozen
         ]
         assert sum(region.nbytes for region in publisher.encoded) == span.nbytes
-        assert version.table.encoded_bytes <= span.nbytes + sum(frozen)
+        assert version.table.encoded_bytes <= span.nbytes
+        assert [entry.codec == "frozen" for entry in version.table.regions] == frozen
         assert version.head.base == v(number - 1)
         weights.apply(hand_over(receiver, version))
         content = weights.path.read_bytes()
@@ -224,6 +227,41 @@ def test_an_adapter_needs_no_chain_of_versions(tmp_path: Path) -> None:
         assert weights.put_region(index, full.codec, full.encoded)
     weights.finish()
     assert weights.path.read_bytes() == publisher.inner.published.weights.path.read_bytes()
+
+
+def test_an_adapter_in_full_is_as_small_and_follows_any_version(tmp_path: Path) -> None:
+    publisher = AdapterPublisher(tmp_path)
+    receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
+    weights = open_weights(receiver)
+    weights.apply(hand_over(receiver, publisher.publish(0)))
+    publisher.publish(1)
+    newest = publisher.publish(2, full=True)
+    assert newest.table.encoded_bytes <= publisher.adapter.nbytes
+    assert not needs_base(newest.table)
+    assert weights.can_become(newest)
+    weights.apply(hand_over(receiver, newest))
+    content = weights.path.read_bytes()
+    assert content == publisher.inner.published.weights.path.read_bytes()
+    sums = [tensor_sum(content[s.start : s.start + s.nbytes]) for s in tensor_spans(ADAPTED_LAYOUT)]
+    assert list(newest.table.tensor_sums) == sums
+    empty = open_weights(receiver_store(tmp_path / "newcomer", ADAPTED_LAYOUT))
+    assert not empty.can_become(newest)
+    assert len(empty.missing_base(newest)) == sum(frozen_regions(ADAPTED_LAYOUT))
+
+
+def test_a_map_in_memory_makes_the_base_again_from_the_first_version_after_a_power_cut(tmp_path: Path) -> None:
+    publisher = AdapterPublisher(tmp_path)
+    receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
+    weights = open_in_memory(receiver, tmp_path / "memory")
+    for number, full in ((0, False), (1, False), (2, True), (3, False)):
+        weights.apply(hand_over(receiver, publisher.publish(number, full=full)))
+    receiver.keep_from = weights.log_from
+    receiver.prune()
+    weights.close()
+    again = open_in_memory(receiver, tmp_path / "memory")
+    assert again.version == v(3)
+    assert again.path.read_bytes() == publisher.inner.published.weights.path.read_bytes()
+    again.close()
 
 
 def test_a_local_copy_of_the_base_leaves_the_adapter_alone_to_fetch(tmp_path: Path) -> None:
