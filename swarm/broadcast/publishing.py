@@ -105,7 +105,8 @@ class PublishedVersions:
         """Encode the staged weights as `version` and keep them. `submit` begins jobs (encoding.py).
 
         Deltas refer to the version published before, unless `full`; what is frozen is not encoded again. The staging
-        file must not change meanwhile. Afterwards it holds other bytes, and the next staging writes all of it. DiskFull leaves everything as it was.
+        file must not change meanwhile. Afterwards it holds other bytes, and the next staging writes all of it, or what
+        is not frozen. DiskFull leaves everything as it was.
         """
         held = self._encode(staging, version, chunk_bytes, submit, full, begun)
         self.weights.exchange(staging, held)
