@@ -11,6 +11,7 @@ DRAWS = ("torch", "transformers", "tokenizers", "safetensors")
 LIBRARIES = {
     "sampler": DRAWS,
     "learner": (*DRAWS, "jinja2"),
+    "adapter": ("peft",),
     "vllm": ("vllm",),
     "mlx": ("mlx", "mlx_lm"),
     "tasks": ("datasets", "math_verify", "reasoning_gym"),

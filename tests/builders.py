@@ -12,7 +12,7 @@ import numpy
 from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store.store import HeldVersion
-from swarm.broadcast.version.manifest import Dtype, Layout, ModelFile, TensorSpec
+from swarm.broadcast.version.manifest import AdapterShape, Dtype, Layout, ModelFile, TensorSpec
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.rollout.journal.entries import Entry
 from swarm.rollout.plane.effects import Effect, Granted, Judged, Refused, ScoreWanted
@@ -229,6 +229,20 @@ MIXED_LAYOUT = layout(
     ("steps", "I64", (3,)),
 )
 """1.5 MB in three dtypes: several regions of each kind, several chunks."""
+
+
+ADAPTED_LAYOUT = Layout(
+    tensors=(
+        TensorSpec(name="embed.weight", dtype="BF16", shape=(700, 512), frozen=True),
+        TensorSpec(name="layer.weight", dtype="BF16", shape=(300, 1024), frozen=True),
+        TensorSpec(name="layer.lora_A.weight", dtype="BF16", shape=(16, 1024)),
+        TensorSpec(name="layer.lora_B.weight", dtype="BF16", shape=(300, 16)),
+        TensorSpec(name="mask", dtype="U8", shape=(70_001,), frozen=True),
+    ),
+    files=(),
+    adapter=AdapterShape(rank=16, alpha=32.0, base=bytes(32)),
+)
+"""An adapter of 42 kB in a stream of 1.4 MB, with something frozen on both sides of it."""
 
 
 def weights_of(what: Layout, seed: int) -> bytes:

@@ -22,9 +22,9 @@ from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.broadcast.version.manifest import (
-    DELTAS,
     HEAD_BYTES,
     ITEM_BYTES,
+    WHOLE,
     FullRegion,
     needs_base,
     open_head,
@@ -322,9 +322,9 @@ class _CatchUp:
         return sum(self._full_region_bytes(version, index) for index in indices)
 
     def _full_region_bytes(self, version: SignedVersion, index: int) -> int:
-        """Return the size of the full encoding, as the table states it or, for a delta, estimated."""
+        """Return the size of the full encoding, as the table states it or else estimated."""
         entry = version.table.regions[index]
-        if entry.codec not in DELTAS:
+        if entry.codec in WHOLE:
             return entry.encoded_bytes
         nbytes = self._weights.regions[index].nbytes
         return int(FULL_RATIO * nbytes) if ITEM_BYTES[self._weights.dtypes[index]] == 2 else nbytes

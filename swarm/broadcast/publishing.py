@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 
 from swarm.broadcast.coding import in_order
 from swarm.broadcast.encoding import EncodedRegion, Part, Region, Submit, jobs
@@ -23,6 +24,7 @@ from swarm.broadcast.version.manifest import (
     RegionEntry,
     Segment,
     Span,
+    frozen_regions,
     needs_base,
     region_tensors,
     regions_of,
@@ -51,6 +53,15 @@ def content_of_file(path: Path, layout: Layout) -> Digest:
     return digest(b"".join(digest(_part(weights, region)) for region in regions_of(layout)))
 
 
+def base_of_file(path: Path, layout: Layout) -> Digest:
+    """Return the digest of the frozen tensors in a file of weights, as a layout's adapter names it."""
+    weights, found = map_file(path, layout.total_bytes), blake3()
+    for tensor, span in zip(layout.tensors, tensor_spans(layout), strict=True):
+        if tensor.frozen:
+            found.update(_part(weights, span))
+    return Digest(found.digest())
+
+
 class PublishedVersions:
     """The learner's versions under `directory`, of one layout, and the raw weights of the newest as a weight map.
 
@@ -63,6 +74,7 @@ class PublishedVersions:
         self._spans = tensor_spans(layout)
         # The words that are summed could be cut between two regions.
         self._bytewise = {i for i, tensor in enumerate(layout.tensors) if ITEM_BYTES[tensor.dtype] == 1}
+        self._frozen = frozen_regions(layout)
         self.store = VersionStore(directory, key.public_bytes)
         self.store.set_layout(encode(layout), layout)
         for held in self.store.versions():
@@ -92,8 +104,9 @@ class PublishedVersions:
     ) -> HeldVersion:
         """Encode the staged weights as `version` and keep them. `submit` begins jobs (encoding.py).
 
-        Deltas refer to the version published before, unless `full`. The staging file must not change meanwhile.
-        Afterwards it holds other bytes, and the next staging writes all of it. DiskFull leaves everything as it was.
+        Deltas refer to the version published before, unless `full`; what is frozen is not encoded again. The staging
+        file must not change meanwhile. Afterwards it holds other bytes, and the next staging writes all of it, or what
+        is not frozen. DiskFull leaves everything as it was.
         """
         held = self._encode(staging, version, chunk_bytes, submit, full, begun)
         self.weights.exchange(staging, held)
@@ -117,18 +130,21 @@ class PublishedVersions:
         newest = self.newest
         assert newest is None or version > newest.head.version
         # If the map is damaged, there is nothing to refer to.
-        base = newest if newest is not None and newest.head.version == self.weights.version and not full else None
+        known = newest if newest is not None and newest.head.version == self.weights.version else None
+        base = known if not full else None
         require_room(self.store.directory, self._expected_bytes(base), f"version {version}")
         path = self.store.chunks_path(version)
         partial = path.with_name(path.name + ".partial")
         try:
-            table = self._write(partial, fresh, version, chunk_bytes, submit, base, begun)
+            table = self._write(partial, fresh, version, chunk_bytes, submit, base, known, begun)
             os.replace(partial, path)
         except OSError as error:
             raise disk_error(error, path, self._layout.total_bytes) from error
         finally:
             partial.unlink(missing_ok=True)
-        return self._sign(version, base.head.version if base is not None and needs_base(table) else None, table)
+        # Where something is frozen, receivers make a version again of all those before it.
+        follows = known is not None and (needs_base(table) or any(self._frozen))
+        return self._sign(version, known.head.version if known is not None and follows else None, table)
 
     def _write(
         self,
@@ -138,15 +154,21 @@ class PublishedVersions:
         chunk_bytes: int,
         submit: Submit,
         base: HeldVersion | None,
+        known: HeldVersion | None,
         begun: Begun | None,
     ) -> ChunkTable:
-        """Write all encodings to `path`, end to end, and return their table."""
+        """Write all encodings to `path`, end to end, and return their table. What is frozen is as in `known`."""
         regions = len(self._regions)
-        cuts = segment_cuts(self._layout.total_bytes, regions) if begun is not None else (regions,)
+        # An adapter is a small part of the stream, at its end: most segments would hold nothing.
+        in_segments = begun is not None and self._layout.adapter is None
+        cuts = segment_cuts(self._layout.total_bytes, regions) if in_segments else (regions,)
         writing = Writing(chunk_bytes, cuts)
-        sums = list(base.table.tensor_sums) if base is not None else [0] * len(self._layout.tensors)
+        sums = [0] * len(self._layout.tensors)
+        if known is not None:
+            pairs = zip(self._layout.tensors, known.table.tensor_sums, strict=True)
+            sums = [total if base is not None or tensor.frozen else 0 for tensor, total in pairs]
         with path.open("wb") as file:
-            for one in self._encodings(fresh, base is not None, submit):
+            for one in self._encodings(fresh, base, known, submit):
                 for tensor, change in one.sums:
                     sums[tensor] = (sums[tensor] + change) % 2**64
                 file.write(one.encoded)
@@ -156,6 +178,8 @@ class PublishedVersions:
                     begun(*self._begun(path, version, base, writing, segment))
         weights = map_file(fresh, self._layout.total_bytes)
         for tensor in self._bytewise:
+            if known is not None and self._layout.tensors[tensor].frozen:
+                continue
             sums[tensor] = tensor_sum(_part(weights, self._spans[tensor]))
         return msgspec.structs.replace(writing.table, tensor_sums=tuple(sums))
 
@@ -177,10 +201,21 @@ class PublishedVersions:
         so_far = BegunVersion(version=version, base=refers_to, table=writing.table, chunks=chunks)
         return so_far, sign_segment(signed, self._key)
 
-    def _encodings(self, fresh: Path, delta: bool, submit: Submit) -> Iterator[EncodedRegion]:
-        base = self.weights.path if delta else None
-        for encoded in in_order(submit, jobs(fresh, base, self._layout.total_bytes, self._regions)):
-            yield from encoded.regions
+    def _encodings(
+        self, fresh: Path, base: HeldVersion | None, known: HeldVersion | None, submit: Submit
+    ) -> Iterator[EncodedRegion]:
+        """Yield all regions, in order. Frozen ones are as in `known`, and are not even read."""
+        before = known.table.regions if known is not None else ()
+        skipped = self._frozen if known is not None else [False] * len(self._regions)
+        to_encode = [region for region, skip in zip(self._regions, skipped, strict=True) if not skip]
+        path = self.weights.path if base is not None else None
+        work = in_order(submit, jobs(fresh, path, self._layout.total_bytes, to_encode))
+        encoded = (one for done in work for one in done.regions)
+        for index, skip in enumerate(skipped):
+            if skip:
+                yield EncodedRegion("frozen", b"", before[index].decoded_digest, ())
+            else:
+                yield next(encoded)
 
     def _sign(self, version: VersionId, base: VersionId | None, table: ChunkTable) -> HeldVersion:
         table_bytes = encode(table)

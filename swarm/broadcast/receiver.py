@@ -629,7 +629,10 @@ class Receiver:
 
     def _comes_by_itself(self) -> bool:
         """Return True if a version under way is incomplete and its base is in the map or under way too."""
-        return any(not one.chunks.complete and self._base_comes(one.head.base) for one in self._under_way())
+        return any(
+            not one.chunks.complete and (self._base_comes(one.head.base) or not needs_base(one.table))
+            for one in self._under_way()
+        )
 
     def _under_way(self) -> list[HeldVersion]:
         return [one.held for one in self._transfers.active.values() if isinstance(one.held, HeldVersion)]

@@ -35,7 +35,7 @@ from swarm.broadcast.transfers import (
     Transfers,
 )
 from swarm.broadcast.version.codec import FULL_RATIO
-from swarm.broadcast.version.manifest import SEGMENT_TABLE_BYTES, Layout, needs_base
+from swarm.broadcast.version.manifest import SEGMENT_TABLE_BYTES, Layout, needs_base, trained_spans
 from swarm.errors import ProtocolError
 from swarm.net.links import NO_VERSION, Links, Station
 from swarm.net.signing import SigningKey
@@ -323,8 +323,10 @@ class BroadcastService:
 
     def _expected_bytes(self, *, full: bool) -> int:
         assert self._layout is not None
-        is_delta = self.newest is not None and not full
-        return self.version_bytes if is_delta else int(FULL_RATIO * self._layout.total_bytes)
+        if self.newest is None:
+            return int(FULL_RATIO * self._layout.total_bytes)
+        trained = sum(span.nbytes for span in trained_spans(self._layout.tensors))
+        return int(FULL_RATIO * trained) if full else self.version_bytes
 
     def _profiles(self) -> dict[NodeId, PeerProfile]:
         station = self._station

@@ -18,7 +18,9 @@ from typing import Any
 
 from rich.console import Console
 
+from swarm.broadcast.publishing import base_of_file
 from swarm.broadcast.store.place import sweep
+from swarm.broadcast.version.manifest import read_layout
 from swarm.cli.runs import verify_directory
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.net.client import PeerClient, plain_address
@@ -28,7 +30,7 @@ from swarm.report.figures import Column
 from swarm.report.live import LiveView
 from swarm.rollout.journal.verify import Report
 from swarm.sampler.choice import choose_engine, gpu_build
-from swarm.settings import DemoConfig
+from swarm.settings import TINY_WARM, DemoConfig
 
 POLL_S = 0.25
 START_S = 60.0
@@ -109,6 +111,8 @@ class Demo:
         config.write_text(f'beat_s = {BEAT_S}\nschedule = "linear"\neval_prompts = {EVAL_PROMPTS}\n{often}')
         flags = ["--config", config, "--steps", options.steps, "--max-staleness", options.max_staleness]
         flags += ["--reward", options.reward, "--seed", options.seed, "--target", TARGET, "--run-dir", self._run_dir]
+        if options.adapter is not None:
+            flags += ["--model", TINY_WARM, "--adapter", options.adapter]
         return ["lead", "--host", "127.0.0.1", "--port", "0", *map(str, flags)]
 
     async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -240,6 +244,7 @@ class Demo:
         held_out = final["held_out"]
         learned = held_out[-1]["exact_match"] >= LEARNED
         picture = self._draw(held_out)
+        unchanged = self._is_base_unchanged()
         self._say(
             f"exact match on {EVAL_PROMPTS} held-out numbers {held_out[0]['exact_match']:.3f} -> "
             f"{held_out[-1]['exact_match']:.3f} in {final['step']} steps and {wall_s:.0f} s"
@@ -250,7 +255,9 @@ class Demo:
         verdicts = final["verdicts"]
         return {
             "learned": learned,
-            "as_it_should": learned != (self._options.reward == "random"),
+            "as_it_should": unchanged and learned != (self._options.reward == "random"),
+            "adapter": self._options.adapter,
+            "base_unchanged": unchanged,
             "seed": self._options.seed,
             "held_out_before": held_out[0]["exact_match"],
             "held_out_after": held_out[-1]["exact_match"],
@@ -270,6 +277,12 @@ class Demo:
             "picture": str(picture),
         }
 
+    def _is_base_unchanged(self) -> bool:
+        """Whether the last version has the frozen weights that the run began with; True without an adapter."""
+        versions = self._run_dir / "versions"
+        layout = read_layout((versions / "layout").read_bytes())
+        return layout.adapter is None or base_of_file(versions / "weights.bin", layout) == layout.adapter.base
+
     def _draw(self, held_out: list[dict[str, float]]) -> Path:
         steps = [json.loads(line) for line in (self._run_dir / "metrics.jsonl").read_text().splitlines()]
         greedy = Column.of((one["version"], one["exact_match"]) for one in held_out)
@@ -280,7 +293,8 @@ class Demo:
         ]
         path = self._run_dir / "learning.svg"
         chart = Chart(title="Learning", unit="share", curves=curves, floor=0, ceiling=1)
-        path.write_text(picture("Copy four digits", "A random tiny model learns from its samplers.", [chart]))
+        who = "A random tiny model" if self._options.adapter is None else "An adapter of a tiny model that was taught"
+        path.write_text(picture("Copy four digits", f"{who} learns from its samplers.", [chart]))
         return path
 
     def _log_tail(self, name: str) -> str:

@@ -188,22 +188,26 @@ def export_model(
         int | None, typer.Option(min=0, help="Of that checkpoint. Default: of the newest whole one.")
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="The model that was best on held-out prompts.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Of an adapter: the whole model with it.")] = False,
 ) -> None:
-    """Write a run's model as anybody loads it, with tokenizer, generation config and a model card."""
+    """Write a run's model as anybody loads it, with tokenizer, generation config and a model card. Of an adapter run:
+    the adapter, as peft loads it."""
     from swarm.learner.checkpoint.export import export_model as write
     from swarm.learner.checkpoint.files import newer_than
+    from swarm.node.rundir import merging
     from swarm.report.card import model_card
     from swarm.report.figures import read_figures
 
     if best and step is not None:
         raise UserError("--best and --step name two models: give one of them")
-    _config(run_dir)
-    figures = read_figures(run_dir)
-    done = write(run_dir, to, lambda at: model_card(figures, at), step=step, best=best)
+    config = _config(run_dir)
+    figures, alone = read_figures(run_dir), config.adapter is not None and not merge
+    merged = merging(run_dir, config) if merge else None
+    done = write(run_dir, to, lambda at: model_card(figures, at, alone=alone), step=step, best=best, merge=merged)
     newer = [] if best or step is not None else newer_than(run_dir / "checkpoints", done)
     if newer:
         typer.echo(f"damaged and passed over: {', '.join(newer)} (`echo-node verify {run_dir}` says how)", err=True)
-    typer.echo(f"the model of step {done} in {to}")
+    typer.echo(f"the {'adapter' if alone else 'model'} of step {done} in {to}")
 
 
 def report(

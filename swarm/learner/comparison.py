@@ -8,7 +8,6 @@ replay after a crash does it at other steps, so what is found must change no wei
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from swarm.broadcast.version.manifest import TensorSpec
+from swarm.broadcast.store.disk import DiskFull, copy_parts
+from swarm.broadcast.version.manifest import TensorSpec, trained_spans
 from swarm.learner.alarms import Mismatch
 from swarm.learner.checkpoint.model_files import stream_places, weights_of
 from swarm.learner.messages import TrainGroup
@@ -45,8 +45,8 @@ class Comparison:
         began, self._step, self._last_s = self._clock(), step, 0.0
         # A copy, since the staging file changes places with the published one, and is staged over later.
         copy = staging.with_name("compared.bin")
-        with suppress(OSError):  # Without room on the disk the next publication tries again
-            shutil.copyfile(staging, copy)
+        with suppress(OSError, DiskFull):  # Without room on the disk the next publication tries again
+            copy_parts(staging, copy, trained_spans(tuple(self._tensors)))
             self._kept = stream_places(self._tensors, copy)
         # Its bytes stay for as long as they are mapped, and go with this process.
         copy.unlink(missing_ok=True)

@@ -15,7 +15,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
-from swarm.learner.messages import ComputeRules
+from swarm.learner.adapter import add_matrices, targets_of
+from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 from swarm.process import free_host_bytes
 
@@ -27,6 +28,7 @@ MIN_TOKENS = {False: 4096, True: 1024}
 """The fewest tokens that are chosen, without and with activation checkpointing: below 4096 a GPU loses more by small
 matrices than by computing layers twice; below 1024 halving gains nothing."""
 
+ADVISED_RANK = 8  # Of an adapter: 0.4 % of Qwen3-4B, and rank 1 is said to do in reinforcement learning
 MASK_BYTES = 5  # Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores
 FREE_SHARE = 0.92  # Of the free memory; the rest is for fragments and for what kernels use while they run
 WHOLE_GRADIENT_BYTES = 2 << 30  # Up to here each rank keeps the whole gradient; a larger one would take what FSDP saved
@@ -38,9 +40,10 @@ GIB = 1 << 30
 class Shape:
     """What the memory of a step depends on. Widths in elements: `hidden` of the residual stream, `feed_forward` of all
     experts that one token takes, `queries` and `keys` of all heads. `layer_parameters` are those of the largest layer,
-    `other_parameters` all outside of layers."""
+    `other_parameters` all outside of layers. `trained` of all are not frozen."""
 
     parameters: int
+    trained: int
     layer_parameters: int
     other_parameters: int
     layers: int
@@ -69,26 +72,26 @@ class Setting:
 
 def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
     """Most bytes that one rank needs beside the weights that are loaded already, by what they are for."""
-    held = shape.parameters // setting.ranks
+    held, trained = shape.parameters // setting.ranks, shape.trained // setting.ranks
     found = {
-        "gradients and AdamW": (TRAINED_BYTES - 4) * held,
+        "gradients and AdamW": (TRAINED_BYTES - 4) * trained,
         "weights of the reference": 4 * held if setting.has_reference else 0,
         "weights gathered or in bf16": _computed_with_bytes(shape, setting),
         "whole gradient of each rank": whole_gradient_bytes(shape.parameters) if setting.ranks > 1 else 0,
         "activations": activation_bytes(shape, setting),
         "logits": logit_bytes(shape, setting),
         "the mask of packed rows": MASK_BYTES * setting.tokens**2 if setting.has_dense_mask else 0,
-        "a checkpoint's copy": SNAPSHOT_BYTES * held if setting.on_host else 0,
+        "a checkpoint's copy": SNAPSHOT_BYTES * trained if setting.on_host else 0,
     }
     return {name: nbytes for name, nbytes in found.items() if nbytes}
 
 
 def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
-    """One rank keeps a bf16 copy of all weights under autocast. Each of several gathers two layers at a time, beside
-    the buffers that they come in; their gradients take as much again. Weights outside of layers are gathered once a
-    pass."""
+    """One rank keeps a bf16 copy of all trained weights under autocast. Each of several gathers two layers at a time,
+    beside the buffers that they come in; their gradients take as much again. Weights outside of layers are gathered
+    once a pass."""
     if setting.ranks == 1:
-        return 2 * shape.parameters if setting.half else 0
+        return 2 * shape.trained if setting.half else 0
     width = 2 if setting.half else 4
     return width * (8 * shape.layer_parameters + 4 * shape.other_parameters)
 
@@ -117,9 +120,9 @@ def whole_gradient_bytes(parameters: int) -> int:
 
 def logit_bytes(shape: Shape, setting: Setting) -> int:
     """Logits, their log-softmax and its gradient, of one chunk or of all tokens; and the gradient of the head that a
-    chunk adds, with the sum that it is added to."""
+    chunk adds, with the sum that it is added to, unless it is frozen."""
     whole = 4 * setting.tokens * shape.vocab_size
-    added = 2 * (2 if setting.half else 4) * shape.vocab_size * shape.hidden
+    added = 2 * (2 if setting.half else 4) * shape.vocab_size * shape.hidden if shape.trained == shape.parameters else 0
     return 3 * (min(whole, CHUNK_BYTES) if setting.in_chunks else whole) + added
 
 
@@ -159,8 +162,8 @@ def fits(shape: Shape, setting: Setting, free_bytes: int) -> bool:
 def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host_bytes: int, device: str) -> None:
     """UserError if weights, gradients and moments alone do not fit, or the host has no room for a checkpoint's copy.
     Called before anything is loaded."""
-    parameters, on_host = shape.parameters, device == "cpu"
-    needed = TRAINED_BYTES * parameters // ranks
+    parameters, on_host, frozen = shape.trained, device == "cpu", shape.parameters - shape.trained
+    needed = (TRAINED_BYTES * parameters + (2 if half else 4) * frozen) // ranks
     if needed > free_bytes:
         setting = Setting(
             tokens=MIN_TOKENS[True],
@@ -173,9 +176,15 @@ def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host
             on_host=on_host,
         )
         raise UserError(
-            f"too little memory on {device}: to train {parameters:,} parameters takes {_gib(needed)} for weights, "
-            f"gradients and AdamW alone, and {_gib(free_bytes)} are free; change: "
-            + ", or ".join(["a smaller model", *_more_ranks(shape, setting, free_bytes - 4 * parameters // ranks)])
+            f"too little memory on {device}: to train {parameters:,} parameters{_beside(frozen)} takes {_gib(needed)} "
+            f"for weights, gradients and AdamW alone, and {_gib(free_bytes)} are free; change: "
+            + ", or ".join(
+                [
+                    *_as_adapter(shape, half=half, free_bytes=free_bytes),
+                    "a smaller model",
+                    *_more_ranks(shape, setting, free_bytes - 4 * parameters // ranks),
+                ]
+            )
         )
     if not on_host and SNAPSHOT_BYTES * parameters > host_bytes:
         raise UserError(
@@ -212,10 +221,25 @@ def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, m
 def _more_ranks(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
     """The fewest ranks that are enough, each on a device like this one; none on a CPU, whose memory they share."""
     whole = free_bytes + 4 * shape.parameters // setting.ranks
-    for ranks in range(setting.ranks + 1, MAX_RANKS + 1) if not setting.on_host else ():
+    may = not setting.on_host and shape.trained == shape.parameters  # One rank alone trains an adapter
+    for ranks in range(setting.ranks + 1, MAX_RANKS + 1) if may else ():
         if fits(shape, replace(setting, ranks=ranks), whole - 4 * shape.parameters // ranks):
             return [f"--trainer-ranks {ranks} on as many such devices"]
     return []
+
+
+def _as_adapter(shape: Shape, *, half: bool, free_bytes: int) -> list[str]:
+    """An adapter, if one would do where training all does not, of seven matrices a layer, as most decoders have."""
+    width = (
+        2 * (shape.hidden + shape.queries) + 2 * (shape.hidden + shape.keys) + 3 * (shape.hidden + shape.feed_forward)
+    )
+    needed = (2 if half else 4) * shape.parameters + TRAINED_BYTES * ADVISED_RANK * shape.layers * width
+    fits_so = shape.trained == shape.parameters and needed <= free_bytes
+    return [f"--adapter {ADVISED_RANK}, which takes {_gib(needed)} of it"] if fits_so else []
+
+
+def _beside(frozen: int) -> str:
+    return f" beside {frozen:,} frozen ones" if frozen else ""
 
 
 def _gib(nbytes: int) -> str:
@@ -244,13 +268,16 @@ def fit(
     return choose(shape_of(model), setting, rules, free_bytes, longest=longest, may_checkpoint=may)
 
 
-def read_shape(name: str) -> Shape | None:
-    """Of a directory or a Hugging Face id, from its configuration alone; None if that does not tell (loading it says
-    why)."""
+def read_shape(name: str, adapter: AdapterRules | None = None) -> Shape | None:
+    """Of a directory or a Hugging Face id, with an adapter or all trained, from its configuration alone; None if that
+    does not tell (loading it says why)."""
     try:
         config = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
+            if adapter is not None:
+                targets = targets_of(model, adapter.targets)
+                add_matrices(model, targets, rank=adapter.rank, alpha=adapter.alpha)
     except (OSError, ValueError):
         return None
     return shape_of(model)
@@ -271,6 +298,7 @@ def shape_of(model: Any) -> Shape:
     parameters = sum(p.numel() for p in model.parameters())
     return Shape(
         parameters=parameters,
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
         layer_parameters=max(sizes, default=0),
         other_parameters=parameters - sum(sizes),
         layers=max(1, len(sizes)),

@@ -37,6 +37,15 @@ class ComputeRules(msgspec.Struct, frozen=True):
     compile: bool = False
 
 
+class AdapterRules(msgspec.Struct, frozen=True):
+    """An adapter to train in place of the model: `rank` and `alpha` as in manifest.AdapterShape, beside the linear
+    layers whose names end with one of `targets`; none are all but the head."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = ()
+
+
 class AlarmRules(msgspec.Struct, frozen=True):
     """Where an alarm goes off. `mismatch_kl` in nats a token, of most rollouts; `entropy` as a share of what it was at
     first, 0 is never; `gradient_spike` in medians of the norm."""
@@ -114,14 +123,16 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     rehearse_step_s: float = 0.0
     rehearse_noise: float = 0.0
     audit_share: float = 0.05
+    adapter: AdapterRules | None = None
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The model is ready. `step` and `lineage` are those of the checkpoint that it goes on from; `notes` are for
-    people."""
+    """The model is ready. Of its `parameters`, `trained` change. `step` and `lineage` are those of the checkpoint that
+    it goes on from; `notes` are for people."""
 
     layout: Layout
     parameters: int
+    trained: int
     vocab_size: int
     context_tokens: int
     stop_token_ids: tuple[int, ...]

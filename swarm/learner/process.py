@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from swarm.learner.messages import (
+    AdapterRules,
     AlarmRules,
     Audit,
     Audited,
@@ -121,6 +122,9 @@ def prepare_command(
             longest_completion=longest_completion,
         ),
         compute=_from_config(ComputeRules, config),
+        adapter=AdapterRules(rank=config.adapter, alpha=config.resolved_adapter_alpha, targets=config.adapter_targets)
+        if config.adapter
+        else None,
         alarms=AlarmRules(
             # In a rehearsal samplers have no model, and what they claim means nothing.
             mismatch_kl=math.inf if config.rehearse_step_s else config.alarm_mismatch_kl,

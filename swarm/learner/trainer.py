@@ -16,14 +16,24 @@ import torch
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
+from swarm.learner.adapter import WithoutAdapter, attach, shape_of_adapter
 from swarm.learner.alarms import mismatches_of
-from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stored_weights, stream_tensors
+from swarm.learner.checkpoint.model_files import (
+    digest_of_weights,
+    layout_of,
+    load_model,
+    save_small_files,
+    stored_weights,
+    stream_tensors,
+    write_staging,
+)
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
 from swarm.learner.comparison import Comparison
 from swarm.learner.copies import Copies
 from swarm.learner.device import SMALL_MODEL_PARAMETERS
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
+    AdapterRules,
     Audit,
     Audited,
     Command,
@@ -42,6 +52,7 @@ from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import audit
 from swarm.learner.update import Learning, Update, adamw, check_rules
+from swarm.net.wire import Digest
 from swarm.process import ChildChannel, NoParent, free_host_bytes
 from swarm.settings import EMBEDDED
 
@@ -60,12 +71,18 @@ class Trainer:
         self._ranks = ranks or Ranks()
         self._device = self._ranks.device(command.device)
         self._copies = Copies(self._device)
+        self._base: Digest | None = None
+        """Of the weights beside an adapter; None if all are trained."""
+        self._with_base: set[tuple[int, int]] = set()
+        """The files, by device and inode, that this process has written those weights to: the staging file and the
+        learner's map, which change places. They stay as long as the run is led, so no other file has their inodes."""
         self._ranks.together(lambda: check_rules(command.learning))
         with channel.alive():
             self._check_weights()
             self._policy, self._tokenizer = self._load(command.compute)
         self._model = self._policy.module.model
         self._parameters = sum(p.numel() for p in self._model.parameters())
+        self._trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         if self._parameters < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
         self._model.train()
@@ -89,8 +106,9 @@ class Trainer:
         )
         self.stage()
         return Prepared(
-            layout=layout_of(self._tensors, files),
+            layout=layout_of(self._tensors, files, shape_of_adapter(self._model, self._base) if self._base else None),
             parameters=self._parameters,
+            trained=self._trained,
             vocab_size=self._model.config.get_text_config().vocab_size,
             context_tokens=self._context_tokens(),
             stop_token_ids=_stop_token_ids(self._model),
@@ -128,7 +146,9 @@ class Trainer:
         free_bytes = self._free_bytes()
 
         def check() -> None:
-            shape = read_shape(self._command.model) if self._command.model not in EMBEDDED else None
+            shape = (
+                read_shape(self._command.model, self._command.adapter) if self._command.model not in EMBEDDED else None
+            )
             if shape is None or shape.parameters < SMALL_MODEL_PARAMETERS:
                 return
             check_weights(
@@ -148,8 +168,10 @@ class Trainer:
 
     def _make_learning(self, compute: ComputeRules) -> Learning:
         command, channel = self._command, self._channel
-        reference = None
-        if command.learning.kl_weight:
+        reference: Policy | WithoutAdapter | None = None
+        if command.learning.kl_weight and command.adapter is not None:
+            reference = WithoutAdapter(self._policy)
+        elif command.learning.kl_weight:
             # The model that the run began with, whatever checkpoint it goes on from.
             with channel.alive():
                 reference, _ = self._load(compute)
@@ -165,14 +187,30 @@ class Trainer:
             copies=self._copies,
             device=self._device,
             progress=channel.progress,
+            base=self._base or b"",
         )
 
     def _load(self, rules: ComputeRules) -> tuple[Policy, Any]:
         command, made_in = self._command, Path(self._command.files_dir)
-        model, tokenizer, source = self._ranks.read(command.model, command.seed, made_in, self._channel.tell)
+        half = is_half(rules.precision, self._device.type)
+        if command.adapter is not None:
+            model, tokenizer = self._load_adapted(command.adapter, half=half)
+            source = None
+        else:
+            model, tokenizer, source = self._ranks.read(command.model, command.seed, made_in, self._channel.tell)
         policy = Policy(model, rules, temperature=command.temperature)
-        self._ranks.place(policy.module, source, self._device, half=is_half(rules.precision, self._device.type))
+        self._ranks.place(policy.module, source, self._device, half=half)
+        policy.module.weights_in_half |= command.adapter is not None and half
         return policy, tokenizer
+
+    def _load_adapted(self, rules: AdapterRules, *, half: bool) -> tuple[Any, Any]:
+        """One rank alone trains an adapter. Frozen weights are bf16 where passes are; elsewhere they are the same
+        numbers in float32."""
+        command, made_in = self._command, Path(self._command.files_dir)
+        model, tokenizer = load_model(command.model, command.seed, made_in, self._channel.tell, torch.bfloat16)
+        self._base = digest_of_weights(model)
+        attach(model, rules, name=command.model, seed=command.seed)
+        return model if half else model.float(), tokenizer
 
     def _settle(self, policy: Policy) -> tuple[ComputeRules, tuple[str, ...]]:
         """How steps are computed, and lines about it. A small model takes a minibatch at once and always fits."""
@@ -187,7 +225,7 @@ class Trainer:
             self._free_bytes(),
             ranks=self._ranks.count,
             longest=min(command.learning.longest_completion + command.longest_prompt, self._context_tokens()),
-            kl=bool(command.learning.kl_weight),
+            kl=bool(command.learning.kl_weight) and command.adapter is None,
         )
         return fitted, (*notes, described(fitted, self._device))
 
@@ -214,10 +252,15 @@ class Trainer:
         return msgspec.structs.replace(found, seconds=time.monotonic() - began)
 
     def stage(self) -> Done:
-        self._ranks.stage(self._tensors, Path(self._command.staging), self._copies)
+        staging = Path(self._command.staging)
+        if self._base is not None and staging.exists() and _inode(staging) in self._with_base:
+            write_staging(self._tensors, staging, self._copies, only_trained=True)
+        else:
+            self._ranks.stage(self._tensors, staging, self._copies)
+            self._with_base.add(_inode(staging))
         # Ranks hold parts of the weights, and in a rehearsal samplers have no model.
         if self._ranks.count == 1 and not self._command.rehearse_step_s:
-            self._comparison.staged(Path(self._command.staging), self.steps_taken)
+            self._comparison.staged(staging, self.steps_taken)
         return Done()
 
     def save(self, command: Save) -> Done:
@@ -240,6 +283,11 @@ class Trainer:
         state = restore(self._learning, Path(directory))
         self._update.alarms.state, self._update.claims.state = state.alarms, state.claims
         return state.step, bytes.fromhex(state.lineage)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    state = path.stat()
+    return state.st_dev, state.st_ino
 
 
 def _out_of_memory(command: Train, error: torch.OutOfMemoryError) -> str:

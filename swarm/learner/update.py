@@ -13,6 +13,7 @@ import torch
 
 from swarm.audit.claims import Claim, Claims
 from swarm.errors import UserError
+from swarm.learner.adapter import WithoutAdapter
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
@@ -135,7 +136,7 @@ PER_TOKEN = ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "sampling
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning(Parts):
     policy: Policy
-    reference: Policy | None
+    reference: Policy | WithoutAdapter | None
 
 
 class Update:
@@ -199,7 +200,7 @@ class Update:
         return rows
 
     @torch.no_grad()
-    def _read_all(self, rows: Sequence[Row], policy: Policy) -> list[torch.Tensor]:
+    def _read_all(self, rows: Sequence[Row], policy: Policy | WithoutAdapter) -> list[torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
         places, parts, idle = self._share(rows)
         for part in parts:
@@ -388,9 +389,8 @@ def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -
 def adamw(model: Any, learning_rate: float, weight_decay: float = 0.0) -> torch.optim.AdamW:
     """One tensor after another: all at once, as torch does on a GPU unless told, takes 4 bytes more of each parameter
     at the very peak of a large model's memory."""
-    return torch.optim.AdamW(
-        model.parameters(), lr=learning_rate, betas=ADAM_BETAS, weight_decay=weight_decay, foreach=False
-    )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=learning_rate, betas=ADAM_BETAS, weight_decay=weight_decay, foreach=False)
 
 
 def check_rules(rules: LearningRules) -> None:

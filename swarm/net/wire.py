@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from swarm.errors import ProtocolError, TooLarge
 
-PROTOCOL = 7  # Integer that both sides of a connection must agree on
+PROTOCOL = 8  # Integer that both sides of a connection must agree on
 PROTOCOL_HEADER = "Echo-Protocol"
 
 CONTROL_BODY_BYTES = 256 * 1024

@@ -3,7 +3,8 @@
 Its weights are the published ones, so they cost the trainer nothing. Before a version is measured, the file with its
 weights gets a second name (`hold_weights`). That copies no bytes, and the link count tells Training not to overwrite
 the file. Once the result is known, the bytes are copied as the tensors of a safetensors file, which has the same
-layout, if the version is the best; then the second name is removed.
+layout, if the version is the best; then the second name is removed. Of an adapter run the adapter alone is held, as a
+copy with a hole in place of the base, and kept as peft has it.
 
 `best.json` in the directory says which version it is; a resumed run reads it. Blocking parts run in threads.
 """
@@ -15,20 +16,26 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from swarm.broadcast.store.disk import DiskFull, disk_error, require_room
-from swarm.broadcast.version.manifest import Layout
-from swarm.learner.checkpoint.files import DIGESTS, PARTIAL, commit, in_stream_dtype
+from swarm.broadcast.store.disk import COPY_BYTES, DiskFull, copy_parts, disk_error, require_room
+from swarm.broadcast.version.manifest import Layout, ModelFile, trained_spans
+from swarm.learner.checkpoint.files import (
+    ADAPTER_WEIGHTS,
+    DIGESTS,
+    OF_A_WHOLE_MODEL,
+    PARTIAL,
+    adapter_metadata,
+    commit,
+    in_stream_dtype,
+    name_in_adapter,
+)
 from swarm.types import VersionId
 
 NAME = "best"
 ABOUT = "best.json"
 WEIGHTS = "model.safetensors"
-
-COPY_BYTES = 64 * 1024 * 1024  # Copied at a time, so that the copy needs little memory
 
 
 class BestModel:
@@ -76,16 +83,17 @@ class BestModel:
     def _write(self, layout: Layout, about: Mapping[str, Any]) -> None:
         partial = self._partial
         shutil.rmtree(partial, ignore_errors=True)
-        require_room(self.directory.parent, layout.total_bytes, NAME)
+        nbytes = sum(span.nbytes for span in trained_spans(layout.tensors))
+        require_room(self.directory.parent, nbytes, NAME)
         try:
             partial.mkdir()
-            for file in layout.files:
+            for file in layout.files if layout.adapter is None else _beside_adapter(layout):
                 (partial / file.name).write_bytes(in_stream_dtype(file.name, file.content))
             (partial / ABOUT).write_text(json.dumps(about) + "\n")
-            _write_tensors(partial / WEIGHTS, self._held, layout)
+            _write_tensors(partial / (WEIGHTS if layout.adapter is None else ADAPTER_WEIGHTS), self._held, layout)
             commit(partial, self.directory)
         except OSError as error:
-            raise disk_error(error, partial, layout.total_bytes) from error
+            raise disk_error(error, partial, nbytes) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -103,9 +111,13 @@ class BestModel:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def hold_weights(weights: Path, held: Path) -> None:
-    """Give the weights file the second name `held`. Copy it if the file system has no hard links."""
+def hold_weights(weights: Path, held: Path, layout: Layout) -> None:
+    """Give the weights file the second name `held`. Copy it if the file system has no hard links; of an adapter run
+    copy what is not frozen, so that the file can be staged over without its base being written again."""
     held.unlink(missing_ok=True)
+    if layout.adapter is not None:
+        copy_parts(weights, held, trained_spans(layout.tensors))
+        return
     try:
         os.link(weights, held)
     except OSError:
@@ -116,19 +128,27 @@ def hold_weights(weights: Path, held: Path) -> None:
 def _write_tensors(path: Path, weights: Path, layout: Layout) -> None:
     """Write a safetensors file: the length of its header (8 bytes, little-endian), the header, padded to a multiple of
     8, and the tensors end to end, as `weights` holds them. https://github.com/huggingface/safetensors#format"""
-    ends = list(accumulate(tensor.nbytes for tensor in layout.tensors))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    for tensor, end in zip(layout.tensors, ends, strict=True):
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [end - tensor.nbytes, end],
-        }
+    if layout.adapter is not None:
+        header["__metadata__"] = adapter_metadata(layout.adapter.base.hex())
+    end = 0
+    for tensor in layout.tensors:
+        if not tensor.frozen:
+            name = tensor.name if layout.adapter is None else name_in_adapter(tensor.name)
+            offsets = [end, end + tensor.nbytes]
+            header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
+            end += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file, weights.open("rb") as source:
         file.write(len(text).to_bytes(8, "little") + text)
-        shutil.copyfileobj(source, file, COPY_BYTES)
+        for span in trained_spans(layout.tensors):
+            for at in range(span.start, span.start + span.nbytes, COPY_BYTES):
+                file.write(os.pread(source.fileno(), min(COPY_BYTES, span.start + span.nbytes - at), at))
+
+
+def _beside_adapter(layout: Layout) -> list[ModelFile]:
+    return [file for file in layout.files if file.name not in OF_A_WHOLE_MODEL]
 
 
 def _rank(figures: Mapping[str, Any]) -> tuple[float, float]:

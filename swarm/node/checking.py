@@ -29,7 +29,7 @@ from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import Prompt, Unscored
 
 SCORED_PROMPTS = 3  # Held-out prompts to score: enough to see a reward that fails or is always the same
-CHECKPOINT_BYTES = 12  # Bytes per parameter in a checkpoint: fp32 weights and two moments
+CHECKPOINT_BYTES = 12  # Bytes per trained parameter in a checkpoint: fp32 weights and two moments
 COPIES = 5  # Approximate copies of the published weights on disk: staged, mapped, held, best, and served versions
 
 
@@ -80,7 +80,7 @@ async def _check_model(
 
 
 def _check_disk(config: LeadConfig, prepared: Prepared, place: Path, say: Callable[[str], None]) -> None:
-    checkpoints = (config.keep_checkpoints + 1) * CHECKPOINT_BYTES * prepared.parameters
+    checkpoints = (config.keep_checkpoints + 1) * CHECKPOINT_BYTES * prepared.trained
     needed = checkpoints + COPIES * prepared.layout.total_bytes + SPARE_BYTES
     free = free_bytes(place)
     said = (

@@ -382,7 +382,8 @@ class LearnerNode:
         fault = await asyncio.to_thread(note_life, self._run_dir, step=prepared.step, device=prepared.device)
         if fault:
             self._say(f"what this run ran on could not be noted: {fault}")
-        self._say(f"the model has {prepared.parameters:,} parameters and trains on {prepared.device}")
+        part = f", of which an adapter's {prepared.trained:,} are trained," if prepared.layout.adapter else ""
+        self._say(f"the model has {prepared.parameters:,} parameters{part} and trains on {prepared.device}")
         for note in prepared.notes:
             self._say(note)
         return prepared

@@ -253,9 +253,9 @@ class Publication:
         self._training.published = PublishedStep(step=version.version, content=content)
 
     async def _hold(self, held: Path) -> None:
-        if (weights := self._broadcast.raw_weights) is not None:
+        if (weights := self._broadcast.raw_weights) is not None and (layout := self._training.layout) is not None:
             with suppress(OSError, DiskFull):
-                await asyncio.to_thread(hold_weights, weights, held)
+                await asyncio.to_thread(hold_weights, weights, held, layout)
 
     async def _told(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
         version = held.head.version

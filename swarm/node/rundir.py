@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from swarm.errors import UserError
-from swarm.learner.checkpoint.export import export_model
+from swarm.learner.checkpoint.export import Merge, export_model
 from swarm.node.control import is_served
 from swarm.settings import CHANGEABLE, LeadConfig, load_config, read_toml
 
@@ -154,7 +154,8 @@ def create_run_directory(
             write_config(path, config)
             return
         try:
-            step = export_model(origin.run, path / BASE, None, step=origin.step, best=origin.best)
+            merge = merging(origin.run, _recorded_config(origin.run)[1])
+            step = export_model(origin.run, path / BASE, None, step=origin.step, best=origin.best, merge=merge)
             # Written last, because a directory without it is not a run.
             write_config(path, config, {**asdict(origin), "run": str(origin.run), "step": step})
         except UserError:
@@ -164,6 +165,18 @@ def create_run_directory(
         say(f"a new run with the {which} of {origin.run} after {step} steps, and a fresh optimiser")
     except OSError as error:
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
+
+
+def merging(run_dir: Path, config: LeadConfig) -> Merge:
+    """Return what makes a whole model of an adapter of the run in `run_dir`."""
+
+    def merge(directory: Path) -> None:
+        # Seconds of imports, and only for adapters.
+        from swarm.learner.checkpoint.merge import merge_into
+
+        merge_into(directory, model=config.model, seed=config.seed, made_in=run_dir / "model")
+
+    return merge
 
 
 def remove_run_directory(path: Path, *, keep_logs: bool) -> None:

@@ -21,20 +21,29 @@ OF_THE_NETWORK = ("beat_s", "round_s", "lease_time_limit_s", "reward_timeout_s")
 HERE = (".", "/", "~")  # A name that begins so is a path on this machine and not one on the hub
 
 
-def model_card(found: Figures, step: int) -> str:
-    """README.md, with front matter for the Hugging Face hub. It holds no path and no address of the run."""
+USE = """tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
+model = AutoModelForCausalLM.from_pretrained("DIRECTORY", dtype="auto")"""
+USE_ADAPTER = """tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
+base = AutoModelForCausalLM.from_pretrained(BASE, dtype="auto")
+model = PeftModel.from_pretrained(base, "DIRECTORY")"""
+
+
+def model_card(found: Figures, step: int, *, alone: bool = False) -> str:
+    """README.md, with front matter for the Hugging Face hub. It holds no path and no address of the run. `alone`: of an
+    adapter without its base."""
     config = found.config
     base, task = str(_origin(config).get("model") or config.get("model")), str(config.get("task"))
     lines = [
         "---",
-        "library_name: transformers",
+        f"library_name: {'peft' if alone else 'transformers'}",
         "pipeline_tag: text-generation",
         *([f"base_model: {json.dumps(base)}"] if _is_hub_name(base) else []),
         "tags:\n- reinforcement-learning\n- grpo\n- echo-node",
         "---",
         f"# {_shown(base)} after reinforcement learning on {_shown(task)}",
         "",
-        "Post-trained with echo-node: one learner and samplers over a network. The weights are bf16.",
+        "Post-trained with echo-node: one learner and samplers over a network. The weights are bf16."
+        + (" This is an adapter (LoRA), to be loaded beside its base." if alone else ""),
         "",
         "| | |",
         "|---|---|",
@@ -42,10 +51,10 @@ def model_card(found: Figures, step: int) -> str:
         "",
         "## Use",
         "```python",
+        *(["from peft import PeftModel"] if alone else []),
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
-        'model = AutoModelForCausalLM.from_pretrained("DIRECTORY", dtype="auto")',
+        USE_ADAPTER.replace("BASE", json.dumps(_shown(base))) if alone else USE,
         "```",
         "",
         "## Made with",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby
@@ -48,6 +48,7 @@ from swarm.sampler.weights import (
     changed_items,
     items_at,
     mapped_tensors,
+    own_tensors,
     put_items,
     sum_of_items,
     wrong_tensor,
@@ -107,10 +108,12 @@ class TransformersEngine:
             return self._install_changes(command, self._layout, progress)
         began = time.monotonic()
         proof_s = 0.0
-        self._version = None
-        tensors = self._model.state_dict()
+        held_sums, self._version = self.held_sums, None
+        tensors = own_tensors(self._model, self._layout)
         mapped = mapped_tensors(command.path, self._layout)
-        for (spec, source), expected in zip(mapped, command.tensor_sums, strict=True):
+        for index, ((spec, source), expected) in enumerate(zip(mapped, command.tensor_sums, strict=True)):
+            if spec.frozen and held_sums and held_sums[index] == expected:
+                continue
             for name in (spec.name, *spec.aliases):
                 held = tensors[name]
                 held.copy_(source)
@@ -123,12 +126,17 @@ class TransformersEngine:
         seconds = time.monotonic() - began
         return Installed(seconds=seconds, pause_s=seconds, reload_s=seconds - proof_s, proof_s=proof_s)
 
+    @property
+    def held_sums(self) -> Sequence[int]:
+        """Proven sums of the tensors of the installed version; none before the first."""
+        return self._sums if self._version is not None else ()
+
     def _install_changes(self, command: Install, layout: Layout, progress: Told) -> Installed | NotInstalled:
         """Take the words that have changed since the present version. Its sums were proven; what the engine held at the
         changed places and what it holds there now make the sums of the new one."""
         began = time.monotonic()
         self._version = None
-        tensors = self._model.state_dict()
+        tensors = own_tensors(self._model, layout)
         with one_thread():
             for index, spec, at, items in changed_items(command.path, command.changed, layout):
                 # Tied tensors are one in memory: the second would find nothing changed.
@@ -213,7 +221,11 @@ class TransformersEngine:
 
 
 class Blocking(Protocol):
-    """An `Engine`'s calls, blocking. An install's file is checked before."""
+    """An `Engine`'s calls, blocking. An install's file is checked before, but for frozen tensors that the engine holds
+    by its `held_sums` (none: it takes all of them)."""
+
+    @property
+    def held_sums(self) -> Sequence[int]: ...
 
     def start(self, command: Start, progress: Told) -> Started: ...
 
@@ -240,7 +252,8 @@ class Threaded:
         if command.proven:
             return await self._run(self._engine.install, command, progress)
         began = time.monotonic()
-        wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, command.tensor_sums, progress)
+        held = self._engine.held_sums
+        wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, command.tensor_sums, progress, held)
         if wrong is not None:
             return NotInstalled("file", wrong)
         check_s = time.monotonic() - began

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import mmap
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.broadcast.store.changes import changed_places
 from swarm.broadcast.version.codec import MIX, tensor_sum
-from swarm.broadcast.version.manifest import Layout, TensorSpec, tensor_spans
+from swarm.broadcast.version.manifest import Layout, TensorSpec, stream_name, tensor_spans
 from swarm.errors import EchoError, ProtocolError, UserError
 
 if TYPE_CHECKING:
@@ -38,15 +38,21 @@ class WrongWeights(EchoError):
     """The tensors of the model are not those of the swarm."""
 
 
-def wrong_tensor(path: str, layout: Layout, sums: tuple[int, ...], progress: Callable[[], None]) -> str | None:
+def wrong_tensor(
+    path: str, layout: Layout, sums: tuple[int, ...], progress: Callable[[], None], held: Sequence[int] = ()
+) -> str | None:
     """Return what in the file at `path` differs from what was signed, or None. Blocking. It reads the whole file, so an
-    engine then finds it in memory."""
+    engine then finds it in memory; but no frozen tensor that an engine holds, whose tensors have the sums `held`."""
     with open(path, "rb") as file:
-        held = file.seek(0, 2)
-        if held != layout.total_bytes:
-            return f"the file has {held} bytes instead of {layout.total_bytes}"
+        nbytes = file.seek(0, 2)
+        if nbytes != layout.total_bytes:
+            return f"the file has {nbytes} bytes instead of {layout.total_bytes}"
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as whole:
-            for tensor, span, expected in zip(layout.tensors, tensor_spans(layout), sums, strict=True):
+            for index, (tensor, span, expected) in enumerate(
+                zip(layout.tensors, tensor_spans(layout), sums, strict=True)
+            ):
+                if tensor.frozen and held and held[index] == expected:
+                    continue
                 with whole[span.start : span.start + span.nbytes] as part:
                     if tensor_sum(part) != expected:
                         return f"tensor {tensor.name} in the file is not the learner's"
@@ -128,19 +134,34 @@ def build_model(directory: str, layout: Layout, dtype: torch.dtype) -> Any:
     try:
         config = AutoConfig.from_pretrained(Path(directory), trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
-            planned = untyped.from_config(config, dtype=dtype, trust_remote_code=False)
+            planned = _adapted(untyped.from_config(config, dtype=dtype, trust_remote_code=False), layout)
     except (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError) as error:
         raise UserError(
             f"transformers {__version__} here cannot build the swarm's model, and a sampler runs no code that comes "
             f"with one: join with the learner's release of it ({str(error).strip().partition(chr(10))[0][:200]})"
         ) from error
     planned.tie_weights()
-    check_coverage(planned.state_dict(), layout)
+    check_coverage(own_tensors(planned, layout), layout)
     with no_init_weights():
-        model = untyped.from_config(config, dtype=dtype, trust_remote_code=False)
+        model = _adapted(untyped.from_config(config, dtype=dtype, trust_remote_code=False), layout)
     # Only from_pretrained ties the embeddings by itself; an untied head would keep random weights.
     model.tie_weights()
     return model
+
+
+def _adapted(model: Any, layout: Layout) -> Any:
+    """Give a model the adapter of a layout, if that has one. What is not the model's shows in `check_coverage`."""
+    if layout.adapter is not None:
+        from swarm.learner.adapter import add_matrices
+
+        add_matrices(model, layout.adapted, rank=layout.adapter.rank, alpha=layout.adapter.alpha)
+    return model
+
+
+def own_tensors(model: Any, layout: Layout) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model that `build_model` made, by their names in the stream."""
+    found = model.state_dict()
+    return found if layout.adapter is None else {stream_name(name): tensor for name, tensor in found.items()}
 
 
 def write_model_files(directory: Path, layout: Layout) -> None:

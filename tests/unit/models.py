@@ -13,9 +13,17 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
-from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
+from swarm.learner.adapter import attach, is_adapted, shape_of_adapter
+from swarm.learner.checkpoint.model_files import (
+    layout_of,
+    save_small_files,
+    stream_tensors,
+    write_staging,
+)
 from swarm.learner.copies import Copies
+from swarm.learner.messages import AdapterRules
 from swarm.learner.models import tiny_model, tiny_tokenizer
+from swarm.net.wire import Digest
 from swarm.sampler.engine import EngineOptions, Install, Start
 from tests.builders import v
 
@@ -61,12 +69,26 @@ def moe_model(seed: int) -> Any:
 def stage_model(model: Any, directory: Path) -> Staged:
     """`model` with the tiny tokenizer, published under `directory`."""
     tensors = stream_tensors(model)
-    layout = layout_of(tensors, save_small_files(model, tiny_tokenizer(), directory / "model"))
+    adapter = shape_of_adapter(model, Digest(bytes(32))) if is_adapted(model) else None
+    layout = layout_of(tensors, save_small_files(model, tiny_tokenizer(), directory / "model"), adapter)
     staging = directory / "staging.bin"
     write_staging(tensors, staging, Copies(torch.device("cpu")))
     return Staged(
         model=model, layout=layout, files_dir=directory / "model", staging=staging, sums=sums_of(staging, layout)
     )
+
+
+def adapted_model(*, rank: int = 4, alpha: float = 8.0, drawn: int = 0) -> Any:
+    """The tiny model of seed 0, rounded as it is when frozen, with an adapter that is not zero, drawn by `drawn`."""
+    model = tiny_model(0)
+    attach(model, AdapterRules(rank=rank, alpha=alpha), name="tiny", seed=drawn)
+    model.float()
+    draw = torch.Generator().manual_seed(drawn)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=draw) / 4)
+    return model
 
 
 def sums_of(staging: Path, layout: Layout) -> tuple[int, ...]:

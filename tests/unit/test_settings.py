@@ -11,7 +11,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineOptions
-from swarm.settings import JoinConfig, LeadConfig, line_of, load_config
+from swarm.settings import DemoConfig, JoinConfig, LeadConfig, line_of, load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -274,3 +274,29 @@ def test_the_document_about_settings_gives_their_names_and_defaults() -> None:
                 assert words.strip("`") == (value if isinstance(value, str) else f"{value:g}"), name
             else:
                 assert value in (None, {}, ()), name
+
+
+def test_an_adapter_has_ten_times_the_rate_and_twice_its_rank_as_alpha() -> None:
+    config = load_config(LeadConfig, None, {"model": "tiny-warm", "adapter": 8})
+    assert (config.resolved_learning_rate, config.resolved_adapter_alpha) == (3e-3, 16.0)
+    asked = load_config(LeadConfig, None, {"adapter": 8, "learning_rate": 1e-4, "adapter_alpha": 4.0})
+    assert (asked.resolved_learning_rate, asked.resolved_adapter_alpha) == (1e-4, 4.0)
+    assert load_config(LeadConfig, None, {"model": "tiny-warm"}).resolved_learning_rate == 3e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"adapter": 8, "trainer_ranks": 2}, "an adapter is trained by one rank: leave --trainer-ranks"),
+        ({"adapter_alpha": 8.0}, "give its rank with --adapter"),
+        ({"adapter_targets": ("q_proj",)}, "give its rank with --adapter"),
+        ({"adapter": 0}, "--adapter 0: input should be greater than or equal to 1"),
+    ],
+)
+def test_what_no_adapter_can_be_is_refused(given: dict[str, Any], said: str) -> None:
+    assert said in fault(LeadConfig, **given)
+
+
+def test_a_demo_of_an_adapter_is_drawn_by_transformers() -> None:
+    with pytest.raises(UserError, match="vllm cannot draw with an adapter yet: leave --engine out, or --adapter"):
+        load_config(DemoConfig, None, {"adapter": 8, "engine": "vllm"})

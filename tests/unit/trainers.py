@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
+from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
 from swarm.types import Schedule
@@ -25,6 +25,7 @@ def trainer_in(
     learning: LearningRules | None = None,
     compute: ComputeRules | None = None,
     device: str = "cpu",
+    adapter: AdapterRules | None = None,
 ) -> Trainer:
     command = Prepare(
         model=model,
@@ -42,6 +43,7 @@ def trainer_in(
         compute=compute or ComputeRules(),
         resume=str(resume) if resume else "",
         rehearse_step_s=rehearse_step_s,
+        adapter=adapter,
     )
     return Trainer(command, NoParent())
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from swarm.broadcast.store.disk import allocate, write_at
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.codec import Buffer, decode_region
-from swarm.broadcast.version.manifest import DELTAS, Dtype, Span, encoded_spans
+from swarm.broadcast.version.manifest import WHOLE, Dtype, Span, encoded_spans
 from swarm.net.wire import digest
 from swarm.types import VersionId
 
@@ -82,7 +82,7 @@ class Log:
             if not held.chunks.complete:
                 return None
             later += 1
-            if entry.codec not in DELTAS:
+            if entry.codec in WHOLE:
                 break
         else:
             return None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
+from swarm.broadcast.version.manifest import Span
 from swarm.errors import UserError
 
 SPARE_BYTES = 64 * 1024 * 1024  # Left free on the disk for logs, the journal and other programs
+COPY_BYTES = 64 * 1024 * 1024  # Copied at a time, so that a copy needs little memory
 BLOCK_BYTES = 512  # Unit of st_blocks, whatever the file system's own blocks are
 
 
@@ -86,6 +89,19 @@ def write_at(descriptor: int, data: bytes | bytearray | memoryview, start: int, 
             left, start = left[written:], start + written
     except OSError as error:
         raise disk_error(error, path, len(left)) from error
+
+
+def copy_parts(source: Path, to: Path, parts: Iterable[Span]) -> None:
+    """Make `to` a file of the size of `source` with the same bytes at `parts` and holes elsewhere, which take no room.
+    Raise DiskFull or OSError."""
+    with source.open("rb") as there, to.open("wb") as here:
+        size = os.fstat(there.fileno()).st_size
+        for part in parts:
+            require_room(to.parent, part.nbytes, to.name)
+            end = part.start + part.nbytes
+            for at in range(part.start, end, COPY_BYTES):
+                write_at(here.fileno(), os.pread(there.fileno(), min(COPY_BYTES, end - at), at), at, to)
+        here.truncate(size)
 
 
 def replace_file(path: Path, content: bytes) -> None:

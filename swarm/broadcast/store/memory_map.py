@@ -33,7 +33,7 @@ from swarm.broadcast.store.place import claim
 from swarm.broadcast.store.store import Held, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import UNKNOWN, WeightMap, apply_stored, run_all
 from swarm.broadcast.version.codec import Buffer, Words, decode_changes
-from swarm.broadcast.version.manifest import Codec, Layout, Span, encoded_spans, needs_base
+from swarm.broadcast.version.manifest import Codec, Layout, Span, encoded_spans, is_whole_model
 from swarm.errors import ProtocolError
 from swarm.net.wire import digest
 from swarm.types import VersionId
@@ -109,7 +109,7 @@ class MemoryMap(WeightMap):
 
     def _apply_regions(self, held: HeldVersion, lacking: list[int], pool: Executor | None) -> None:
         before = self.last_whole
-        if not needs_base(held.table):
+        if is_whole_model(held.table):
             # All of the map can be made from this version alone.
             self.log_from, self._is_copied = held.head.version, False
         elif self.log_from is None:

@@ -30,8 +30,8 @@ from swarm.broadcast.store.disk import allocate, map_file, replace_file, write_a
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.version.codec import Buffer, decode_region, encode_region
 from swarm.broadcast.version.manifest import (
-    DELTAS,
     TABLE_BYTES,
+    WHOLE,
     ChunkTable,
     Codec,
     FullRegion,
@@ -170,7 +170,7 @@ class WeightMap:
             content = decode_region(codec, encoded, self.regions[index].nbytes, self.dtypes[index])
         except ProtocolError:
             return False
-        if codec in DELTAS or digest(content) != wanted:
+        if codec not in WHOLE or digest(content) != wanted:
             return False
         self._overwrite(index, content, wanted)
         return True
@@ -230,11 +230,13 @@ class WeightMap:
     # -- one region ------------------------------------------------------------------------------------------
 
     def _can_decode(self, version: SignedVersion, index: int) -> bool:
-        if version.table.regions[index].codec not in DELTAS:
+        """Return whether a region that the map lacks can be made of a version's encoding."""
+        if (codec := version.table.regions[index].codec) in WHOLE:
             return True
         base = self._current
         return (
             base is not None
+            and codec != "frozen"
             and base.head.version == version.head.base
             and self._holds[index] == base.table.regions[index].decoded_digest
         )
@@ -250,7 +252,7 @@ class WeightMap:
     def _decoded(self, held: HeldVersion, index: int, encoded: Span) -> Buffer:
         """Return a region of a version, proven. Raise ProtocolError if it is not what the learner signed."""
         span, entry = self.regions[index], held.table.regions[index]
-        base = self.content(index) if entry.codec in DELTAS else None
+        base = self.content(index) if entry.codec not in WHOLE else None
         beside = decode_region(entry.codec, held.chunks.encoded(encoded), span.nbytes, self.dtypes[index], base)
         if digest(beside) != entry.decoded_digest:
             raise ProtocolError(f"the region at {span.start} does not decode to what the learner signed")

@@ -120,7 +120,8 @@ def encode_region(
 
 
 def decode_region(codec: Codec, encoded: Buffer, nbytes: int, dtype: Dtype, base: Buffer | None = None) -> Buffer:
-    """Return the `nbytes` bytes of a region. Deltas need `base`, which is equally long and stays unchanged.
+    """Return the `nbytes` bytes of a region. Deltas and what is frozen need `base`, which is equally long and stays
+    unchanged.
 
     Raise ProtocolError if `encoded` is not such an encoding. Bytes that decode may still differ from the learner's: the
     region's digest tells. Whatever `encoded` says, memory stays under 16 times `nbytes`.
@@ -133,6 +134,8 @@ def decode_region(codec: Codec, encoded: Buffer, nbytes: int, dtype: Dtype, base
         return _decode_full(memoryview(encoded), nbytes, dtype)
     if base is None or len(base) != nbytes:
         raise ProtocolError(f"a {codec} region of {nbytes} bytes came without the {nbytes} bytes of its base")
+    if codec == "frozen":
+        return base
     decoded = np.frombuffer(base, dtype=np.uint8).copy()
     words = _words(decoded)
     apply = _apply_dense if codec == "dense" else _apply_sparse

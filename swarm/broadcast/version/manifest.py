@@ -13,7 +13,8 @@ last. A version is what its head names, whatever segments were signed before.
 
 from __future__ import annotations
 
-from collections.abc import Container
+import re
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -49,8 +50,9 @@ SEGMENT_TABLE_BYTES = 512 * 1024  # A larger one is not signed early: what it de
 MIN_CHUNK_BYTES = 16 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 
-Codec = Literal["raw", "full", "dense", "sparse"]
-"""How a region is encoded. "dense" and "sparse" are deltas against the same region of the head's base."""
+Codec = Literal["raw", "full", "dense", "sparse", "frozen"]
+"""How a region is encoded. "dense" and "sparse" are deltas against the same region of the head's base. "frozen" is
+nothing: the region is the same in every version after the first."""
 Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]  # Named as in safetensors
 
 ITEM_BYTES: dict[Dtype, int] = {
@@ -60,7 +62,12 @@ ITEM_BYTES: dict[Dtype, int] = {
 GROUPED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The matrices of experts as transformers groups them: in a tensor [experts, rows of all its matrices, columns]."""
 
+LORA_A = ".lora_A.weight"
+OF_PEFT = re.compile(r"\.base_layer(?=\.\w+$)|(?<=\.lora_[AB])\.default(?=\.weight$)")
+"""What peft puts into names: a layer with an adapter wraps the model's own, and adapters have names themselves."""
+
 DELTAS: tuple[Codec, ...] = ("dense", "sparse")
+WHOLE: tuple[Codec, ...] = ("raw", "full")
 HEAD_CONTEXT = "head"
 SEGMENT_CONTEXT = "segment"
 
@@ -75,12 +82,14 @@ taken for code or for a pickle."""
 
 
 class TensorSpec(Message, frozen=True):
-    """One tensor of the stream. `aliases` are names that share its storage (tied embeddings)."""
+    """One tensor of the stream. `aliases` are names that share its storage (tied embeddings). A `frozen` one is the
+    same in all versions."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
     dtype: Dtype
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=16)]
     aliases: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ()
+    frozen: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -94,15 +103,33 @@ class ModelFile(Message, frozen=True):
     content: bytes
 
 
+class AdapterShape(Message, frozen=True):
+    """Beside NAME.weight, W, the stream of a model with an adapter has NAME.lora_A.weight, A of [rank, columns], and
+    NAME.lora_B.weight, B of [rows, rank]; the model computes with W + alpha / rank · B A. All but A and B is frozen,
+    and `base` is its digest, in the order of the stream."""
+
+    rank: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    alpha: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    base: DigestField
+
+
 class Layout(Message, frozen=True):
-    """The tensors of the stream, in order, and the model's small files. All versions of a run share it."""
+    """The tensors of the stream, in order, and the model's small files. All versions of a run share it. Tensors are
+    frozen only beside an `adapter`."""
 
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=1_000_000)]
     files: Annotated[tuple[ModelFile, ...], msgspec.Meta(max_length=64)]
+    adapter: AdapterShape | None = None
 
     @property
     def total_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def adapted(self) -> list[str]:
+        """The names of the modules that have an adapter."""
+        names = [tensor.name for tensor in self.tensors if not tensor.frozen]
+        return [name.removesuffix(LORA_A) for name in names if name.endswith(LORA_A)] if self.adapter else []
 
 
 class RegionEntry(Message, frozen=True):
@@ -192,29 +219,27 @@ class Span:
 
 
 def regions_of(layout: Layout) -> list[Span]:
-    """Return the regions of a layout: runs of one dtype, cut at a size of about a 1,024th of the whole."""
+    """Return the regions of a layout: runs of one dtype, frozen or not, cut at about a 1,024th of the whole."""
     size = region_bytes(layout.total_bytes)
     spans: list[Span] = []
     start = at = 0
-    dtype: Dtype = layout.tensors[0].dtype
+    kind = layout.tensors[0].dtype, layout.tensors[0].frozen
     for tensor in layout.tensors:
-        if tensor.dtype != dtype:
+        if (tensor.dtype, tensor.frozen) != kind:
             spans += _cut(start, at, size)
-            start, dtype = at, tensor.dtype
+            start, kind = at, (tensor.dtype, tensor.frozen)
         at += tensor.nbytes
     return spans + _cut(start, at, size)
 
 
 def region_dtypes(layout: Layout) -> list[Dtype]:
     """Return the dtype of each region of a layout."""
-    ends = iter(zip(tensor_spans(layout), layout.tensors, strict=True))
-    span, tensor = next(ends)
-    dtypes: list[Dtype] = []
-    for region in regions_of(layout):
-        while span.start + span.nbytes <= region.start:
-            span, tensor = next(ends)
-        dtypes.append(tensor.dtype)
-    return dtypes
+    return [tensor.dtype for tensor in _first_tensors(layout)]
+
+
+def frozen_regions(layout: Layout) -> list[bool]:
+    """Return which regions of a layout are the same in all versions."""
+    return [tensor.frozen for tensor in _first_tensors(layout)]
 
 
 def region_tensors(layout: Layout) -> list[list[tuple[int, Span]]]:
@@ -241,6 +266,24 @@ def tensor_spans(layout: Layout) -> list[Span]:
     return [Span(start=at, nbytes=tensor.nbytes) for at, tensor in zip(ends, layout.tensors, strict=False)]
 
 
+def trained_spans(tensors: Sequence[TensorSpec]) -> list[Span]:
+    """Return where the tensors lie that are not frozen: the whole stream, or an adapter."""
+    found: list[Span] = []
+    at = 0
+    for tensor in tensors:
+        if not tensor.frozen:
+            before = found.pop() if found and found[-1].start + found[-1].nbytes == at else Span(start=at, nbytes=0)
+            found.append(Span(start=before.start, nbytes=before.nbytes + tensor.nbytes))
+        at += tensor.nbytes
+    return found
+
+
+def stream_name(name: str) -> str:
+    """Return the name in the stream of a parameter of a model that peft has given an adapter: the model's own where
+    that has one, so that a node's copy of the base is found by it."""
+    return OF_PEFT.sub("", name)
+
+
 def by_expert(layout: Layout, groups: Container[str] = ()) -> Layout:
     """Return the layout of the same stream with the names of checkpoints: one tensor for each matrix of an expert. Only
     `groups` stay together."""
@@ -258,6 +301,11 @@ def encoded_spans(table: ChunkTable) -> list[Span]:
 def needs_base(table: ChunkTable) -> bool:
     """Return True if some region can only be decoded with the base."""
     return any(entry.codec in DELTAS for entry in table.regions)
+
+
+def is_whole_model(table: ChunkTable) -> bool:
+    """Return True if every region can be decoded from this version alone."""
+    return all(entry.codec in WHOLE for entry in table.regions)
 
 
 def segment_cuts(total_bytes: int, regions: int) -> tuple[int, ...]:
@@ -367,6 +415,18 @@ def _check_entries(table: ChunkTable, spans: list[Span], base: VersionId | None,
 def _check_object(data: bytes, expected: bytes, nbytes: int, what: str) -> None:
     if len(data) != nbytes or digest(data) != expected:
         raise ProtocolError(f"this {what} is not the one that the head names")
+
+
+def _first_tensors(layout: Layout) -> list[TensorSpec]:
+    """Return for each region the tensor that it begins with."""
+    ends = iter(zip(tensor_spans(layout), layout.tensors, strict=True))
+    span, tensor = next(ends)
+    found: list[TensorSpec] = []
+    for region in regions_of(layout):
+        while span.start + span.nbytes <= region.start:
+            span, tensor = next(ends)
+        found.append(tensor)
+    return found
 
 
 def _cut(start: int, end: int, size: int) -> list[Span]:

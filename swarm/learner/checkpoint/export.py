@@ -1,4 +1,4 @@
-"""A run's model as a clean Hugging Face directory: what anybody loads, without what only the trainer needs. Blocking.
+"""A run's model or adapter as a clean directory: what anybody loads, without what only the trainer needs. Blocking.
 
 Files are copied, never linked: who edits the copy must not change the checkpoint that the run goes on from. Each copy
 is checked, so that a directory which is torn, or is removed meanwhile by the run that made it, gives nothing.
@@ -15,6 +15,7 @@ import msgspec
 
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import (
+    ADAPTER_CONFIG,
     DIGESTS,
     PARTIAL,
     checkpoint_path,
@@ -29,19 +30,28 @@ CARD = "README.md"
 BEST = "best"  # The directory of a run that holds the model which was best on held-out prompts, and best.json about it
 OF_THE_RUN = ("trainer", "best.json", DIGESTS)  # How names begin of what is for the run alone
 Card = Callable[[int], str]  # The model card of the weights after so many learner steps
+Merge = Callable[[Path], None]  # Turns a directory with an adapter into one with the whole model
 
 
 class Torn(UserError):
     """A directory that does not hold what was written to it."""
 
 
-def export_model(run_dir: Path, to: Path, card: Card | None, *, step: int | None = None, best: bool = False) -> int:
+def export_model(
+    run_dir: Path,
+    to: Path,
+    card: Card | None,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    merge: Merge | None = None,
+) -> int:
     """Write the newest whole checkpoint, that of `step`, or the best model to `to`, with its `card` if there is one;
-    after how many steps it is. UserError if `to` is not empty or cannot be made, or there is no such model or only a
-    torn one."""
+    after how many steps it is. An adapter is written alone, or whole with `merge`. UserError if `to` is not empty or
+    cannot be made, or there is no such model or only a torn one."""
     _check_target(to)
     if best:
-        return _export_best(run_dir / BEST, to, card)
+        return _export_best(run_dir / BEST, to, card, merge)
     root = run_dir / "checkpoints"
     steps = [checkpoint.step for checkpoint in whole_checkpoints(root)]
     if step is not None and step not in steps:
@@ -50,7 +60,7 @@ def export_model(run_dir: Path, to: Path, card: Card | None, *, step: int | None
         raise UserError(f"the checkpoint of step {step} is {what}; in {root} are those of: {there}")
     for chosen in reversed(steps) if step is None else [step]:
         try:
-            _export(checkpoint_path(root, chosen), to, card and card(chosen))
+            _export(checkpoint_path(root, chosen), to, card and card(chosen), merge)
         except Torn:
             if step is not None:
                 raise
@@ -64,7 +74,7 @@ def export_model(run_dir: Path, to: Path, card: Card | None, *, step: int | None
     raise UserError(f"{run_dir} has no checkpoint yet: one is written every checkpoint_every_steps, and at the end")
 
 
-def _export_best(source: Path, to: Path, card: Card | None) -> int:
+def _export_best(source: Path, to: Path, card: Card | None, merge: Merge | None) -> int:
     try:
         about = msgspec.json.decode((source / "best.json").read_bytes(), type=dict[str, object])
     except (OSError, msgspec.DecodeError) as error:
@@ -74,14 +84,14 @@ def _export_best(source: Path, to: Path, card: Card | None) -> int:
     step = about.get("version")
     if not isinstance(step, int):
         raise Torn(f"{source / 'best.json'} does not say which version it is about")
-    _export(source, to, card and card(step))
+    _export(source, to, card and card(step), merge)
     return step
 
 
-def _export(source: Path, to: Path, card: str | None) -> None:
+def _export(source: Path, to: Path, card: str | None, merge: Merge | None) -> None:
     """Copy `source` beside `to`, and move it there when all of it was right. Torn if it is not."""
     digests = {name: digest for name, digest in read_digests(source).items() if not name.startswith(OF_THE_RUN)}
-    if CONFIG not in digests or not any(name.endswith(".safetensors") for name in digests):
+    if not {CONFIG, ADAPTER_CONFIG} & set(digests) or not any(name.endswith(".safetensors") for name in digests):
         raise Torn(f"{source} holds no whole model: its {DIGESTS} names none")
     partial = to.with_name(to.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
@@ -92,6 +102,8 @@ def _export(source: Path, to: Path, card: str | None) -> None:
             shutil.copyfile(source / name, partial / name)
             if digest_of(partial / name) != digest:
                 raise Torn(f"{source / name} is torn: it is not what was written there")
+        if merge is not None and ADAPTER_CONFIG in digests:
+            merge(partial)
         if card is not None:
             (partial / CARD).write_text(card, encoding="utf-8")
         os.replace(partial, to)

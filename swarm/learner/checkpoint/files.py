@@ -32,6 +32,8 @@ LOCK = ".lock"  # File under the root that is locked; a directory itself cannot 
 DIGESTS = "digests.json"
 STATE = "trainer.json"
 TENSORS = "trainer.safetensors"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # As peft names them
+OF_A_WHOLE_MODEL = ("config.json", "generation_config.json")  # Beside an adapter they would look like a model's
 STEP_NAME = re.compile(r"step-([0-9]{6,18})")  # Sorts as text up to a million steps; beyond that the number counts
 JSON_BYTES = 1 << 20  # Longest file of JSON that is read; digests.json takes 130 bytes a file, trainer.json about 5,000
 BLOCK_BYTES = 1 << 20  # Read at once when a file is hashed; larger blocks were no faster
@@ -45,13 +47,15 @@ class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TrainerState(msgspec.Struct, frozen=True):
     """trainer.json: learner steps taken, the digest (hexadecimal) of all their batches, the size of the model, and what
-    alarms and the audit of claims remember, which old checkpoints lack."""
+    alarms and the audit of claims remember, which old checkpoints lack. Of an adapter also the digest of the model that
+    it belongs to."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     lineage: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
     parameters: int
     alarms: AlarmState = AlarmState()
     claims: ClaimState = ClaimState()
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +238,16 @@ def in_stream_dtype(name: str, content: bytes) -> bytes:
         if isinstance(part, dict) and "dtype" in part:
             part["dtype"] = "bfloat16"
     return json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def name_in_adapter(name: str) -> str:
+    """The name that peft's files give a tensor of the stream."""
+    return f"base_model.model.{name}"
+
+
+def adapter_metadata(base: str) -> dict[str, str]:
+    """Of the safetensors file of an adapter: with the digest of the model that it belongs to."""
+    return {"format": "pt", "base": base}
 
 
 # -- files ---------------------------------------------------------------------------------------------------

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from huggingface_hub.utils.tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from swarm.broadcast.version.manifest import ITEM_BYTES, Layout, ModelFile, TensorSpec
+from swarm.broadcast.version.manifest import ITEM_BYTES, AdapterShape, Layout, ModelFile, TensorSpec, stream_name
 from swarm.errors import UserError
+from swarm.learner.adapter import is_adapted, is_of_adapter, module_name, save_config
 from swarm.learner.checkpoint.files import in_stream_dtype
 from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, mapped_file, stream_dtype
 from swarm.learner.models import tiny_model, tiny_tokenizer, warm_model
+from swarm.net.wire import Digest
 from swarm.settings import TINY, TINY_WARM
 
 FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")  # Of configuration and tokenizer; weights are sent another way
@@ -39,17 +42,22 @@ class _Fetching(tqdm):
 
 
 def load_model(
-    name: str, seed: int, made_in: Path | None = None, tell: Callable[[str], None] = lambda line: None
+    name: str,
+    seed: int,
+    made_in: Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Any, Any]:
-    """Model (fp32 masters) and tokenizer of a directory, a Hugging Face id, "tiny" or "tiny-warm". UserError if there
-    is none. A model that is trained here is cached in `made_in`. `tell` gets lines about a model that is fetched."""
+    """Model (fp32 masters; a loaded one in `dtype`) and tokenizer of a directory, a Hugging Face id, "tiny" or
+    "tiny-warm". UserError if there is none. A model that is trained here is cached in `made_in`. `tell` gets lines
+    about a model that is fetched."""
     if name == TINY:
         return tiny_model(seed), tiny_tokenizer()
     if name == TINY_WARM:
         return warm_model(seed, made_in), tiny_tokenizer()
     try:
         told = type("Fetching", (_Fetching,), {"tell": staticmethod(tell)})
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, tqdm_class=told)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, tqdm_class=told)
         _make_writable(model)
         return model, AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -96,16 +104,21 @@ def save_small_files(model: Any, tokenizer: Any, directory: Path) -> tuple[Model
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    if is_adapted(model):
+        save_config(model, directory)
     names = sorted(p.name for p in directory.iterdir() if p.suffix in FILE_ENDINGS)
     return tuple(ModelFile(name=name, content=(directory / name).read_bytes()) for name in names)
 
 
 def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
-    """What the stream holds, in order: by dtype, then by the model's own order. Tied tensors are in it once. Wide
-    dtypes come first, so that every tensor begins at a multiple of its item size and can be viewed in place."""
+    """What the stream holds, in order: by dtype, an adapter last, then by the model's own order. Tied tensors are in it
+    once. Wide dtypes come first, so that every tensor begins at a multiple of its item size and can be viewed in
+    place."""
     aliases: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     first: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    adapted = is_adapted(model)
+    for held_as, tensor in model.state_dict(keep_vars=True).items():
+        name = stream_name(held_as) if adapted else held_as
         # A sharded tensor has no address; tied ones are one object.
         key = (tensor.data_ptr() or id(tensor), tuple(tensor.shape))
         aliases.setdefault(key, []).append(name)
@@ -116,19 +129,36 @@ def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
             dtype=stream_dtype(tensor),
             shape=tuple(tensor.shape),
             aliases=tuple(aliases[key][1:]),
+            frozen=adapted and not is_of_adapter(aliases[key][0]),
         ): tensor
         for key, tensor in first.items()
     }
-    return dict(sorted(specs.items(), key=lambda item: (-ITEM_BYTES[item[0].dtype], item[0].dtype)))
+    order = [(-ITEM_BYTES[spec.dtype], not spec.frozen, spec.dtype) for spec in specs]
+    return {spec: specs[spec] for _, spec in sorted(zip(order, specs, strict=True), key=lambda pair: pair[0])}
 
 
-def layout_of(tensors: dict[TensorSpec, torch.Tensor], files: tuple[ModelFile, ...]) -> Layout:
-    return Layout(tensors=tuple(tensors), files=files)
+def layout_of(
+    tensors: dict[TensorSpec, torch.Tensor], files: tuple[ModelFile, ...], adapter: AdapterShape | None = None
+) -> Layout:
+    return Layout(tensors=tuple(tensors), files=files, adapter=adapter)
 
 
-def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path, copies: Copies) -> None:
-    """Cast to bf16 and write, tensor by tensor, through a memory map: no second copy of the model in memory."""
-    copies.write(zip(stream_places(tensors, path), tensors.values(), strict=True))
+def digest_of_weights(model: Any) -> Digest:
+    """Of a model on the CPU, as the stream holds it."""
+    found = blake3(max_threads=blake3.AUTO)
+    for spec, tensor in stream_tensors(model).items():
+        flat = tensor.detach().to(TORCH_DTYPES[spec.dtype]).contiguous().reshape(-1)
+        found.update(flat.view(torch.uint8).numpy().data)
+    return Digest(found.digest())
+
+
+def write_staging(
+    tensors: dict[TensorSpec, torch.Tensor], path: Path, copies: Copies, *, only_trained: bool = False
+) -> None:
+    """Cast to bf16 and write, tensor by tensor, through a memory map: no second copy of the model in memory. With
+    `only_trained` the file has the frozen ones already."""
+    pairs = zip(stream_places(tensors, path), tensors.items(), strict=True)
+    copies.write((place, own) for place, (spec, own) in pairs if not (only_trained and spec.frozen))
 
 
 def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
@@ -139,9 +169,13 @@ def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[
 
 
 def weights_of(tensors: dict[TensorSpec, torch.Tensor], stored: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same of weights that are `stored` in the places of the stream."""
+    """The same of weights that are `stored` in the places of the stream; without the frozen ones, which a model has."""
     pairs = zip(tensors.items(), stored, strict=True)
-    return {f"model.{spec.name}": kept.to(own.device).to(own.dtype) for (spec, own), kept in pairs}
+    return {
+        f"model.{module_name(spec.name)}": kept.to(own.device).to(own.dtype)
+        for (spec, own), kept in pairs
+        if not spec.frozen
+    }
 
 
 def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[torch.Tensor]:

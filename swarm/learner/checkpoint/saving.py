@@ -1,8 +1,9 @@
 """A trainer's state: copied between two learner steps, written by a thread, and restored.
 
 From the copy on, training and writing share nothing. trainer.safetensors holds the state bit for bit: `weight/NAME`
-(fp32 masters and buffers), `adam/KIND/NAME` (the moments and the step count of each parameter that has been stepped),
-`rng/KIND` (states of the generators, uint8). Tied tensors are in it once, under their first name.
+(fp32 masters and buffers; beside frozen weights the adapter alone), `adam/KIND/NAME` (the moments and the step count of
+each parameter that has been stepped), `rng/KIND` (states of the generators, uint8). Tied tensors are in it once, under
+their first name.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from swarm.errors import UserError
+from swarm.learner.adapter import is_adapted, save_adapter
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
 from swarm.learner.checkpoint.model_files import save_model, stream_tensors
 from swarm.learner.copies import Copies
@@ -41,6 +43,7 @@ class Parts:
     ranks: Ranks
     copies: Copies
     progress: Callable[[], None]
+    base: bytes = b""  # Digest of what is frozen beside an adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +78,26 @@ def take(
         parameters=_size(parts.model),
         alarms=alarms or AlarmState(),
         claims=claims or ClaimState(),
+        base=parts.base.hex(),
     )
     return Snapshot(tensors=copied, state=state, finish=parts.copies.finish)
 
 
 def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:
-    """Write a checkpoint to `directory`: the snapshot, and the model in bf16 as anybody loads it. DiskFull or OSError.
-    Of `model` only names and configuration are read."""
+    """Write a checkpoint to `directory`: the snapshot, and the model or adapter in bf16 as anybody loads it. DiskFull
+    or OSError. Of `model` only names and configuration are read."""
     snapshot.finish()
-    published = {spec.name: snapshot.tensors[f"weight/{spec.name}"] for spec in stream_tensors(model)}
+    trained = [spec.name for spec in stream_tensors(model) if not spec.frozen]
+    published = {name: snapshot.tensors[f"weight/{name}"] for name in trained}
     half = {name: tensor.to(TORCH_DTYPES[stream_dtype(tensor)]) for name, tensor in published.items()}
     nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))
     with being_written(directory, nbytes) as partial:
         save_file(snapshot.tensors, partial / TENSORS)
         (partial / STATE).write_bytes(msgspec.json.encode(snapshot.state))
-        save_model(model, tokenizer, partial, half)
+        if is_adapted(model):
+            save_adapter(model, tokenizer, partial, half, snapshot.state.base)
+        else:
+            save_model(model, tokenizer, partial, half)
 
 
 @torch.no_grad()
@@ -105,6 +113,8 @@ def restore(parts: Parts, directory: Path) -> TrainerState:
         ranks.fill(tensor, held.tensor(name) if held else None)
         parts.progress()
     for name, parameter in parts.model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         moments = parts.optimizer.state[parameter] = {}
         for kind in ADAM_KINDS:
             key = f"adam/{kind}/{name}"
@@ -132,6 +142,11 @@ class _Held:
             raise UserError(
                 f"the checkpoint {directory} is of a model of {self.state.parameters:,} parameters, not of one of "
                 f"{own:,}: resume with the model that it was trained from"
+            )
+        if self.state.base != parts.base.hex():
+            raise UserError(
+                f"the checkpoint {directory} is of {'an adapter' if self.state.base else 'a whole model'} that was "
+                "trained beside other weights: resume with the model that the run began with, as it was then"
             )
         try:
             self._file = safe_open(self._path, framework="pt")
@@ -207,8 +222,10 @@ class Saver:
 
 
 def _weights(model: Any) -> dict[str, torch.Tensor]:
-    """Everything of the model, buffers that `state_dict` leaves out too; tied tensors once."""
-    streamed = {spec.name: tensor for spec, tensor in stream_tensors(model).items()}
+    """Everything of the model, buffers that `state_dict` leaves out too, or its adapter; tied tensors once."""
+    streamed = {spec.name: tensor for spec, tensor in stream_tensors(model).items() if not spec.frozen}
+    if is_adapted(model):
+        return {f"weight/{name}": tensor for name, tensor in streamed.items()}
     known = set(model.state_dict(keep_vars=True))
     rest = {name: buffer for name, buffer in model.named_buffers() if name not in known}
     return {f"weight/{name}": tensor for name, tensor in {**streamed, **rest}.items()}

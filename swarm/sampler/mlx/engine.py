@@ -41,6 +41,7 @@ PROMPTS = (1, 5, 9)  # Tokens of the probe that its rows have as prompts: differ
 class MlxEngine:
     """The `Blocking` calls over mlx-lm, all in one thread."""
 
+    held_sums: tuple[int, ...] = ()  # Of frozen tensors, of which this engine takes no versions
     _model: HeldModel
     _reference: Reference
     _started: Started

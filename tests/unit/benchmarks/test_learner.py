@@ -33,6 +33,7 @@ def test_tokens_are_prompts_and_completions() -> None:
 def test_a_token_costs_six_flops_a_weight_and_attention_besides() -> None:
     shape = Shape(
         parameters=1000,
+        trained=1000,
         other_parameters=0,
         layer_parameters=400,
         layers=2,

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import save_file
 
+from swarm.broadcast.encoding import Encode, Encoded, Region
+from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store import disk
+from swarm.broadcast.store.base_model import BaseModel, begin_from_base
 from swarm.broadcast.store.disk import DiskFull
+from swarm.broadcast.store.memory_map import open_in_memory
+from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.codec import tensor_sum
-from swarm.broadcast.version.manifest import Layout, open_head, open_layout, open_table, tensor_spans
+from swarm.broadcast.version.manifest import (
+    Layout,
+    frozen_regions,
+    needs_base,
+    open_head,
+    open_layout,
+    open_table,
+    regions_of,
+    tensor_spans,
+    trained_spans,
+)
 from swarm.net.wire import digest, encode
-from tests.builders import KEY, MIXED_LAYOUT, layout, v, weights_of
+from tests.builders import ADAPTED_LAYOUT, KEY, MIXED_LAYOUT, layout, v, weights_of
 from tests.publishers import CHUNK_BYTES, Publisher, hand_over, receiver_store
 
 
@@ -138,3 +157,141 @@ def test_a_full_disk_leaves_everything_as_it_was(publisher: Publisher, monkeypat
     assert sorted(path.name for path in publisher.published.store.directory.iterdir()) == files
     assert publisher.published.weights.version == v(0)
     assert publisher.publish(1).head.base == v(0)
+
+
+# -- an adapter ----------------------------------------------------------------------------------------------
+
+
+class AdapterPublisher:
+    """Publishes versions in which the adapter alone is another one, and by the way counts what is encoded."""
+
+    def __init__(self, directory: Path) -> None:
+        self.inner = Publisher(directory, ADAPTED_LAYOUT)
+        self.base = weights_of(ADAPTED_LAYOUT, 0)
+        (self.adapter,) = trained_spans(ADAPTED_LAYOUT.tensors)
+        self.encoded: list[Region] = []
+
+    def publish(self, version: int, base: bytes | None = None, *, full: bool = False) -> HeldVersion:
+        fresh, span = bytearray(base or self.base), self.adapter
+        fresh[span.start : span.start + span.nbytes] = weights_of(ADAPTED_LAYOUT, version)[span.start :][: span.nbytes]
+        self.inner.staging.write_bytes(fresh)
+        self.encoded.clear()
+
+        def submit(job: Encode) -> Future[Encoded]:
+            self.encoded += job.regions
+            return self.inner.submit(job)
+
+        return self.inner.published.publish(self.inner.staging, v(version), CHUNK_BYTES, submit, full=full)
+
+
+def test_a_version_of_an_adapter_is_the_adapter_alone(tmp_path: Path) -> None:
+    publisher = AdapterPublisher(tmp_path)
+    first, span = publisher.publish(0), publisher.adapter
+    assert first.table.encoded_bytes > 10 * span.nbytes
+    regions = regions_of(ADAPTED_LAYOUT)
+    assert len(publisher.encoded) == len(regions)
+    receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
+    weights = open_weights(receiver)
+    weights.apply(hand_over(receiver, first))
+    for number in (1, 2):
+        version = publisher.publish(number)
+        frozen = frozen_regions(ADAPTED_LAYOUT)
+        # Of what is frozen nothing is read.
+        assert [region.start for region in publisher.encoded] == [
+            region.start for region, is_frozen in zip(regions, frozen, strict=True) if not is_frozen
+        ]
+        assert sum(region.nbytes for region in publisher.encoded) == span.nbytes
+        assert version.table.encoded_bytes <= span.nbytes
+        assert [entry.codec == "frozen" for entry in version.table.regions] == frozen
+        assert version.head.base == v(number - 1)
+        weights.apply(hand_over(receiver, version))
+        content = weights.path.read_bytes()
+        assert content == publisher.inner.published.weights.path.read_bytes()
+        sums = [tensor_sum(content[s.start : s.start + s.nbytes]) for s in tensor_spans(ADAPTED_LAYOUT)]
+        assert list(version.table.tensor_sums) == sums
+
+
+def test_an_adapter_needs_no_chain_of_versions(tmp_path: Path) -> None:
+    """A receiver that has the base, and missed the versions since, lacks the regions of the adapter alone."""
+    publisher = AdapterPublisher(tmp_path)
+    receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
+    weights = open_weights(receiver)
+    weights.apply(hand_over(receiver, publisher.publish(0)))
+    newest = [publisher.publish(number) for number in (1, 2, 3)][-1]
+    lacking = weights.lacking(newest.table)
+    assert sum(weights.regions[index].nbytes for index in lacking) == publisher.adapter.nbytes
+    weights.begin_fill(newest)
+    for index in lacking:
+        full = publisher.inner.published.weights.encode_full(index, newest.table.regions[index].decoded_digest)
+        assert full is not None
+        assert weights.put_region(index, full.codec, full.encoded)
+    weights.finish()
+    assert weights.path.read_bytes() == publisher.inner.published.weights.path.read_bytes()
+
+
+def test_an_adapter_in_full_is_as_small_and_follows_any_version(tmp_path: Path) -> None:
+    publisher = AdapterPublisher(tmp_path)
+    receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
+    weights = open_weights(receiver)
+    weights.apply(hand_over(receiver, publisher.publish(0)))
+    publisher.publish(1)
+    newest = publisher.publish(2, full=True)
+    assert newest.table.encoded_bytes <= publisher.adapter.nbytes
+    assert not needs_base(newest.table)
+    assert weights.can_become(newest)
+    weights.apply(hand_over(receiver, newest))
+    content = weights.path.read_bytes()
+    assert content == publisher.inner.published.weights.path.read_bytes()
+    sums = [tensor_sum(content[s.start : s.start + s.nbytes]) for s in tensor_spans(ADAPTED_LAYOUT)]
+    assert list(newest.table.tensor_sums) == sums
+    empty = open_weights(receiver_store(tmp_path / "newcomer", ADAPTED_LAYOUT))
+    assert not empty.can_become(newest)
+    assert len(empty.missing_base(newest)) == sum(frozen_regions(ADAPTED_LAYOUT))
+
+
+def test_a_map_in_memory_makes_the_base_again_from_the_first_version_after_a_power_cut(tmp_path: Path) -> None:
+    publisher = AdapterPublisher(tmp_path)
+    receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
+    weights = open_in_memory(receiver, tmp_path / "memory")
+    for number, full in ((0, False), (1, False), (2, True), (3, False)):
+        weights.apply(hand_over(receiver, publisher.publish(number, full=full)))
+    receiver.keep_from = weights.log_from
+    receiver.prune()
+    weights.close()
+    again = open_in_memory(receiver, tmp_path / "memory")
+    assert again.version == v(3)
+    assert again.path.read_bytes() == publisher.inner.published.weights.path.read_bytes()
+    again.close()
+
+
+def test_a_local_copy_of_the_base_leaves_the_adapter_alone_to_fetch(tmp_path: Path) -> None:
+    publisher = AdapterPublisher(tmp_path)
+    first, newest = publisher.publish(0), publisher.publish(1)
+    own = [(tensor, span) for tensor, span in zip(ADAPTED_LAYOUT.tensors, tensor_spans(ADAPTED_LAYOUT), strict=True)]
+    directory = tmp_path / "base"
+    directory.mkdir()
+    kinds = {"BF16": torch.bfloat16, "U8": torch.uint8}
+    save_file(
+        {
+            tensor.name: torch.frombuffer(bytearray(publisher.base[span.start :][: span.nbytes]), dtype=torch.uint8)
+            .view(kinds[tensor.dtype])
+            .view(tensor.shape)
+            for tensor, span in own
+            if tensor.frozen
+        },
+        directory / "model.safetensors",
+    )
+    assert first.head.version == v(0)
+    weights = open_weights(receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT))
+    assert begin_from_base(BaseModel(directory), weights, newest) == publisher.adapter.nbytes
+
+
+def test_another_base_is_another_layout_and_begins_anew(tmp_path: Path) -> None:
+    publisher = AdapterPublisher(tmp_path)
+    publisher.publish(0)
+    assert ADAPTED_LAYOUT.adapter is not None
+    other = replace(ADAPTED_LAYOUT, adapter=replace(ADAPTED_LAYOUT.adapter, base=bytes([1]) * 32))
+    publisher.inner.published = PublishedVersions(publisher.inner.directory / "versions", KEY, other)
+    version = publisher.publish(1, base=weights_of(ADAPTED_LAYOUT, 7))
+    assert version.head.base is None
+    assert len(publisher.encoded) == len(regions_of(ADAPTED_LAYOUT))

@@ -176,7 +176,7 @@ def test_a_disk_without_room_costs_the_comparison_alone(tmp_path: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("shutil.copyfile", full)
+        patched.setattr("swarm.learner.comparison.copy_parts", full)
         comparison.staged(staging, 0)
     assert comparison.found([aged(group([0.0] * 2), 1)], 1, lambda *_: pytest.fail("nothing is kept")) == []
     comparison.staged(staging, 1)

@@ -14,6 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
 from swarm.learner import trainer as trainer_module
+from swarm.learner.adapter import attach
 from swarm.learner.memory import (
     GIB,
     SNAPSHOT_BYTES,
@@ -27,7 +28,7 @@ from swarm.learner.memory import (
     shape_of,
     step_bytes,
 )
-from swarm.learner.messages import ComputeRules
+from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.policy import CHUNK_BYTES, arrange
 from swarm.learner.process import prepare_command
@@ -40,6 +41,7 @@ from tests.unit.trainers import trainer_in
 # Qwen3-4B.
 FOUR_B = Shape(
     parameters=4_022_468_096,
+    trained=4_022_468_096,
     layer_parameters=100_930_816,
     other_parameters=388_958_720,
     layers=36,
@@ -172,11 +174,15 @@ def test_ranks_need_room_for_what_each_of_them_has_whole() -> None:
 
 
 def test_a_model_whose_weights_cannot_fit_is_refused_before_it_is_loaded() -> None:
-    one = replace(FOUR_B, parameters=10**9)
+    one = replace(FOUR_B, parameters=10**9, trained=10**9)
     enough: dict[str, Any] = {"half": True, "device": "cuda:0"}
     check_weights(one, ranks=1, free_bytes=16 * 10**9, host_bytes=14 * 10**9, **enough)
     with pytest.raises(UserError, match=r"--trainer-ranks 5"):
         check_weights(FOUR_B, ranks=1, free_bytes=23 * GIB, host_bytes=10**12, **enough)
+    with pytest.raises(UserError, match=r"change: --adapter 8, which takes 7.7 GiB of it, or a smaller model"):
+        check_weights(FOUR_B, ranks=1, free_bytes=23 * GIB, host_bytes=10**12, **enough)
+    with pytest.raises(UserError, match=r"change: a smaller model"):
+        check_weights(FOUR_B, ranks=1, free_bytes=7 * GIB, host_bytes=10**12, **enough)
     check_weights(FOUR_B, ranks=5, free_bytes=23 * GIB, host_bytes=10**12, **enough)
     with pytest.raises(UserError, match="on the host"):
         check_weights(one, ranks=1, free_bytes=10**12, host_bytes=10**9, **enough)
@@ -197,6 +203,8 @@ def test_a_model_is_counted_from_its_configuration_alone(tmp_path: Path) -> None
     model = tiny_model(0)
     model.config.save_pretrained(tmp_path)
     assert read_shape(str(tmp_path)) == shape_of(model)
+    attach(model, rules := AdapterRules(rank=4, alpha=8.0), name="tiny", seed=0)
+    assert read_shape(str(tmp_path), rules) == shape_of(model)
     assert read_shape(str(tmp_path / "nothing")) is None
 
 

@@ -14,10 +14,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm.broadcast.store.disk import DiskFull
-from swarm.broadcast.version.manifest import ITEM_BYTES
+from swarm.broadcast.version.manifest import ITEM_BYTES, trained_spans
+from swarm.learner.messages import AdapterRules, Train
+from swarm.learner.models import tiny_model
 from swarm.node.best import ABOUT, BestModel, hold_weights
 from tests.builders import MIXED_LAYOUT, v
-from tests.unit.trainers import trainer_in
+from tests.unit.models import rounded
+from tests.unit.trainers import group, trainer_in
 
 FIGURES = {"exact_match": 0.5, "reward": 0.25}
 
@@ -48,7 +51,7 @@ async def test_it_loads_and_is_bit_by_bit_what_was_staged(tmp_path: Path, kept: 
     layout = trainer.prepared().layout
     staging = tmp_path / "staging.bin"
     staged = staging.read_bytes()
-    hold_weights(staging, kept.held)
+    hold_weights(staging, kept.held, layout)
     await kept.best.keep(v(3), FIGURES, layout)
     assert kept.said == []
     assert json.loads((tmp_path / "best/config.json").read_text())["dtype"] == "bfloat16"
@@ -67,10 +70,34 @@ async def test_it_loads_and_is_bit_by_bit_what_was_staged(tmp_path: Path, kept: 
     assert json.loads((tmp_path / "best" / ABOUT).read_text()) == {"version": 3, "incarnation": 0, **FIGURES}
 
 
+async def test_of_an_adapter_the_adapter_is_held_and_kept_as_peft_loads_it(tmp_path: Path, kept: Kept) -> None:
+    from peft import PeftModel
+
+    trainer = trainer_in(tmp_path, adapter=AdapterRules(rank=4, alpha=8.0), learning_rate=1e-1)
+    layout = trainer.prepared().layout
+    trainer.step(Train(step=0, groups=(group([1.0, 0.0]),)))
+    trainer.stage()
+    staging = tmp_path / "staging.bin"
+    hold_weights(staging, kept.held, layout)
+    assert staging.stat().st_nlink == 1
+    (adapter,) = trained_spans(layout.tensors)
+    held = kept.held.read_bytes()
+    assert held == bytes(adapter.start) + staging.read_bytes()[adapter.start :]
+    await kept.best.keep(v(3), FIGURES, layout)
+    assert kept.said == []
+    best = tmp_path / "best"
+    assert (best / "adapter_model.safetensors").stat().st_size < adapter.nbytes + 8192
+    assert {"config.json", "model.safetensors"}.isdisjoint(path.name for path in best.iterdir())
+    model = PeftModel.from_pretrained(rounded(tiny_model(0)), best)
+    ids = torch.tensor([[1, 4, 13, 3, 5]])
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, rounded(trainer._model)(input_ids=ids).logits)
+
+
 def test_to_be_measured_costs_no_copy(tmp_path: Path, kept: Kept) -> None:
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"abc")
-    hold_weights(weights, kept.held)
+    hold_weights(weights, kept.held, MIXED_LAYOUT)
     assert os.path.samefile(weights, kept.held)
     kept.best.forget()
     assert weights.read_bytes() == b"abc"
@@ -83,7 +110,7 @@ def test_where_a_file_has_one_name_it_is_copied(tmp_path: Path, kept: Kept, monk
     monkeypatch.setattr(os, "link", refuse)
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"abc")
-    hold_weights(weights, kept.held)
+    hold_weights(weights, kept.held, MIXED_LAYOUT)
     weights.write_bytes(b"xyz")
     assert kept.held.read_bytes() == b"abc"
 

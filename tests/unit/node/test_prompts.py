@@ -93,7 +93,14 @@ def _config(path: Path, **settings: Any) -> LeadConfig:
 
 
 def _prepared(**changes: Any) -> Prepared:
-    facts = {"parameters": 1, "vocab_size": 97, "context_tokens": CONTEXT, "stop_token_ids": (), "device": "cpu"}
+    facts = {
+        "parameters": 1,
+        "trained": 1,
+        "vocab_size": 97,
+        "context_tokens": CONTEXT,
+        "stop_token_ids": (),
+        "device": "cpu",
+    }
     return Prepared(**{"layout": Layout(tensors=(), files=()), **facts, **changes})
 
 

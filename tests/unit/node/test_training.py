@@ -47,7 +47,7 @@ class Child:
             raise ChildFailed("the trainer failed: no space left on device")
         self._write()
         return Prepared(
-            layout=LAYOUT, parameters=1, vocab_size=14, context_tokens=64, stop_token_ids=(2,), device="cpu"
+            layout=LAYOUT, parameters=1, trained=1, vocab_size=14, context_tokens=64, stop_token_ids=(2,), device="cpu"
         )
 
     async def train(self, step: int, groups: list[TrainGroup], lineage: bytes = b"") -> Trained:

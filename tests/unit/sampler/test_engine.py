@@ -14,14 +14,17 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from swarm.broadcast.store.changes import read_changes, write_changes
-from swarm.broadcast.version.manifest import Layout, regions_of
+from swarm.broadcast.version.manifest import Layout, regions_of, trained_spans
 from swarm.errors import EchoError, UserError
-from swarm.sampler.engine import Generate, Installed, Job, NotInstalled, Sampled
+from swarm.learner.models import tiny_model
+from swarm.sampler.engine import EngineOptions, Generate, Installed, Job, NotInstalled, Sampled
 from swarm.sampler.transformers import SeededDraw, Threaded, TransformersEngine
+from swarm.sampler.weights import WrongWeights
+from swarm.sampler.worker import EngineWorker
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
 from tests.conformance import differing
-from tests.unit.models import Staged, logprobs_of, moe_model, rounded, stage, stage_model
+from tests.unit.models import Staged, adapted_model, logprobs_of, moe_model, rounded, stage, stage_model
 
 SHORT, LONG = (1, 3, 13), (1, 3, 4, 5, 6, 13)
 
@@ -293,3 +296,72 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
     assert float(((seen - expected) ** 2 / expected).sum()) < 24.3
     (noted,) = seeded.logprobs
     assert torch.allclose(noted, (logits / temperature).log_softmax(-1)[drawn], atol=1e-5)
+
+
+# -- adapters ------------------------------------------------------------------------------------------------
+
+
+def test_it_draws_with_an_adapter_as_the_learner_does_and_takes_the_next_one(tmp_path: Path) -> None:
+    first, second = (stage_model(adapted_model(drawn=drawn), tmp_path / str(drawn)) for drawn in (0, 1))
+    assert first.layout == second.layout
+    engine = installed(first)
+    before = draw(engine, job(3))
+    for version, staged in enumerate((second, first), start=1):
+        assert isinstance(engine.install(staged.install(version), silent), Installed)
+        (sampled,) = draw(engine, job(version))
+        expected = logprobs_of(rounded(staged.model), SHORT, tokens(sampled))
+        assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
+        assert expected != pytest.approx(logprobs_of(rounded(tiny_model(0)), SHORT, tokens(sampled)), abs=1e-2)
+    assert tokens(draw(engine, job(3))[0]) == tokens(before[0])
+
+
+def test_an_adapter_is_taken_by_the_words_that_changed(tmp_path: Path) -> None:
+    first, second = (stage_model(adapted_model(drawn=drawn), tmp_path / str(drawn)) for drawn in (0, 1))
+    engine = installed(first)
+    changed = differing(first.staging, second.staging, first.layout, tmp_path / "changed")
+    asked = msgspec.structs.replace(second.install(1), since=v(0), changed=str(changed))
+    done = engine.install(asked, silent)
+    assert isinstance(done, Installed)
+    assert done.proof == "changed words"
+    (sampled,) = draw(engine, job(1))
+    expected = logprobs_of(rounded(second.model), SHORT, tokens(sampled))
+    assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
+
+
+async def test_what_is_frozen_is_read_and_proven_once(tmp_path: Path) -> None:
+    """Later versions come from a file whose base is not even looked at; their adapter is proven as ever."""
+    first, second = (stage_model(adapted_model(drawn=drawn), tmp_path / str(drawn)) for drawn in (0, 1))
+    engine = installed(first)
+    threaded = Threaded(engine)
+    threaded._layout = first.layout
+    (adapter,) = trained_spans(first.layout.tensors)
+    content = second.staging.read_bytes()
+    second.staging.write_bytes(bytes(adapter.start) + content[adapter.start :])
+    assert isinstance(await threaded.install(second.install(1), silent), Installed)
+    (sampled,) = draw(engine, job(0))
+    expected = logprobs_of(rounded(second.model), SHORT, tokens(sampled))
+    assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
+    second.staging.write_bytes(bytes(adapter.start) + content[adapter.start : -1] + b"?")
+    refused = await threaded.install(second.install(2), silent)
+    assert isinstance(refused, NotInstalled)
+    assert refused.fault == "file"
+    other = TransformersEngine()
+    other.start(first.start(), silent)
+    refused = other.install(second.install(2), silent)
+    assert isinstance(refused, NotInstalled)
+    assert "embed_tokens" in refused.why
+
+
+def test_an_adapter_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
+    staged = stage_model(adapted_model(), tmp_path)
+    assert staged.layout.adapter is not None
+    wider = msgspec.structs.replace(staged.layout, adapter=msgspec.structs.replace(staged.layout.adapter, rank=5))
+    with pytest.raises(WrongWeights, match="lora_A"):
+        TransformersEngine().start(msgspec.structs.replace(staged.start(), layout=wider), silent)
+
+
+async def test_an_engine_that_cannot_draw_with_an_adapter_says_so_in_a_line(tmp_path: Path) -> None:
+    staged = stage_model(adapted_model(), tmp_path)
+    worker = EngineWorker(tmp_path / "engine", kind="vllm", options=EngineOptions())
+    with pytest.raises(UserError, match=r"vllm cannot draw with one yet: join with --engine transformers$"):
+        await worker.load(staged.layout)

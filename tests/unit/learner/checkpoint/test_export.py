@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swarm.cli.runs import export_model as command
@@ -21,14 +22,15 @@ from swarm.errors import UserError
 from swarm.learner.checkpoint.export import BEST, export_model
 from swarm.learner.checkpoint.files import TENSORS, commit
 from swarm.learner.checkpoint.model_files import save_model
-from swarm.learner.messages import Save
+from swarm.learner.messages import AdapterRules, Save, Train
+from swarm.learner.models import tiny_model
 from swarm.node.metrics import RunLog
-from swarm.node.rundir import create_run_directory, note_life
+from swarm.node.rundir import create_run_directory, forked_config, note_life
 from swarm.report.card import model_card
 from swarm.report.figures import Figures
 from swarm.settings import LeadConfig
 from tests.unit.models import rounded
-from tests.unit.trainers import trainer_in
+from tests.unit.trainers import group, trainer_in
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}="
 IDS = torch.tensor([[1, 3, 4, 5, 13, 3, 4]])
@@ -260,3 +262,71 @@ def test_the_directory_that_one_is_in_is_refused(
     for name in (Path(), tmp_path):
         with pytest.raises(UserError, match="the directory you are in"):
             exported(made[0], name)
+
+
+# -- an adapter ----------------------------------------------------------------------------------------------
+
+RULES = AdapterRules(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run that trains an adapter of the tiny model, with a checkpoint of step 1, and its model."""
+    run_dir = tmp_path_factory.mktemp("adapted") / "run"
+    create_run_directory(run_dir, LeadConfig(run_dir=run_dir, adapter=4, adapter_targets=RULES.targets))
+    trainer = trainer_in(run_dir, adapter=RULES, learning_rate=3e-2)
+    trainer.step(Train(step=0, groups=(group([1.0, 0.0, 0.0]), group([0.0, 1.0, 0.5]))))
+    trainer.save(Save(directory=str(run_dir / "checkpoints/step-000001"), step=1))
+    trainer.flush()
+    return run_dir, trainer._model
+
+
+def test_an_adapter_is_exported_as_peft_loads_it(adapted: tuple[Path, Any], tmp_path: Path) -> None:
+    run_dir, model = adapted
+    command(run_dir, tmp_path / "adapter")
+    names = {path.name for path in (tmp_path / "adapter").iterdir()}
+    tokenizer = {"tokenizer.json", "tokenizer_config.json"}
+    assert names == {"README.md", "adapter_config.json", "adapter_model.safetensors", *tokenizer}
+    base: Any = rounded(tiny_model(0))
+    with torch.no_grad():
+        before = base(input_ids=IDS).logits
+        found = PeftModel.from_pretrained(base, tmp_path / "adapter")(input_ids=IDS).logits
+        assert torch.equal(found, rounded(model)(input_ids=IDS).logits)
+    assert not torch.allclose(found, before, atol=1e-2)
+    card = (tmp_path / "adapter/README.md").read_text()
+    assert "library_name: peft" in card
+    assert "PeftModel.from_pretrained" in card
+    assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["target_modules"] == [
+        "down_proj",
+        "q_proj",
+    ]
+
+
+def test_a_merged_adapter_is_a_model_as_any_other(adapted: tuple[Path, Any], tmp_path: Path) -> None:
+    run_dir, model = adapted
+    command(run_dir, tmp_path / "merged", merge=True)
+    assert not any("adapter" in path.name for path in (tmp_path / "merged").iterdir())
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    with torch.no_grad():
+        found, wanted = loaded.eval()(input_ids=IDS).logits, rounded(model)(input_ids=IDS).logits
+        before = rounded(tiny_model(0))(input_ids=IDS).logits
+    # W + B A is rounded to bf16 once more.
+    assert (found - wanted).abs().max() < 0.1 * (wanted - before).abs().max()
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged")("12=").input_ids
+
+
+def test_a_run_begins_with_a_merged_adapter(adapted: tuple[Path, Any], tmp_path: Path) -> None:
+    config, origin = forked_config(adapted[0], {"run_dir": tmp_path / "fork"})
+    create_run_directory(tmp_path / "fork", config, origin)
+    assert (tmp_path / "fork/base/model.safetensors").is_file()
+    assert config.adapter == 4
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "fork/base").dtype == torch.bfloat16
+
+
+def test_an_adapter_is_not_merged_into_another_model(adapted: tuple[Path, Any], tmp_path: Path) -> None:
+    run_dir = Path(shutil.copytree(adapted[0], tmp_path / "run"))
+    config = run_dir / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "seed": 1}))
+    with pytest.raises(UserError, match="is not the model that this adapter was trained beside"):
+        command(run_dir, tmp_path / "merged", merge=True)
+    assert not (tmp_path / "merged").exists()

@@ -19,9 +19,17 @@ from swarm.broadcast.store import disk
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.version.manifest import Span, tensor_spans
 from swarm.errors import UserError
-from swarm.learner.checkpoint.files import TENSORS, _locked, is_whole, newest_whole, read_state, whole_checkpoints
+from swarm.learner.checkpoint.files import (
+    ADAPTER_WEIGHTS,
+    TENSORS,
+    _locked,
+    is_whole,
+    newest_whole,
+    read_state,
+    whole_checkpoints,
+)
 from swarm.learner.checkpoint.saving import take
-from swarm.learner.messages import Save, Saved, Train
+from swarm.learner.messages import AdapterRules, Save, Saved, Train
 from swarm.learner.models import CHARACTERS, tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
 from tests.unit.models import moe_model, rounded
@@ -61,27 +69,34 @@ def saved_weights(directory: Path) -> torch.Tensor:
     return torch.cat([held[f"weight/{name}"].flatten() for name, _ in model.named_parameters()])
 
 
+ADAPTER = AdapterRules(rank=4, alpha=8.0)
+
+
+@pytest.mark.parametrize("adapter", [None, ADAPTER], ids=["whole", "adapter"])
 @pytest.mark.parametrize("at", [0, 1, 4])
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path: Path, at: int) -> None:
-    straight = trainer_in(tmp_path / "straight")
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
+    tmp_path: Path, at: int, adapter: AdapterRules | None
+) -> None:
+    straight = trainer_in(tmp_path / "straight", adapter=adapter)
     straight.prepared()
     train(straight, range(5))
     straight.stage()
     expected = everything(straight)
 
-    before = trainer_in(tmp_path / "before")
+    before = trainer_in(tmp_path / "before", adapter=adapter)
     train(before, range(at))
     directory = save(before, tmp_path, at)
     assert before.flush() == Saved(step=at, fault="")
     torch.manual_seed(12345)
 
-    after = trainer_in(tmp_path / "after", resume=directory)
+    after = trainer_in(tmp_path / "after", resume=directory, adapter=adapter)
     prepared = after.prepared()
     assert (prepared.step, prepared.lineage) == (at, bytes([at - 1] * 32) if at else b"")
     train(after, range(at, 5))
     after.stage()
     assert everything(after) == expected
-    assert "adam/exp_avg_sq/model.embed_tokens.weight" in expected
+    held = "model.embed_tokens.weight" if adapter is None else "model.layers.0.mlp.up_proj.lora_B.default.weight"
+    assert f"adam/exp_avg_sq/{held}" in expected
     assert (tmp_path / "after/staging.bin").read_bytes() == (tmp_path / "straight/staging.bin").read_bytes()
 
 
@@ -267,3 +282,32 @@ def test_a_checkpoint_that_is_torn_or_absent_is_one_line_for_the_user(directory:
     with pytest.raises(UserError, match="is not a checkpoint"):
         trainer_in(tmp_path, resume=tmp_path / "nowhere")
     assert newest_whole(tmp_path) is None
+
+
+# -- an adapter ----------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_an_adapter_holds_no_weight_that_is_frozen(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, adapter=ADAPTER)
+    train(trainer, range(1))
+    directory = save(trainer, tmp_path, 1)
+    trainer.flush()
+    held = load_file(directory / TENSORS)
+    weights, moments = ({n for n in held if n.startswith(kind)} for kind in ("weight/", "adam/exp_avg_sq/"))
+    assert len(weights) == len(moments) == 2 * 14
+    assert all("lora_" in name for name in weights | moments)
+    published = load_file(directory / ADAPTER_WEIGHTS)
+    assert {name.removeprefix("base_model.model.") for name in published} == {n.partition("/")[2] for n in weights}
+    assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
+    assert is_whole(directory)
+
+
+def test_an_adapter_goes_on_beside_the_weights_that_it_was_trained_beside_alone(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, adapter=ADAPTER)
+    directory = save(trainer, tmp_path, 0)
+    trainer.flush()
+    with pytest.raises(UserError, match="trained beside other weights"):
+        trainer_in(tmp_path / "other", resume=directory, adapter=ADAPTER, seed=1)
+    with pytest.raises(UserError, match=r"is of a model of .* parameters, not of one of"):
+        trainer_in(tmp_path / "whole", resume=directory)
+    trainer_in(tmp_path / "same", resume=directory, adapter=ADAPTER)

@@ -1,0 +1,127 @@
+"""Adapters: low-rank matrices A and B beside the linear layers of a frozen model, by peft.
+
+peft puts its layers into the model in place and names them itself. In the stream, in checkpoints and in what is
+exported, the model's own weights have their own names, and an adapter's are NAME.lora_A.weight and NAME.lora_B.weight
+(manifest.stream_name). B begins as zeros: version 0 is the model itself, and an adapter without B is none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from swarm.broadcast.version.manifest import AdapterShape
+from swarm.errors import UserError
+from swarm.extras import how_to_have
+from swarm.learner.batch import MicroBatch
+from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_metadata, name_in_adapter
+from swarm.learner.messages import AdapterRules
+from swarm.learner.policy import Policy, TokenFigures
+from swarm.net.wire import Digest
+
+NEEDS_PEFT = f"this run trains an adapter, which takes the package peft: {how_to_have('adapter')}"
+OF_ADAPTER = re.compile(r"\.lora_[AB](?=\.weight$)")  # In the stream
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+def targets_of(model: Any, wanted: Sequence[str]) -> list[str]:
+    """What names the linear layers that get an adapter: those that end with one of `wanted`, or all; never the head,
+    which is often the embedding. The last parts of their names if these name no others. UserError if there are none."""
+    head = model.get_output_embeddings()
+    linear = [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    found = [name for name in linear if not wanted or any(f".{name}".endswith(f".{one}") for one in wanted)]
+    if not found:
+        there = sorted({name.rpartition(".")[2] for name in linear})
+        raise UserError(
+            f"no linear layer of this model is called {', '.join(wanted)}: adapter_targets may name {', '.join(there)}"
+            if there
+            else "this model has no linear layers of torch's beside its head, so it can have no adapter"
+        )
+    short = {name.rpartition(".")[2] for name in found}
+    meant = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in short]
+    return sorted(short) if meant == found else found
+
+
+def add_matrices(model: Any, targets: Sequence[str], *, rank: int, alpha: float) -> None:
+    """Give the layers `targets` matrices of `rank`, of the dtype of the layer, and freeze all else. UserError without
+    peft, ValueError for layers that are not there."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UserError(NEEDS_PEFT) from error
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), task_type="CAUSAL_LM")  # type: ignore[arg-type]
+    inject_adapter_in_model(config, model)
+
+
+def attach(model: Any, rules: AdapterRules, *, name: str, seed: int) -> None:
+    """Make `model` one that trains an adapter, in float32, and freeze its own weights in bf16, as samplers hold them.
+    `name` is the model's. The same seed gives the same adapter."""
+    torch.manual_seed(seed)
+    add_matrices(model, targets_of(model, rules.targets), rank=rules.rank, alpha=rules.alpha)
+    model.peft_config["default"].base_model_name_or_path = name if is_hub_name(name) else None
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else torch.bfloat16)
+
+
+def shape_of_adapter(model: Any, base: Digest) -> AdapterShape:
+    config = model.peft_config["default"]
+    return AdapterShape(rank=config.r, alpha=float(config.lora_alpha), base=base)
+
+
+def is_adapted(model: Any) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def is_of_adapter(name: str) -> bool:
+    """Whether a tensor of the stream is part of an adapter, if there is one."""
+    return OF_ADAPTER.search(name) is not None
+
+
+def module_name(name: str) -> str:
+    """The name that a model has for what is trained of it, by its name in the stream."""
+    return OF_ADAPTER.sub(lambda found: f"{found[0]}.default", name)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether others may know a model by this name: a path is this machine's."""
+    return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+class WithoutAdapter:
+    """The policy as it began: with B as zeros it is the frozen model, and takes no memory beside it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._weights = {
+            name: parameter.new_zeros(()).expand(parameter.shape)
+            for name, parameter in policy.module.named_parameters()
+            if name.endswith(".lora_B.default.weight")
+        }
+
+    def read(self, part: MicroBatch) -> TokenFigures:
+        return self._policy.read(part, self._weights)
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def save_config(model: Any, directory: Path) -> None:
+    """Write adapter_config.json as peft reads it, the same for the same adapter: peft's own has sets in it."""
+    values = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in values.items()}
+    (directory / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n")
+
+
+def save_adapter(model: Any, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor], base: str) -> None:
+    """The bf16 tensors `state` of an adapter, by their names in the stream, as peft and vLLM load them; and the
+    tokenizer."""
+    tensors = {name_in_adapter(name): tensor.contiguous() for name, tensor in state.items()}
+    save_file(tensors, directory / ADAPTER_WEIGHTS, metadata=adapter_metadata(base))
+    save_config(model, directory)
+    tokenizer.save_pretrained(directory)

@@ -1,0 +1,198 @@
+"""A trainer with an adapter, in this process: what it trains, what it stages, and what it leaves as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from swarm.broadcast.publishing import base_of_file
+from swarm.broadcast.store.disk import copy_parts
+from swarm.broadcast.version.manifest import frozen_regions, region_tensors, regions_of, trained_spans
+from swarm.errors import UserError
+from swarm.learner.adapter import WithoutAdapter, attach, is_adapted, module_name, targets_of
+from swarm.learner.batch import micro_batches
+from swarm.learner.checkpoint.model_files import stored_weights, weights_of
+from swarm.learner.memory import TRAINED_BYTES, check_weights, shape_of, step_bytes
+from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Train
+from swarm.learner.models import tiny_model
+from swarm.learner.trainer import Trainer
+from tests.unit.learner.test_memory import ON_GPU
+from tests.unit.models import logprobs_of, rounded
+from tests.unit.rows import CPU, row
+from tests.unit.trainers import group, trainer_in
+
+RANK = 4
+RULES = AdapterRules(rank=RANK, alpha=8.0)
+STEP = Train(step=0, groups=(group([1.0, 0.0, 0.0, 0.0]),))
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    return trainer_in(tmp_path, adapter=RULES, learning_rate=1e-2)
+
+
+def parameters(trainer: Trainer, *, trained: bool) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in trainer._model.named_parameters() if p.requires_grad == trained}
+
+
+def test_a_step_trains_the_adapter_alone(trainer: Trainer) -> None:
+    frozen, before = parameters(trainer, trained=False), parameters(trainer, trained=True)
+    done = trainer.step(STEP)
+    assert done.metrics["optimizer_steps"] == 2
+    assert all(torch.equal(one, frozen[name]) for name, one in parameters(trainer, trained=False).items())
+    after = parameters(trainer, trained=True)
+    # 14 layers have one. A has no gradient while B is zeros, so it moves at the second optimiser step.
+    assert len(after) == 2 * 14
+    assert not any(torch.equal(after[name], before[name]) for name in after)
+    assert set(trainer._learning.optimizer.state) == {p for p in trainer._model.parameters() if p.requires_grad}
+
+
+def test_the_gradient_is_that_of_the_whole_matrix_projected(trainer: Trainer) -> None:
+    """dL/dB = scale · (dL/dW) Aᵀ where B is zeros: W + scale · B A is what the model computes with."""
+    model: Any = trainer._model
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.base_layer.weight.requires_grad_(True)
+    model(input_ids=torch.tensor([[1, 4, 13, 3]])).logits.log_softmax(-1)[0, -1, 3].backward()
+    a, b = layer.lora_A.default.weight, layer.lora_B.default.weight
+    assert torch.allclose(b.grad, RULES.alpha / RANK * layer.base_layer.weight.grad @ a.T, atol=1e-6)
+    assert b.grad.abs().max() > 0
+    assert a.grad.abs().max() == 0
+
+
+def test_version_0_is_the_model_as_samplers_would_hold_it(trainer: Trainer) -> None:
+    ids = torch.tensor([[1, 4, 13, 3, 5]])
+    with torch.no_grad():
+        assert torch.equal(trainer._model(input_ids=ids).logits, rounded(tiny_model(0))(input_ids=ids).logits)
+
+
+def test_the_stream_holds_the_base_under_its_own_names_and_the_adapter_behind_it(trainer: Trainer) -> None:
+    prepared = trainer.prepared()
+    layout, own = prepared.layout, tiny_model(0)
+    frozen = [tensor for tensor in layout.tensors if tensor.frozen]
+    assert layout.tensors[: len(frozen)] == tuple(frozen)
+    assert {name for t in frozen for name in (t.name, *t.aliases)} == set(own.state_dict())
+    assert "model.layers.0.self_attn.q_proj" in layout.adapted
+    assert len(layout.adapted) == 14
+    (adapter,) = trained_spans(layout.tensors)
+    assert adapter.start + adapter.nbytes == layout.total_bytes
+    assert (adapter.nbytes, prepared.parameters) == (2 * prepared.trained, own.num_parameters() + prepared.trained)
+    kinds = [{layout.tensors[index].frozen for index, _ in parts} for parts in region_tensors(layout)]
+    assert kinds == [{kind} for kind in frozen_regions(layout)]
+    assert len(kinds) == len(regions_of(layout))
+
+
+def test_the_base_is_named_by_the_digest_of_its_bytes(trainer: Trainer, tmp_path: Path) -> None:
+    layout = trainer.prepared().layout
+    assert layout.adapter is not None
+    assert layout.adapter.base == base_of_file(tmp_path / "staging.bin", layout)
+    other = trainer_in(tmp_path / "other", adapter=RULES, seed=1).prepared().layout
+    assert other.adapter is not None
+    assert other.adapter.base != layout.adapter.base
+
+
+def test_later_stagings_write_the_adapter_alone_and_a_new_file_gets_all(trainer: Trainer, tmp_path: Path) -> None:
+    layout, staging = trainer.prepared().layout, tmp_path / "staging.bin"
+    whole = staging.read_bytes()
+    with staging.open("r+b") as file:
+        file.write(b"seen")
+    trainer.step(STEP)
+    trainer.stage()
+    (adapter,) = trained_spans(layout.tensors)
+    content = staging.read_bytes()
+    assert content[: adapter.start] == b"seen" + whole[4 : adapter.start]
+    assert content[adapter.start :] != whole[adapter.start :]
+    # The other file, as after a publication.
+    staging.rename(tmp_path / "map.bin")
+    trainer.stage()
+    assert staging.read_bytes() == whole[: adapter.start] + content[adapter.start :]
+
+
+def test_the_same_seed_makes_the_same_adapter_and_layout(trainer: Trainer, tmp_path: Path) -> None:
+    again = trainer_in(tmp_path / "again", adapter=RULES)
+    assert again.prepared().layout == trainer.prepared().layout
+    assert (tmp_path / "again/staging.bin").read_bytes() == (tmp_path / "staging.bin").read_bytes()
+
+
+def test_weights_that_were_kept_are_read_from_the_adapter_alone(trainer: Trainer, tmp_path: Path) -> None:
+    """As the audit reads a version, from a file with a hole in place of the base."""
+    layout = trainer.prepared().layout
+    trainer.step(STEP)
+    trainer.stage()
+    copy_parts(tmp_path / "staging.bin", tmp_path / "held.bin", trained_spans(layout.tensors))
+    expected = logprobs_of(rounded(trainer._model), (1, 4, 13), (3, 4))
+    trainer.step(Train(step=1, groups=STEP.groups))
+    weights = stored_weights(trainer._tensors, tmp_path / "held.bin")
+    assert set(weights) == {f"model.{module_name(t.name)}" for t in layout.tensors if not t.frozen}
+    with torch.no_grad():
+        named = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+        given = {"input_ids": torch.tensor([[1, 4, 13, 3, 4]]), "use_cache": False}
+        table = torch.func.functional_call(trainer._model, named, (), given).logits[0].log_softmax(-1)
+    assert [float(table[2, 3]), float(table[3, 4])] == pytest.approx(expected, abs=1e-5)
+    assert weights_of(trainer._tensors, [torch.empty(0)] * len(trainer._tensors)).keys() == weights.keys()
+
+
+def test_the_reference_of_an_adapter_is_the_model_without_it(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, adapter=RULES, learning_rate=1e-1, learning=LearningRules(kl_weight=0.1))
+    reference = trainer._learning.reference
+    assert isinstance(reference, WithoutAdapter)
+    (part,) = micro_batches([row((1, 4, 13), (3, 4))], ComputeRules(), CPU)
+    before = reference.read(part).logprobs.detach()
+    assert trainer.step(STEP).metrics["kl"] > 0
+    assert torch.equal(reference.read(part).logprobs, before)
+    assert not torch.allclose(trainer._policy.read(part).logprobs, before, atol=1e-3)
+
+
+def test_where_passes_are_in_bf16_the_base_is_held_in_it(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, adapter=RULES, compute=ComputeRules(precision="bfloat16"), learning_rate=1e-2)
+    kinds = {p.requires_grad: p.dtype for p in trainer._model.parameters()}
+    assert kinds == {True: torch.float32, False: torch.bfloat16}
+    done = trainer.step(STEP)
+    assert done.metrics["optimizer_steps"] == 2
+    assert done.metrics["grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ((), ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]),
+        (("v_proj", "q_proj"), ["q_proj", "v_proj"]),
+        (("1.mlp.up_proj",), ["model.layers.1.mlp.up_proj"]),
+    ],
+)
+def test_targets_are_all_linear_layers_but_the_head_or_those_that_are_named(
+    wanted: tuple[str, ...], found: list[str]
+) -> None:
+    assert targets_of(tiny_model(0), wanted) == found
+
+
+def test_a_model_that_can_have_no_such_adapter_is_refused_in_a_line() -> None:
+    with pytest.raises(UserError, match=r"called qkv: adapter_targets may name down_proj, gate_proj, [^\n]*$"):
+        targets_of(tiny_model(0), ["qkv"])
+    old: Any = GPT2LMHeadModel
+    with pytest.raises(UserError, match=r"no linear layers of torch's[^\n]*$"):
+        targets_of(old(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=14)), [])
+
+
+def test_memory_is_reckoned_for_what_is_trained_and_what_is_frozen() -> None:
+    model = tiny_model(0)
+    whole = shape_of(model)
+    attach(model, RULES, name="tiny", seed=0)
+    assert is_adapted(model)
+    shape = shape_of(model)
+    assert (whole.trained, shape.parameters) == (whole.parameters, whole.parameters + shape.trained)
+    assert shape.trained == RANK * sum(m.in_features + m.out_features for m in _adapted_layers(model))
+    # Autocast copies what is not bf16 already: 2 bytes of each that is trained.
+    assert step_bytes(shape, ON_GPU)["weights gathered or in bf16"] == 2 * shape.trained
+    assert step_bytes(shape, ON_GPU)["gradients and AdamW"] == 12 * shape.trained
+    just = TRAINED_BYTES * shape.trained + 2 * whole.parameters
+    check_weights(shape, ranks=1, half=True, free_bytes=just, host_bytes=1 << 40, device="cuda:0")
+    with pytest.raises(UserError, match=rf"to train {shape.trained:,} parameters beside {whole.parameters:,} frozen"):
+        check_weights(shape, ranks=1, half=True, free_bytes=just - 1, host_bytes=1 << 40, device="cuda:0")
+
+
+def _adapted_layers(model: Any) -> list[Any]:
+    return [module.base_layer for module in model.modules() if hasattr(module, "lora_A")]
