@@ -421,7 +421,7 @@ class JoinConfig(Limits):
                 f"engine_arguments: {odd[0]!r} cannot be an argument of vLLM's; write block_size for --block-size"
             )
         for name in ("tensor_parallel_size", "gpu_memory_share"):
-            takers = ("auto", "vllm") if name == "tensor_parallel_size" else ("auto", "vllm", "mlx")
+            takers = ("auto", "vllm") if name == "tensor_parallel_size" else ("auto", "vllm", "mlx", "transformers")
             if name in self.model_fields_set and self.engine not in takers:
                 flag = f"--{name.replace('_', '-')}"
                 right = " or ".join(takers[1:])

@@ -32,8 +32,11 @@ Change = Callable[[dict[str, Any]], Awaitable[str]]
 
 
 @asynccontextmanager
-async def control(directory: Path, change: Change) -> AsyncIterator[None]:
-    """Take requests for as long as the block runs."""
+async def control(
+    directory: Path, change: Change, unable: Callable[[OSError], None] | None = None
+) -> AsyncIterator[None]:
+    """Take requests for as long as the block runs. Where the file system takes no sockets, raise OSError, or tell
+    `unable` and take none."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -46,15 +49,22 @@ async def control(directory: Path, change: Change) -> AsyncIterator[None]:
         finally:
             writer.close()
 
-    with _short_path(directory) as path:
-        # A killed node left it: whoever gets here holds the directory's lock.
-        path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(serve, str(path), limit=LINE_BYTES)
-        os.chmod(path, 0o600)
+    server = None
+    try:
+        with _short_path(directory) as path:
+            # A killed node left it: whoever gets here holds the directory's lock.
+            path.unlink(missing_ok=True)
+            server = await asyncio.start_unix_server(serve, str(path), limit=LINE_BYTES)
+            os.chmod(path, 0o600)
+    except OSError as error:
+        if unable is None:
+            raise
+        unable(error)
     try:
         yield
     finally:
-        server.close()
+        if server is not None:
+            server.close()
         (directory / SOCKET).unlink(missing_ok=True)
 
 

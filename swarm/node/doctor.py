@@ -161,7 +161,7 @@ async def _line(found: Greeting, weights: int) -> AsyncIterator[Check]:
                     break
         except PeerUnreachable:
             is_slow = True
-        except (ProtocolError, ValueError, KeyError):
-            pass  # It has no more of them, or none
+        except (ProtocolError, ValueError, KeyError, TypeError, RecursionError):
+            pass  # It has no more of them, or none, or answers with nonsense
         if got or is_slow:
             yield findings.line(got, time.monotonic() - began, weights)

@@ -216,10 +216,12 @@ class JoiningNode(ABC):
             await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             self._take_limits(self._config)
             watching = [asyncio.create_task(work) for work in (watch.run(), watch_clocks(self._say, self._again.set))]
+            for task in watching:
+                task.add_done_callback(self._say_unwatched)
             try:
                 self.is_up = True
                 self._say(f"{self.role} {self._network.node}; status: echo-node status {self._network.address.url}")
-                async with control(state.path, self._asked):
+                async with control(state.path, self._asked, self._say_uncontrolled):
                     await self._swarms()
                 if self._is_elsewhere:
                     raise InUseElsewhere
@@ -239,11 +241,20 @@ class JoiningNode(ABC):
         for pace, mbit in ((station.upload, config.max_upload), (station.download, config.max_download)):
             pace.change(mbit * 1e6 / 8 if mbit else None)
         set_most_bytes(self._directory / SWARMS, int(config.max_disk * 1e9) if config.max_disk else None)
-        if not give_way(config.nice, self.status().get("engine_pid") if self.is_up else None):
+        # At the start only if it was asked for: whoever started this process may have made it give way already.
+        asked = config.nice != before.nice if self.is_up else config.nice > 0
+        if asked and not give_way(config.nice, self.status().get("engine_pid") if self.is_up else None):
             self._say("the system does not let this process give way less than before: start the node again for that")
         if any(getattr(before, name) != getattr(config, name) for name in BY_REJOINING):
             self._say("joining again with these limits")
             self._again.set()
+
+    def _say_uncontrolled(self, error: OSError) -> None:
+        self._say(f"pause, resume, finish and status do not reach this node: no socket in {self._directory} ({error})")
+
+    def _say_unwatched(self, done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._say(f"limits and clocks are not watched any more ({error!r}): start the node again")
 
     def memory_share(self) -> float:
         """Return which share of the free memory the weights may take."""

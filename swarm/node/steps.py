@@ -7,6 +7,7 @@ await, so values that belong together change together.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -35,6 +36,9 @@ from swarm.types import NodeId, Prompt
 STALL_S = 30.0  # After this long without a batch the learner says what it waits for
 MAX_BOUND = 1024  # Largest max_staleness: learning from older rollouts makes no sense
 SAVE_AGAIN_S = 10.0  # Pause between two tries to write a checkpoint on a full disk: each copies the whole model
+
+CLASS = re.compile(r"[\w.-]{1,24}/[\w.-]{1,24}/[\w.-]{1,24}")  # Of an engine, as samplers name theirs
+MAX_CLASSES = 16  # Told apart in a step; honest swarms have fewer
 
 
 class Steps:
@@ -367,7 +371,9 @@ class Steps:
         """Return the mean k3 by class of engine, as far as samplers have named theirs."""
         sums: dict[str, tuple[float, float]] = {}
         for node, (nats, tokens) in trained.mismatches.items():
-            if name := self._rollouts.tally.engine_of(NodeId(node)):
+            # Samplers choose the name.
+            name = self._rollouts.tally.engine_of(NodeId(node))
+            if CLASS.fullmatch(name) and len(sums.keys() | {name}) <= MAX_CLASSES:
                 before = sums.get(name, (0.0, 0.0))
                 sums[name] = before[0] + nats, before[1] + tokens
         return {f"mismatch_kl/{name}": nats / tokens for name, (nats, tokens) in sums.items() if tokens}

@@ -70,7 +70,6 @@ class Watch:
         """Look until this is cancelled."""
         asked_at, on_battery, in_use = -ASK_S, None, None
         while True:
-            await asyncio.sleep(LOOK_S)
             if self.look():
                 self._on_change(self.config)
             if time.monotonic() - asked_at >= ASK_S:
@@ -83,6 +82,7 @@ class Watch:
             minute = local.tm_hour * 60 + local.tm_min
             for source, why in holds(self.config, minute=minute, on_battery=on_battery, in_use=in_use).items():
                 self._holding.set(source, why)
+            await asyncio.sleep(LOOK_S)
 
     def look(self) -> bool:
         """Read the file. Return whether other limits hold than at the last look, and say which."""
@@ -112,7 +112,10 @@ def is_on_battery(root: Path = POWER) -> bool | None:
         return "'Battery Power'" in said if said else None
     if not root.is_dir():
         return None
-    supplies = [supply for supply in root.iterdir() if _read(supply / "scope") != "Device"]  # Not a mouse's battery
+    try:
+        supplies = [supply for supply in root.iterdir() if _read(supply / "scope") != "Device"]  # Not a mouse's battery
+    except OSError:
+        return None
     if any(_read(supply / "online") == "1" for supply in supplies):
         return False
     return any(_read(supply / "status") == "Discharging" for supply in supplies)
@@ -129,14 +132,15 @@ def is_in_use() -> bool | None:
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:
+    except (OSError, ValueError):
         return ""
 
 
 def _said_by(*command: str) -> str:
     """Return what a program prints, or "" if it is not there or fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True).stdout
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ANSWER_S, check=True)
+        return done.stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -203,6 +203,10 @@ def _size(nbytes: float) -> str:
 def reckon(kind: EngineKind, layout: Layout, options: EngineOptions) -> Reckoned:
     """Return how many samples fit here, and what is said of that. Raise UserError if there is no room for a few."""
     model, device = model_of(layout), measured(kind, options)
+    if kind == "mlx":
+        # An install holds all experts as they came beside those that it had, until they are stacked.
+        experts = sum(tensor.nbytes for tensor in layout.tensors if len(tensor.shape) > 2)
+        device = dataclasses.replace(device, free_bytes=device.free_bytes - experts)
     count, tokens = places(model, device, options), sample_tokens(model, options)
     held = weights_bytes(model, device.dtype, options.precision)
     return Reckoned(

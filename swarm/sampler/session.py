@@ -254,6 +254,7 @@ class Session:
             room = await self._feed.room()
             held = self._engine.installed
             wait_s = ASK_WAIT_S if room.at_once or self._engine.lockstep else AHEAD_WAIT_S
+            asked_at = time.monotonic()
             answer = await self._client.ask(held, room.capacity, wait_s, holding=self._in_hand, at_once=room.at_once)
             if isinstance(answer, list):
                 self._status.state = "sampling"
@@ -263,9 +264,11 @@ class Session:
                 continue
             self._status.state = f"waiting ({answer.reason})"
             if answer.reason in ("paced", "standby"):
-                # The learner held these requests open. After other reasons the next beat says whether we are on
-                # standby.
+                # The learner holds these requests open, unless what it says cannot change meanwhile. After other
+                # reasons the next beat says whether we are on standby.
                 self._hear_standby(answer.detail)
+                if (left_s := min(wait_s, answer.retry_after_s) - (time.monotonic() - asked_at)) > 0:
+                    await self._news(held, left_s)
                 continue
             if answer.reason == "finished":
                 self._over.set()
@@ -366,8 +369,9 @@ class Session:
     async def _drain(self, ending: Ending) -> None:
         """Hand back what has not started, then let running samples finish and be submitted until time is up."""
         if self._feed is not None:
-            await _first_of(self._hand_back(self._feed.take_back(), forget=False), ending.over())
-        await _first_of(self._idle(), ending.over())
+            await _first_of(self._hand_back(self._feed.take_back(), forget=False), ending.over(), self._over.wait())
+        # A run that is over takes nothing more.
+        await _first_of(self._idle(), ending.over(), self._over.wait())
 
     async def _idle(self) -> None:
         if self._feed is not None:

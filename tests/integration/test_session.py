@@ -23,7 +23,7 @@ from swarm.sampler.engine import EngineOptions, Started
 from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import ENGINE_MODULE, EngineWorker
-from swarm.types import Address
+from swarm.types import Address, Rounding
 from tests.builders import OTHER_KEY, v
 from tests.integration.hanging_engine import EXPOSED, VARIABLE
 from tests.learner_face import BOB, Learner, answers_to, leases_for
@@ -465,3 +465,25 @@ async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back
 def _drawn_by_beat(sampler: Sampler) -> int:
     beats = sampler.line.bodies("/v1/beat")
     return decode(beats[-1], Beat, cap_bytes=CONTROL_BODY_BYTES).samples if beats else 0
+
+
+async def test_who_is_turned_down_at_once_does_not_ask_again_at_once(sampler: Sampler) -> None:
+    sampler.learner.service._accepts = frozenset[Rounding](["int8"])
+    async with sampler.session():
+        await until(lambda: bool(sampler.status.standby))
+        beats = len(sampler.line.bodies("/v1/beat"))
+        await until(lambda: len(sampler.line.bodies("/v1/beat")) > beats + 3)
+    assert len(sampler.line.bodies("/v1/leases")) == 1
+    assert any(line.startswith("standby: this run takes no rollouts") for line in sampler.said)
+
+
+async def test_a_node_that_finishes_leaves_when_the_run_is_over_meanwhile(sampler: Sampler) -> None:
+    sampler.line.mute = {"/v1/rollouts"}
+    async with sampler.session() as task:
+        await until(lambda: sampler.spool.names())
+        sampler.ending.ask(86_400.0)
+        await until(lambda: len(sampler.line.bodies("/v1/release")) > 1 or sampler.status.state == "leaving")
+        await many_turns()
+        assert not task.done()
+        await sampler.learner.service.end("finished")
+        assert await task is True

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.process import free_host_bytes
+from swarm.process import free_host_bytes, mac_free_bytes
 
 
 def say(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
@@ -50,3 +50,20 @@ def test_a_control_group_with_a_limit_leaves_less(
     assert free_host_bytes() == 430
     say(monkeypatch, {**MEMINFO, **stat, group + limit: "max\n", group + used: "600\n"})
     assert free_host_bytes() == 20_480_000_000
+
+
+MACS = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               10000.
+Pages active:                            200000.
+Pages inactive:                          190000.
+Pages speculative:                         5000.
+Pages throttled:                              0.
+Pages wired down:                        100000.
+Pages purgeable:                           1000.
+"Translation faults":                  99999999.
+"""
+
+
+def test_on_macos_what_others_hold_is_not_free() -> None:
+    assert mac_free_bytes(MACS) == 16_384 * 206_000
+    assert mac_free_bytes("no such command") is None

@@ -222,7 +222,7 @@ def test_an_option_of_the_engine_out_of_range_is_refused_by_its_flag(setting: st
     [
         ("transformers", "tensor_parallel_size", 1, "vllm"),
         ("mlx", "tensor_parallel_size", 2, "vllm"),
-        ("scripted", "gpu_memory_share", 0.5, "vllm or mlx"),
+        ("scripted", "gpu_memory_share", 0.5, "vllm or mlx or transformers"),
     ],
 )
 def test_what_an_engine_cannot_follow_is_refused_with_it(engine: str, setting: str, value: float, right: str) -> None:

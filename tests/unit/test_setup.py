@@ -71,7 +71,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def test_it_sets_up_once(checkout: Checkout) -> None:
-    assert [call.split()[1] for call in checkout.setup()[2]] == ["venv", "pip"]
+    assert [call.split()[1] for call in checkout.setup()[2]] == ["venv", "pip", "pip"]
     assert checkout.setup() == (0, "", [])
 
 
@@ -142,7 +142,7 @@ def test_a_demo_takes_the_build_of_vllm_that_is_there(checkout: Checkout) -> Non
 
 def test_a_demo_without_vllm_adds_none(checkout: Checkout) -> None:
     calls = checkout.setup("--engine", "transformers", script="demo")[2]
-    assert [call.split()[1] for call in calls] == ["venv", "pip", "swarm"]
+    assert [call.split()[1] for call in calls] == ["venv", "pip", "pip", "swarm"]
 
 
 @pytest.mark.parametrize("arguments", [("--engine",), ("--engine", "sglang"), ("--engine=sglang",), ("vllm",)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,10 +35,18 @@ def set_most_bytes(directory: Path, nbytes: int | None) -> None:
 def _require_allowed(directory: Path, nbytes: int, what: str) -> None:
     for top in (directory.absolute(), *directory.absolute().parents):
         if (most := _most_bytes.get(top)) is not None:
-            used = sum(path.lstat().st_blocks * BLOCK_BYTES for path in top.rglob("*") if path.is_file())
+            used = sum(_file_bytes(path) for path in top.rglob("*"))
             if used + nbytes > most:
                 needed = f"the weights take {(used + nbytes) / 1e9:.3g} GB of the disk with {what}"
                 raise DiskFull(f"{needed}, and max-disk allows {most / 1e9:.3g}: allow more, or leave this swarm")
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:  # Removed by another thread since it was listed
+        return 0
+    return found.st_blocks * BLOCK_BYTES if stat.S_ISREG(found.st_mode) else 0
 
 
 def free_bytes(directory: Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, name_in_adapter
@@ -34,5 +34,9 @@ def merge_into(directory: Path, *, model: str, seed: int, made_in: Path) -> None
         weights[layer] = (weights[layer].float() + added).to(weights[layer].dtype)
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         (directory / name).unlink()
+    # A bar for a moment's work; the setting is the whole process's.
     disable_progress_bar()
-    save_model(base, tokenizer, directory, weights)
+    try:
+        save_model(base, tokenizer, directory, weights)
+    finally:
+        enable_progress_bar()

@@ -55,6 +55,8 @@ class MlxEngine:
 
     def start(self, command: Start, progress: Told) -> Started:
         options = command.options
+        if options.tensor_parallel_size > 1:
+            raise UserError("mlx draws on one device: leave --tensor-parallel-size out")
         device = _pick_device(options.device)
         dtype = _dtype(options, device)
         self._reference = Reference(command.directory, command.layout)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, MistralConfig, Qwen2Config
 
+pytest.importorskip("mlx_lm", reason="mlx-lm has no build for this system: bin/setup went on without it")
+
 from swarm.errors import UserError
 from swarm.learner import draws as learner_draws
 from swarm.sampler.engine import Generate, Installed, NotInstalled
