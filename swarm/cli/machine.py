@@ -34,7 +34,7 @@ StartLimitBurst=5
 [Service]
 ExecStart={command}
 WorkingDirectory={place}
-# 2: its owner has to change something. 130: it was told twice to stop.
+{environment}# 2: its owner has to change something. 130: it was told twice to stop.
 Restart=on-failure
 RestartSec=30
 RestartPreventExitStatus=2
@@ -99,6 +99,7 @@ def install(context: typer.Context) -> None:
     from swarm.node.identity import default_states
 
     state = (settings.state_dir or default_states()).absolute()
+    home = os.environ.get("XDG_STATE_HOME")
     state.mkdir(parents=True, exist_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     # -P, so that the directory that it starts in holds no module for it.
@@ -108,7 +109,9 @@ def install(context: typer.Context) -> None:
             role=settings.role,
             command=" ".join(map(quoted, command)),
             place=str(Path.cwd()).replace("%", "%%"),
-            state=quoted(str(state)),
+            # Paths are no command: systemd takes a dollar as it is there.
+            state=quoted(str(state)).replace("$$", "$"),
+            environment=f"Environment={quoted(f'XDG_STATE_HOME={home}')}\n" if home else "",
             stop_s=settings.grace + STOP_S,
         )
     )

@@ -21,7 +21,7 @@ from random import SystemRandom
 
 import aiohttp
 
-from swarm.broadcast.store.disk import free_bytes
+from swarm.broadcast.store.disk import file_bytes, free_bytes
 from swarm.broadcast.store.place import MEMORY
 from swarm.broadcast.version.manifest import MAX_REGION_BYTES
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError
@@ -32,7 +32,7 @@ from swarm.node.bootstrap import Bootstraps, Greeting, OtherSwarm, clock_fault, 
 from swarm.node.card import open_card
 from swarm.node.findings import Check
 from swarm.node.identity import default_states
-from swarm.node.joining import MEMORY_SHARE
+from swarm.node.joining import MEMORY_SHARE, SWARMS
 from swarm.node.sampler import CPU_MEMORY_SHARE
 from swarm.process import free_host_bytes
 from swarm.sampler.choice import Gpu, choose_engine, find_gpu
@@ -77,7 +77,7 @@ def _machine(role: Role, directory: Path, weights: int) -> Iterator[Check]:
     yield findings.memory(free, 2 * weights if draws and not sees_gpu else 0)
     yield from findings.wear(weights, free, shared, CPU_MEMORY_SHARE if draws and not has_gpu() else MEMORY_SHARE)
     yield findings.state(str(directory), _error_in(directory))
-    yield findings.disk(str(directory), free_bytes(_nearest(directory)), weights)
+    yield findings.disk(str(directory), free_bytes(_nearest(directory)) + _weights_in(directory), weights)
     yield from findings.sockets(tempfile.gettempdir())
     yield findings.files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
@@ -93,6 +93,11 @@ def _torch_sees_gpu() -> bool:
 def _nearest(directory: Path) -> Path:
     """Return the directory itself, or what is there of the way to it."""
     return next(place for place in (directory, *directory.parents) if os.path.lexists(place))
+
+
+def _weights_in(directory: Path) -> int:
+    """Return the bytes of weights that nodes keep there already."""
+    return sum(file_bytes(path) for path in directory.rglob("*") if SWARMS in path.parts)
 
 
 def _error_in(directory: Path) -> int:

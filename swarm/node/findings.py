@@ -84,7 +84,11 @@ def state(directory: str, error: int) -> Check:
 def disk(directory: str, free: int, weights: int) -> Check:
     wanted = int((1 + FULL_RATIO) * weights) + SPARE_BYTES
     fix = f"free {size(wanted - free)} there, or pass a --state-dir on a larger disk" if wanted > free else ""
-    return Check(about="disk", what=f"{size(free)} are free in {directory}, {size(wanted)} wanted", fix=fix)
+    return Check(
+        about="disk",
+        what=f"{size(free)} are free, or hold weights already, in {directory}, {size(wanted)} wanted",
+        fix=fix,
+    )
 
 
 def sockets(directory: str) -> Iterator[Check]:

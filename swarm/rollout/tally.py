@@ -29,24 +29,29 @@ class SamplerStats:
     offer: Offer | None = None
 
 
-@dataclass(slots=True)
-class Lives:
-    """The last two processes of one node, in the order in which they came. A restart has one follow the other; if the
-    first one speaks again after that, there are two."""
+MAX_LIVES = 16  # Of one node that are told apart: all but the first of so many copies hear at their second beat
 
-    first: int = 0
-    second: int = 0
-    are_two: bool = False
+
+class Lives:
+    """The processes of one node. A restart has one follow another; if an earlier one speaks after a later one came,
+    there are two at the same time."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._came: dict[int, int] = {}  # By the order in which they came
+        self._heard: dict[int, int] = {}
 
     def hear(self, life: int) -> bool:
-        """Return whether `life` has to give way: it came second, and the first one is still there."""
-        if life not in (0, self.first, self.second):
-            if self.second and not self.are_two:
-                self.first = self.second
-            self.first, self.second, self.are_two = self.first or life, life if self.first else 0, False
-        elif life == self.first:
-            self.are_two = self.second != 0
-        return life == self.second and self.are_two
+        """Return whether `life` has to give way: an earlier one is still there. 0 is none of them."""
+        if not life:
+            return False
+        self._turn += 1
+        came = self._came.setdefault(life, self._turn)
+        self._heard[life] = self._turn
+        if len(self._came) > MAX_LIVES:
+            oldest = next(iter(self._came))
+            del self._came[oldest], self._heard[oldest]
+        return any(self._heard[other] > came > began for other, began in self._came.items())
 
 
 class Tally:

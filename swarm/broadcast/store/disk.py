@@ -35,13 +35,14 @@ def set_most_bytes(directory: Path, nbytes: int | None) -> None:
 def _require_allowed(directory: Path, nbytes: int, what: str) -> None:
     for top in (directory.absolute(), *directory.absolute().parents):
         if (most := _most_bytes.get(top)) is not None:
-            used = sum(_file_bytes(path) for path in top.rglob("*"))
+            used = sum(file_bytes(path) for path in top.rglob("*"))
             if used + nbytes > most:
                 needed = f"the weights take {(used + nbytes) / 1e9:.3g} GB of the disk with {what}"
                 raise DiskFull(f"{needed}, and max-disk allows {most / 1e9:.3g}: allow more, or leave this swarm")
 
 
-def _file_bytes(path: Path) -> int:
+def file_bytes(path: Path) -> int:
+    """Return what a file takes of the disk; 0 if it is not there, or is none."""
     try:
         found = path.lstat()
     except FileNotFoundError:  # Removed by another thread since it was listed

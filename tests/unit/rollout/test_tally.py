@@ -37,3 +37,4 @@ def test_of_two_processes_of_one_node_the_second_gives_way_and_a_restarted_one_d
     assert heard(3, 5, 3, 5, 3) == [False, False, False, True, False]
     assert heard(0, 0) == [False, False], "a sampler of an older release does not say which it is"
     assert not known.is_elsewhere(BOB, 5)
+    assert [known.is_elsewhere(BOB, life) for life in (6, 7, 5, 6, 7, 5)] == [False, False, False, True, True, False]
