@@ -149,7 +149,7 @@ class LeadConfig(BaseModel):
     adapter: Annotated[
         int | None, Field(ge=1, le=1024), Flag(LEARNING, "Rank: train an adapter (LoRA); the model is frozen.", "none")
     ] = None
-    adapter_alpha: Annotated[float | None, Field(gt=0, le=1e6)] = None
+    adapter_alpha: Annotated[float | None, Field(ge=1e-6, le=1e6)] = None
     adapter_targets: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=300)], ...], Field(max_length=64)
     ] = ()

@@ -126,8 +126,8 @@ def test_lead_refuses_the_directory_of_another_run(tmp_path: Path) -> None:
         (("--bootstrap", "127.0.0.1", "--engine", "sglang"), "'auto', 'transformers', 'vllm', 'mlx' or 'scripted'"),
         (("--bootstrap", "127.0.0.1", "--tensor-parallel-size", "0"), "greater than or equal to 1"),
         (
-            ("--bootstrap", "127.0.0.1", "--engine", "transformers", "--gpu-memory-share", "0.5"),
-            "--gpu-memory-share is for vllm or mlx: leave it out",
+            ("--bootstrap", "127.0.0.1", "--engine", "scripted", "--gpu-memory-share", "0.5"),
+            "--gpu-memory-share is for vllm or mlx or transformers: leave it out",
         ),
     ],
 )

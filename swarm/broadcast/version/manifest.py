@@ -109,7 +109,7 @@ class AdapterShape(Message, frozen=True):
     and `base` is its digest, in the order of the stream."""
 
     rank: Annotated[int, msgspec.Meta(ge=1, le=1024)]
-    alpha: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    alpha: Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
     base: DigestField
 
 
