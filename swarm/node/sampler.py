@@ -11,7 +11,7 @@ from typing import Any
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, UserError, first_fault
 from swarm.gossip.records import Profile
-from swarm.node.bootstrap import Greeting, Hello
+from swarm.node.bootstrap import Greeting
 from swarm.node.identity import SECRETS
 from swarm.node.joining import JoiningNode, unless_stopped
 from swarm.node.link import LearnerLink, SwarmChanged
@@ -216,13 +216,13 @@ class SamplerNode(JoiningNode):
             secrets=[self._directory / name for name in SECRETS],
             threads=self._config.threads,
         )
-        launch = asyncio.create_task(engine.launch())
+        launch = asyncio.create_task(self._launch(engine, receiver))
         ending = self._ending = Ending()
         watching = asyncio.create_task(self._end_when_held(ending))
         try:
             self._status.state = "looking for the learner"
             link = LearnerLink(self._network, self._say, on_busy=self._put_off)
-            hello = await unless_stopped(ending.asked, self._find(link, engine, launch, receiver))
+            hello = await unless_stopped(ending.asked, link.find())
             if hello is None:
                 return False
             session = Session(
@@ -251,26 +251,13 @@ class SamplerNode(JoiningNode):
             await engine.stop()
             self._engine = None
 
-    async def _find(
-        self, link: LearnerLink, engine: EngineWorker, launch: asyncio.Future[None], receiver: Receiver
-    ) -> Hello:
-        """Find the learner. Meanwhile see whether its model fits: others have the weights while it is away."""
-
-        async def admit() -> None:
-            await asyncio.shield(launch)
-            await engine.reckon(await receiver.layout())
-            receiver.may_fetch.set()
-
-        admitting, finding = asyncio.create_task(admit()), asyncio.create_task(link.find())
-        try:
-            await asyncio.wait([admitting, finding], return_when=asyncio.FIRST_COMPLETED)
-            if not finding.done():
-                admitting.result()
-            return await finding
-        finally:
-            admitting.cancel()
-            finding.cancel()
-            await asyncio.gather(admitting, finding, return_exceptions=True)
+    async def _launch(self, engine: EngineWorker, receiver: Receiver) -> None:
+        """Start the engine, and let weights be fetched if it has room for the model. Raise UserError if it has not.
+        Other nodes have layout and weights, also while the learner is away."""
+        await engine.launch()
+        if (room := await engine.reckon(await receiver.layout())) is not None:
+            self._say(room.said)
+        receiver.may_fetch.set()
 
     def _offer(self, engine: EngineWorker, receiver: Receiver) -> Offer:
         """Return what this node is and costs, so that the learner can choose."""

@@ -126,7 +126,7 @@ class Batch:
 
 class Session:
     """One session with a learner, until the run ends, this node stops, or a fault requires a new session. `launch`
-    starts the engine's process; `client` repeats its calls until they succeed."""
+    starts the engine's process and asks whether the model fits; `client` repeats its calls until they succeed."""
 
     def __init__(
         self,
@@ -227,9 +227,6 @@ class Session:
     async def _load(self) -> None:
         await asyncio.shield(self._launch)
         layout = await self._receiver.layout()
-        if (room := await self._engine.reckon(layout)) is not None:
-            self._say(room.said)
-        self._receiver.may_fetch.set()
         started = await self._engine.load(layout)
         self._status.has_started = True
         at_once = f"{started.places} sample{'' if started.places == 1 else 's'} at once"

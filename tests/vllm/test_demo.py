@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.processes import command
+from tests.integration.processes import command, demo_that_learns
 
 
 def _of(directory: Path) -> list[psutil.Process]:
@@ -41,13 +41,7 @@ def test_a_sampler_with_vllm_draws_for_a_learner(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)  # vLLM is loaded twice beside the learning: 155 s of one core's time
 def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    done = command("demo", "--engine", "vllm", "--json", "--run-dir", str(run_dir), timeout_s=560)
-    assert done.returncode == 0, done.stderr[-3000:]
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["held_out_before"] < 0.1
-    assert summary["held_out_after"] >= 0.9
-    assert summary["verified"]
-    assert summary["max_staleness_seen"] <= summary["max_staleness"]
+    summary, told = demo_that_learns(run_dir, "--engine", "vllm")
     logs = [run_dir / "logs" / f"sampler-{number}.log" for number in range(3)]
     said = "\n".join(log.read_text()[-1000:] for log in logs)
     assert sorted(sampler["engine"] for sampler in summary["by_sampler"]) == ["transformers", "vllm", "vllm"]
@@ -60,10 +54,7 @@ def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) 
         assert sampler["rollouts_duplicate"] < 0.02 * sampler["rollouts_accepted"]
     engines = ["engine: vllm on", "engine: vllm on", "engine: transformers on"]
     assert all(words in log.read_text() for words, log in zip(engines, logs, strict=True))
-    assert "vLLM is up in 2 samplers after" in done.stderr
-    # Engines side by side, each drawn again by transformers in float32: nobody did other than claimed.
-    events = [json.loads(line)["kind"] for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    assert not {"caught", "suspect", "withheld"} & set(events)
+    assert "vLLM is up in 2 samplers after" in told
     _, alive = psutil.wait_procs(_of(tmp_path), timeout=30)
     assert alive == []
 
@@ -71,15 +62,7 @@ def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) 
 @pytest.mark.long
 @pytest.mark.timeout(600)  # Three engines on two cores, of which vLLM takes most
 def test_three_engines_teach_one_model(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    done = command("demo", "--engine", "all", "--json", "--run-dir", str(run_dir), timeout_s=560)
-    assert done.returncode == 0, done.stderr[-3000:]
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["held_out_before"] < 0.1
-    assert summary["held_out_after"] >= 0.9
-    assert summary["verified"]
+    summary, _ = demo_that_learns(tmp_path / "run", "--engine", "all")
     assert sorted(sampler["engine"] for sampler in summary["by_sampler"]) == ["mlx", "transformers", "vllm"]
     least = 0.02 * summary["rollouts_accepted"]
     assert all(sampler["rollouts_accepted"] > least for sampler in summary["by_sampler"]), summary
-    events = [json.loads(line)["kind"] for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    assert not {"caught", "suspect", "withheld"} & set(events)
