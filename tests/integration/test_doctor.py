@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from swarm.net.signing import SigningKey, swarm_id_of
-from swarm.node.bootstrap import JoinLine, read_join_line, write_join_line
+from swarm.node.bootstrap import Hello, JoinLine, hello_route, read_join_line, write_join_line
+from swarm.types import Address
 from tests.builders import KEY
 from tests.integration.processes import PATIENCE_S, Learner, eventually, free_port, swarm_in
-from tests.unit.node.test_bootstrap import member
+from tests.unit.node.test_bootstrap import hello_of, member
 
 ROOT = Path(__file__).parents[2]
 AS_OTHERS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")  # Root may write everywhere
@@ -149,6 +151,29 @@ async def test_a_member_without_encryption_where_it_is_expected(state: tuple[str
     async with member(KEY) as address:
         examined = await asyncio.to_thread(Examined, "--bootstrap", f"https://127.0.0.1:{address.port}", *state)
     assert "http://HOST:PORT, at home alone" in examined.fixes()["swarm"]
+
+
+@pytest.mark.parametrize("nonsense", [b"[]", b"5", b'{"newest": [1]}', b"[" * 100_000])
+async def test_what_a_member_makes_up_harms_no_other_check(nonsense: bytes, state: tuple[str, str]) -> None:
+    """Its hello is a node's, its status is none."""
+
+    async def status(_: web.Request) -> web.Response:
+        return web.Response(body=nonsense, content_type="application/json")
+
+    said: list[Hello] = []
+    app = web.Application()
+    app.add_routes([hello_route(lambda knock, caller: said[0]), web.get("/v1/status", status)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = Address(host="127.0.0.1", port=runner.addresses[0][1])
+    said.append(hello_of(KEY, address))
+    try:
+        examined = await asyncio.to_thread(Examined, "--bootstrap", address.url, *state)
+    finally:
+        await runner.cleanup()
+    assert examined.fixes() == {}
+    assert "answers for swarm" in examined.what("swarm")
 
 
 def test_a_state_directory_that_its_user_may_not_use(tmp_path: Path) -> None:

@@ -121,3 +121,19 @@ async def test_the_one_learner_that_runs_is_found_among_those_that_were_killed(
         async with control(other, change):
             with pytest.raises(UserError, match="2 learners run under runs/ here: name one with --run-dir"):
                 _the_running_one()
+
+
+async def test_where_no_socket_can_be_a_node_that_joined_goes_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(asyncio, "start_unix_server", refuse)
+    told: list[OSError] = []
+    async with control(tmp_path, change, told.append):
+        assert not is_served(tmp_path)
+    assert [error.errno for error in told] == [1]
+    with pytest.raises(PermissionError):
+        async with control(tmp_path, change):
+            pass

@@ -3,13 +3,18 @@ asked, and niceness that is given."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from swarm.net.stream import Pace
+from swarm.node import joining
 from swarm.node.holds import Holds
 from swarm.node.limits import FILE, change_limits
 from swarm.node.watching import Watch, is_in_use, is_on_battery
@@ -150,3 +155,34 @@ def test_every_thread_and_the_engine_give_way_and_those_that_code_already_do() -
     done = subprocess.run([sys.executable, "-c", NICENESS], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["5 10 {5} 2 {5}", "12 12 {12} 2 {12}"]
+
+
+async def test_niceness_that_nobody_asked_for_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    def give_way(nice: int, engine_pid: int | None) -> bool:
+        given.append(nice)
+        return True
+
+    monkeypatch.setattr(joining, "give_way", give_way)
+    config = JoinConfig(bootstrap=("127.0.0.1",), role="relay")
+    node = joining.RelayNode(config, print)
+    node._directory = tmp_path
+    node._network = cast(Any, SimpleNamespace(station=SimpleNamespace(upload=Pace(None), download=Pace(None))))
+    node._take_limits(config)
+    assert given == []
+    node._take_limits(config.model_copy(update={"nice": 7}))
+    assert given == [7]
+
+
+async def test_a_watch_that_broke_is_told_of() -> None:
+    said: list[str] = []
+    node = joining.RelayNode(JoinConfig(bootstrap=("127.0.0.1",), role="relay"), said.append)
+
+    async def breaks() -> None:
+        raise RuntimeError("no such clock")
+
+    watching = asyncio.ensure_future(breaks())
+    await asyncio.wait([watching])
+    node._say_unwatched(watching)
+    assert said == ["limits and clocks are not watched any more (RuntimeError('no such clock')): start the node again"]

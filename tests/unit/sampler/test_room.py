@@ -171,3 +171,18 @@ def test_an_engine_is_not_begun_where_its_model_does_not_fit(tmp_path: Path, mon
 )
 def test_a_gpu_that_others_use_is_shared_with_them(free: int, wanted: float, expected: float) -> None:
     assert room.vllm_share(free * GIB // 100, GIB, wanted) == pytest.approx(expected, abs=0.011)
+
+
+def test_an_install_of_experts_in_mlx_has_them_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlx_lm", reason="mlx-lm has no build for this system: bin/setup went on without it")
+    moe = stage_model(moe_model(0), tmp_path).layout
+    experts = sum(tensor.nbytes for tensor in moe.tensors if len(tensor.shape) > 2)
+    assert experts > 0
+    asked = EngineOptions(device="cpu")
+    sample = 2 * sample_bytes(model_of(moe), room.sample_tokens(model_of(moe), asked), "float32")
+    least = weights_bytes(model_of(moe), "float32", "none") + room.FEW * sample
+    monkeypatch.setattr(room, "free_host_bytes", lambda: least + experts)
+    assert reckon("mlx", moe, asked).places == room.FEW
+    monkeypatch.setattr(room, "free_host_bytes", lambda: least + experts - sample)
+    with pytest.raises(UserError, match="too little memory"):
+        reckon("mlx", moe, asked)

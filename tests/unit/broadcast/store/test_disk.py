@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broadcast.store.disk import BLOCK_BYTES, DiskFull, allocate, set_most_bytes
+from swarm.broadcast.store.disk import BLOCK_BYTES, DiskFull, allocate, file_bytes, set_most_bytes
 
 NBYTES = 3 * 1024 * 1024 + 5
 
@@ -60,3 +60,10 @@ def test_an_owner_says_how_much_the_files_of_a_directory_may_take(tmp_path: Path
     finally:
         set_most_bytes(inside.parent, None)
     make(inside, "fourth", 1_000_000)
+
+
+def test_what_is_removed_while_the_disk_is_counted_takes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "here").write_bytes(bytes(5000))
+    (tmp_path / "link").symlink_to("here")
+    assert file_bytes(tmp_path / "here") >= 5000
+    assert [file_bytes(tmp_path / name) for name in ("gone", "link", ".")] == [0, 0, 0]
