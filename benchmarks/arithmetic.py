@@ -6,7 +6,7 @@ bin/python -m benchmarks.arithmetic --steps 600 --adapter 8 --json
 
 What runs is the example as it is shipped, without its target: `lead` with the example's settings and --samplers `join`
 processes on loopback, asked to end after --minutes from the first held-out round, or ended by --steps before that.
-With --adapter the base is frozen, and the learning rate ten times the example's. What it shows is ELICITATION AND
+With --adapter the base is frozen, and the learning rate ten times the example's unless --learning-rate says it. What it shows is ELICITATION AND
 SHARPENING of what the base has from its warm start (benchmarks/arithmetic_words.py); it is no sign of a skill that the
 base did not have.
 
@@ -50,7 +50,13 @@ FAILED, BAD_INPUT = 1, 2
 
 
 def lead_settings(
-    *, random_reward: bool, eval_every: int, seed: int, steps: int = ENDLESS, adapter: int | None = None
+    *,
+    random_reward: bool,
+    eval_every: int,
+    seed: int,
+    steps: int = ENDLESS,
+    adapter: int | None = None,
+    learning_rate: float | None = None,
 ) -> str:
     """The learner's configuration file: the example's, from wherever it is run."""
     values = tomllib.loads((EXAMPLES / "arithmetic.toml").read_text())
@@ -67,6 +73,8 @@ def lead_settings(
     }
     if adapter:
         values |= {"adapter": adapter, "learning_rate": round(10 * values["learning_rate"], 9)}
+    if learning_rate:
+        values["learning_rate"] = learning_rate
     lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     return "\n".join([*lines, "[rewards]", *(f"{name} = {weight}" for name, weight in rewards.items()), ""])
 
@@ -76,7 +84,7 @@ def run(directory: Path, options: argparse.Namespace) -> list[Point]:
     directory.mkdir(parents=True, exist_ok=True)
     run_dir = directory / ("control" if options.control else "run")
     settings = directory / f"{run_dir.name}.toml"
-    given = {name: getattr(options, name) for name in ("eval_every", "seed", "steps", "adapter")}
+    given = {name: getattr(options, name) for name in ("eval_every", "seed", "steps", "adapter", "learning_rate")}
     settings.write_text(lead_settings(random_reward=options.control, **given))
     with nodes_in(directory) as nodes:
         flags = ("--host", "127.0.0.1", "--port", "0", "--config", str(settings), "--run-dir", str(run_dir))
@@ -127,6 +135,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--eval-every", type=int, default=EVAL_EVERY, help=f"steps; default: {EVAL_EVERY}")
     parser.add_argument("--steps", type=int, default=ENDLESS, help="learner steps at most")
     parser.add_argument("--adapter", type=int, help="rank: train an adapter instead of the model")
+    parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--control", action="store_true", help="a random reward, which must not teach")
     parser.add_argument("--directory", type=Path, help="where everything is kept; default: nowhere")
@@ -139,7 +148,9 @@ def _work(directory: Path, options: argparse.Namespace) -> bool:
     found = summary(points)
     met = _verdict(found, control=options.control)
     if options.json:
-        settings = {name: getattr(options, name) for name in ("control", "samplers", "seed", "adapter")}
+        settings = {
+            name: getattr(options, name) for name in ("control", "samplers", "seed", "adapter", "learning_rate")
+        }
         _say(json.dumps({**settings, **found, "met": met}))
     return met
 
