@@ -6,9 +6,9 @@ bin/python -m benchmarks.arithmetic --steps 600 --adapter 8 --json
 
 What runs is the example as it is shipped, without its target: `lead` with the example's settings and --samplers `join`
 processes on loopback, asked to end after --minutes from the first held-out round, or ended by --steps before that.
-With --adapter the base is frozen, and the learning rate ten times the example's unless --learning-rate says it. What it shows is ELICITATION AND
-SHARPENING of what the base has from its warm start (benchmarks/arithmetic_words.py); it is no sign of a skill that the
-base did not have.
+With --adapter the base is frozen, and the learning rate ten times the example's unless --learning-rate says it. What it
+shows is ELICITATION AND SHARPENING of what the base has from its warm start (benchmarks/arithmetic_words.py); it is no
+sign of a skill that the base did not have.
 
 The curve: pass@1 of the held-out questions, two samples each at the temperature of training, a round every --eval-every
 steps. Target: the last round is above the first by a two-proportion z test at 1 % (one-sided). With --control the
