@@ -285,7 +285,7 @@ class LeadConfig(BaseModel):
     @property
     def resolved_learning_rate(self) -> float:
         """By default the rate in EMBEDDED, or 1e-6, which is usual for post-training a real model; for an adapter ten
-        times as much, which is what it was found to want, whatever its rank."""
+        times as much, as others found; docs/learner.md has a small model for which it is too much."""
         default = EMBEDDED.get(self.model, 1e-6)
         return self.learning_rate or (round(10 * default, 9) if self.adapter else default)
 
