@@ -2,11 +2,13 @@
 
 bin/python -m benchmarks.arithmetic --minutes 30 --json
 bin/python -m benchmarks.arithmetic --minutes 5 --directory runs/arithmetic-control --control
+bin/python -m benchmarks.arithmetic --steps 600 --adapter 8 --json
 
 What runs is the example as it is shipped, without its target: `lead` with the example's settings and --samplers `join`
-processes on loopback, asked to end after --minutes from the first held-out round. What it shows is ELICITATION AND
-SHARPENING of what the base has from its warm start (benchmarks/arithmetic_words.py); it is no sign of a skill that the
-base did not have.
+processes on loopback, asked to end after --minutes from the first held-out round, or ended by --steps before that.
+With --adapter the base is frozen, and the learning rate ten times the example's unless --learning-rate says it. What it
+shows is ELICITATION AND SHARPENING of what the base has from its warm start (benchmarks/arithmetic_words.py); it is no
+sign of a skill that the base did not have.
 
 The curve: pass@1 of the held-out questions, two samples each at the temperature of training, a round every --eval-every
 steps. Target: the last round is above the first by a two-proportion z test at 1 % (one-sided). With --control the
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -46,7 +49,15 @@ FAILED, BAD_INPUT = 1, 2
 """Exit statuses."""
 
 
-def lead_settings(*, random_reward: bool, eval_every: int, seed: int) -> str:
+def lead_settings(
+    *,
+    random_reward: bool,
+    eval_every: int,
+    seed: int,
+    steps: int = ENDLESS,
+    adapter: int | None = None,
+    learning_rate: float | None = None,
+) -> str:
     """The learner's configuration file: the example's, from wherever it is run."""
     values = tomllib.loads((EXAMPLES / "arithmetic.toml").read_text())
     del values["target"]
@@ -56,10 +67,14 @@ def lead_settings(*, random_reward: bool, eval_every: int, seed: int) -> str:
         "task": f"jsonl:{EXAMPLES / 'questions.jsonl'}",
         "reward": "random" if random_reward else "task",
         "eval_every_steps": eval_every,
-        "steps": ENDLESS,
+        "steps": steps,
         "beat_s": 1.0,
         "seed": seed,
     }
+    if adapter:
+        values |= {"adapter": adapter, "learning_rate": round(10 * values["learning_rate"], 9)}
+    if learning_rate:
+        values["learning_rate"] = learning_rate
     lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     return "\n".join([*lines, "[rewards]", *(f"{name} = {weight}" for name, weight in rewards.items()), ""])
 
@@ -69,24 +84,26 @@ def run(directory: Path, options: argparse.Namespace) -> list[Point]:
     directory.mkdir(parents=True, exist_ok=True)
     run_dir = directory / ("control" if options.control else "run")
     settings = directory / f"{run_dir.name}.toml"
-    settings.write_text(lead_settings(random_reward=options.control, eval_every=options.eval_every, seed=options.seed))
+    given = {name: getattr(options, name) for name in ("eval_every", "seed", "steps", "adapter", "learning_rate")}
+    settings.write_text(lead_settings(random_reward=options.control, **given))
     with nodes_in(directory) as nodes:
         flags = ("--host", "127.0.0.1", "--port", "0", "--config", str(settings), "--run-dir", str(run_dir))
-        nodes.start("learner", "lead", *flags)
+        learner = nodes.start("learner", "lead", *flags)
         url = url_of(nodes, run_dir / "node.json")
         for number in range(options.samplers):
             state = str(directory / f"state-{run_dir.name}-{number}")
             nodes.start(f"sampler-{number}", "join", "--lan", "--bootstrap", url, "--state-dir", state)
-        _watch(nodes, run_dir, options.minutes * 60)
+        _watch(nodes, learner, run_dir, options.minutes * 60)
     return read_curve(run_dir)
 
 
-def _watch(nodes: Nodes, run_dir: Path, seconds: float) -> None:
-    """Until the time is up, which runs from the first held-out round."""
+def _watch(nodes: Nodes, learner: subprocess.Popen[bytes], run_dir: Path, seconds: float) -> None:
+    """Until the time is up, which runs from the first held-out round, or the last step has been evaluated."""
     _say(HEAD)
-    told, until = 0, time.monotonic() + START_S
-    while time.monotonic() < until:
+    told, until, is_over = 0, time.monotonic() + START_S, False
+    while time.monotonic() < until and not is_over:
         nodes.check()
+        is_over = learner.poll() is not None
         points = read_curve(run_dir)
         if points and not told:
             until = time.monotonic() + seconds
@@ -116,6 +133,9 @@ def _options() -> argparse.Namespace:
         "--samplers", type=int, default=1, help="default: 1, with the learner as many as two cores take"
     )
     parser.add_argument("--eval-every", type=int, default=EVAL_EVERY, help=f"steps; default: {EVAL_EVERY}")
+    parser.add_argument("--steps", type=int, default=ENDLESS, help="learner steps at most")
+    parser.add_argument("--adapter", type=int, help="rank: train an adapter instead of the model")
+    parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--control", action="store_true", help="a random reward, which must not teach")
     parser.add_argument("--directory", type=Path, help="where everything is kept; default: nowhere")
@@ -128,7 +148,9 @@ def _work(directory: Path, options: argparse.Namespace) -> bool:
     found = summary(points)
     met = _verdict(found, control=options.control)
     if options.json:
-        settings = {"control": options.control, "samplers": options.samplers, "seed": options.seed}
+        settings = {
+            name: getattr(options, name) for name in ("control", "samplers", "seed", "adapter", "learning_rate")
+        }
         _say(json.dumps({**settings, **found, "met": met}))
     return met
 

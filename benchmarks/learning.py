@@ -4,8 +4,10 @@ bin/python -m benchmarks.learning --json
 bin/python -m benchmarks.learning --only forced --staleness 0,4,16 --seeds 0 --steps 60
 bin/python -m benchmarks.learning --only baseline forced --staleness 4,8 --objectives grpo,decoupled_ppo,cispo
 bin/python -m benchmarks.learning --only swarm --staleness 2 --join='--engine mlx --precision int8'
+bin/python -m benchmarks.learning --only swarm --staleness 2 --model tiny-warm --task sort --adapters 0,1,8
 
-Three modes, each run once for every seed and objective, with the same prompts, model and settings (those of `lead`):
+Three modes, each run once for every seed, objective and rank of --adapters (0 trains the whole model), with the same
+prompts, model and settings (those of `lead`):
 baseline  trainer and engine in one process and in turn: generate a batch, train on it, generate the next. What a single
           machine does without a swarm; always on-policy. Its engine draws the whole batch at once
 forced    the same, but batch t is drawn by version max(0, t - S): every rollout is as old as the bound allows. It shows
@@ -47,10 +49,10 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from benchmarks import learning_swarm
-from benchmarks.learning_figures import MODES, Case, Figures, Mode, Run, figures_of, plot, row, table
+from benchmarks.learning_figures import MODES, Case, Figures, Mode, Run, figures_of, plot, row, table, trained
 from benchmarks.learning_swarm import RunFailed
 from swarm.errors import UserError
-from swarm.settings import LeadConfig, load_config
+from swarm.settings import TINY, LeadConfig, load_config
 from swarm.types import Freshness, ObjectiveName
 
 STEPS = 120
@@ -86,7 +88,9 @@ class Benchmark:
             raise UserError("--steps is 2 at least, and --samplers 1")
         objectives = _objectives(options.objectives)
         bounds = _numbers("--staleness", options.staleness)
-        self.cases = cases(bounds, options.only or MODES, objectives, options.freshness)
+        ranks = _numbers("--adapters", options.adapters)
+        self.cases = cases(bounds, options.only or MODES, objectives, options.freshness, ranks)
+        self.what = {"model": options.model, "task": options.task}
         if not self.cases:
             raise UserError("there is nothing to run: forced at S = 0 is the baseline")
         for case in self.cases:
@@ -115,6 +119,8 @@ class Benchmark:
     def described(self) -> dict[str, Any]:
         """What the figures are of."""
         return {
+            **self.what,
+            "learning_rates": {case.adapter: self._config(case, 0).resolved_learning_rate for case in self.cases},
             "steps": self.steps,
             "seeds": self.seeds,
             "samplers": self.samplers,
@@ -134,6 +140,8 @@ class Benchmark:
     def _config(self, case: Case, seed: int) -> LeadConfig:
         """A run that is evaluated before its first step and after its last only."""
         values = {
+            **self.what,
+            **({"adapter": case.adapter} if case.adapter else {}),
             "max_staleness": case.max_staleness,
             "freshness": case.freshness,
             "objective": case.objective,
@@ -148,15 +156,20 @@ class Benchmark:
 
 
 def cases(
-    bounds: Sequence[int], modes: Sequence[Mode], objectives: Sequence[str], freshness: Sequence[Freshness] = FRESHNESS
+    bounds: Sequence[int],
+    modes: Sequence[Mode],
+    objectives: Sequence[str],
+    freshness: Sequence[Freshness] = FRESHNESS,
+    adapters: Sequence[int] = (0,),
 ) -> list[Case]:
-    """The baseline, which is what forced is at S = 0, then each mode at each bound; all with each objective. A swarm
-    has each freshness, at S = 0 the first."""
+    """The baseline, which is what forced is at S = 0, then each mode at each bound; all with each objective and rank.
+    A swarm has each freshness, at S = 0 the first."""
     places: list[tuple[Mode, int, Freshness]] = [("baseline", 0, "off")] if "baseline" in modes else []
     places += [("forced", bound, "off") for bound in bounds if bound > 0 and "forced" in modes]
     if "swarm" in modes:
         places += [("swarm", bound, fresh) for bound in bounds for fresh in freshness[: None if bound else 1]]
-    return [Case(mode, bound, objective, fresh) for mode, bound, fresh in places for objective in objectives]
+    of_each = [(objective, rank) for objective in objectives for rank in adapters]
+    return [Case(mode, bound, objective, fresh, rank) for mode, bound, fresh in places for objective, rank in of_each]
 
 
 def _objectives(text: str) -> list[str]:
@@ -176,7 +189,7 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 def _name(case: Case) -> str:
     fresh = f" {case.freshness}" if case.mode == "swarm" else ""
-    return f"{case.mode}, S = {case.max_staleness}{fresh}, {case.objective}"
+    return f"{case.mode}, S = {case.max_staleness}{fresh}, {case.objective}, {trained(case.adapter)}"
 
 
 def _progress(case: Case, seed: int, found: Figures, wall_s: float) -> str:
@@ -190,6 +203,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", default=SEEDS, help=f"default: {SEEDS}")
+    parser.add_argument("--model", default=TINY)
+    parser.add_argument("--task", default="copy")
+    parser.add_argument("--adapters", default="0", help="ranks with commas between them; default: 0, the whole model")
     parser.add_argument("--staleness", default=STALENESS, help=f"the bounds S; default: {STALENESS}")
     parser.add_argument("--objectives", default=OBJECTIVE, help=f"with commas between them; default: {OBJECTIVE}")
     parser.add_argument("--only", choices=MODES, nargs="+", help="default: all modes")

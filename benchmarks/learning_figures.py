@@ -34,6 +34,8 @@ class Case(NamedTuple):
     max_staleness: int
     objective: str
     freshness: Freshness = "off"
+    adapter: int = 0
+    """Its rank; 0 if the whole model is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,10 @@ def table(rows: Sequence[Figures]) -> list[str]:
     titles = ("accuracy (range)", "last 10", "per step", "per s", "staleness", "s", "to 0.9: steps", "s")
     widths = (23, 8, 9, 7, 12, 7, 14, 7)
     head = "".join(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True))
-    return [f"{'mode':9}{'S':>3}  {'freshness':10}{'objective':14}{head}", *(_line(found, widths) for found in rows)]
+    return [
+        f"{'mode':9}{'S':>3}  {'freshness':10}{'objective':14}{'trained':10}{head}",
+        *(_line(found, widths) for found in rows),
+    ]
 
 
 def plot(rows: Sequence[Figures]) -> str:
@@ -137,7 +142,12 @@ def _line(found: Figures, widths: Sequence[int]) -> str:
         _or_never(found["seconds_to_reward_0_9"], ".1f"),
     )
     shown = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-    return f"{found['mode']:9}{found['max_staleness']:>3}  {found['freshness']:10}{found['objective']:14}{shown}"
+    what = f"{found['objective']:14}{trained(found['adapter']):10}"
+    return f"{found['mode']:9}{found['max_staleness']:>3}  {found['freshness']:10}{what}{shown}"
+
+
+def trained(rank: int) -> str:
+    return f"rank {rank}" if rank else "all"
 
 
 def _finite(value: float) -> float | None:

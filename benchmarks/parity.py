@@ -44,6 +44,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "cispo": ({"objective": "cispo"}, {"loss_type": "cispo", "epsilon_high": 1.28}),
     "two-sided": ({"ratio_cap": 1.5}, {"loss_type": "dapo", "delta": 1.5}),
+    "kl": ({"kl_weight": 0.1}, {"loss_type": "dapo", "beta": 0.1, "use_bias_correction_kl": False}),
+    "entropy": ({"entropy_weight": 0.05}, {"loss_type": "dapo", "entropy_coef": 0.05}),
 }
 """What a case sets here, and in TRL. For cispo TRL's epsilon_high is the cap itself."""
 
@@ -57,11 +59,8 @@ class Recorded(torch.optim.AdamW):
 
 def batch(draw: torch.Generator) -> tuple[TrainGroup, ...]:
     """Rollouts of 1 to LONGEST tokens, drawn and scored at random; log-probs come from a model that has moved."""
-    model, moved = tiny_model(0), tiny_model(0)
-    with torch.no_grad():
-        for parameter in moved.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=draw)
-    vocab = model.config.vocab_size
+    moved = moved_model(draw)
+    vocab = moved.config.vocab_size
     groups = []
     for _ in range(GROUPS):
         prompt = torch.randint(3, vocab, (5,), generator=draw).tolist()
@@ -69,9 +68,7 @@ def batch(draw: torch.Generator) -> tuple[TrainGroup, ...]:
         for _ in range(GROUP_SIZE):
             length = int(torch.randint(1, LONGEST + 1, (), generator=draw))
             ids = torch.randint(3, vocab, (length,), generator=draw)
-            with torch.no_grad():
-                logits = moved(input_ids=torch.tensor([[*prompt, *ids.tolist()]])).logits[0, len(prompt) - 1 : -1]
-            logprobs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+            logprobs = logprobs_of(moved, torch.tensor([*prompt, *ids.tolist()]), len(prompt))
             rollouts.append(
                 TrainRollout(
                     token_ids=ids.int().numpy().tobytes(),
@@ -82,6 +79,26 @@ def batch(draw: torch.Generator) -> tuple[TrainGroup, ...]:
             )
         groups.append(TrainGroup(prompt_token_ids=tuple(prompt), rollouts=tuple(rollouts)))
     return tuple(groups)
+
+
+def moved_model(draw: torch.Generator) -> Any:
+    model = tiny_model(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=draw)
+    return model
+
+
+def reference_model() -> Any:
+    """Another one than what drew the rollouts."""
+    return moved_model(torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def logprobs_of(model: Any, ids: torch.Tensor, prompt_tokens: int) -> torch.Tensor:
+    logits = model(input_ids=ids[None]).logits[0, prompt_tokens - 1 : -1]
+    found: torch.Tensor = logits.log_softmax(-1).gather(1, ids[prompt_tokens:, None])[:, 0]
+    return found
 
 
 def ours(groups: tuple[TrainGroup, ...], rules: LearningRules) -> tuple[float, list[torch.Tensor]]:
@@ -106,7 +123,7 @@ def ours(groups: tuple[TrainGroup, ...], rules: LearningRules) -> tuple[float, l
         optimizer=optimizer,
         shuffle=torch.Generator().manual_seed(0),
         policy=Policy(model, compute, temperature=1.0),
-        reference=None,
+        reference=Policy(reference_model(), compute, temperature=1.0) if rules.kl_weight else None,
         ranks=Ranks(),
         copies=Copies(CPU),
         device=CPU,
@@ -119,6 +136,7 @@ def ours(groups: tuple[TrainGroup, ...], rules: LearningRules) -> tuple[float, l
 
 def theirs(rows: list[Row], options: dict[str, Any], directory: Path) -> tuple[float, list[torch.Tensor]]:
     given = {"epsilon": 0.2, "epsilon_high": 0.28, **options}
+    beta = given.pop("beta", 0.0)
     config = GRPOConfig(
         output_dir=str(directory),
         use_cpu=True,
@@ -137,7 +155,8 @@ def theirs(rows: list[Row], options: dict[str, Any], directory: Path) -> tuple[f
         train_dataset=Dataset.from_dict({"prompt": ["1"] * len(rows)}),
         processing_class=tiny_tokenizer(),
     )
-    model = trainer.model.train()
+    model, reference = trainer.model.train(), reference_model()
+    trainer.beta = beta  # Set in its options it would load a reference model by the name of this one, which has none
     trainer.current_gradient_accumulation_steps = 1
     prompts = torch.stack([row.token_ids[: row.prompt_tokens] for row in rows])
     mask = padded([row.mask for row in rows])
@@ -150,6 +169,7 @@ def theirs(rows: list[Row], options: dict[str, Any], directory: Path) -> tuple[f
             "completion_mask": mask.long(),
             "advantages": torch.tensor([row.advantage for row in rows]),
             "old_per_token_logps": padded([row.behaviour for row in rows]),
+            "ref_per_token_logps": padded([logprobs_of(reference, row.token_ids, row.prompt_tokens) for row in rows]),
             "num_items_in_batch": mask.sum(),
         },
     )

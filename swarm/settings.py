@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_ar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from swarm.errors import UserError
-from swarm.types import Freshness, Normalisation, ObjectiveName, Rounding, Schedule
+from swarm.types import Freshness, KlPlace, Normalisation, ObjectiveName, Rounding, Schedule
 
 if TYPE_CHECKING:
     from swarm.sampler.engine import EngineKind, EngineOptions
@@ -170,6 +170,9 @@ class LeadConfig(BaseModel):
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     advantage_normalisation: Literal["group", "none"] = "group"
     kl_weight: Annotated[float, Field(ge=0, le=10)] = 0.0
+    kl_in: KlPlace = "loss"
+    entropy_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
+    dynamic_sampling: Annotated[bool, RESUMED] = False
     overlong: Literal["keep", "mask", "punish"] = "keep"
     overlong_margin: Tokens | None = None
 
@@ -282,7 +285,7 @@ class LeadConfig(BaseModel):
     @property
     def resolved_learning_rate(self) -> float:
         """By default the rate in EMBEDDED, or 1e-6, which is usual for post-training a real model; for an adapter ten
-        times as much, which is what it was found to want, whatever its rank."""
+        times as much, as others found; docs/learner.md has a small model for which it is too much."""
         default = EMBEDDED.get(self.model, 1e-6)
         return self.learning_rate or (round(10 * default, 9) if self.adapter else default)
 

@@ -35,7 +35,8 @@ WHOLE_LOGITS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFigures:
-    """Of every completion token of a micro-batch, in its order: [tokens]. No gradient flows through `entropy`."""
+    """Of every completion token of a micro-batch, in its order: [tokens]. A gradient flows through `entropy` only where
+    PolicyModel.entropy_pulls says so."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
@@ -74,6 +75,8 @@ class PolicyModel(torch.nn.Module):
         capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         self.in_chunks = head is not None and backbone is not model and not capped
         """Whether the head is taken apart from the rest of the model."""
+        self.entropy_pulls = False
+        """Whether entropies are to have a gradient."""
         self.weights_in_half = False
         """Whether weights are bf16 whenever they are computed with, as FSDP gathers them."""
 
@@ -127,12 +130,12 @@ class PolicyModel(torch.nn.Module):
     def _figures(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.temperature != 1:
             logits = logits.float() / self.temperature
-        logprobs, log_softmax = _Chosen.apply(logits, targets)
+        logprobs, log_softmax, entropy = _Chosen.apply(logits, targets, self.entropy_pulls)
+        if entropy is not None:
+            return logprobs, entropy
         with torch.no_grad():
-            # After what the backward pass needs: a chunk that is recomputed skips this. In place: no fourth tensor of
-            # this size, which vecdot would make.
-            entropy = -log_softmax.exp().mul_(log_softmax).sum(-1)
-        return logprobs, entropy
+            # After what the backward pass needs: a chunk that is recomputed skips this.
+            return logprobs, _entropy(log_softmax)
 
 
 class Policy:
@@ -206,29 +209,42 @@ class Policy:
 
 
 class _Chosen(torch.autograd.Function):
-    """log_softmax(logits)[target], float32. Its gradient, one_hot(target) - softmax(logits), is written once instead of
-    added up of two parts as large."""
+    """log_softmax(logits)[target], float32, and the entropy H if that pulls. Their gradients, one_hot(target)
+    - softmax(logits) and -p (log p + H), are written once instead of added up of parts as large."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits: [tokens, vocabulary]; [tokens] and, without gradient, [tokens, vocabulary]."""
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, entropy_pulls: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """logits: [tokens, vocabulary]; [tokens], without gradient [tokens, vocabulary], and [tokens] or None."""
         log_softmax = torch.log_softmax(logits, -1, dtype=torch.float32)
-        ctx.save_for_backward(log_softmax, targets)
+        entropy = _entropy(log_softmax) if entropy_pulls else None
+        ctx.save_for_backward(log_softmax, targets, entropy)
         ctx.mark_non_differentiable(log_softmax)
         ctx.set_materialize_grads(False)
         ctx.dtype = logits.dtype
         # No view, of which FSDP would warn.
-        return log_softmax.gather(1, targets[:, None]).squeeze(1).clone(), log_softmax
+        return log_softmax.gather(1, targets[:, None]).squeeze(1).clone(), log_softmax, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, None]:
-        pull = gradients[0]
-        if pull is None:
-            return None, None
-        log_softmax, targets = ctx.saved_tensors
-        found = log_softmax.exp().mul_(-pull[:, None])
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, None, None]:
+        pull, _, of_entropy = gradients
+        if pull is None and of_entropy is None:
+            return None, None, None
+        log_softmax, targets, entropy = ctx.saved_tensors
+        pull = torch.zeros_like(of_entropy) if pull is None else pull
+        if of_entropy is None:
+            found = log_softmax.exp().mul_(-pull[:, None])
+        else:
+            slopes = (log_softmax + entropy[:, None]).mul_(-of_entropy[:, None]).sub_(pull[:, None])
+            found = slopes.mul_(log_softmax.exp())
         found.scatter_add_(1, targets[:, None], pull[:, None])
-        return found.to(ctx.dtype), None
+        return found.to(ctx.dtype), None, None
+
+
+def _entropy(log_softmax: torch.Tensor) -> torch.Tensor:
+    """In place: no fourth tensor of this size, which vecdot would make."""
+    return -log_softmax.exp().mul_(log_softmax).sum(-1)
 
 
 def arrange(model: Any, rules: ComputeRules) -> None:

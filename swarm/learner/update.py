@@ -18,7 +18,7 @@ from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismat
 from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup, TrainRollout
-from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_reference, token_weights
+from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_come, kl_to_reference, token_weights
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.types import Schedule
 
@@ -147,6 +147,7 @@ class Update:
         self._command = command
         self._at = learning
         self._objective = OBJECTIVES[command.learning.objective]
+        learning.policy.module.entropy_pulls = command.learning.entropy_weight > 0
         self.alarms = Alarms(command.alarms)
         # In a rehearsal samplers have no model.
         self.claims = Claims(math.inf) if command.rehearse_step_s or not command.audit_share else Claims()
@@ -278,11 +279,15 @@ class Update:
         read = self._at.policy.read(part)
         distances, believed = _believed(read, part, self.claims)
         mask = part.mask * believed
+        advantages = part.advantages
+        if part.reference is not None and rules.kl_in == "reward":
+            to_come = kl_to_come(read.logprobs, part.reference, mask, part.counts)
+            advantages = advantages - rules.kl_weight * to_come
         found = self._objective.formula(
             Tokens(
                 logprobs=read.logprobs,
                 behaviour=part.behaviour,
-                advantages=part.advantages,
+                advantages=advantages,
                 mask=mask,
                 proximal=part.proximal,
                 counts_of=part.counts,
@@ -292,7 +297,10 @@ class Update:
         losses, figures = found.loss * mask, found.figures
         if part.reference is not None:
             kl = kl_to_reference(read.logprobs, part.reference, mask)
-            losses, figures = losses + rules.kl_weight * kl, figures | {"kl": kl.sum()}
+            losses = losses + rules.kl_weight * kl if rules.kl_in == "loss" else losses
+            figures |= {"kl": kl.sum()}
+        if rules.entropy_weight:
+            losses = losses - rules.entropy_weight * read.entropy * mask
         counts = torch.tensor(part.counts)
         loss = (losses * torch.tensor(shares).repeat_interleave(counts).to(losses.device)).sum()
         self._at.ranks.backward(loss, self._at.policy.module, is_last=is_last)

@@ -400,6 +400,7 @@ class LearnerNode:
             adaptive=config.freshness == "adaptive",
             groups_per_step=config.groups_per_step,
             group_size=config.group_size,
+            dynamic_sampling=config.dynamic_sampling,
             eval_samples=config.eval_samples,
             rules=SamplingRules(
                 temperature=config.temperature,

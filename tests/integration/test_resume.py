@@ -294,9 +294,10 @@ def test_what_is_no_run_is_not_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swarm) -> None:
+@pytest.mark.parametrize("trained", [(), ("--adapter", "4")], ids=["all", "adapter"])
+def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swarm, trained: tuple[str, ...]) -> None:
     """With a real model at the sampler, whose weights have to be those that the learner goes on with."""
-    learner = swarm.lead("--port", "0", "--max-staleness", "0", *OFTEN, *ENDLESS)
+    learner = swarm.lead("--port", "0", "--max-staleness", "0", *trained, *OFTEN, *ENDLESS)
     sampler = swarm.join(learner.url(), name="sampler")
     eventually(lambda: _has_taken(learner, 7), learner, "a checkpoint and more steps")
     children = learner.children()
@@ -311,6 +312,26 @@ def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swa
     distances = [line["mismatch_kl"] for line in _lines(again, "metrics.jsonl") if "mismatch_kl" in line]
     assert max(distances) < 1e-3
     assert max(line["staleness/max"] for line in _lines(again, "metrics.jsonl")) == 0
+
+
+@pytest.mark.slow
+def test_groups_that_were_replaced_are_on_record_and_a_new_life_goes_on(swarm: Swarm) -> None:
+    """Of two answers without a model many have the same reward."""
+    swarm.lead_with(dynamic_sampling=True, group_size=2, groups_per_step=8)
+    learner = swarm.lead("--port", "0", *ENDLESS, *OFTEN)
+    sampler = swarm.scripted(learner.url(), name="sampler")
+    _takes(learner, 8)
+    learner.kill()
+    steps = _rows(learner, "SELECT count(*) FROM batches")[0][0] + 8
+    again = swarm.resume(learner, "--steps", str(steps), name="again")
+    assert again.wait() == 0, again.output()
+    _says_goodbye(sampler)
+    _is_one_run(again, steps)
+    counted = _rows(again, "SELECT dropped_at, count(*) FROM groups WHERE reason = 'no_variance' GROUP BY dropped_at")
+    assert len(counted) > steps / 2
+    assert max(count for _, count in counted) <= 8
+    flat = [line["frac_reward_zero_std"] for line in _lines(again, "metrics.jsonl")]
+    assert sum(flat) / len(flat) < 0.5
 
 
 @pytest.mark.slow

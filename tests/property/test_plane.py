@@ -30,8 +30,8 @@ PICK = st.integers(0, 1_000)
 class PlaneMachine(RuleBasedStateMachine):
     """Samplers, a learner and its crashes, without a clock of their own."""
 
-    @initialize(bound=st.integers(0, 3), hold_s=st.sampled_from([0.0, 10.0, math.inf]))
-    def begin(self, bound: int, hold_s: float) -> None:
+    @initialize(bound=st.integers(0, 3), hold_s=st.sampled_from([0.0, 10.0, math.inf]), dynamic=st.booleans())
+    def begin(self, bound: int, hold_s: float, dynamic: bool) -> None:
         self.now = 0.0
         self.scenario = Scenario(
             name="default",
@@ -43,6 +43,7 @@ class PlaneMachine(RuleBasedStateMachine):
             beat_s=5.0,
             lease_time_limit_s=60.0,
             hold_s=hold_s,
+            dynamic_sampling=dynamic,
         )
         self.plane = WatchedPlane(self.scenario, seed=0, clock=lambda: self.now)
         self.ledger = Ledger(self.scenario.group_size, self.plane.breach)
@@ -66,6 +67,7 @@ class PlaneMachine(RuleBasedStateMachine):
             hold_s=self.scenario.hold_s,
             groups_per_step=2,
             group_size=2,
+            dynamic_sampling=self.scenario.dynamic_sampling,
             rules=RULES,
             vocab_size=VOCAB,
             beat_s=self.scenario.beat_s,
@@ -145,13 +147,14 @@ class PlaneMachine(RuleBasedStateMachine):
     # -- the learner -----------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.wanted)
-    @rule(which=PICK, fails=st.sampled_from([False, False, False, False, True]))
-    def score(self, which: int, fails: bool) -> None:
+    @rule(which=PICK, fails=st.sampled_from([False, False, False, False, True]), right=st.booleans())
+    def score(self, which: int, fails: bool, right: bool = True) -> None:
         one = self.wanted.pop(which % len(self.wanted))
         if fails:
             self.perform(self.plane.unscorable(one.group_id, one.index))
         else:
-            self.perform(self.plane.scored(one.group_id, one.index, Score(reward=1.0, exact=True)))
+            reward = float(right)
+            self.perform(self.plane.scored(one.group_id, one.index, Score(reward=reward, exact=right)))
 
     @rule()
     def take(self) -> None:

@@ -122,6 +122,33 @@ def _batches_stay_in_the_buffer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Buffer, "take", take)
 
 
+def _groups_are_replaced_without_end(patch: pytest.MonkeyPatch) -> None:
+    honest = RolloutPlane._is_for_replacement
+
+    def endless(plane: RolloutPlane, group: Group) -> bool:
+        plane._replaced = 0
+        return honest(plane, group)
+
+    patch.setattr(RolloutPlane, "_is_for_replacement", endless)
+
+
+def _any_group_is_replaced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RolloutPlane, "_is_for_replacement", lambda plane, _: plane._replaced < 4)
+
+
+def _no_group_is_replaced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RolloutPlane, "_is_for_replacement", lambda *_: False)
+
+
+def _what_was_replaced_is_forgotten_in_a_crash(patch: pytest.MonkeyPatch) -> None:
+    restored = RolloutPlane.restore
+
+    def restore(plane: RolloutPlane, run: RecordedRun, *, now: float) -> list[Effect]:
+        return restored(plane, dataclasses.replace(run, replaced=0), now=now)
+
+    patch.setattr(RolloutPlane, "restore", restore)
+
+
 def _groups_are_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Buffer, "add", lambda *_: None)
 
@@ -300,12 +327,21 @@ BREAKAGES: dict[Breakage, tuple[str, str]] = {
     _batches_are_held_too_long: ("held", "I7: a batch is ready for"),
     _a_lowered_bound_goes_unsaid: ("dial", "I3: .* is stale for another reason"),
     _every_drop_is_blamed_on_the_user: ("held", "I3: .* is not bound_lowered"),
+    _groups_are_replaced_without_end: ("dynamic-sampling", "dynamic: 5 groups were replaced for a batch of 4"),
+    _any_group_is_replaced: ("dynamic-sampling", "I3: .* is not no_variance"),
+    _no_group_is_replaced: ("dynamic-sampling", "dynamic: .* has no variance and was kept"),
+    _what_was_replaced_is_forgotten_in_a_crash: ("dynamic-sampling-crashes", "dynamic: 5 groups were replaced"),
     _authors_are_not_told: ("failing-rewards", "I3: on record: group .* was not by"),
 }
 
-SEEDS: dict[Breakage, int] = {_batches_are_never_held: 6, _batches_ignore_freshness: 3}
+SEEDS: dict[Breakage, int] = {
+    _batches_are_never_held: 6,
+    _batches_ignore_freshness: 3,
+    _what_was_replaced_is_forgotten_in_a_crash: 6,
+}
 """Seeds other than 1: a batch that is not held has to leave something behind; a sample of a group that is too old must
-not be leased again before the group is trained on, which another checker would see first."""
+not be leased again before the group is trained on, which another checker would see first; a crash has to come between
+two replacements for one batch."""
 
 
 def _breach(name: str, seed: int) -> InvariantBreach:

@@ -270,7 +270,9 @@ def test_the_document_about_settings_gives_their_names_and_defaults() -> None:
         said = defaults.split(", ") if len(fields) > 1 else [defaults]
         for name, words in zip(fields, said, strict=True):
             value = getattr(LeadConfig(), name)
-            if isinstance(value, int | float | str):
+            if isinstance(value, bool):
+                assert words == str(value).lower(), name
+            elif isinstance(value, int | float | str):
                 assert words.strip("`") == (value if isinstance(value, str) else f"{value:g}"), name
             else:
                 assert value in (None, {}, ()), name

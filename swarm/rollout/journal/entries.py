@@ -59,6 +59,9 @@ class RolloutScored:
     score: Score
 
 
+NO_VARIANCE = "no_variance"  # Why a group was dropped: all its rewards were equal, and another takes its place
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDropped:
     """A group left the plane without being trained on. It had `rollouts` accepted rollouts, counted by node in `nodes`.
@@ -129,10 +132,11 @@ class RecordedGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
     """Where a run stood. `groups` holds the open and the ready groups in order of their numbers; `opened` is the next
-    number."""
+    number, and `replaced` counts the groups dropped as NO_VARIANCE since the last batch."""
 
     next_batch: int
     opened: int
     groups: tuple[RecordedGroup, ...]
     published: VersionPublished | None
     bound: BoundSet | None
+    replaced: int = 0

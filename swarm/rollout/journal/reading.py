@@ -11,7 +11,14 @@ import msgspec
 
 from swarm.errors import UserError
 from swarm.net.wire import Digest
-from swarm.rollout.journal.entries import BoundSet, RecordedGroup, RecordedRollout, RecordedRun, VersionPublished
+from swarm.rollout.journal.entries import (
+    NO_VARIANCE,
+    BoundSet,
+    RecordedGroup,
+    RecordedRollout,
+    RecordedRun,
+    VersionPublished,
+)
 from swarm.rollout.journal.index import FINISHES, WAITING, read_meta
 from swarm.rollout.journal.segments import Stored, read_payload
 from swarm.types import NodeId, Parts, Rollout, Score, VersionId
@@ -112,12 +119,17 @@ def read_run(connection: sqlite3.Connection, segments: Path) -> tuple[RecordedRu
     bound = connection.execute(
         "SELECT max_staleness, publish_every_steps FROM bounds ORDER BY id DESC LIMIT 1"
     ).fetchone()
+    batches = count_batches(connection)
+    (replaced,) = connection.execute(
+        "SELECT count(*) FROM groups WHERE reason = ? AND dropped_at = ?", (NO_VARIANCE, batches)
+    ).fetchone()
     run = RecordedRun(
-        next_batch=count_batches(connection),
+        next_batch=batches,
         opened=0 if last is None else last + 1,
         groups=tuple(groups),
         published=read_version(connection),
         bound=None if bound is None else BoundSet(max_staleness=bound[0], publish_every_steps=bound[1]),
+        replaced=replaced,
     )
     return run, lost
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from swarm.rollout.journal.entries import NO_VARIANCE
 from swarm.rollout.journal.index import check_pages, next_lineage, reading
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import (
@@ -107,6 +108,8 @@ def fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], report: Report) -
         yield f"is in batch {row.step}, which is not recorded"
     if row.reason is not None and row.step is None:
         yield from _drop_faults(row, [one.oldest for one in rollouts], report.group_size)
+    if row.reason == NO_VARIANCE and (len(rollouts) < report.group_size or len({one.reward for one in rollouts}) > 1):
+        yield "was dropped for want of variance, but its rewards are not all there and equal (I3)"
     if len(rollouts) > report.group_size:
         yield f"has {len(rollouts)} rollouts, more than its {report.group_size} samples (I3)"
     if any(one.oldest < row.version for one in rollouts):

@@ -5,6 +5,10 @@ lost their node, then opens new groups as far as the pacing rule (rules.Pacing) 
 prompts (heldout). Answers are judged (verdict.py), matched with their sample (leases) and scored outside. Complete
 groups go to the buffer. `take` hands out batch n and drops groups that are too old for any later batch.
 
+With `dynamic_sampling` a complete group whose rewards are all equal is dropped instead, and pacing lets another be
+opened in its place, as for any group that is gone: for each batch as many as it has groups, which bounds what it costs.
+Where to stop follows from the records, so a restart does not begin to count again.
+
 The plane emits everything that the learner must not forget as records (entries.Record). `restore` continues from the
 records of an earlier process. Training groups are numbered from 0. A group with a lower number than the next one is
 either open or closed, so the plane remembers nothing of closed groups.
@@ -21,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.rollout.journal.entries import (
+    NO_VARIANCE,
     BatchTaken,
     GroupDropped,
     GroupOpened,
@@ -153,7 +158,8 @@ MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then 
 class PlaneRules:
     """The user's settings. `rules` apply to training, and to held-out prompts if `eval_samples` is above 1; a single
     held-out sample is drawn greedily. `life` is the learner's generation. A full batch waits up to `hold_s` for
-    samples that would become stale if it were taken. `adaptive` is the setting `freshness`."""
+    samples that would become stale if it were taken. `adaptive` is the setting `freshness`. With `dynamic_sampling`
+    others are drawn for groups whose rewards are all equal."""
 
     swarm: SwarmId
     run_seed: int
@@ -163,6 +169,7 @@ class PlaneRules:
     adaptive: bool = True
     groups_per_step: int
     group_size: int
+    dynamic_sampling: bool = False
     eval_samples: int = 1
     rules: SamplingRules
     vocab_size: int
@@ -190,6 +197,7 @@ class RolloutPlane:
         """Which node holds which samples. Other modules only read it."""
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
+        self._replaced = 0  # Groups dropped as NO_VARIANCE since the last batch
         self._round = HeldOutRound(
             rules.life,
             rules.rules,
@@ -206,7 +214,7 @@ class RolloutPlane:
         """Continue where the records of an earlier process end. Call it before anything else. Samples that were leased
         then count as leased still."""
         assert self._opened == 0
-        self.next_batch, self._opened = run.next_batch, run.opened
+        self.next_batch, self._opened, self._replaced = run.next_batch, run.opened, run.replaced
         return [effect for group in run.groups for effect in self._restore_group(group, now=now)] + self._expire()
 
     # -- what samplers do ------------------------------------------------------------------------------------
@@ -394,6 +402,7 @@ class RolloutPlane:
         numbers = tuple(group.order for group in batch)
         taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
         self.next_batch += 1
+        self._replaced = 0
         self._pacing.taken(now=self._looked_at)
         return batch, [taken, *self._expire()]
 
@@ -560,10 +569,20 @@ class RolloutPlane:
         self.leased.close(group)
         if group.purpose == "eval":
             return [*self._round.scored(group.group_id, [s.score for s in group.samples if s.score])]
-        if self._fresh(group.oldest_version):
-            self._buffer.add(group)
-            return []
-        return [self._dropped(group, "stale")]
+        if not self._fresh(group.oldest_version):
+            return [self._dropped(group, "stale")]
+        if self._is_for_replacement(group):
+            self._replaced += 1
+            return [self._dropped(group, NO_VARIANCE)]
+        self._buffer.add(group)
+        return []
+
+    def _is_for_replacement(self, group: Group) -> bool:
+        """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). A step waits for what others draw instead, so after
+        as many as a batch has it takes what there is."""
+        if not self.rules.dynamic_sampling or self._replaced >= self.rules.groups_per_step:
+            return False
+        return len({sample.score.reward for sample in group.samples if sample.score is not None}) == 1
 
     def _drop(self, group: Group, reason: str) -> list[Effect]:
         self.leased.close(group)

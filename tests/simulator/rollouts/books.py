@@ -23,13 +23,18 @@ class Entry:
     size: int
     holders: dict[int, NodeId] = field(default_factory=dict)
     rollouts: dict[int, Rollout] = field(default_factory=dict)
-    scored: set[int] = field(default_factory=set)
+    scored: dict[int, float] = field(default_factory=dict)
     failures: Counter[int] = field(default_factory=Counter)
     unscorable: bool = False
 
     @property
     def ready(self) -> bool:
         return len(self.scored) == self.size
+
+    @property
+    def flat(self) -> bool:
+        """All its rewards are equal."""
+        return len(set(self.scored.values())) == 1
 
     @property
     def oldest(self) -> int:
@@ -53,7 +58,7 @@ def entry_of(group: RecordedGroup, size: int) -> Entry:
         size=size,
         holders={index: node for index, node in group.holders.items() if index not in answered},
         rollouts={index: found.rollout for index, found in answered.items()},
-        scored={index for index, found in answered.items() if found.score is not None},
+        scored={index: found.score.reward for index, found in answered.items() if found.score is not None},
     )
 
 
@@ -96,7 +101,7 @@ class Books:
         """Enter a held-out answer that could not be scored."""
         entry = self.groups[group_id]
         if entry.purpose == "eval":
-            entry.scored.add(index)
+            entry.scored[index] = 0.0
             if entry.ready:
                 self.close(group_id)
 

@@ -8,6 +8,8 @@ comes out and never from the plane's tables or predicates, so that a mistake in 
     pacing    when a group is opened, the groups by deadline still fit into the batches to come
     leases    a sample is held by at most one node; only silence, its own word or an answer takes it away; a node on
               standby gets none for training
+    dynamic   a group is replaced only if it is whole and all its rewards are equal, and for a batch no more than that
+              has; else a whole one without variance is left only where as many were replaced
     I3        a rollout is accepted once, trained once, and else is in a group that was dropped for a true reason
     I4        the newest version and what a node holds only rise
     I5        the plane's sizes are those of the books, and under their caps
@@ -72,6 +74,7 @@ class WatchedPlane:
         self._standby: Mapping[NodeId, str] = {}
         self._accepted = 0
         self._dropped = 0
+        self._replaced = 0
         self._progress_at = 0.0
         self.bound = scenario.max_staleness
 
@@ -84,7 +87,7 @@ class WatchedPlane:
         self._standby = {}
         self._books.begin(ledger, self._scenario.group_size)
         self._trained = {one.rollout.rollout_id for step in range(run.next_batch) for one in ledger.batch(step)}
-        self._accepted, self._dropped = ledger.accepted(), ledger.dropped()
+        self._accepted, self._dropped, self._replaced = ledger.accepted(), ledger.dropped(), run.replaced
         self._heard_at = {}
         for node in (node for entry in self._books.groups.values() for node in entry.holders.values()):
             self._hear(node, RETURN_S)
@@ -188,10 +191,14 @@ class WatchedPlane:
         entry = self._books.groups.get(group_id)
         effects = self._live.scored(group_id, index, score)
         if entry is not None:
-            entry.scored.add(index)
+            entry.scored[index] = score.reward
             if entry.ready and entry.purpose == "eval":
                 self._books.close(group_id)
-        return self._settled(effects)
+        settled = self._settled(effects)
+        if self._scenario.dynamic_sampling and group_id in self._books.groups and entry is not None and entry.ready:
+            enough = self._replaced >= self._scenario.groups_per_step
+            self._require(not entry.flat or enough, "dynamic", f"{group_id} has no variance and was kept")
+        return settled
 
     def unscorable(self, group_id: str, index: int) -> list[Effect]:
         entry = self._books.groups.get(group_id)
@@ -230,6 +237,7 @@ class WatchedPlane:
         passed_over = [other for other in due.values() if self._next_batch <= other < last]
         self._require(not passed_over, "pacing", f"due by {last} was taken before {passed_over[:1]}")
         self._next_batch += 1
+        self._replaced = 0
         self._ready_at = None
         self._progress_at = self._clock()
         return batch, self._settled(effects)
@@ -418,11 +426,15 @@ class WatchedPlane:
             "bound_lowered": late and lowered,
             "generation_failed": max(entry.failures.values(), default=0) >= MAX_FAILURES,
             "reward_failed": entry.unscorable,
+            "no_variance": self._scenario.dynamic_sampling and entry.ready and entry.flat and not late,
         }
         self._require(
             true_reason.get(effect.reason, False), "I3", f"{effect.group_id} was dropped, but is not {effect.reason}"
         )
         self._require(effect.reason != "stale" or self._may_waste, "I7", f"{effect.group_id} is stale")
+        self._replaced += effect.reason == "no_variance"
+        most = self._scenario.groups_per_step
+        self._require(self._replaced <= most, "dynamic", f"{self._replaced} groups were replaced for a batch of {most}")
         count = len(entry.rollouts)
         self._require(effect.rollouts == count, "I3", f"{effect.group_id} had {count}, not {effect.rollouts} rollouts")
         self._dropped += count if entry.purpose == "train" else 0

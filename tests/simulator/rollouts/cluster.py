@@ -157,6 +157,7 @@ def _rules(scenario: Scenario, seed: int) -> PlaneRules:
         hold_s=scenario.hold_s,
         groups_per_step=scenario.groups_per_step,
         group_size=scenario.group_size,
+        dynamic_sampling=scenario.dynamic_sampling,
         rules=SamplingRules(temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, stop_token_ids=(STOP_TOKEN,)),
         vocab_size=VOCABULARY,
         beat_s=scenario.beat_s,

@@ -42,6 +42,7 @@ class Recorded:
     given: set[tuple[int, NodeId]] = field(default_factory=set)
     returned: list[Rollout] = field(default_factory=list)
     end: int | str | None = None
+    ended_before: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,7 @@ class Ledger:
             groups=tuple(_found(group) for group in self.groups if group.end is None),
             published=self.published,
             bound=self.bound,
+            replaced=sum(g.end == "no_variance" and g.ended_before == len(self.batches) for g in self.groups),
         )
 
     def batch(self, step: int) -> list[ScoredRollout]:
@@ -122,7 +124,7 @@ class Ledger:
                 group = self._open(entry.number or 0)
                 self._require(entry.rollouts == len(group.rollouts), f"group {entry.number} had other rollouts")
                 self._require(entry.nodes == _authors(group), f"group {entry.number} was not by {entry.nodes}")
-                group.end = entry.reason
+                group.end, group.ended_before = entry.reason, entry.next_batch
             case BatchTaken():
                 self._take(entry)
             case VersionPublished():

@@ -109,6 +109,7 @@ class Scenario:
     lease_time_limit_s: float = 30.0
     reward_s: float = 0.05
     reward_failure_share: float = 0.0
+    dynamic_sampling: bool = False
     broadcast_s: float = 0.6
     broadcast_spread: float = 0.3
     beat_s: float = 5.0
@@ -212,6 +213,7 @@ class Scenario:
             crashes=_some_crashes(draw, draw.choice((0, 0, 0, 1, 5)), mean_apart=300),
             mean_learner_down_s=draw.uniform(1.0, 60.0),
             standby_changes=_some_standbys(draw, draw.choice((0, 0, 2, 8)), samplers, 30 * step_s),
+            dynamic_sampling=draw.random() < 0.3,
         )
 
     @staticmethod
@@ -351,6 +353,15 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
             replace(DEFAULT, name="failing-generations", generation_failure_share=0.3),
             replace(DEFAULT, name="failing-calls", generation_failure_share=0.3, loss_share=0.08, call_s=1.0),
             replace(DEFAULT, name="failing-rewards", reward_failure_share=0.4),
+            replace(DEFAULT, name="dynamic-sampling", group_size=2, dynamic_sampling=True),
+            replace(
+                DEFAULT,
+                name="dynamic-sampling-crashes",
+                group_size=2,
+                dynamic_sampling=True,
+                hold_s=math.inf,
+                crashes=_every(230, 3000),
+            ),
             replace(DEFAULT, name="polite", samplers=6, mean_up_s=30.0, polite_share=1.0, generation_s=4.0),
             replace(DEFAULT, name="late-joiners", join_every_s=15.0),
             replace(

@@ -139,6 +139,19 @@ def test_the_benchmark_runs_the_example_without_its_end(config: LeadConfig, tmp_
     assert Path(found.model).samefile(config.model)
 
 
+@pytest.mark.parametrize(("learning_rate", "used"), [(None, 3e-3), (1e-3, 1e-3)])
+def test_an_adapter_of_the_example_has_ten_times_its_rate_unless_that_is_said(
+    tmp_path: Path, learning_rate: float | None, used: float
+) -> None:
+    path = tmp_path / "lead.toml"
+    asked = lead_settings(
+        random_reward=False, eval_every=100, seed=0, steps=400, adapter=8, learning_rate=learning_rate
+    )
+    path.write_text(asked)
+    found = load_config(LeadConfig, path, {})
+    assert (found.adapter, found.steps, found.learning_rate) == (8, 400, used)
+
+
 # -- figures -------------------------------------------------------------------------------------------------
 
 

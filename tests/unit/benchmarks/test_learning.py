@@ -198,15 +198,31 @@ def test_no_process_outlives_an_interrupt(tmp_path: Path) -> None:
 
 def test_the_baseline_comes_first_and_stands_for_forced_at_zero() -> None:
     assert learning.cases([0, 4], ["baseline", "forced", "swarm"], ["grpo"]) == [
-        ("baseline", 0, "grpo", "off"),
-        ("forced", 4, "grpo", "off"),
-        ("swarm", 0, "grpo", "adaptive"),
-        ("swarm", 4, "grpo", "adaptive"),
-        ("swarm", 4, "grpo", "off"),
+        ("baseline", 0, "grpo", "off", 0),
+        ("forced", 4, "grpo", "off", 0),
+        ("swarm", 0, "grpo", "adaptive", 0),
+        ("swarm", 4, "grpo", "adaptive", 0),
+        ("swarm", 4, "grpo", "off", 0),
     ]
     assert learning.cases([0, 4], ["forced"], ["grpo", "tis"]) == [
-        ("forced", 4, "grpo", "off"),
-        ("forced", 4, "tis", "off"),
+        ("forced", 4, "grpo", "off", 0),
+        ("forced", 4, "tis", "off", 0),
+    ]
+    assert learning.cases([4], ["swarm"], ["grpo"], ["adaptive"], [0, 8]) == [
+        ("swarm", 4, "grpo", "adaptive", 0),
+        ("swarm", 4, "grpo", "adaptive", 8),
+    ]
+
+
+def test_a_rank_trains_an_adapter_at_ten_times_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["--only", "swarm", "--model", "tiny-warm", "--task", "sort", "--adapters", "0,8", "--staleness", "2"]
+    monkeypatch.setattr(sys, "argv", ["learning", *asked])
+    benchmark = learning.Benchmark(learning._options())
+    assert benchmark.described()["learning_rates"] == {0: 3e-4, 8: 3e-3}
+    configs = [benchmark._config(case, 1) for case in benchmark.cases if case.freshness == "adaptive"]
+    assert [(one.model, one.task, one.adapter) for one in configs] == [
+        ("tiny-warm", "sort", None),
+        ("tiny-warm", "sort", 8),
     ]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -21,8 +22,11 @@ from swarm.learner.objective import (
     WEIGHT_CAP,
     TokenLoss,
     Tokens,
+    kl_to_come,
     kl_to_reference,
 )
+from swarm.learner.policy import Policy
+from swarm.learner.trainer import Trainer
 from swarm.types import Normalisation, ObjectiveName
 from tests.builders import floats, ints
 from tests.unit.trainers import group, trainer_in
@@ -263,6 +267,16 @@ def test_the_distance_is_finite_never_negative_and_zero_where_masked(values: lis
     assert pull.abs().max().item() <= REFERENCE_CAP
 
 
+def test_what_a_token_is_to_pay_is_all_of_its_rollout_from_there_on() -> None:
+    """Two rollouts, in one of which a token does not count; the reference finds one token far likelier."""
+    now = [-1.0, -2.0, -0.5, -1.5, -9.0, -3.0]
+    reference = [-1.5, -1.0, -0.6, -1e4, -1.0, -1.0]
+    mask = [1, 1, 1, 0, 1, 1]
+    found = kl_to_come(torch.tensor(now), torch.tensor(reference), torch.tensor(mask), (2, 4))
+    cap = math.log(REFERENCE_CAP)
+    assert found.tolist() == pytest.approx([-0.5, -1.0, 0.1 - cap - 2.0, -cap - 2.0, -cap - 2.0, -2.0], rel=1e-5)
+
+
 # -- whole rollouts ----------------------------------------------------------------------------------------------
 
 
@@ -313,6 +327,92 @@ def test_the_loss_is_divided_as_the_rules_say(
     by_token = sum(a * n for a, n in zip(advantages, LENGTHS, strict=True))
     expected = {"tokens": by_token / sum(LENGTHS), "rollouts": sum(advantages) / 3, "constant": by_token / (3 * 8)}
     assert found == pytest.approx(-expected[normalisation], abs=1e-5)
+
+
+# Token ids, the sampler's log-probs, and the reward.
+ROLLOUTS = (((3, 7), (-2.0, -2.9), 1.0), ((5, 4, 9, 2), (-2.2, -3.1, -2.5, -2.0), 0.0), ((8,), (-2.7,), 0.25))
+
+
+def moved_trainer(
+    directory: Path, rules: LearningRules, compute: ComputeRules, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Trainer, list[torch.Tensor]]:
+    """A trainer whose policy is no longer its reference, and which keeps its gradients instead of stepping."""
+    trainer = trainer_in(directory, learning=rules, compute=compute, minibatches=1)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in trainer._model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
+    kept: list[torch.Tensor] = []
+
+    monkeypatch.setattr(
+        trainer._update._at.optimizer,
+        "step",
+        lambda: kept.extend(parameter.grad.clone() for parameter in trainer._model.parameters()),
+    )
+    return trainer, kept
+
+
+def plain_step(model: Any, reference: Any, rules: LearningRules) -> tuple[float, list[torch.Tensor]]:
+    """Loss and gradient of ROLLOUTS as docs/learner.md writes them, in float64: GRPO, with the mean over tokens."""
+    model, reference = copy.deepcopy(model).double(), copy.deepcopy(reference).double()
+    rewards = [reward for _, _, reward in ROLLOUTS]
+    mean = sum(rewards) / len(rewards)
+    spread = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) + 1e-4
+    terms: list[torch.Tensor] = []
+    for ids, claims, reward in ROLLOUTS:
+        tokens = torch.tensor([[1, 4, *ids]])
+        chances = model(input_ids=tokens).logits[0, 1:-1].softmax(-1)
+        theirs = reference(input_ids=tokens).logits[0, 1:-1].softmax(-1)
+        for at, token in enumerate(ids):
+            advantage = (reward - mean) / spread
+            if rules.kl_in == "reward":
+                later = range(at, len(ids))
+                paid = sum(float((chances[i, ids[i]] / theirs[i, ids[i]]).log().detach()) for i in later)
+                advantage -= rules.kl_weight * paid
+            ratio = chances[at, token] / math.exp(claims[at])
+            terms.append(-torch.minimum(ratio * advantage, ratio.clamp(LOW, HIGH) * advantage))
+            if rules.kl_in == "loss":
+                other = theirs[at, token].detach() / chances[at, token]
+                terms[-1] = terms[-1] + rules.kl_weight * (other - other.log() - 1)
+            entropy = -(chances[at] * chances[at].log()).sum()
+            terms[-1] = terms[-1] - rules.entropy_weight * entropy
+    loss = torch.stack(terms).mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach()), [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("tokens_per_micro_batch", [None, 16])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        LearningRules(),
+        LearningRules(kl_weight=0.3),
+        LearningRules(kl_weight=0.3, kl_in="reward"),
+        LearningRules(entropy_weight=0.2),
+        LearningRules(kl_weight=0.1, kl_in="reward", entropy_weight=0.05),
+    ],
+    ids=lambda rules: f"kl {rules.kl_weight} in {rules.kl_in}, entropy {rules.entropy_weight}",
+)
+def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: LearningRules, tokens_per_micro_batch: int | None
+) -> None:
+    """In whatever parts it is cut: 16 tokens take one or two of the rollouts."""
+    compute = ComputeRules(tokens_per_micro_batch=tokens_per_micro_batch)
+    trainer, kept = moved_trainer(tmp_path, rules, compute, monkeypatch)
+    reference = trainer._update._at.reference
+    other = reference.module.model if isinstance(reference, Policy) else trainer._model
+    expected, gradients = plain_step(trainer._model, other, rules)
+    rollouts = tuple(
+        TrainRollout(token_ids=ints(*ids), logprobs=floats(*claims), reward=reward, staleness=1)
+        for ids, claims, reward in ROLLOUTS
+    )
+    figures = trainer.step(Train(step=0, groups=(TrainGroup(prompt_token_ids=(1, 4), rollouts=rollouts),))).metrics
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    # A longer gradient was shortened to 1.
+    norm = max(1.0, figures["grad_norm"])
+    largest = max(float(one.abs().max()) for one in gradients)
+    for found, one in zip(kept, gradients, strict=True):
+        torch.testing.assert_close(norm * found.double(), one, atol=2e-6 * largest, rtol=1e-4)
 
 
 def test_the_cap_of_a_ratio_is_what_the_user_sets() -> None:

@@ -33,6 +33,10 @@ def gradient(model: Any, policy: Policy, rows: list[Row], rules: ComputeRules = 
     found = enumerate(read_all(policy, rows, rules))
     loss = sum((logprobs * torch.linspace(-1, 1 + number, len(logprobs))).sum() for number, logprobs in found)
     loss.backward()  # type: ignore[union-attr]
+    return gradient_of(model)
+
+
+def gradient_of(model: Any) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
@@ -124,6 +128,50 @@ def test_the_gradient_and_the_entropy_are_those_of_float64() -> None:
     (expected,) = torch.autograd.grad(table[torch.arange(5), targets], plain, pull.double())
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(entropy.double(), -(table.exp() * table).sum(-1).detach(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pulls", [(1.0, 0.0), (0.0, 1.0), (1.0, -0.3)])
+def test_an_entropy_that_pulls_has_the_gradient_of_float64(pulls: tuple[float, float]) -> None:
+    """Alone, beside the log-probs', and where only these pull."""
+    draw = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn((5, 11), generator=draw)).requires_grad_()
+    targets, weights = torch.randint(11, (5,), generator=draw), torch.randn(5, generator=draw)
+    policy = Policy(small_model("qwen3"), ComputeRules(), temperature=TEMPERATURE)
+    policy.module.entropy_pulls = True
+    logprobs, entropy = policy.module._figures(logits, targets)
+    of_logprobs, of_entropy = pulls
+    (found,) = torch.autograd.grad((weights * (of_logprobs * logprobs + of_entropy * entropy)).sum(), logits)
+    plain = logits.detach().double().requires_grad_()
+    chances = (plain / TEMPERATURE).softmax(-1)
+    expected_entropy = -(chances * chances.log()).sum(-1)
+    chosen = chances[torch.arange(5), targets].log()
+    loss = (weights.double() * (of_logprobs * chosen + of_entropy * expected_entropy)).sum()
+    (expected,) = torch.autograd.grad(loss, plain)
+    torch.testing.assert_close(entropy.double(), expected_entropy, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_gradient_of_an_entropy_keeps_no_more_logits_than_a_chunk_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = small_model("qwen3").train(), random_rows(30)
+    policy = Policy(model, ComputeRules(), temperature=TEMPERATURE)
+    policy.module.entropy_pulls = True
+    (part,) = micro_batches(rows, ComputeRules(), CPU)
+    policy.read(part).entropy.sum().backward()  # type: ignore[no-untyped-call]
+    whole = gradient_of(model)
+    model.zero_grad(set_to_none=True)
+    monkeypatch.setattr(policy_module, "CHUNK_BYTES", 4 * 14 * 5)
+    kept = [0]
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(len(tensor) if tensor.dim() == 2 and tensor.shape[1] == 14 else 0)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        entropy = policy.read(part).entropy
+    assert max(kept) == 0
+    entropy.sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(gradient_of(model), whole, atol=1e-5, rtol=1e-4)
+    assert float(whole.norm()) > 0
 
 
 def test_activation_checkpointing_changes_no_gradient() -> None:

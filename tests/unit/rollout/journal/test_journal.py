@@ -247,6 +247,15 @@ async def test_a_dropped_group_waits_no_more_and_held_out_ones_are_not_recorded(
         assert numbers(journal.load().groups) == [1]
 
 
+async def test_the_groups_that_were_replaced_for_the_next_batch_are_counted(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write([entry for number in range(6) for entry in group(number)])
+        await journal.write([dropped(number, reason="no_variance", next_batch=0) for number in (0, 1)])
+        assert journal.load().replaced == 2
+        await journal.write([taken(0, 2, 3), dropped(4, reason="no_variance", next_batch=1), dropped(5, next_batch=1)])
+        assert journal.load().replaced == 1
+
+
 async def test_the_lineage_follows_from_what_was_trained_on_in_which_order(tmp_path: Path) -> None:
     found: list[bytes] = []
     for name, order, reward in (("a", (0, 1), 1.0), ("b", (1, 0), 1.0), ("c", (0, 1), 2.0), ("d", (0, 1), 1.0)):

@@ -70,6 +70,15 @@ def test_a_run_that_went_well_has_no_breach(tmp_path: Path, lineages: list[bytes
     )
 
 
+def test_a_group_whose_rewards_are_equal_may_have_been_replaced(tmp_path: Path, lineages: list[bytes]) -> None:
+    change(
+        tmp_path,
+        "UPDATE groups SET reason = 'no_variance' WHERE number = 8",
+        "UPDATE rollouts SET reward = 1 WHERE number = 8",
+    )
+    assert verified(tmp_path).breaches == []
+
+
 @pytest.mark.parametrize(
     ("statement", "breach"),
     [
@@ -90,6 +99,11 @@ def test_a_run_that_went_well_has_no_breach(tmp_path: Path, lineages: list[bytes
         ),
         ("UPDATE groups SET dropped_oldest = -1 WHERE number = 8", "for version -1, of which it has no token"),
         ("UPDATE groups SET dropped_bound = NULL WHERE number = 8", "was dropped, but not at which age"),
+        ("UPDATE groups SET reason = 'no_variance' WHERE number = 8", "group 8 was dropped for want of variance, but"),
+        (
+            "UPDATE groups SET reason = 'no_variance' WHERE number = 9",
+            "group 9 was dropped for want of variance, but its rewards are not all there",
+        ),
         (
             "UPDATE rollouts SET number = 99 WHERE number = 10",
             "23 rollouts were accepted, but 16 trained on, 4 dropped",

@@ -1,0 +1,77 @@
+"""Dynamic sampling: groups whose rewards are all equal make room for others, as many for a batch as that has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from swarm.rollout.journal.entries import GroupDropped
+from swarm.rollout.plane.effects import Effect
+from swarm.rollout.plane.plane import RolloutPlane
+from swarm.types import Lease, Score
+from tests.builders import ALICE, answers, ask, new_plane, prompt, refusal, v
+from tests.unit.rollout.plane.test_restore import Run
+
+FLAT, UNEVEN = (1.0, 1.0), (1.0, 0.0)
+
+
+def dynamic_plane(*, max_staleness: int = 0) -> RolloutPlane:
+    """A batch is two groups of two samples."""
+    plain = new_plane(max_staleness=max_staleness)
+    plane = RolloutPlane(replace(plain.rules, dynamic_sampling=True), prompts=prompt)
+    plane.published(v(0))
+    return plane
+
+
+def give(plane: RolloutPlane, leases: Sequence[Lease], *rewards: tuple[float, ...], version: int = 0) -> list[Effect]:
+    """Answer whole groups and score them; the effects."""
+    effects: list[Effect] = []
+    for lease, given in answers(leases, version):
+        place = [one.group_id for one in leases].index(lease.group_id)
+        score = Score(reward=rewards[place][given.index], exact=False)
+        effects += plane.submit(ALICE, lease, given, now=0.0)
+        effects += plane.scored(given.group_id, given.index, score)
+    return effects
+
+
+def replaced(effects: Sequence[Effect]) -> list[str]:
+    return [one.group_id for one in effects if isinstance(one, GroupDropped) and one.reason == "no_variance"]
+
+
+def taken(plane: RolloutPlane) -> list[str]:
+    return [group.group_id for group in plane.take()[0]]
+
+
+def test_others_are_drawn_for_groups_without_variance() -> None:
+    plane = dynamic_plane()
+    leases = ask(plane, ALICE, 0, 4)
+    assert refusal(plane, ALICE, 0) == "paced"
+    assert replaced(give(plane, leases, FLAT, UNEVEN)) == ["t0"]
+    assert not plane.can_take(now=0.0)
+    assert replaced(give(plane, ask(plane, ALICE, 0, 4), UNEVEN)) == []
+    assert plane.can_take(now=0.0)
+    assert taken(plane) == ["t1", "t2"]
+
+
+def test_without_it_a_batch_has_them() -> None:
+    plane = new_plane(max_staleness=0)
+    assert replaced(give(plane, ask(plane, ALICE, 0, 4), FLAT, UNEVEN)) == []
+    assert taken(plane) == ["t0", "t1"]
+
+
+def test_a_step_takes_what_there_is_once_as_many_were_replaced_as_a_batch_has() -> None:
+    plane = dynamic_plane()
+    assert replaced(give(plane, ask(plane, ALICE, 0, 4), FLAT, FLAT)) == ["t0", "t1"]
+    assert replaced(give(plane, ask(plane, ALICE, 0, 4), FLAT, UNEVEN)) == []
+    assert taken(plane) == ["t2", "t3"]
+    plane.published(v(1))
+    assert replaced(give(plane, ask(plane, ALICE, 1, 4), FLAT, UNEVEN, version=1)) == ["t4"]
+
+
+def test_a_restart_goes_on_counting() -> None:
+    run = Run(dynamic_plane(max_staleness=2))
+    leases = run.ask(ALICE, 0, 4)
+    run.note(give(run.plane, leases, FLAT, FLAT))
+    plane, _ = run.restored(0)
+    assert replaced(give(plane, ask(plane, ALICE, 0, 4), FLAT, UNEVEN)) == []
+    assert plane.can_take(now=100.0)
