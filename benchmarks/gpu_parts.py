@@ -31,7 +31,8 @@ from swarm.learner.messages import ComputeRules, Prepare, Train
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
 from swarm.learner.trainer import Trainer
-from swarm.learner.update import Learning, adamw
+from swarm.learner.optimizer import adamw
+from swarm.learner.update import Learning
 from swarm.process import NoParent
 from tests.unit.trainers import group, trainer_in
 

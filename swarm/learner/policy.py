@@ -8,11 +8,13 @@ head in chunks, each recomputed in the backward pass, so only one chunk's logits
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
+from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -76,6 +78,8 @@ class PolicyModel(torch.nn.Module):
         """Whether the head is taken apart from the rest of the model."""
         self.weights_in_half = False
         """Whether weights are bf16 whenever they are computed with, as FSDP gathers them."""
+        self.offloads = False
+        """Whether what autograd keeps of layers goes to the host's memory."""
 
     def forward(
         self,
@@ -93,7 +97,10 @@ class PolicyModel(torch.nn.Module):
         if not self.in_chunks:
             logits = self.model(**given).logits.flatten(0, 1)[places]
             return self._figures(logits, targets) if draws is None else self._margins(logits, targets, draws)
-        hidden = self.model.base_model(**given).last_hidden_state.flatten(0, 1)[places]
+        # Of a layer that is checkpointed autograd keeps the input alone.
+        with save_on_cpu(pin_memory=True) if self.offloads else nullcontext():
+            hidden = self.model.base_model(**given).last_hidden_state
+        hidden = hidden.flatten(0, 1)[places]
         size = max(1, CHUNK_BYTES // (4 * self.model.config.get_text_config().vocab_size))
         if draws is not None:
             return self._replayed(hidden, targets, draws, size)
@@ -153,7 +160,9 @@ class Policy:
         self, part: MicroBatch, half: bool, weights: dict[str, torch.Tensor] | None = None, draws: Draws | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         given = (part.token_ids, part.positions, part.places, part.targets, draws)
-        with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half):
+        # A layer that is checkpointed uses a weight once in a pass: kept, the bf16 copies of all would be there at once.
+        cached = not getattr(self.module.model, "is_gradient_checkpointing", False)
+        with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half, cache_enabled=cached):
             found: tuple[torch.Tensor, torch.Tensor] = (
                 functional_call(self.module, weights, given) if weights else self.module(*given)
             )
@@ -234,6 +243,8 @@ class _Chosen(torch.autograd.Function):
 def arrange(model: Any, rules: ComputeRules) -> None:
     """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so. Layers share
     their code, so they are compiled one by one."""
+    if rules.activation_offload and not rules.activation_checkpointing:
+        raise UserError("activation_offload moves what activation_checkpointing keeps: set that too, or neither")
     if rules.activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise UserError(f"{type(model).__name__} has no activation checkpointing: leave the option out")

@@ -48,10 +48,11 @@ from swarm.learner.messages import (
     Train,
     Trained,
 )
+from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import audit
-from swarm.learner.update import Learning, Update, adamw, check_rules
+from swarm.learner.update import Learning, Update, check_rules
 from swarm.net.wire import Digest
 from swarm.process import ChildChannel, NoParent, free_host_bytes
 from swarm.settings import EMBEDDED
@@ -91,6 +92,7 @@ class Trainer:
         self._compute, self._notes = self._settle(self._policy)
         compute = self._compute
         arrange(self._model, compute)
+        self._policy.module.offloads = compute.activation_offload
         self._learning = self._make_learning(compute)
         self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
         self._comparison = Comparison(self._tensors)
@@ -179,7 +181,9 @@ class Trainer:
             reference.settle(compute, self._device)
         return Learning(
             model=self._model,
-            optimizer=adamw(self._model, command.learning_rate, command.learning.weight_decay),
+            optimizer=adamw(
+                self._model, command.learning_rate, command.learning.weight_decay, compute.optimizer_states
+            ),
             shuffle=torch.Generator().manual_seed(command.seed),
             policy=self._policy,
             reference=reference,
