@@ -28,9 +28,9 @@ from swarm.learner.alarms import GRADIENT_CLIP
 from swarm.learner.copies import Copies
 from swarm.learner.memory import Setting, shape_of, step_bytes
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
+from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
-from swarm.learner.optimizer import adamw
 from swarm.learner.update import Learning, Update
 from tests.builders import floats, ints
 

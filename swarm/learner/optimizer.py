@@ -1,7 +1,7 @@
 """AdamW, and where it keeps its two moments: in float32 or in 8 bits beside the weights, or in the host's memory.
 
 A parameter is stepped by itself, on the rows that this rank holds: all at once would take 4 bytes more of each at the
-very peak of a large model's memory. Moments in the host's memory come to the device a piece at a time and go back; the
+very peak of a large model's memory. Moments on the host come to the device a piece at a time and go back; the
 arithmetic is the same, so "host" gives the numbers of "float32", bit for bit. In 8 bits (arXiv 2110.02861, by
 bitsandbytes) each block of 256 elements has a scale of its own.
 """
@@ -10,77 +10,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from itertools import cycle
+from functools import cache
 from typing import Any
 
 import torch
 from torch.distributed import tensor as distributed
 from torch.distributed.tensor import DTensor
-from torch.optim.adamw import adamw as fused_adamw
+from torch.optim.adamw import adamw as torch_adamw
 
-from swarm.errors import UserError
-from swarm.extras import how_to_have
+from swarm.extras import require
 from swarm.learner.copies import PIECE_BYTES, on, pin, stream_of
 from swarm.types import OptimizerStates
 
-BETAS = (0.9, 0.95)
-EPSILON = 1e-8  # torch's
-MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # By torch's names: whether they have a sign
+BETAS, EPSILON = (0.9, 0.95), 1e-8
+RULES: dict[str, Any] = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": EPSILON, "amsgrad": False, "maximize": False}
+MOMENTS, SCALES = ("exp_avg", "exp_avg_sq"), ("exp_avg_scale", "exp_avg_sq_scale")
 BLOCK = 256  # Elements that share a scale: what the kernels of bitsandbytes are built for
 MIN_QUANTIZED = 4096  # Elements; bitsandbytes keeps smaller tensors in float32 too: norms and biases
-PIECE = PIECE_BYTES // 4  # Elements of a moment that come to the device at once, of two pieces at a time
+PIECE = PIECE_BYTES // 4  # Elements of a moment that come to the device at once; two pieces are there at a time
 
 
 class AdamW(torch.optim.Optimizer):
     """Decoupled weight decay, arXiv 1711.05101. UserError for 8 bits without bitsandbytes."""
 
-    def __init__(
-        self, parameters: Iterable[torch.Tensor], learning_rate: float, weight_decay: float, states: OptimizerStates
-    ) -> None:
-        super().__init__(parameters, {"lr": learning_rate, "weight_decay": weight_decay})
+    def __init__(self, parameters: Iterable[torch.Tensor], states: OptimizerStates, **defaults: float) -> None:
+        super().__init__(parameters, defaults)
         self._states = states
         if states == "8bit":
-            _bitsandbytes()
+            require("quantized", 'optimizer_states = "8bit"')
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]  # No closure
+    def step(self) -> None:  # type: ignore[override]  # Without closure
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
+            for parameter in (one for one in group["params"] if one.grad is not None):
                 state = self.state[parameter] = self.state[parameter] or self.begin(parameter)
                 state["step"] += 1
-                held = {kind: local(tensor) for kind, tensor in state.items()}
-                weight, gradient = local(parameter), local(parameter.grad)
-                if not weight.numel():
-                    continue
-                if scale_of("exp_avg") in state:
-                    _step_in_8_bits(weight, gradient, held, group)
-                elif self._states == "host":
-                    _step_by_pieces(weight, gradient, held, group)
-                else:
-                    _step(weight, gradient, held, group)
+                by = _in_8_bits if SCALES[0] in state else _by_pieces if self._states == "host" else _whole
+                tensors = (parameter, parameter.grad, *(state[kind] for kind in (*MOMENTS, *SCALES) if kind in state))
+                by([local(tensor) for tensor in tensors], int(state["step"]), group["lr"], group["weight_decay"])
 
     def begin(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The state of a parameter that was never stepped. Cut as it is, where ranks share it."""
+        """The state of a parameter that was never stepped, cut as it is where ranks share it."""
         state = {"step": torch.tensor(0.0)}
         blocks = blocks_of(parameter) if self._states == "8bit" else None
+        device, dtype = "cpu" if self._states == "host" else parameter.device, torch.uint8 if blocks else torch.float32
         for kind in MOMENTS:
-            if blocks is not None:
-                state[kind] = torch.zeros_like(parameter, dtype=torch.uint8, requires_grad=False)
-                state[scale_of(kind)] = _zeros(blocks, like=parameter)
-            elif self._states == "host":
-                state[kind] = torch.zeros_like(parameter, device="cpu", requires_grad=False)
+            state[kind] = torch.zeros_like(parameter, dtype=dtype, device=device, requires_grad=False)
+            if self._states == "host":
                 pin(local(state[kind]), parameter.device)
-            else:
-                state[kind] = torch.zeros_like(parameter, requires_grad=False)
-        return state
+        return state | ({kind: _zeros(blocks, like=parameter) for kind in SCALES} if blocks else {})
 
 
-def adamw(
-    model: Any, learning_rate: float, weight_decay: float = 0.0, states: OptimizerStates = "float32"
-) -> AdamW:
-    return AdamW([p for p in model.parameters() if p.requires_grad], learning_rate, weight_decay, states)
+def adamw(model: Any, learning_rate: float, weight_decay: float = 0.0, states: OptimizerStates = "float32") -> AdamW:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return AdamW(trained, states, lr=learning_rate, weight_decay=weight_decay)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -88,119 +71,67 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def scale_of(kind: str) -> str:
-    return f"{kind}_scale"
-
-
-KINDS = ("step", *MOMENTS, *(scale_of(kind) for kind in MOMENTS))
-"""Of all that a state may hold."""
-
-
 def blocks_of(parameter: torch.Tensor) -> tuple[int, int] | None:
-    """The shape of the scales of a parameter, which is cut along its rows as the parameter is; None if blocks would
-    cross from the rows of one rank to those of the next, or it is small."""
-    ranks = parameter.device_mesh.size() if isinstance(parameter, DTensor) else 1
-    rows, width = parameter.shape[0] if parameter.dim() else 1, math.prod(parameter.shape[1:])
-    rows_of_blocks = BLOCK // math.gcd(width, BLOCK)
-    if parameter.numel() < MIN_QUANTIZED or rows % (rows_of_blocks * (ranks if rows_of_blocks > 1 else 1)):
-        return None
-    return rows // rows_of_blocks, rows_of_blocks * width // BLOCK
+    """Shape of a parameter's scales, which are cut along its rows as the parameter is. None if it is small, or blocks
+    would cross from one row to the next, which another rank may hold."""
+    width = math.prod(parameter.shape[1:])
+    return None if parameter.numel() < MIN_QUANTIZED or width % BLOCK else (parameter.shape[0], width // BLOCK)
 
 
-def converted(held: Mapping[str, torch.Tensor], wanted: Iterable[str]) -> Mapping[str, torch.Tensor]:
-    """The whole state of a parameter, on the CPU, of the kinds that are `wanted`: as it is if it has these, else its
-    moments as float32, or rounded to 8 bits."""
-    if set(held) == set(wanted):
-        return held
+def converted(held: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """The whole state of a parameter, on the CPU: as it is if it has the kinds of `wanted`, else with its moments as
+    float32, or rounded to 8 bits. UserError without bitsandbytes."""
     found = dict(held)
-    for kind in MOMENTS:
-        scale, values = scale_of(kind), _values(kind, torch.device("cpu"))
+    for kind, scale in zip(MOMENTS, SCALES, strict=True) if held.keys() != wanted.keys() else ():
+        require("quantized", "a checkpoint of moments in 8 bits")
+        codes = _codes(kind, torch.device("cpu"))
         if scale in held:
-            blocks = values[held[kind].int()].view(-1, BLOCK) * held[scale].view(-1, 1)
-            found[kind] = blocks.view(held[kind].shape)
+            found[kind] = (codes[held[kind].int()].view(-1, BLOCK) * held[scale].view(-1, 1)).view(held[kind].shape)
         else:
-            codes, rest = _bitsandbytes().quantize_blockwise(held[kind], code=values, blocksize=BLOCK)
-            found |= {kind: codes, scale: rest.absmax}
+            found[kind], rest = _bitsandbytes().quantize_blockwise(held[kind], code=codes, blocksize=BLOCK)
+            found[scale] = rest.absmax.view(len(held[kind]), -1)
     return found
 
 
-# -- one parameter -------------------------------------------------------------------------------------------------
+# -- the rows of one parameter: [weight, gradient, moments, scales], which step, learning rate, weight decay -----------
 
 
-def _step(weight: torch.Tensor, gradient: torch.Tensor, held: Mapping[str, torch.Tensor], group: dict[str, Any]) -> None:
-    fused_adamw(
-        [weight],
-        [gradient],
-        [held["exp_avg"]],
-        [held["exp_avg_sq"]],
-        [],
-        [torch.full((), float(held["step"]) - 1, device=weight.device)],  # Counted up there
-        fused=True,
-        amsgrad=False,
-        beta1=BETAS[0],
-        beta2=BETAS[1],
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=EPSILON,
-        maximize=False,
-    )
+def _whole(tensors: list[torch.Tensor], step: int, rate: float, decay: float) -> None:
+    before = torch.full((), step - 1.0, device=tensors[0].device)  # The kernel counts up what it is given
+    weight, gradient, first, second = ([tensor] for tensor in tensors)
+    torch_adamw(weight, gradient, first, second, [], [before], fused=True, lr=rate, weight_decay=decay, **RULES)
 
 
-def _step_by_pieces(
-    weight: torch.Tensor, gradient: torch.Tensor, held: Mapping[str, torch.Tensor], group: dict[str, Any]
-) -> None:
+def _by_pieces(tensors: list[torch.Tensor], step: int, rate: float, decay: float) -> None:
     """By two streams, so that one piece comes while the other goes. On return the host has all."""
-    device = weight.device
+    device = tensors[0].device
     streams = [stream_of(device) for _ in range(2)]
-    if device.type == "cuda":
-        for stream in streams:
-            stream.wait_stream(torch.cuda.current_stream(device))
-    tensors = (weight, gradient, *(held[kind] for kind in MOMENTS))
+    for stream in streams if device.type == "cuda" else ():
+        stream.wait_stream(torch.cuda.current_stream(device))
     pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in tensors), strict=True)
-    for stream, (own, pull, *kept) in zip(cycle(streams), pieces, strict=False):
-        with on(device, stream):
-            moments = {
-                kind: piece.to(device, non_blocking=True, copy=True) for kind, piece in zip(MOMENTS, kept, strict=True)
-            }
-            _step(own, pull, {**moments, "step": held["step"]}, group)
-            for kind, piece in zip(MOMENTS, kept, strict=True):
-                piece.copy_(moments[kind], non_blocking=True)
+    for number, (weight, gradient, *kept) in enumerate(pieces):
+        with on(device, streams[number % 2]):
+            moments = [piece.to(device, non_blocking=True, copy=True) for piece in kept]
+            _whole([weight, gradient, *moments], step, rate, decay)
+            for piece, moment in zip(kept, moments, strict=True):
+                piece.copy_(moment, non_blocking=True)
     for stream in streams:
         stream.synchronize()
 
 
-def _step_in_8_bits(
-    weight: torch.Tensor, gradient: torch.Tensor, held: Mapping[str, torch.Tensor], group: dict[str, Any]
-) -> None:
-    first, second = MOMENTS
-    _bitsandbytes().optimizer_update_8bit_blockwise(
-        "adam",
-        gradient,
-        weight,
-        held[first],
-        held[second],
-        *BETAS,
-        0.0,
-        0.0,
-        EPSILON,
-        int(held["step"]),
-        float(group["lr"]),
-        _values(first, weight.device),
-        _values(second, weight.device),
-        held[scale_of(first)].view(-1),
-        held[scale_of(second)].view(-1),
-        weight_decay=group["weight_decay"],
-    )
+def _in_8_bits(tensors: list[torch.Tensor], step: int, rate: float, decay: float) -> None:
+    weight, gradient, *moments, first, second = tensors
+    codes = [_codes(kind, weight.device) for kind in MOMENTS]
+    rest = (*BETAS, 0.0, 0.0, EPSILON, step, rate, *codes, first.view(-1), second.view(-1), decay)
+    if weight.numel():
+        _bitsandbytes().optimizer_update_8bit_blockwise("adam", gradient, weight, *moments, *rest)
 
 
-_VALUES: dict[tuple[str, torch.device], torch.Tensor] = {}
-
-
-def _values(kind: str, device: torch.device) -> torch.Tensor:
-    """What the 256 codes of a moment stand for, as shares of the scale."""
-    if (kind, device) not in _VALUES:
-        _VALUES[kind, device] = _bitsandbytes().create_dynamic_map(signed=MOMENTS[kind]).to(device)
-    return _VALUES[kind, device]
+@cache
+def _codes(kind: str, device: torch.device) -> torch.Tensor:
+    """What the 256 codes of a moment stand for, as shares of the scale; one is a square, without sign."""
+    codes: torch.Tensor = _bitsandbytes().create_dynamic_map(signed=kind == MOMENTS[0])
+    return codes.to(device)
 
 
 def _zeros(shape: tuple[int, ...], *, like: torch.Tensor) -> torch.Tensor:
@@ -210,10 +141,7 @@ def _zeros(shape: tuple[int, ...], *, like: torch.Tensor) -> torch.Tensor:
 
 
 def _bitsandbytes() -> Any:
-    try:
-        from bitsandbytes import functional
-    except ImportError as error:
-        raise UserError(
-            f'optimizer_states = "8bit" takes the package bitsandbytes: {how_to_have("quantized")}'
-        ) from error
+    """Imported when it is used: it is large, and an extra."""
+    from bitsandbytes import functional
+
     return functional

@@ -160,7 +160,7 @@ class Policy:
         self, part: MicroBatch, half: bool, weights: dict[str, torch.Tensor] | None = None, draws: Draws | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         given = (part.token_ids, part.positions, part.places, part.targets, draws)
-        # A layer that is checkpointed uses a weight once in a pass: kept, the bf16 copies of all would be there at once.
+        # A layer that is checkpointed uses a weight once in a pass: kept, bf16 copies of all would be there at once.
         cached = not getattr(self.module.model, "is_gradient_checkpointing", False)
         with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half, cache_enabled=cached):
             found: tuple[torch.Tensor, torch.Tensor] = (
@@ -243,9 +243,7 @@ class _Chosen(torch.autograd.Function):
 def arrange(model: Any, rules: ComputeRules) -> None:
     """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so. Layers share
     their code, so they are compiled one by one."""
-    if rules.activation_offload and not rules.activation_checkpointing:
-        raise UserError("activation_offload moves what activation_checkpointing keeps: set that too, or neither")
-    if rules.activation_checkpointing:
+    if rules.activation_checkpointing or rules.activation_offload:
         if not model.supports_gradient_checkpointing:
             raise UserError(f"{type(model).__name__} has no activation checkpointing: leave the option out")
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -33,6 +33,7 @@ from swarm.learner.checkpoint.model_files import load_model, stream_places
 from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, pick_device, stream_dtype
 from swarm.learner.memory import whole_gradient_bytes
+from swarm.learner.optimizer import local as _local
 from swarm.learner.policy import PolicyModel, layers_of
 from swarm.learner.ranks import TORCHRUN_VARIABLE, Ranks
 
@@ -269,12 +270,6 @@ class Sharded(Ranks):
             part = torch.empty(place.shape, dtype=place.dtype, device=self._mesh.device_type)
             dist.recv(part, rank, group=self._mesh.get_group())
             place.copy_(part)
-
-
-def _local(tensor: DTensor) -> torch.Tensor:
-    with torch.no_grad():
-        local: torch.Tensor = tensor.to_local()
-    return local.detach()
 
 
 def _named_tensors(model: Any) -> dict[str, torch.Tensor]:

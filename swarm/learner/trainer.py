@@ -160,6 +160,7 @@ class Trainer:
                 free_bytes=free_bytes,
                 host_bytes=free_host_bytes(),
                 device=str(self._device),
+                states=self._command.compute.optimizer_states,
             )
 
         self._ranks.together(check if self._ranks.rank == 0 else lambda: None)
@@ -226,7 +227,7 @@ class Trainer:
             policy,
             compute,
             self._device,
-            self._free_bytes(),
+            (self._free_bytes(), -self._ranks.most(-free_host_bytes())),
             ranks=self._ranks.count,
             longest=min(command.learning.longest_completion + command.longest_prompt, self._context_tokens()),
             kl=bool(command.learning.kl_weight) and command.adapter is None,

@@ -27,7 +27,7 @@ from swarm.learner.checkpoint.model_files import save_model, stream_tensors
 from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, stream_dtype
 from swarm.learner.messages import AlarmState, ClaimState, Saved
-from swarm.learner.optimizer import KINDS, AdamW, converted
+from swarm.learner.optimizer import MOMENTS, SCALES, AdamW, converted
 from swarm.learner.ranks import Ranks
 
 
@@ -170,7 +170,7 @@ class _Held:
         return tensor
 
     def moments(self, name: str) -> dict[str, torch.Tensor]:
-        keys = {kind: f"adam/{kind}/{name}" for kind in KINDS}
+        keys = {kind: f"adam/{kind}/{name}" for kind in ("step", *MOMENTS, *SCALES)}
         return {kind: self.tensor(key) for kind, key in keys.items() if key in self.names}
 
     def small(self) -> dict[str, torch.Tensor]:
