@@ -9,7 +9,7 @@ pads, in turns in the same process, medians of the repeats. `mixed` are completi
 rows of like length together; `alike` are rows of one length with one token of prompt, where nothing can be gained by
 that. On the CPU there is no flash attention: packed rows are kept apart by a mask of all pairs, which costs more the
 longer a line is, and is why packing is not chosen there.
-Memory: peak of two steps, each variant in a process of its own, over the bytes of the float32 weights.
+Memory: peak of two steps, each variant in a process of its own, over the bytes of the weights.
 Reckoned: what real models take by the preflight's arithmetic, GiB of a GPU + of the host, MB of a version.
 Publishing: cast to bf16 into the staging file, encode as a delta, first chunk read, after each of a few steps, in CPU
 seconds and in GB of bf16 for each of them. The target is a share of one step of at least LARGE_STEP_TOKENS tokens,

@@ -55,7 +55,7 @@ class Copies:
     def start(self, room: torch.Tensor, tensor: torch.Tensor) -> None:
         """Begin to copy `tensor` into `room`; it must not change before `wait`, nor `room` be read before `finish`."""
         with on(self._device, self._beside):
-            room.copy_(tensor.detach(), non_blocking=True)
+            room.copy_(tensor.detach(), non_blocking=self._is_cuda)
 
     def wait(self) -> None:
         """Have the device, and not the host, wait for what was started before it computes anything further."""
@@ -137,4 +137,4 @@ def stream_of(device: torch.device) -> Any:
 
 
 def on(device: torch.device, stream: Any) -> AbstractContextManager[None]:
-    return torch.get_device_module(device).stream(stream)  # type: ignore[no-any-return]  # torch.cuda's or torch.cpu's
+    return (torch.cuda if device.type == "cuda" else torch.cpu).stream(stream)  # type: ignore[no-any-return]

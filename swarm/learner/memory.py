@@ -196,39 +196,42 @@ def fits(shape: Shape, setting: Setting, free_bytes: int) -> bool:
     return is_on_device and kept_on_host(shape, setting) <= setting.host_bytes
 
 
-def check_weights(
-    shape: Shape, *, ranks: int, half: bool, free_bytes: int, host_bytes: int, device: str, states: OptimizerStates
-) -> None:
+def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int) -> None:
     """UserError if weights, gradients and moments alone do not fit, or the host has no room for what is kept there.
-    Called before anything is loaded."""
-    frozen = shape.parameters - shape.trained
-    setting = Setting(
+    `free` are bytes of the device and of the host. Called before anything is loaded."""
+    setting, frozen = _least(rules, device, free, ranks), shape.parameters - shape.trained
+    weights = (4 * shape.trained + (2 if setting.half else 4) * frozen) // ranks
+    needed, host_needed = weights + _trained_bytes(shape, setting), kept_on_host(shape, setting)
+    if needed > free[0]:
+        changes = _changes(shape, setting, free[0] - weights, longest=0, may_checkpoint=True)
+        raise UserError(
+            f"too little memory on {device}: to train {shape.trained:,} parameters{_beside(frozen)} takes "
+            f"{_gib(needed)} for weights, gradients and AdamW alone, and {_gib(free[0])} are free; change: "
+            + ", or ".join(changes)
+        )
+    if host_needed > free[1]:
+        raise UserError(
+            f"too little memory on the host: moments that are kept there, and the copy that a checkpoint of "
+            f"{shape.trained:,} parameters is written from, take {_gib(host_needed)}, and {_gib(free[1])} are free; "
+            'take optimizer_states = "8bit", which needs least, or a smaller model'
+        )
+
+
+def _least(rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int) -> Setting:
+    """What takes the least memory under `rules`, of any model."""
+    return Setting(
         tokens=MIN_TOKENS[True],
         activation_checkpointing=True,
-        half=half,
+        half=is_half(rules.precision, device.type),
         in_chunks=True,
         has_dense_mask=False,
         ranks=ranks,
         has_reference=False,
-        on_host=device == "cpu",
-        states=states,
-        host_bytes=host_bytes,
+        on_host=device.type == "cpu",
+        states=rules.optimizer_states,
+        offload=rules.activation_offload,
+        host_bytes=free[1],
     )
-    weights = (4 * shape.trained + (2 if half else 4) * frozen) // ranks
-    needed, host_needed = weights + _trained_bytes(shape, setting), kept_on_host(shape, setting)
-    if needed > free_bytes:
-        changes = _changes(shape, setting, free_bytes - weights, longest=0, may_checkpoint=True)
-        raise UserError(
-            f"too little memory on {device}: to train {shape.trained:,} parameters{_beside(frozen)} takes "
-            f"{_gib(needed)} for weights, gradients and AdamW alone, and {_gib(free_bytes)} are free; change: "
-            + ", or ".join(changes)
-        )
-    if host_needed > host_bytes:
-        raise UserError(
-            f"too little memory on the host: moments that are kept there, and the copy that a checkpoint of "
-            f"{shape.trained:,} parameters is written from, take {_gib(host_needed)}, and {_gib(host_bytes)} are free; "
-            'take optimizer_states = "8bit", which needs least, or a smaller model'
-        )
 
 
 def described(rules: ComputeRules, device: torch.device) -> str:
@@ -316,18 +319,11 @@ def fit(
     """`choose` for a model that is loaded. `free` are bytes of the device and of the host. All ranks give the least of
     any: they must choose alike."""
     model = policy.module.model
-    setting = Setting(
-        tokens=0,
-        activation_checkpointing=False,
-        half=is_half(rules.precision, device.type),
+    setting = replace(
+        _least(rules, device, free, ranks),
         in_chunks=policy.module.in_chunks,
         has_dense_mask=bool(rules.packing) and not policy.is_flash,
-        ranks=ranks,
         has_reference=kl,
-        on_host=device.type == "cpu",
-        states=rules.optimizer_states,
-        offload=rules.activation_offload,
-        host_bytes=free[1],
     )
     may = bool(model.supports_gradient_checkpointing)
     return choose(shape_of(model), setting, rules, free[0], longest=longest, may_checkpoint=may)

@@ -104,17 +104,17 @@ def _whole(tensors: list[torch.Tensor], step: int, rate: float, decay: float) ->
 
 def _by_pieces(tensors: list[torch.Tensor], step: int, rate: float, decay: float) -> None:
     """By two streams, so that one piece comes while the other goes. On return the host has all."""
-    device = tensors[0].device
+    device, is_cuda = tensors[0].device, tensors[0].is_cuda
     streams = [stream_of(device) for _ in range(2)]
-    for stream in streams if device.type == "cuda" else ():
+    for stream in streams if is_cuda else ():
         stream.wait_stream(torch.cuda.current_stream(device))
     pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in tensors), strict=True)
     for number, (weight, gradient, *kept) in enumerate(pieces):
         with on(device, streams[number % 2]):
-            moments = [piece.to(device, non_blocking=True, copy=True) for piece in kept]
+            moments = [piece.to(device, non_blocking=is_cuda, copy=True) for piece in kept]
             _whole([weight, gradient, *moments], step, rate, decay)
             for piece, moment in zip(kept, moments, strict=True):
-                piece.copy_(moment, non_blocking=True)
+                piece.copy_(moment, non_blocking=is_cuda)
     for stream in streams:
         stream.synchronize()
 

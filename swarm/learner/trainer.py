@@ -145,29 +145,19 @@ class Trainer:
         )
 
     def _check_weights(self) -> None:
-        free_bytes = self._free_bytes()
+        command, free = self._command, self._free()
 
         def check() -> None:
-            shape = (
-                read_shape(self._command.model, self._command.adapter) if self._command.model not in EMBEDDED else None
-            )
-            if shape is None or shape.parameters < SMALL_MODEL_PARAMETERS:
-                return
-            check_weights(
-                shape,
-                ranks=self._ranks.count,
-                half=is_half(self._command.compute.precision, self._device.type),
-                free_bytes=free_bytes,
-                host_bytes=free_host_bytes(),
-                device=str(self._device),
-                states=self._command.compute.optimizer_states,
-            )
+            shape = read_shape(command.model, command.adapter) if command.model not in EMBEDDED else None
+            if shape is not None and shape.parameters >= SMALL_MODEL_PARAMETERS:
+                check_weights(shape, command.compute, self._device, free, self._ranks.count)
 
         self._ranks.together(check if self._ranks.rank == 0 else lambda: None)
 
-    def _free_bytes(self) -> int:
-        """What each rank may take: what the one that has least may."""
-        return -self._ranks.most(-read_free_bytes(self._device, ranks=self._ranks.count))
+    def _free(self) -> tuple[int, int]:
+        """Bytes of the device and of the host that each rank may take: what the one that has least may."""
+        own = read_free_bytes(self._device, ranks=self._ranks.count)
+        return -self._ranks.most(-own), -self._ranks.most(-free_host_bytes())
 
     def _make_learning(self, compute: ComputeRules) -> Learning:
         command, channel = self._command, self._channel
@@ -227,7 +217,7 @@ class Trainer:
             policy,
             compute,
             self._device,
-            (self._free_bytes(), -self._ranks.most(-free_host_bytes())),
+            self._free(),
             ranks=self._ranks.count,
             longest=min(command.learning.longest_completion + command.longest_prompt, self._context_tokens()),
             kl=bool(command.learning.kl_weight) and command.adapter is None,

@@ -189,10 +189,10 @@ def test_memory_is_reckoned_for_what_is_trained_and_what_is_frozen() -> None:
     assert step_bytes(shape, ON_GPU)["weights gathered or in bf16"] == 2 * shape.trained
     assert step_bytes(shape, ON_GPU)["gradients and AdamW"] == 12 * shape.trained
     just = 16 * shape.trained + 2 * whole.parameters
-    rest: dict[str, Any] = {"host_bytes": 1 << 40, "device": "cuda:0", "states": "float32"}
-    check_weights(shape, ranks=1, half=True, free_bytes=just, **rest)
+    rules, device = ComputeRules(precision="bfloat16"), torch.device("cuda:0")
+    check_weights(shape, rules, device, (just, 1 << 40), 1)
     with pytest.raises(UserError, match=rf"to train {shape.trained:,} parameters beside {whole.parameters:,} frozen"):
-        check_weights(shape, ranks=1, half=True, free_bytes=just - 1, **rest)
+        check_weights(shape, rules, device, (just - 1, 1 << 40), 1)
 
 
 def _adapted_layers(model: Any) -> list[Any]:

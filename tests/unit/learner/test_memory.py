@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -69,6 +68,13 @@ ON_GPU = Setting(
 
 ADAPTER = "--adapter 8, whose weights take 7.6 GiB in all"
 AS_MANY = "on as many such devices, or a smaller model"
+
+
+CUDA, HALF = torch.device("cuda:0"), ComputeRules(precision="bfloat16")
+
+
+def rules_of(states: OptimizerStates) -> ComputeRules:
+    return ComputeRules(precision="bfloat16", optimizer_states=states)
 
 
 def total(setting: Setting) -> int:
@@ -222,17 +228,16 @@ def test_ranks_need_room_for_what_each_of_them_has_whole() -> None:
 
 def test_a_model_whose_weights_cannot_fit_is_refused_before_it_is_loaded() -> None:
     one = replace(FOUR_B, parameters=10**9, trained=10**9)
-    enough: dict[str, Any] = {"half": True, "device": "cuda:0", "states": "float32"}
-    check_weights(one, ranks=1, free_bytes=16 * 10**9, host_bytes=14 * 10**9, **enough)
+    check_weights(one, HALF, CUDA, (16 * 10**9, 14 * 10**9), 1)
     with pytest.raises(UserError, match=r"--trainer-ranks 5"):
-        check_weights(FOUR_B, ranks=1, free_bytes=23 * GIB, host_bytes=10**12, **enough)
+        check_weights(FOUR_B, HALF, CUDA, (23 * GIB, 10**12), 1)
     with pytest.raises(UserError, match=rf"change: {ADAPTER}, or --trainer-ranks 5 {AS_MANY}"):
-        check_weights(FOUR_B, ranks=1, free_bytes=23 * GIB, host_bytes=10**12, **enough)
+        check_weights(FOUR_B, HALF, CUDA, (23 * GIB, 10**12), 1)
     with pytest.raises(UserError, match=r"change: a smaller model"):
-        check_weights(FOUR_B, ranks=1, free_bytes=7 * GIB, host_bytes=10**12, **enough)
-    check_weights(FOUR_B, ranks=5, free_bytes=23 * GIB, host_bytes=10**12, **enough)
+        check_weights(FOUR_B, HALF, CUDA, (7 * GIB, 10**12), 1)
+    check_weights(FOUR_B, HALF, CUDA, (23 * GIB, 10**12), 5)
     with pytest.raises(UserError, match="on the host"):
-        check_weights(one, ranks=1, free_bytes=10**12, host_bytes=10**9, **enough)
+        check_weights(one, HALF, CUDA, (10**12, 10**9), 1)
 
 
 @pytest.mark.parametrize(
@@ -246,12 +251,10 @@ def test_a_model_whose_weights_cannot_fit_is_refused_before_it_is_loaded() -> No
 def test_where_moments_are_is_known_before_the_model_is_loaded(
     states: OptimizerStates, free_gib: int, host_gib: int, change: str
 ) -> None:
-    rest: dict[str, Any] = {"half": True, "device": "cuda:0", "ranks": 1, "states": states}
     with pytest.raises(UserError, match=change):
-        check_weights(FOUR_B, free_bytes=free_gib * GIB, host_bytes=host_gib * GIB, **rest)
+        check_weights(FOUR_B, rules_of(states), CUDA, (free_gib * GIB, host_gib * GIB), 1)
 
 
-FULL_HOST = 10**13
 CARD_80, CARD_24 = 78 * GIB, 23 * GIB  # What a card of 80 GB, and one of 24, has free at first
 
 
@@ -271,15 +274,7 @@ def test_the_cards_that_people_have_are_enough(model: str, adapter: int | None, 
     """By the arithmetic alone; the docs say the same."""
     shape = reckoned.shape(model, adapter)
     loaded = reckoned.weight_bytes(shape, setting.ranks)
-    check_weights(
-        shape,
-        ranks=setting.ranks,
-        half=True,
-        free_bytes=card,
-        host_bytes=FULL_HOST,
-        device="cuda:0",
-        states=setting.states,
-    )
+    check_weights(shape, rules_of(setting.states), CUDA, (card, 10**13), setting.ranks)
     assert fits(shape, setting, card - loaded)
 
 
@@ -387,6 +382,12 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
     tiny_tokenizer().save_pretrained(tmp_path / "tiny")
     trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"))
     assert trainer.prepared().notes == ("a learner step takes up to 16,384 tokens at a time, padded, in float32",)
+    elsewhere = ComputeRules(activation_offload=True, optimizer_states="host")
+    trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"), compute=elsewhere)
+    (line,) = trainer.prepared().notes
+    assert line.endswith("in float32, with activation checkpointing on the host, and AdamW's moments on the host")
+    assert trainer._policy.module.offloads
+    assert trainer._model.is_gradient_checkpointing
     monkeypatch.setattr(trainer_module, "read_free_bytes", lambda device, ranks: 2_000_000)
     with pytest.raises(UserError, match="a step of"):
         trainer_in(tmp_path, model=str(tmp_path / "tiny"))
