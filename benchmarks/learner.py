@@ -201,7 +201,7 @@ def run(options: argparse.Namespace, directory: Path, say: Say) -> dict[str, Any
     if "memory" in options.parts:
         figures["memory"] = []
         work = QUICK if quick else MEMORY if options.device == "cpu" else MEMORY_ON_CUDA
-        for variant in VARIANTS if options.device == "cpu" else VARIANTS[2:]:
+        for variant in VARIANTS[:-1] if options.device == "cpu" else VARIANTS[2:]:
             of = peak(variant, work)
             estimate = "" if variant == "bare" else f", estimated {of.estimate_ratio:.2f} times that"
             say(f"peak, {variant}: {of.peak_bytes / 1e6:,.0f} MB, {of.per_model_byte:.1f} times the weights{estimate}")

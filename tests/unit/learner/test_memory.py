@@ -32,6 +32,7 @@ from swarm.learner.memory import (
 )
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.models import tiny_model, tiny_tokenizer
+from swarm.learner.optimizer import adamw
 from swarm.learner.policy import CHUNK_BYTES, arrange
 from swarm.learner.process import prepare_command
 from swarm.learner.trainer import Trainer
@@ -368,6 +369,22 @@ def test_activations_are_what_autograd_keeps(half: bool) -> None:
     estimated = step_bytes(shape_of(model), setting)["activations"]
     assert alive.last_hidden_state.shape == (8, 64, 128)
     assert estimated == pytest.approx(sum(kept.values()), rel=0.12)
+
+
+@pytest.mark.parametrize("states", ["float32", "8bit", "host"])
+def test_what_is_trained_takes_what_is_reckoned(states: OptimizerStates) -> None:
+    """Weights, gradients and moments, as they are after a step."""
+    config = tiny_model(0).config
+    config.update({"hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "vocab_size": 1024})
+    model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
+    optimizer = adamw(model, 1e-3, states=states)
+    model(input_ids=torch.zeros((1, 4), dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+    held = [tensor for p in model.parameters() for tensor in (p, p.grad, *optimizer.state[p].values())]
+    shape = shape_of(model)
+    setting = replace(ON_GPU, states=states, on_host=True)
+    reckoned_bytes = 4 * shape.parameters + step_bytes(shape, setting)["gradients and AdamW"]
+    assert sum(tensor.nbytes for tensor in held) == pytest.approx(reckoned_bytes, rel=0.01)
 
 
 def half_precision(on: bool) -> torch.autocast:
