@@ -120,8 +120,7 @@ class _Lane:
 def pin(memory: torch.Tensor, device: torch.device) -> None:
     """Let a CUDA `device` copy to and from this contiguous host memory by itself. For good."""
     if device.type == "cuda" and memory.numel():
-        # Not torch's pinned memory: that is rounded up to a power of two. CUDA remembers a fault, and would tell it of
-        # some later call.
+        # Torch's own pinned memory comes in powers of two. CUDA would tell a fault of some later call.
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
 
 

@@ -120,14 +120,12 @@ def kept_on_host(shape: Shape, setting: Setting) -> int:
 
 
 def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
-    """One rank has a bf16 copy of all trained weights under autocast; with checkpointing only of the layer that it
-    computes, with the gradient of that, and of the head. Each of several gathers two layers at a time,
-    beside the buffers that they come in; their gradients take as much again. Weights outside of layers are gathered
-    once a pass."""
+    """One rank has a bf16 copy of all trained weights under autocast; with checkpointing of the layer that it computes,
+    with its gradient, and of the head. Each of several gathers two layers at a time, beside the buffers that they come
+    in; their gradients take as much again. Weights outside of layers are gathered once a pass."""
     if setting.ranks == 1:
-        at_once = 2 * shape.layer_parameters + shape.other_parameters
-        copied = min(shape.trained, at_once) if setting.activation_checkpointing else shape.trained
-        return 2 * copied if setting.half else 0
+        at_once = min(shape.trained, 2 * shape.layer_parameters + shape.other_parameters)
+        return 2 * (at_once if setting.activation_checkpointing else shape.trained) if setting.half else 0
     width = 2 if setting.half else 4
     return width * (8 * shape.layer_parameters + 4 * shape.other_parameters)
 
@@ -211,9 +209,8 @@ def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free:
         )
     if host_needed > free[1]:
         raise UserError(
-            f"too little memory on the host: moments that are kept there, and the copy that a checkpoint of "
-            f"{shape.trained:,} parameters is written from, take {_gib(host_needed)}, and {_gib(free[1])} are free; "
-            'take optimizer_states = "8bit", which needs least, or a smaller model'
+            "too little memory on the host: moments that are kept there, and what checkpoints are written from, take "
+            f'{_gib(host_needed)}, and {_gib(free[1])} are free; change: optimizer_states = "8bit", or a smaller model'
         )
 
 
@@ -247,26 +244,21 @@ def described(rules: ComputeRules, device: torch.device) -> str:
 def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, may_checkpoint: bool) -> list[str]:
     """Changes of which each would be enough, the cheapest first; two or three together where none is alone.
 
-    Fewer tokens and layers that are computed twice take a third more time at most, as do activations that cross the
-    bus; 8 bits take none, but give other numbers; moments that cross the bus take seconds a step and host memory. Less
-    KL or shorter rows are another run, an adapter learns less, more ranks cost money, a smaller model is another one.
+    Fewer tokens and recomputed layers take a third more time at most, as does offloading; 8 bits round moments; those
+    on the host take seconds a step; less KL or shorter rows are another run; an adapter learns less; ranks cost money.
     """
     least, cut = MIN_TOKENS[True], "fewer --max-new-tokens or max_prompt_tokens"
     ways: dict[str, dict[str, Any]] = {
         "fewer --tokens-per-micro-batch": {"tokens": min(setting.tokens, max(longest, least))},
-        "activation_checkpointing = true": {"activation_checkpointing": True},
+        "activation_checkpointing = true": {"activation_checkpointing": may_checkpoint},
         "packing = false": {"has_dense_mask": False},
-        "activation_offload = true": {"activation_checkpointing": True, "offload": True},
+        "activation_offload = true": {"activation_checkpointing": may_checkpoint, "offload": may_checkpoint},
         'optimizer_states = "8bit"': {"states": "8bit"},
         'optimizer_states = "host"': {"states": "host"},
         "kl_weight = 0": {"has_reference": False},
         cut: {"tokens": min(setting.tokens, least) if longest >= setting.tokens else setting.tokens},
     }
-    possible = {
-        name: way
-        for name, way in ways.items()
-        if replace(setting, **way) != setting and (may_checkpoint or "activation_checkpointing" not in way)
-    }
+    possible = {name: way for name, way in ways.items() if replace(setting, **way) != setting}
     found: list[str] = []
     for count in range(1, MAX_CHANGES + 1):
         for names in combinations(possible, count) if not found else ():
@@ -297,9 +289,8 @@ def _as_adapter(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
     weights = 4 * adapted.trained + (2 if setting.half else 4) * shape.parameters
     whole = free_bytes + 4 * shape.parameters
     may = shape.trained == shape.parameters and setting.ranks == 1
-    if not may or not fits(adapted, replace(setting, has_reference=False), whole - weights):
-        return []
-    return [f"--adapter {ADVISED_RANK}, whose weights take {_gib(weights)} in all"]
+    fits_so = may and fits(adapted, replace(setting, has_reference=False), whole - weights)
+    return [f"--adapter {ADVISED_RANK}, whose weights take {_gib(weights)} in all"] if fits_so else []
 
 
 def _beside(frozen: int) -> str:

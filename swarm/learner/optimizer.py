@@ -1,20 +1,18 @@
 """AdamW, and where it keeps its two moments: in float32 or in 8 bits beside the weights, or in the host's memory.
 
 A parameter is stepped by itself, on the rows that this rank holds: all at once would take 4 bytes more of each at the
-very peak of a large model's memory. Moments on the host come to the device a piece at a time and go back; the
-arithmetic is the same, so "host" gives the numbers of "float32", bit for bit. In 8 bits (arXiv 2110.02861, by
-bitsandbytes) each block of 256 elements has a scale of its own.
+very peak of a large model's memory. Moments on the host come to the device a piece at a time and go back; "host" gives
+the numbers of "float32", bit for bit. In 8 bits (arXiv 2110.02861, by bitsandbytes) each 256 elements share a scale.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
-from torch.distributed import tensor as distributed
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw as torch_adamw
 
@@ -27,6 +25,7 @@ RULES: dict[str, Any] = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": EPSILON, "
 MOMENTS, SCALES = ("exp_avg", "exp_avg_sq"), ("exp_avg_scale", "exp_avg_sq_scale")
 BLOCK = 256  # Elements that share a scale: what the kernels of bitsandbytes are built for
 MIN_QUANTIZED = 4096  # Elements; bitsandbytes keeps smaller tensors in float32 too: norms and biases
+_bitsandbytes = partial(import_module, "bitsandbytes.functional")  # Imported when used: it is large, and an extra
 PIECE = PIECE_BYTES // 4  # Elements of a moment that come to the device at once; two pieces are there at a time
 
 
@@ -52,13 +51,15 @@ class AdamW(torch.optim.Optimizer):
     def begin(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """The state of a parameter that was never stepped, cut as it is where ranks share it."""
         state = {"step": torch.tensor(0.0)}
-        blocks = blocks_of(parameter) if self._states == "8bit" else None
-        device, dtype = "cpu" if self._states == "host" else parameter.device, torch.uint8 if blocks else torch.float32
+        in_8_bits = self._states == "8bit" and has_blocks(parameter)
+        dtype, device = torch.uint8 if in_8_bits else torch.float32, "cpu" if self._states == "host" else None
         for kind in MOMENTS:
             state[kind] = torch.zeros_like(parameter, dtype=dtype, device=device, requires_grad=False)
             if self._states == "host":
                 pin(local(state[kind]), parameter.device)
-        return state | ({kind: _zeros(blocks, like=parameter) for kind in SCALES} if blocks else {})
+        for kind in SCALES if in_8_bits else ():
+            state[kind] = state[MOMENTS[0]][..., ::BLOCK].float().contiguous()
+        return state
 
 
 def adamw(model: Any, learning_rate: float, weight_decay: float = 0.0, states: OptimizerStates = "float32") -> AdamW:
@@ -71,11 +72,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def blocks_of(parameter: torch.Tensor) -> tuple[int, int] | None:
-    """Shape of a parameter's scales, which are cut along its rows as the parameter is. None if it is small, or blocks
-    would cross from one row to the next, which another rank may hold."""
-    width = math.prod(parameter.shape[1:])
-    return None if parameter.numel() < MIN_QUANTIZED or width % BLOCK else (parameter.shape[0], width // BLOCK)
+def has_blocks(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is large, and no block crosses from one row to the next, which another rank may hold."""
+    return parameter.numel() >= MIN_QUANTIZED and parameter.dim() > 1 and parameter.shape[-1] % BLOCK == 0
 
 
 def converted(held: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
@@ -89,7 +88,7 @@ def converted(held: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tenso
             found[kind] = (codes[held[kind].int()].view(-1, BLOCK) * held[scale].view(-1, 1)).view(held[kind].shape)
         else:
             found[kind], rest = _bitsandbytes().quantize_blockwise(held[kind], code=codes, blocksize=BLOCK)
-            found[scale] = rest.absmax.view(len(held[kind]), -1)
+            found[scale] = rest.absmax.view(*held[kind].shape[:-1], -1)
     return found
 
 
@@ -132,16 +131,3 @@ def _codes(kind: str, device: torch.device) -> torch.Tensor:
     """What the 256 codes of a moment stand for, as shares of the scale; one is a square, without sign."""
     codes: torch.Tensor = _bitsandbytes().create_dynamic_map(signed=kind == MOMENTS[0])
     return codes.to(device)
-
-
-def _zeros(shape: tuple[int, ...], *, like: torch.Tensor) -> torch.Tensor:
-    if isinstance(like, DTensor):
-        return distributed.zeros(*shape, device_mesh=like.device_mesh, placements=like.placements)
-    return torch.zeros(shape, device=like.device)
-
-
-def _bitsandbytes() -> Any:
-    """Imported when it is used: it is large, and an extra."""
-    from bitsandbytes import functional
-
-    return functional

@@ -97,7 +97,6 @@ class PolicyModel(torch.nn.Module):
         if not self.in_chunks:
             logits = self.model(**given).logits.flatten(0, 1)[places]
             return self._figures(logits, targets) if draws is None else self._margins(logits, targets, draws)
-        # Of a layer that is checkpointed autograd keeps the input alone.
         with save_on_cpu(pin_memory=True) if self.offloads else nullcontext():
             hidden = self.model.base_model(**given).last_hidden_state
         hidden = hidden.flatten(0, 1)[places]

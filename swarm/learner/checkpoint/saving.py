@@ -112,11 +112,8 @@ def restore(parts: Parts, directory: Path) -> TrainerState:
         ranks.fill(tensor, held.tensor(name) if held else None)
         parts.progress()
     for name, parameter in parts.model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        steps = small.get(f"adam/step/{name}")
-        if steps is not None:
-            parts.optimizer.state[parameter] = _filled(parts, parameter, steps, held, name)
+        if parameter.requires_grad and f"adam/step/{name}" in small:
+            _restore_state(parts, parameter, name, small[f"adam/step/{name}"], held)
             parts.progress()
     parts.shuffle.set_state(small["rng/shuffle"])
     torch.set_rng_state(small["rng/torch"])
@@ -125,18 +122,13 @@ def restore(parts: Parts, directory: Path) -> TrainerState:
     return state
 
 
-def _filled(
-    parts: Parts, parameter: torch.Tensor, steps: torch.Tensor, held: _Held | None, name: str
-) -> dict[str, torch.Tensor]:
-    """The optimiser's state of a parameter, whatever kinds it was saved in."""
-    state = parts.optimizer.begin(parameter)
+def _restore_state(parts: Parts, parameter: torch.Tensor, name: str, steps: torch.Tensor, held: _Held | None) -> None:
+    """Of the optimiser, whatever kinds it was saved in."""
+    state = parts.optimizer.state[parameter] = parts.optimizer.begin(parameter)
     whole = parts.ranks.together(lambda: converted(held.moments(name), state) if held else {})
-    for kind, tensor in state.items():
-        if kind == "step":
-            tensor.copy_(steps)
-        else:
-            parts.ranks.fill(tensor, whole.get(kind))
-    return state
+    state["step"].copy_(steps)
+    for kind in (kind for kind in state if kind != "step"):
+        parts.ranks.fill(state[kind], whole.get(kind))
 
 
 class _Held:
