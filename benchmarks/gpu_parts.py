@@ -28,10 +28,11 @@ from swarm.learner.checkpoint.model_files import stream_tensors, write_staging
 from swarm.learner.checkpoint.saving import take
 from swarm.learner.copies import Copies
 from swarm.learner.messages import ComputeRules, Prepare, Train
+from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
 from swarm.learner.trainer import Trainer
-from swarm.learner.update import Learning, adamw
+from swarm.learner.update import Learning
 from swarm.process import NoParent
 from tests.unit.trainers import group, trainer_in
 

@@ -9,7 +9,8 @@ pads, in turns in the same process, medians of the repeats. `mixed` are completi
 rows of like length together; `alike` are rows of one length with one token of prompt, where nothing can be gained by
 that. On the CPU there is no flash attention: packed rows are kept apart by a mask of all pairs, which costs more the
 longer a line is, and is why packing is not chosen there.
-Memory: peak of two steps, each variant in a process of its own, over the bytes of the float32 weights.
+Memory: peak of two steps, each variant in a process of its own, over the bytes of the weights.
+Reckoned: what real models take by the preflight's arithmetic, GiB of a GPU + of the host, MB of a version.
 Publishing: cast to bf16 into the staging file, encode as a delta, first chunk read, after each of a few steps, in CPU
 seconds and in GB of bf16 for each of them. The target is a share of one step of at least LARGE_STEP_TOKENS tokens,
 which lasts half a minute on the one thread that takes it here. It says nothing of a faster device; the seconds do.
@@ -36,6 +37,7 @@ from typing import Any
 import msgspec
 import torch
 
+from benchmarks import reckoned
 from benchmarks.learner_step import VARIANTS, Peak, Variant, Work, bare_step, our_step, rules_of, tokens_of
 from benchmarks.sampler_models import CHUNK_BYTES, KEY
 from swarm.broadcast.coding import coding_pool
@@ -199,11 +201,15 @@ def run(options: argparse.Namespace, directory: Path, say: Say) -> dict[str, Any
     if "memory" in options.parts:
         figures["memory"] = []
         work = QUICK if quick else MEMORY if options.device == "cpu" else MEMORY_ON_CUDA
-        for variant in VARIANTS if options.device == "cpu" else VARIANTS[2:]:
+        for variant in VARIANTS[:-1] if options.device == "cpu" else VARIANTS[2:]:
             of = peak(variant, work)
             estimate = "" if variant == "bare" else f", estimated {of.estimate_ratio:.2f} times that"
             say(f"peak, {variant}: {of.peak_bytes / 1e6:,.0f} MB, {of.per_model_byte:.1f} times the weights{estimate}")
             figures["memory"].append(asdict(of) | {"estimate_ratio": of.estimate_ratio})
+    if "reckoned" in options.parts:
+        figures["reckoned"] = reckoned.rows(("0.6B",) if quick else tuple(reckoned.MODELS))
+        for line in reckoned.lines(figures["reckoned"]):
+            say(line)
     if "publish" in options.parts:
         work, tokens = (QUICK, 1) if quick else (SPEED, LARGE_STEP_TOKENS)
         found = figures["publish"] = publishing(work, directory, repeats, tokens)
@@ -256,7 +262,7 @@ def met(figures: dict[str, Any]) -> bool:
     return all(speeds) and all(estimates) and share <= PUBLISH_TARGET
 
 
-PARTS = ("speed", "memory", "publish", "mfu")
+PARTS = ("speed", "memory", "reckoned", "publish", "mfu")
 
 
 def _parts(text: str) -> tuple[str, ...]:

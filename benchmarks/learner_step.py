@@ -24,18 +24,24 @@ import torch
 
 from benchmarks.sampler_models import Size, random_model
 from swarm.learner import policy as policy_module
+from swarm.learner.adapter import attach
 from swarm.learner.alarms import GRADIENT_CLIP
 from swarm.learner.copies import Copies
 from swarm.learner.memory import Setting, shape_of, step_bytes
-from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
+from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
+from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
-from swarm.learner.update import Learning, Update, adamw
+from swarm.learner.update import Learning, Update
 from tests.builders import floats, ints
 
-Variant = Literal["bare", "whole", "chunked", "checkpointed"]
-VARIANTS: tuple[Variant, ...] = ("bare", "whole", "chunked", "checkpointed")
-"""Ours with the logits of all tokens at once, in chunks, and with activation checkpointing besides."""
+Variant = Literal["bare", "whole", "chunked", "checkpointed", "8bit", "half", "adapter"]
+VARIANTS: tuple[Variant, ...] = ("bare", "whole", "chunked", "checkpointed", "half", "adapter", "8bit")
+"""Ours with the logits of all tokens at once, in chunks, and with activation checkpointing besides; of that with
+passes in bf16, these with an adapter beside frozen weights, and moments in 8 bits. The last is left out on the CPU,
+where bitsandbytes makes the moments of a matrix float32 to step it."""
+
+ADAPTER = AdapterRules(rank=8, alpha=16.0)
 
 LEARNING_RATE = 1e-6
 STEPS = 2
@@ -111,7 +117,7 @@ def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[
     arrange(model, rules)
     learning = Learning(
         model=model,
-        optimizer=adamw(model, LEARNING_RATE),
+        optimizer=adamw(model, LEARNING_RATE, states=rules.optimizer_states),
         shuffle=torch.Generator().manual_seed(0),
         policy=policy,
         reference=None,
@@ -176,7 +182,10 @@ def _padded(
 
 def rules_of(variant: Variant, work: Work) -> ComputeRules:
     return ComputeRules(
-        tokens_per_micro_batch=work.micro_batch_tokens, activation_checkpointing=variant == "checkpointed"
+        tokens_per_micro_batch=work.micro_batch_tokens,
+        activation_checkpointing=variant in VARIANTS[3:],
+        precision="bfloat16" if variant in ("half", "adapter") else "auto",
+        optimizer_states="8bit" if variant == "8bit" else "float32",
     )
 
 
@@ -217,6 +226,8 @@ def measure_peak(variant: Variant, work: Work) -> Peak:
     _warm_up()
     before = _used(device)
     model = work.model()
+    if variant == "adapter":
+        attach(model, ADAPTER, name="random", seed=0)
     if variant == "whole":
         policy_module.CHUNK_BYTES = 1 << 50
     make = bare_step if variant == "bare" else our_step
@@ -229,15 +240,16 @@ def measure_peak(variant: Variant, work: Work) -> Peak:
         tokens=work.micro_batch_tokens,
         activation_checkpointing=bool(rules.activation_checkpointing),
         half=is_half(rules.precision, device.type),
-        in_chunks=variant in ("chunked", "checkpointed"),
+        in_chunks=variant in VARIANTS[2:],
         has_dense_mask=False,
         ranks=1,
         has_reference=False,
         on_host=False,
+        states=rules.optimizer_states,
     )
     return Peak(
         variant=variant,
-        model_bytes=4 * shape.parameters,
+        model_bytes=sum(p.nbytes for p in model.parameters()),
         peak_bytes=_used(device) - before,
         estimated_bytes=sum(step_bytes(shape, setting).values()),
     )

@@ -23,6 +23,7 @@ from swarm.learner.batch import Row
 from swarm.learner.copies import Copies
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.models import tiny_model, tiny_tokenizer
+from swarm.learner.optimizer import AdamW
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
 from swarm.learner.update import Learning, Update, rows_of
@@ -50,10 +51,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """What a case sets here, and in TRL. For cispo TRL's epsilon_high is the cap itself."""
 
 
-class Recorded(torch.optim.AdamW):
+class Recorded(AdamW):
     """Keeps the gradient and changes nothing."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch's returns a closure's loss
+    def step(self) -> None:  # type: ignore[override]  # Without closure, as ours
         self.gradient = [p.grad.detach().clone() for group in self.param_groups for p in group["params"]]
 
 
@@ -117,7 +118,7 @@ def ours(groups: tuple[TrainGroup, ...], rules: LearningRules) -> tuple[float, l
         learning=rules,
         compute=compute,
     )
-    optimizer = Recorded(model.parameters())
+    optimizer = Recorded(model.parameters(), "float32", lr=0.0, weight_decay=0.0)
     learning = Learning(
         model=model,
         optimizer=optimizer,

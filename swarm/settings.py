@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_ar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from swarm.errors import UserError
-from swarm.types import Freshness, KlPlace, Normalisation, ObjectiveName, Rounding, Schedule
+from swarm.types import Freshness, KlPlace, Normalisation, ObjectiveName, OptimizerStates, Rounding, Schedule
 
 if TYPE_CHECKING:
     from swarm.sampler.engine import EngineKind, EngineOptions
@@ -182,6 +182,8 @@ class LeadConfig(BaseModel):
     packing: bool | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: bool | None = None
+    activation_offload: Annotated[bool, RESUMED] = False
+    optimizer_states: Annotated[OptimizerStates, RESUMED] = "float32"
     compile: bool = False
     trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag(MEMORY, "GPUs that share the training."), RESUMED] = 1
     trainer_machines: Annotated[int, Field(ge=1, le=1024), RESUMED] = 1

@@ -13,6 +13,7 @@ NodeId = NewType("NodeId", str)
 SwarmId = NewType("SwarmId", str)
 GroupId = NewType("GroupId", str)
 
+OptimizerStates = Literal["float32", "8bit", "host"]  # How and where AdamW keeps its two moments
 Schedule = Literal["constant", "linear", "cosine", "wsd"]  # Of the learning rate; wsd: warm up, stay, decay
 Freshness = Literal["adaptive", "off"]  # Rollouts as young as the fleet allows, or as early as the bound allows
 Normalisation = Literal["tokens", "rollouts", "constant"]  # What the loss of a minibatch is divided by

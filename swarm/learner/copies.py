@@ -28,7 +28,7 @@ class Copies:
         self._lanes: list[_Lane] = []
         if self._is_cuda if by_pieces is None else by_pieces:
             self._lanes = [_Lane(device, piece_bytes) for _ in range(2)]
-        self._beside = _stream(device)
+        self._beside = stream_of(device)
         self._rooms: list[torch.Tensor] = []
         self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
 
@@ -49,16 +49,13 @@ class Copies:
         else:
             room = torch.empty(nbytes, dtype=torch.uint8)
             self._rooms.append(room)
-            if self._is_cuda and nbytes:
-                # Not torch's pinned memory: that is rounded up to a power of two. CUDA remembers a fault, and would
-                # tell it of some later call.
-                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(room.data_ptr(), nbytes, 0))
+            pin(room, self._device)
         return room.view(dtype).view(shape)
 
     def start(self, room: torch.Tensor, tensor: torch.Tensor) -> None:
         """Begin to copy `tensor` into `room`; it must not change before `wait`, nor `room` be read before `finish`."""
-        with _on(self._device, self._beside):
-            room.copy_(tensor.detach(), non_blocking=True)
+        with on(self._device, self._beside):
+            room.copy_(tensor.detach(), non_blocking=self._is_cuda)
 
     def wait(self) -> None:
         """Have the device, and not the host, wait for what was started before it computes anything further."""
@@ -100,14 +97,14 @@ class _Lane:
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.stream = _stream(device)
+        self.stream = stream_of(device)
         self._device = device
         self._buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._to: torch.Tensor | None = None
 
     def send(self, to: torch.Tensor, piece: torch.Tensor) -> None:
         part = self._buffer[: to.nbytes].view(to.dtype)
-        with _on(self._device, self.stream):
+        with on(self._device, self.stream):
             # Cast on the device: half as many bytes cross the bus. The cast piece is its stream's own memory, which no
             # other stream gets before the copy is over.
             part.copy_(piece.to(to.dtype), non_blocking=True)
@@ -120,6 +117,13 @@ class _Lane:
             self._to = None
 
 
+def pin(memory: torch.Tensor, device: torch.device) -> None:
+    """Let a CUDA `device` copy to and from this contiguous host memory by itself. For good."""
+    if device.type == "cuda" and memory.numel():
+        # Torch's own pinned memory comes in powers of two. CUDA would tell a fault of some later call.
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+
 class _Now(torch.cpu.Stream):
     """A CPU's work is over when the call returns."""
 
@@ -127,9 +131,9 @@ class _Now(torch.cpu.Stream):
         pass
 
 
-def _stream(device: torch.device) -> Any:
+def stream_of(device: torch.device) -> Any:
     return torch.cuda.Stream(device) if device.type == "cuda" else _Now()
 
 
-def _on(device: torch.device, stream: Any) -> AbstractContextManager[None]:
-    return torch.get_device_module(device).stream(stream)  # type: ignore[no-any-return]  # torch.cuda's or torch.cpu's
+def on(device: torch.device, stream: Any) -> AbstractContextManager[None]:
+    return (torch.cuda if device.type == "cuda" else torch.cpu).stream(stream)  # type: ignore[no-any-return]

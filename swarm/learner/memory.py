@@ -8,6 +8,7 @@ open. Only the functions under `reading` look at a model or at the machine.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -16,12 +17,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
 from swarm.learner.adapter import add_matrices, targets_of
+from swarm.learner.copies import PIECE_BYTES
 from swarm.learner.messages import AdapterRules, ComputeRules
+from swarm.learner.optimizer import BLOCK
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 from swarm.process import free_host_bytes
+from swarm.types import OptimizerStates
 
-TRAINED_BYTES = 16  # Of one parameter: float32 weight, gradient, and AdamW's two moments
-SNAPSHOT_BYTES = 14  # Of a parameter in the host's memory while a checkpoint is written: weight, moments, bf16 model
+MOMENT_BYTES: dict[OptimizerStates, float] = {"float32": 8, "8bit": 2 + 2 * 4 / BLOCK, "host": 8}
+"""Of a parameter, both moments; in 8 bits with their scales. A copy for a checkpoint takes as much, 4 for the weight
+and 2 for the bf16 model that is written beside it."""
+
+STREAMED_BYTES = 4 * PIECE_BYTES  # On the device of moments that are on the host: two pieces of each
+MAX_CHANGES = 3  # Most that are named together where none alone is enough
 TOKENS_PER_MICRO_BATCH = 16_384  # Of one forward pass of a large model; more does not make a GPU faster
 
 MIN_TOKENS = {False: 4096, True: 1024}
@@ -32,6 +40,7 @@ ADVISED_RANK = 8  # Of an adapter: 0.4 % of Qwen3-4B, and rank 1 is said to do i
 MASK_BYTES = 5  # Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores
 FREE_SHARE = 0.92  # Of the free memory; the rest is for fragments and for what kernels use while they run
 WHOLE_GRADIENT_BYTES = 2 << 30  # Up to here each rank keeps the whole gradient; a larger one would take what FSDP saved
+DESCRIBED = {"float32": "", "8bit": ", and AdamW in 8 bits", "host": ", and AdamW's moments on the host"}
 MAX_RANKS = 1024  # Most that are tried to tell how many would be enough
 GIB = 1 << 30
 
@@ -58,7 +67,8 @@ class Shape:
 class Setting:
     """How a step is computed. `tokens` are those of the widest micro-batch; `ranks` share weights, gradients and
     moments. `has_dense_mask`: rows are packed and the attention kernel is given a mask. `on_host`: the device's memory
-    is the host's, so a checkpoint's copy is in it."""
+    is the host's, so a checkpoint's copy is in it; else the host has `host_bytes` free. `states` is where moments are;
+    `offload`: what checkpointing keeps is on the host."""
 
     tokens: int
     activation_checkpointing: bool
@@ -68,30 +78,54 @@ class Setting:
     ranks: int
     has_reference: bool
     on_host: bool
+    states: OptimizerStates = "float32"
+    offload: bool = False
+    host_bytes: int = 1 << 62
 
 
 def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
     """Most bytes that one rank needs beside the weights that are loaded already, by what they are for."""
     held, trained = shape.parameters // setting.ranks, shape.trained // setting.ranks
     found = {
-        "gradients and AdamW": (TRAINED_BYTES - 4) * trained,
+        "gradients and AdamW": _trained_bytes(shape, setting),
         "weights of the reference": 4 * held if setting.has_reference else 0,
         "weights gathered or in bf16": _computed_with_bytes(shape, setting),
         "whole gradient of each rank": whole_gradient_bytes(shape.parameters) if setting.ranks > 1 else 0,
-        "activations": activation_bytes(shape, setting),
+        # One layer's input is read while the one before it comes.
+        "activations": activation_bytes(replace(shape, layers=2) if setting.offload else shape, setting),
         "logits": logit_bytes(shape, setting),
         "the mask of packed rows": MASK_BYTES * setting.tokens**2 if setting.has_dense_mask else 0,
-        "a checkpoint's copy": SNAPSHOT_BYTES * trained if setting.on_host else 0,
+        "a checkpoint's copy": int((6 + MOMENT_BYTES[setting.states]) * trained) if setting.on_host else 0,
     }
     return {name: nbytes for name, nbytes in found.items() if nbytes}
 
 
+def _trained_bytes(shape: Shape, setting: Setting) -> int:
+    """And of AdamW's moments, as far as they are on the device."""
+    trained, states = shape.trained // setting.ranks, setting.states
+    if states == "host" and not setting.on_host:
+        return 4 * trained + STREAMED_BYTES
+    # Rows that are no multiple of a block stay float32.
+    return int((4 + MOMENT_BYTES["float32" if shape.hidden % BLOCK else states]) * trained)
+
+
+def kept_on_host(shape: Shape, setting: Setting) -> int:
+    """Most bytes of host memory that all ranks need, if that is not the device's: for checkpoints, which rank 0 writes,
+    for moments, and for inputs of layers, twice since torch's pinned memory comes in powers of two."""
+    if setting.on_host:
+        return 0
+    inputs = activation_bytes(shape, setting) - activation_bytes(replace(shape, layers=0), setting)
+    copied, own = 6 + MOMENT_BYTES[setting.states], MOMENT_BYTES["host"] if setting.states == "host" else 0
+    return int((copied + own) * shape.trained) + (2 * setting.ranks * inputs if setting.offload else 0)
+
+
 def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
-    """One rank keeps a bf16 copy of all trained weights under autocast. Each of several gathers two layers at a time,
-    beside the buffers that they come in; their gradients take as much again. Weights outside of layers are gathered
-    once a pass."""
+    """One rank has a bf16 copy of all trained weights under autocast; with checkpointing of the layer that it computes,
+    with its gradient, and of the head. Each of several gathers two layers at a time, beside the buffers that they come
+    in; their gradients take as much again. Weights outside of layers are gathered once a pass."""
     if setting.ranks == 1:
-        return 2 * shape.trained if setting.half else 0
+        at_once = min(shape.trained, 2 * shape.layer_parameters + shape.other_parameters)
+        return 2 * (at_once if setting.activation_checkpointing else shape.trained) if setting.half else 0
     width = 2 if setting.half else 4
     return width * (8 * shape.layer_parameters + 4 * shape.other_parameters)
 
@@ -135,7 +169,7 @@ def choose(
     `longest` are the tokens of the longest row, which is never cut; `tokens` and `activation_checkpointing` of
     `setting` are not read. UserError, in one line, if nothing fits.
     """
-    recompute, wanted = rules.activation_checkpointing, rules.tokens_per_micro_batch
+    recompute, wanted = setting.offload or rules.activation_checkpointing, rules.tokens_per_micro_batch
     for way in (False, True) if recompute is None and may_checkpoint else (bool(recompute),):
         tokens = wanted or TOKENS_PER_MICRO_BATCH
         while True:
@@ -156,41 +190,45 @@ def choose(
 
 def fits(shape: Shape, setting: Setting, free_bytes: int) -> bool:
     """`free_bytes` are beside the weights that are loaded."""
-    return sum(step_bytes(shape, setting).values()) <= free_bytes * FREE_SHARE
+    is_on_device = sum(step_bytes(shape, setting).values()) <= free_bytes * FREE_SHARE
+    return is_on_device and kept_on_host(shape, setting) <= setting.host_bytes
 
 
-def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host_bytes: int, device: str) -> None:
-    """UserError if weights, gradients and moments alone do not fit, or the host has no room for a checkpoint's copy.
-    Called before anything is loaded."""
-    parameters, on_host, frozen = shape.trained, device == "cpu", shape.parameters - shape.trained
-    needed = (TRAINED_BYTES * parameters + (2 if half else 4) * frozen) // ranks
-    if needed > free_bytes:
-        setting = Setting(
-            tokens=MIN_TOKENS[True],
-            activation_checkpointing=True,
-            half=half,
-            in_chunks=True,
-            has_dense_mask=False,
-            ranks=ranks,
-            has_reference=False,
-            on_host=on_host,
-        )
+def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int) -> None:
+    """UserError if weights, gradients and moments alone do not fit, or the host has no room for what is kept there.
+    `free` are bytes of the device and of the host. Called before anything is loaded."""
+    setting, frozen = _least(rules, device, free, ranks), shape.parameters - shape.trained
+    weights = (4 * shape.trained + (2 if setting.half else 4) * frozen) // ranks
+    needed, host_needed = weights + _trained_bytes(shape, setting), kept_on_host(shape, setting)
+    if needed > free[0]:
+        changes = _changes(shape, setting, free[0] - weights, longest=0, may_checkpoint=True)
         raise UserError(
-            f"too little memory on {device}: to train {parameters:,} parameters{_beside(frozen)} takes {_gib(needed)} "
-            f"for weights, gradients and AdamW alone, and {_gib(free_bytes)} are free; change: "
-            + ", or ".join(
-                [
-                    *_as_adapter(shape, half=half, free_bytes=free_bytes),
-                    "a smaller model",
-                    *_more_ranks(shape, setting, free_bytes - 4 * parameters // ranks),
-                ]
-            )
+            f"too little memory on {device}: to train {shape.trained:,} parameters{_beside(frozen)} takes "
+            f"{_gib(needed)} for weights, gradients and AdamW alone, and {_gib(free[0])} are free; change: "
+            + ", or ".join(changes)
         )
-    if not on_host and SNAPSHOT_BYTES * parameters > host_bytes:
+    if host_needed > free[1]:
         raise UserError(
-            f"too little memory on the host: the copy that a checkpoint of {parameters:,} parameters is written from "
-            f"takes {_gib(SNAPSHOT_BYTES * parameters)}, and {_gib(host_bytes)} are free; take a smaller model"
+            "too little memory on the host: moments that are kept there, and what checkpoints are written from, take "
+            f'{_gib(host_needed)}, and {_gib(free[1])} are free; change: optimizer_states = "8bit", or a smaller model'
         )
+
+
+def _least(rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int) -> Setting:
+    """What takes the least memory under `rules`, of any model."""
+    return Setting(
+        tokens=MIN_TOKENS[True],
+        activation_checkpointing=True,
+        half=is_half(rules.precision, device.type),
+        in_chunks=True,
+        has_dense_mask=False,
+        ranks=ranks,
+        has_reference=False,
+        on_host=device.type == "cpu",
+        states=rules.optimizer_states,
+        offload=rules.activation_offload,
+        host_bytes=free[1],
+    )
 
 
 def described(rules: ComputeRules, device: torch.device) -> str:
@@ -199,23 +237,37 @@ def described(rules: ComputeRules, device: torch.device) -> str:
         f"a learner step takes up to {rules.tokens_per_micro_batch:,} tokens at a time, "
         f"{'packed' if rules.packing else 'padded'}, in {precision}"
         f"{', with activation checkpointing' if rules.activation_checkpointing else ''}"
+        f"{' on the host' if rules.activation_offload else ''}{DESCRIBED[rules.optimizer_states]}"
     )
 
 
 def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, may_checkpoint: bool) -> list[str]:
-    """Changes of which each alone would be enough."""
-    least = MIN_TOKENS[True]
-    ways = {
-        "fewer --tokens-per-micro-batch": replace(setting, tokens=min(setting.tokens, max(longest, least))),
-        "activation_checkpointing = true": replace(setting, activation_checkpointing=may_checkpoint),
-        "fewer --max-new-tokens or max_prompt_tokens": replace(setting, tokens=min(setting.tokens, least)),
-        "packing = false": replace(setting, has_dense_mask=False),
-        "kl_weight = 0": replace(setting, has_reference=False),
+    """Changes of which each would be enough, the cheapest first; two or three together where none is alone.
+
+    Fewer tokens and recomputed layers take a third more time at most, as does offloading; 8 bits round moments; those
+    on the host take seconds a step; less KL or shorter rows are another run; an adapter learns less; ranks cost money.
+    """
+    least, cut = MIN_TOKENS[True], "fewer --max-new-tokens or max_prompt_tokens"
+    ways: dict[str, dict[str, Any]] = {
+        "fewer --tokens-per-micro-batch": {"tokens": min(setting.tokens, max(longest, least))},
+        "activation_checkpointing = true": {"activation_checkpointing": may_checkpoint},
+        "packing = false": {"has_dense_mask": False},
+        "activation_offload = true": {"activation_checkpointing": may_checkpoint, "offload": may_checkpoint},
+        'optimizer_states = "8bit"': {"states": "8bit"},
+        'optimizer_states = "host"': {"states": "host"},
+        "kl_weight = 0": {"has_reference": False},
+        cut: {"tokens": min(setting.tokens, least) if longest >= setting.tokens else setting.tokens},
     }
-    if longest < setting.tokens:
-        del ways["fewer --max-new-tokens or max_prompt_tokens"]
-    found = [name for name, way in ways.items() if way != setting and fits(shape, way, free_bytes)]
-    return [*found, *_more_ranks(shape, setting, free_bytes), "a smaller model"]
+    possible = {name: way for name, way in ways.items() if replace(setting, **way) != setting}
+    found: list[str] = []
+    for count in range(1, MAX_CHANGES + 1):
+        for names in combinations(possible, count) if not found else ():
+            fields = [item for name in names for item in possible[name].items()]
+            is_one = len(dict(fields)) == len(fields)  # Else two of them set the same
+            if is_one and fits(shape, replace(setting, **dict(fields)), free_bytes):
+                found.append(" with ".join(names))
+    rest = [*_as_adapter(shape, setting, free_bytes), *_more_ranks(shape, setting, free_bytes), "a smaller model"]
+    return [*found, *rest]
 
 
 def _more_ranks(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
@@ -228,14 +280,17 @@ def _more_ranks(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
     return []
 
 
-def _as_adapter(shape: Shape, *, half: bool, free_bytes: int) -> list[str]:
+def _as_adapter(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
     """An adapter, if one would do where training all does not, of seven matrices a layer, as most decoders have."""
     width = (
         2 * (shape.hidden + shape.queries) + 2 * (shape.hidden + shape.keys) + 3 * (shape.hidden + shape.feed_forward)
     )
-    needed = (2 if half else 4) * shape.parameters + TRAINED_BYTES * ADVISED_RANK * shape.layers * width
-    fits_so = shape.trained == shape.parameters and needed <= free_bytes
-    return [f"--adapter {ADVISED_RANK}, which takes {_gib(needed)} of it"] if fits_so else []
+    adapted = replace(shape, trained=ADVISED_RANK * shape.layers * width)
+    weights = 4 * adapted.trained + (2 if setting.half else 4) * shape.parameters
+    whole = free_bytes + 4 * shape.parameters
+    may = shape.trained == shape.parameters and setting.ranks == 1
+    fits_so = may and fits(adapted, replace(setting, has_reference=False), whole - weights)
+    return [f"--adapter {ADVISED_RANK}, whose weights take {_gib(weights)} in all"] if fits_so else []
 
 
 def _beside(frozen: int) -> str:
@@ -250,22 +305,19 @@ def _gib(nbytes: int) -> str:
 
 
 def fit(
-    policy: Policy, rules: ComputeRules, device: torch.device, free_bytes: int, *, ranks: int, longest: int, kl: bool
+    policy: Policy, rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int, longest: int, kl: bool
 ) -> ComputeRules:
-    """`choose` for a model that is loaded. All ranks give the least `free_bytes` of any: they must choose alike."""
+    """`choose` for a model that is loaded. `free` are bytes of the device and of the host. All ranks give the least of
+    any: they must choose alike."""
     model = policy.module.model
-    setting = Setting(
-        tokens=0,
-        activation_checkpointing=False,
-        half=is_half(rules.precision, device.type),
+    setting = replace(
+        _least(rules, device, free, ranks),
         in_chunks=policy.module.in_chunks,
         has_dense_mask=bool(rules.packing) and not policy.is_flash,
-        ranks=ranks,
         has_reference=kl,
-        on_host=device.type == "cpu",
     )
     may = bool(model.supports_gradient_checkpointing)
-    return choose(shape_of(model), setting, rules, free_bytes, longest=longest, may_checkpoint=may)
+    return choose(shape_of(model), setting, rules, free[0], longest=longest, may_checkpoint=may)
 
 
 def read_shape(name: str, adapter: AdapterRules | None = None) -> Shape | None:

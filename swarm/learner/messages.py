@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.types import KlPlace, Normalisation, ObjectiveName, Schedule
+from swarm.types import KlPlace, Normalisation, ObjectiveName, OptimizerStates, Schedule
 
 
 class LearningRules(msgspec.Struct, frozen=True):
@@ -30,12 +30,15 @@ class LearningRules(msgspec.Struct, frozen=True):
 
 
 class ComputeRules(msgspec.Struct, frozen=True):
-    """How a learner step is computed; none of it changes what is optimised. None lets the trainer choose."""
+    """How a learner step is computed; none of it changes what is optimised. None lets the trainer choose.
+    `activation_offload`: what checkpointing keeps of each layer goes to the host's memory."""
 
     tokens_per_micro_batch: int | None = None
     packing: bool | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: bool | None = None
+    activation_offload: bool = False
+    optimizer_states: OptimizerStates = "float32"
     compile: bool = False
 
 

@@ -8,11 +8,13 @@ head in chunks, each recomputed in the backward pass, so only one chunk's logits
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
+from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -79,6 +81,8 @@ class PolicyModel(torch.nn.Module):
         """Whether entropies are to have a gradient."""
         self.weights_in_half = False
         """Whether weights are bf16 whenever they are computed with, as FSDP gathers them."""
+        self.offloads = False
+        """Whether what autograd keeps of layers goes to the host's memory."""
 
     def forward(
         self,
@@ -96,7 +100,9 @@ class PolicyModel(torch.nn.Module):
         if not self.in_chunks:
             logits = self.model(**given).logits.flatten(0, 1)[places]
             return self._figures(logits, targets) if draws is None else self._margins(logits, targets, draws)
-        hidden = self.model.base_model(**given).last_hidden_state.flatten(0, 1)[places]
+        with save_on_cpu(pin_memory=True) if self.offloads else nullcontext():
+            hidden = self.model.base_model(**given).last_hidden_state
+        hidden = hidden.flatten(0, 1)[places]
         size = max(1, CHUNK_BYTES // (4 * self.model.config.get_text_config().vocab_size))
         if draws is not None:
             return self._replayed(hidden, targets, draws, size)
@@ -156,7 +162,9 @@ class Policy:
         self, part: MicroBatch, half: bool, weights: dict[str, torch.Tensor] | None = None, draws: Draws | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         given = (part.token_ids, part.positions, part.places, part.targets, draws)
-        with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half):
+        # A layer that is checkpointed uses a weight once in a pass: kept, bf16 copies of all would be there at once.
+        cached = not getattr(self.module.model, "is_gradient_checkpointing", False)
+        with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half, cache_enabled=cached):
             found: tuple[torch.Tensor, torch.Tensor] = (
                 functional_call(self.module, weights, given) if weights else self.module(*given)
             )
@@ -250,7 +258,7 @@ def _entropy(log_softmax: torch.Tensor) -> torch.Tensor:
 def arrange(model: Any, rules: ComputeRules) -> None:
     """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so. Layers share
     their code, so they are compiled one by one."""
-    if rules.activation_checkpointing:
+    if rules.activation_checkpointing or rules.activation_offload:
         if not model.supports_gradient_checkpointing:
             raise UserError(f"{type(model).__name__} has no activation checkpointing: leave the option out")
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -33,6 +33,7 @@ from swarm.learner.checkpoint.model_files import load_model, stream_places
 from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, pick_device, stream_dtype
 from swarm.learner.memory import whole_gradient_bytes
+from swarm.learner.optimizer import local as _local
 from swarm.learner.policy import PolicyModel, layers_of
 from swarm.learner.ranks import TORCHRUN_VARIABLE, Ranks
 
@@ -197,7 +198,7 @@ class Sharded(Ranks):
         whole = copies.room(tensor.shape, tensor.dtype)
         copies.start(whole[self._rows(tensor, 0)], local)
         for rank in range(1, self.count):
-            self._receive(whole[self._rows(tensor, rank)], rank, local.device)
+            self._receive(whole[self._rows(tensor, rank)], rank)
         return whole
 
     @torch.no_grad()
@@ -211,7 +212,7 @@ class Sharded(Ranks):
             return
         local = _local(tensor)
         if whole is None:
-            self._receive(local, 0, local.device)
+            self._receive(local, 0)
             return
         for rank in range(self.count)[::-1]:
             part = whole[self._rows(tensor, rank)].to(local.device, local.dtype)
@@ -236,7 +237,7 @@ class Sharded(Ranks):
                 self._send(local.to(TORCH_DTYPES[stream_dtype(tensor)]))
                 continue
             for rank in far if self.rank == 0 else ():
-                self._receive(places[number][self._rows(tensor, rank)], rank, local.device)
+                self._receive(places[number][self._rows(tensor, rank)], rank)
         # The file is whole only when everybody has written.
         dist.barrier()
 
@@ -260,21 +261,15 @@ class Sharded(Ranks):
     def _send(self, part: torch.Tensor, rank: int = 0) -> None:
         assert self._mesh is not None
         if part.numel():
-            dist.send(part.contiguous(), rank, group=self._mesh.get_group())
+            dist.send(part.contiguous().to(self._mesh.device_type), rank, group=self._mesh.get_group())
 
-    def _receive(self, place: torch.Tensor, rank: int, device: torch.device) -> None:
-        """Into `place`, by way of `device`, where ranks send from."""
+    def _receive(self, place: torch.Tensor, rank: int) -> None:
+        """Into `place`, by way of the device, where ranks send from."""
         assert self._mesh is not None
         if place.numel():
-            part = torch.empty(place.shape, dtype=place.dtype, device=device)
+            part = torch.empty(place.shape, dtype=place.dtype, device=self._mesh.device_type)
             dist.recv(part, rank, group=self._mesh.get_group())
             place.copy_(part)
-
-
-def _local(tensor: DTensor) -> torch.Tensor:
-    with torch.no_grad():
-        local: torch.Tensor = tensor.to_local()
-    return local.detach()
 
 
 def _named_tensors(model: Any) -> dict[str, torch.Tensor]:

@@ -48,10 +48,11 @@ from swarm.learner.messages import (
     Train,
     Trained,
 )
+from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import audit
-from swarm.learner.update import Learning, Update, adamw, check_rules
+from swarm.learner.update import Learning, Update, check_rules
 from swarm.net.wire import Digest
 from swarm.process import ChildChannel, NoParent, free_host_bytes
 from swarm.settings import EMBEDDED
@@ -91,6 +92,7 @@ class Trainer:
         self._compute, self._notes = self._settle(self._policy)
         compute = self._compute
         arrange(self._model, compute)
+        self._policy.module.offloads = compute.activation_offload
         self._learning = self._make_learning(compute)
         self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
         self._comparison = Comparison(self._tensors)
@@ -143,28 +145,19 @@ class Trainer:
         )
 
     def _check_weights(self) -> None:
-        free_bytes = self._free_bytes()
+        command, free = self._command, self._free()
 
         def check() -> None:
-            shape = (
-                read_shape(self._command.model, self._command.adapter) if self._command.model not in EMBEDDED else None
-            )
-            if shape is None or shape.parameters < SMALL_MODEL_PARAMETERS:
-                return
-            check_weights(
-                shape,
-                ranks=self._ranks.count,
-                half=is_half(self._command.compute.precision, self._device.type),
-                free_bytes=free_bytes,
-                host_bytes=free_host_bytes(),
-                device=str(self._device),
-            )
+            shape = read_shape(command.model, command.adapter) if command.model not in EMBEDDED else None
+            if shape is not None and shape.parameters >= SMALL_MODEL_PARAMETERS:
+                check_weights(shape, command.compute, self._device, free, self._ranks.count)
 
         self._ranks.together(check if self._ranks.rank == 0 else lambda: None)
 
-    def _free_bytes(self) -> int:
-        """What each rank may take: what the one that has least may."""
-        return -self._ranks.most(-read_free_bytes(self._device, ranks=self._ranks.count))
+    def _free(self) -> tuple[int, int]:
+        """Bytes of the device and of the host that each rank may take: what the one that has least may."""
+        own = read_free_bytes(self._device, ranks=self._ranks.count)
+        return -self._ranks.most(-own), -self._ranks.most(-free_host_bytes())
 
     def _make_learning(self, compute: ComputeRules) -> Learning:
         command, channel = self._command, self._channel
@@ -179,7 +172,9 @@ class Trainer:
             reference.settle(compute, self._device)
         return Learning(
             model=self._model,
-            optimizer=adamw(self._model, command.learning_rate, command.learning.weight_decay),
+            optimizer=adamw(
+                self._model, command.learning_rate, command.learning.weight_decay, compute.optimizer_states
+            ),
             shuffle=torch.Generator().manual_seed(command.seed),
             policy=self._policy,
             reference=reference,
@@ -222,7 +217,7 @@ class Trainer:
             policy,
             compute,
             self._device,
-            self._free_bytes(),
+            self._free(),
             ranks=self._ranks.count,
             longest=min(command.learning.longest_completion + command.longest_prompt, self._context_tokens()),
             kl=bool(command.learning.kl_weight) and command.adapter is None,

@@ -7,7 +7,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -121,7 +121,6 @@ def _row(prompt: tuple[int, ...], rollout: TrainRollout, advantage: float) -> Ro
 
 
 MAX_TOKEN_KL = 5.0  # Of one token in mismatch_kl, in nats. More only says that the two know nothing of each other
-ADAM_BETAS = (0.9, 0.95)
 
 WSD_DECAY = 0.2
 """Of the steps after the warm-up, the last ones in which `wsd` decays: a tenth to a fifth is what its authors use
@@ -392,13 +391,6 @@ def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -
     kl = (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
     rows = part.by_row(torch.stack([kl * same, same], dim=1).cpu())
     return {row: values.sum(0) for row, values in rows.items()}
-
-
-def adamw(model: Any, learning_rate: float, weight_decay: float = 0.0) -> torch.optim.AdamW:
-    """One tensor after another: all at once, as torch does on a GPU unless told, takes 4 bytes more of each parameter
-    at the very peak of a large model's memory."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(trained, lr=learning_rate, betas=ADAM_BETAS, weight_decay=weight_decay, foreach=False)
 
 
 def check_rules(rules: LearningRules) -> None:

@@ -1,9 +1,9 @@
 """A trainer's state: copied between two learner steps, written by a thread, and restored.
 
 From the copy on, training and writing share nothing. trainer.safetensors holds the state bit for bit: `weight/NAME`
-(fp32 masters and buffers; beside frozen weights the adapter alone), `adam/KIND/NAME` (the moments and the step count of
-each parameter that has been stepped), `rng/KIND` (states of the generators, uint8). Tied tensors are in it once, under
-their first name.
+(fp32 masters and buffers; beside frozen weights the adapter alone), `adam/KIND/NAME` (the step count and the moments of
+each parameter that has been stepped, float32, or uint8 with scales beside them), `rng/KIND` (states of the generators,
+uint8). Tied tensors are in it once, under their first name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from swarm.learner.checkpoint.model_files import save_model, stream_tensors
 from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, stream_dtype
 from swarm.learner.messages import AlarmState, ClaimState, Saved
+from swarm.learner.optimizer import MOMENTS, SCALES, AdamW, converted
 from swarm.learner.ranks import Ranks
-
-ADAM_KINDS = ("exp_avg", "exp_avg_sq", "step")  # The state of torch's AdamW, without amsgrad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +36,7 @@ class Parts:
     """What of a trainer changes as it trains."""
 
     model: Any
-    optimizer: torch.optim.AdamW
+    optimizer: AdamW
     shuffle: torch.Generator
     device: torch.device
     ranks: Ranks
@@ -106,30 +105,30 @@ def restore(parts: Parts, directory: Path) -> TrainerState:
     state of a CUDA generator is put back only on a CUDA device."""
     ranks = parts.ranks
     held = ranks.together(lambda: _Held(parts, directory) if ranks.rank == 0 else None)
-    first = ranks.from_first((held.state, held.small(), held.names) if held else None)
+    first = ranks.from_first((held.state, held.small()) if held else None)
     assert first is not None
-    state, small, names = first
+    state, small = first
     for name, tensor in _weights(parts.model).items():
         ranks.fill(tensor, held.tensor(name) if held else None)
         parts.progress()
     for name, parameter in parts.model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        moments = parts.optimizer.state[parameter] = {}
-        for kind in ADAM_KINDS:
-            key = f"adam/{kind}/{name}"
-            if key in small:
-                # The step count stays on the CPU, where AdamW made it.
-                moments[kind] = small[key]
-            elif key in names:
-                moments[kind] = torch.zeros_like(parameter)
-                ranks.fill(moments[kind], held.tensor(key) if held else None)
-                parts.progress()
+        if parameter.requires_grad and f"adam/step/{name}" in small:
+            _restore_state(parts, parameter, name, small[f"adam/step/{name}"], held)
+            parts.progress()
     parts.shuffle.set_state(small["rng/shuffle"])
     torch.set_rng_state(small["rng/torch"])
     if parts.device.type == "cuda" and "rng/cuda" in small:
         torch.cuda.set_rng_state(small["rng/cuda"], parts.device)
     return state
+
+
+def _restore_state(parts: Parts, parameter: torch.Tensor, name: str, steps: torch.Tensor, held: _Held | None) -> None:
+    """Of the optimiser, whatever kinds it was saved in."""
+    state = parts.optimizer.state[parameter] = parts.optimizer.begin(parameter)
+    whole = parts.ranks.together(lambda: converted(held.moments(name), state) if held else {})
+    state["step"].copy_(steps)
+    for kind in (kind for kind in state if kind != "step"):
+        parts.ranks.fill(state[kind], whole.get(kind))
 
 
 class _Held:
@@ -161,6 +160,10 @@ class _Held:
         except (OSError, SafetensorError) as error:
             raise self._unreadable(error) from error
         return tensor
+
+    def moments(self, name: str) -> dict[str, torch.Tensor]:
+        keys = {kind: f"adam/{kind}/{name}" for kind in ("step", *MOMENTS, *SCALES)}
+        return {kind: self.tensor(key) for kind, key in keys.items() if key in self.names}
 
     def small(self) -> dict[str, torch.Tensor]:
         # Cloned, since what was read may be mapped from the file.

@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.learner.adapter import WithoutAdapter, attach, is_adapted, module_name, targets_of
 from swarm.learner.batch import micro_batches
 from swarm.learner.checkpoint.model_files import stored_weights, weights_of
-from swarm.learner.memory import TRAINED_BYTES, check_weights, shape_of, step_bytes
+from swarm.learner.memory import check_weights, shape_of, step_bytes
 from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Train
 from swarm.learner.models import tiny_model
 from swarm.learner.trainer import Trainer
@@ -188,10 +188,11 @@ def test_memory_is_reckoned_for_what_is_trained_and_what_is_frozen() -> None:
     # Autocast copies what is not bf16 already: 2 bytes of each that is trained.
     assert step_bytes(shape, ON_GPU)["weights gathered or in bf16"] == 2 * shape.trained
     assert step_bytes(shape, ON_GPU)["gradients and AdamW"] == 12 * shape.trained
-    just = TRAINED_BYTES * shape.trained + 2 * whole.parameters
-    check_weights(shape, ranks=1, half=True, free_bytes=just, host_bytes=1 << 40, device="cuda:0")
+    just = 16 * shape.trained + 2 * whole.parameters
+    rules, device = ComputeRules(precision="bfloat16"), torch.device("cuda:0")
+    check_weights(shape, rules, device, (just, 1 << 40), 1)
     with pytest.raises(UserError, match=rf"to train {shape.trained:,} parameters beside {whole.parameters:,} frozen"):
-        check_weights(shape, ranks=1, half=True, free_bytes=just - 1, host_bytes=1 << 40, device="cuda:0")
+        check_weights(shape, rules, device, (just - 1, 1 << 40), 1)
 
 
 def _adapted_layers(model: Any) -> list[Any]:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks import reckoned
 from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
 from swarm.learner import trainer as trainer_module
 from swarm.learner.adapter import attach
 from swarm.learner.memory import (
     GIB,
-    SNAPSHOT_BYTES,
+    STREAMED_BYTES,
     WHOLE_GRADIENT_BYTES,
     Setting,
     Shape,
     check_weights,
     choose,
+    fits,
+    kept_on_host,
     read_free_bytes,
     read_shape,
     shape_of,
@@ -30,11 +32,13 @@ from swarm.learner.memory import (
 )
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.models import tiny_model, tiny_tokenizer
+from swarm.learner.optimizer import adamw
 from swarm.learner.policy import CHUNK_BYTES, arrange
 from swarm.learner.process import prepare_command
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
 from swarm.settings import LeadConfig
+from swarm.types import OptimizerStates
 from tests.unit.rows import CPU, small_model
 from tests.unit.trainers import trainer_in
 
@@ -63,6 +67,17 @@ ON_GPU = Setting(
 )
 
 
+ADAPTER = "--adapter 8, whose weights take 7.6 GiB in all"
+AS_MANY = "on as many such devices, or a smaller model"
+
+
+CUDA, HALF = torch.device("cuda:0"), ComputeRules(precision="bfloat16")
+
+
+def rules_of(states: OptimizerStates) -> ComputeRules:
+    return ComputeRules(precision="bfloat16", optimizer_states=states)
+
+
 def total(setting: Setting) -> int:
     return sum(step_bytes(FOUR_B, setting).values())
 
@@ -70,7 +85,10 @@ def total(setting: Setting) -> int:
 def test_each_part_is_counted_for_what_it_is() -> None:
     parts = step_bytes(FOUR_B, ON_GPU)
     assert parts["gradients and AdamW"] == 12 * FOUR_B.parameters
-    assert parts["weights gathered or in bf16"] == 2 * FOUR_B.parameters
+    # With checkpointing the layer that is computed alone, with its gradient, and what is in no layer.
+    assert parts["weights gathered or in bf16"] == 2 * (2 * FOUR_B.layer_parameters + FOUR_B.other_parameters)
+    kept = step_bytes(FOUR_B, replace(ON_GPU, activation_checkpointing=False))
+    assert kept["weights gathered or in bf16"] == 2 * FOUR_B.parameters
     assert parts["logits"] == 3 * CHUNK_BYTES + 4 * 151_936 * 2560
     assert parts["activations"] > 16_384 * 36 * 2560 * 4
     assert set(parts) == {"gradients and AdamW", "weights gathered or in bf16", "logits", "activations"}
@@ -78,12 +96,21 @@ def test_each_part_is_counted_for_what_it_is() -> None:
 
 def test_what_else_is_there_is_added() -> None:
     assert total(replace(ON_GPU, has_reference=True)) - total(ON_GPU) == 4 * FOUR_B.parameters
-    assert total(replace(ON_GPU, on_host=True)) - total(ON_GPU) == SNAPSHOT_BYTES * FOUR_B.parameters
+    assert total(replace(ON_GPU, on_host=True)) - total(ON_GPU) == 14 * FOUR_B.parameters
     assert total(replace(ON_GPU, has_dense_mask=True)) - total(ON_GPU) == 5 * 16_384**2
     whole = step_bytes(FOUR_B, replace(ON_GPU, in_chunks=False))["logits"]
     assert whole == 3 * 4 * 16_384 * 151_936 + 4 * 151_936 * 2560
     without = step_bytes(FOUR_B, replace(ON_GPU, activation_checkpointing=False))["activations"]
     assert without > 10 * step_bytes(FOUR_B, ON_GPU)["activations"]
+    eight_bits = step_bytes(FOUR_B, replace(ON_GPU, states="8bit"))["gradients and AdamW"]
+    assert eight_bits == pytest.approx((4 + 2 + 8 / 256) * FOUR_B.parameters, rel=1e-9)
+    # Rows of 896 are no whole blocks of 256, so nothing would be saved.
+    odd = replace(FOUR_B, hidden=896)
+    assert step_bytes(odd, replace(ON_GPU, states="8bit"))["gradients and AdamW"] == 12 * FOUR_B.parameters
+    host = step_bytes(FOUR_B, replace(ON_GPU, states="host"))["gradients and AdamW"]
+    assert host == 4 * FOUR_B.parameters + STREAMED_BYTES
+    on_cpu = step_bytes(FOUR_B, replace(ON_GPU, states="host", on_host=True))["gradients and AdamW"]
+    assert on_cpu == 12 * FOUR_B.parameters
     eight = step_bytes(FOUR_B, replace(ON_GPU, ranks=8))
     assert eight["gradients and AdamW"] == 12 * FOUR_B.parameters // 8
     assert eight["activations"] == step_bytes(FOUR_B, ON_GPU)["activations"]
@@ -91,7 +118,7 @@ def test_what_else_is_there_is_added() -> None:
 
 @pytest.mark.parametrize(
     ("free_gib", "tokens", "checkpointing"),
-    [(300, 16_384, False), (110, 4096, False), (78, 16_384, True), (65, 8192, True), (61, 2048, True)],
+    [(300, 16_384, False), (110, 4096, False), (78, 16_384, True), (59, 8192, True), (54, 2048, True)],
 )
 def test_the_fastest_way_that_fits_is_chosen(free_gib: int, tokens: int, checkpointing: bool) -> None:
     found = choose(FOUR_B, ON_GPU, ComputeRules(), free_gib * GIB, longest=0)
@@ -129,17 +156,44 @@ def test_too_little_is_one_line_that_says_what_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("setting", "rules", "free_gib", "longest", "changes"),
     [
-        # Of one device of 24 GB nothing but more of them is enough, however few the tokens are.
-        (ON_GPU, ComputeRules(), 8, 8192, "--trainer-ranks 6 on as many such devices, or a smaller model"),
+        # Of one device of 24 GB nothing that trains all is enough, however few the tokens are.
+        (ON_GPU, ComputeRules(), 8, 8192, f"{ADAPTER}, or --trainer-ranks 6 {AS_MANY}"),
+        # 40 GB: moments in 8 bits do not fit beside anything, moments on the host do.
+        (ON_GPU, ComputeRules(), 24, 0, f'optimizer_states = "host", or {ADAPTER}, or --trainer-ranks 3 {AS_MANY}'),
+        (replace(ON_GPU, host_bytes=50 * GIB), ComputeRules(), 24, 0, f"{ADAPTER}, or a smaller model"),
         (
             replace(ON_GPU, has_reference=True),
             ComputeRules(),
             64,
             0,
-            "kl_weight = 0, or --trainer-ranks 2 on as many such devices, or a smaller model",
+            'optimizer_states = "8bit", or optimizer_states = "host", or kl_weight = 0, or '
+            f"{ADAPTER}, or --trainer-ranks 2 {AS_MANY}",
         ),
-        # The ranks of a CPU share its memory.
-        (replace(ON_GPU, on_host=True, half=False), ComputeRules(), 64, 0, "a smaller model"),
+        # Rows of 16,384 tokens: their inputs of layers are 5.6 GiB.
+        (
+            ON_GPU,
+            ComputeRules(tokens_per_micro_batch=16_384),
+            60,
+            0,
+            "fewer --tokens-per-micro-batch, or activation_offload = true, or "
+            f'optimizer_states = "8bit", or optimizer_states = "host", or {ADAPTER}, or --trainer-ranks 2 {AS_MANY}',
+        ),
+        # Nothing alone: the cheapest two together.
+        (
+            ON_GPU,
+            ComputeRules(tokens_per_micro_batch=65_536),
+            48,
+            32_768,
+            'fewer --tokens-per-micro-batch with optimizer_states = "8bit"',
+        ),
+        # The ranks of a CPU share its memory, and moments are on the host there already.
+        (
+            replace(ON_GPU, on_host=True, half=False),
+            ComputeRules(),
+            64,
+            0,
+            'optimizer_states = "8bit", or --adapter 8, whose weights take 15.0 GiB in all, or a smaller model',
+        ),
     ],
 )
 def test_only_what_would_be_enough_is_said(
@@ -147,7 +201,7 @@ def test_only_what_would_be_enough_is_said(
 ) -> None:
     with pytest.raises(UserError) as caught:
         choose(FOUR_B, setting, rules, free_gib * GIB, longest=longest)
-    assert str(caught.value).endswith(f"; change: {changes}")
+    assert str(caught.value).partition("; change: ")[2].startswith(changes)
 
 
 def test_the_ranks_that_are_said_to_be_enough_are() -> None:
@@ -175,17 +229,89 @@ def test_ranks_need_room_for_what_each_of_them_has_whole() -> None:
 
 def test_a_model_whose_weights_cannot_fit_is_refused_before_it_is_loaded() -> None:
     one = replace(FOUR_B, parameters=10**9, trained=10**9)
-    enough: dict[str, Any] = {"half": True, "device": "cuda:0"}
-    check_weights(one, ranks=1, free_bytes=16 * 10**9, host_bytes=14 * 10**9, **enough)
+    check_weights(one, HALF, CUDA, (16 * 10**9, 14 * 10**9), 1)
     with pytest.raises(UserError, match=r"--trainer-ranks 5"):
-        check_weights(FOUR_B, ranks=1, free_bytes=23 * GIB, host_bytes=10**12, **enough)
-    with pytest.raises(UserError, match=r"change: --adapter 8, which takes 7.7 GiB of it, or a smaller model"):
-        check_weights(FOUR_B, ranks=1, free_bytes=23 * GIB, host_bytes=10**12, **enough)
+        check_weights(FOUR_B, HALF, CUDA, (23 * GIB, 10**12), 1)
+    with pytest.raises(UserError, match=rf"change: {ADAPTER}, or --trainer-ranks 5 {AS_MANY}"):
+        check_weights(FOUR_B, HALF, CUDA, (23 * GIB, 10**12), 1)
     with pytest.raises(UserError, match=r"change: a smaller model"):
-        check_weights(FOUR_B, ranks=1, free_bytes=7 * GIB, host_bytes=10**12, **enough)
-    check_weights(FOUR_B, ranks=5, free_bytes=23 * GIB, host_bytes=10**12, **enough)
+        check_weights(FOUR_B, HALF, CUDA, (7 * GIB, 10**12), 1)
+    check_weights(FOUR_B, HALF, CUDA, (23 * GIB, 10**12), 5)
     with pytest.raises(UserError, match="on the host"):
-        check_weights(one, ranks=1, free_bytes=10**12, host_bytes=10**9, **enough)
+        check_weights(one, HALF, CUDA, (10**12, 10**9), 1)
+
+
+@pytest.mark.parametrize(
+    ("states", "free_gib", "host_gib", "change"),
+    [
+        ("float32", 40, 1000, 'change: optimizer_states = "host", or --adapter 8'),
+        ("float32", 70, 40, 'on the host: .* change: optimizer_states = "8bit", or a smaller model'),
+        ("host", 70, 80, "on the host: moments that are kept there, .* take 82.4 GiB, and 80.0 GiB are free"),
+    ],
+)
+def test_where_moments_are_is_known_before_the_model_is_loaded(
+    states: OptimizerStates, free_gib: int, host_gib: int, change: str
+) -> None:
+    with pytest.raises(UserError, match=change):
+        check_weights(FOUR_B, rules_of(states), CUDA, (free_gib * GIB, host_gib * GIB), 1)
+
+
+CARD_80, CARD_24 = 78 * GIB, 23 * GIB  # What a card of 80 GB, and one of 24, has free at first
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "card", "setting"),
+    [
+        ("4B", None, CARD_80, replace(ON_GPU, tokens=8192)),
+        ("8B", None, CARD_80, replace(ON_GPU, tokens=8192, ranks=2, states="8bit")),
+        ("8B", None, CARD_80, replace(ON_GPU, tokens=4096, states="host")),
+        ("8B", 32, CARD_24, replace(ON_GPU, tokens=4096)),
+        ("8B", 32, CARD_24, replace(ON_GPU, tokens=8192, offload=True)),
+        ("32B", 32, CARD_80, replace(ON_GPU, tokens=4096)),
+        ("32B", 32, CARD_80, replace(ON_GPU, tokens=16_384, offload=True)),
+    ],
+)
+def test_the_cards_that_people_have_are_enough(model: str, adapter: int | None, card: int, setting: Setting) -> None:
+    """By the arithmetic alone; the docs say the same."""
+    shape = reckoned.shape(model, adapter)
+    loaded = reckoned.weight_bytes(shape, setting.ranks)
+    check_weights(shape, rules_of(setting.states), CUDA, (card, 10**13), setting.ranks)
+    assert fits(shape, setting, card - loaded)
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "card", "setting", "change"),
+    [
+        ("8B", None, CARD_80, replace(ON_GPU, ranks=2), 'change: optimizer_states = "8bit", or optimizer_states ='),
+        ("8B", 32, CARD_24, replace(ON_GPU, tokens=8192), "change: fewer --tokens-per-micro-batch, or activation_off"),
+    ],
+)
+def test_where_they_are_not_the_cheapest_way_is_said(
+    model: str, adapter: int | None, card: int, setting: Setting, change: str
+) -> None:
+    shape = reckoned.shape(model, adapter)
+    free = card - reckoned.weight_bytes(shape, setting.ranks)
+    wanted = ComputeRules(tokens_per_micro_batch=8192, activation_checkpointing=True)
+    with pytest.raises(UserError, match=change):
+        choose(shape, setting, wanted, free, longest=0)
+
+
+def test_versions_of_adapters_are_as_large_as_was_published() -> None:
+    """Megabytes in bf16 at ranks 1, 8 and 32."""
+    expected = {"4B": [4, 33, 132], "8B": [5, 44, 175], "32B": [17, 134, 537]}
+    for name, megabytes in expected.items():
+        assert [round(2 * reckoned.shape(name, rank).trained / 1e6) for rank in (1, 8, 32)] == megabytes
+
+
+def test_what_the_host_keeps_follows_the_settings() -> None:
+    own = kept_on_host(FOUR_B, ON_GPU)
+    assert own == 14 * FOUR_B.parameters
+    assert kept_on_host(FOUR_B, replace(ON_GPU, states="host")) == 22 * FOUR_B.parameters
+    assert kept_on_host(FOUR_B, replace(ON_GPU, states="8bit")) < 8.1 * FOUR_B.parameters
+    inputs = kept_on_host(FOUR_B, replace(ON_GPU, offload=True)) - own
+    with_all, without = (step_bytes(FOUR_B, replace(ON_GPU, offload=way))["activations"] for way in (False, True))
+    assert inputs == pytest.approx(2 * (with_all - without) * 36 / 34, rel=1e-9)
+    assert kept_on_host(FOUR_B, replace(ON_GPU, on_host=True)) == 0
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "window", "capped", "scaled", "dropout", "alibi"])
@@ -245,6 +371,22 @@ def test_activations_are_what_autograd_keeps(half: bool) -> None:
     assert estimated == pytest.approx(sum(kept.values()), rel=0.12)
 
 
+@pytest.mark.parametrize("states", ["float32", "8bit", "host"])
+def test_what_is_trained_takes_what_is_reckoned(states: OptimizerStates) -> None:
+    """Weights, gradients and moments, as they are after a step."""
+    config = tiny_model(0).config
+    config.update({"hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "vocab_size": 1024})
+    model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
+    optimizer = adamw(model, 1e-3, states=states)
+    model(input_ids=torch.zeros((1, 4), dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+    held = [tensor for p in model.parameters() for tensor in (p, p.grad, *optimizer.state[p].values())]
+    shape = shape_of(model)
+    setting = replace(ON_GPU, states=states, on_host=True)
+    reckoned_bytes = 4 * shape.parameters + step_bytes(shape, setting)["gradients and AdamW"]
+    assert sum(tensor.nbytes for tensor in held) == pytest.approx(reckoned_bytes, rel=0.01)
+
+
 def half_precision(on: bool) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=on)
 
@@ -257,6 +399,12 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
     tiny_tokenizer().save_pretrained(tmp_path / "tiny")
     trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"))
     assert trainer.prepared().notes == ("a learner step takes up to 16,384 tokens at a time, padded, in float32",)
+    elsewhere = ComputeRules(activation_offload=True, optimizer_states="host")
+    trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"), compute=elsewhere)
+    (line,) = trainer.prepared().notes
+    assert line.endswith("in float32, with activation checkpointing on the host, and AdamW's moments on the host")
+    assert trainer._policy.module.offloads
+    assert trainer._model.is_gradient_checkpointing
     monkeypatch.setattr(trainer_module, "read_free_bytes", lambda device, ranks: 2_000_000)
     with pytest.raises(UserError, match="a step of"):
         trainer_in(tmp_path, model=str(tmp_path / "tiny"))

@@ -86,11 +86,6 @@ def test_a_minibatch_that_is_not_finite_is_not_in_the_mean_of_the_others(tmp_pat
         assert found[name] == pytest.approx(expected[name], rel=1e-5)
 
 
-def test_a_step_of_adam_makes_no_copy_of_all_weights(trainer: Trainer) -> None:
-    """On a GPU torch would take 4 bytes more of each parameter unless told; there is none here to see it on."""
-    assert trainer._learning.optimizer.defaults["foreach"] is False
-
-
 def test_memory_that_runs_out_in_a_step_is_one_line(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """To begin again from the checkpoint, as after other faults, would end in the same way."""
 

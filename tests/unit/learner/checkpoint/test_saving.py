@@ -29,9 +29,10 @@ from swarm.learner.checkpoint.files import (
     whole_checkpoints,
 )
 from swarm.learner.checkpoint.saving import take
-from swarm.learner.messages import AdapterRules, Save, Saved, Train
+from swarm.learner.messages import AdapterRules, ComputeRules, Save, Saved, Train
 from swarm.learner.models import CHARACTERS, tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
+from swarm.types import OptimizerStates
 from tests.unit.models import moe_model, rounded
 from tests.unit.trainers import group, trainer_in
 
@@ -98,6 +99,62 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
     held = "model.embed_tokens.weight" if adapter is None else "model.layers.0.mlp.up_proj.lora_B.default.weight"
     assert f"adam/exp_avg_sq/{held}" in expected
     assert (tmp_path / "after/staging.bin").read_bytes() == (tmp_path / "straight/staging.bin").read_bytes()
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> str:
+    """A directory with a model whose matrices have rows of whole blocks."""
+    config = tiny_model(0).config
+    config.update({"hidden_size": 256, "intermediate_size": 256})
+    torch.manual_seed(5)
+    auto: Any = AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(tmp_path / "wide")
+    tiny_tokenizer().save_pretrained(tmp_path / "wide")
+    return str(tmp_path / "wide")
+
+
+@pytest.mark.parametrize("states", ["8bit", "host"])
+def test_moments_go_on_as_they_were_wherever_they_are(tmp_path: Path, wide: str, states: OptimizerStates) -> None:
+    compute = ComputeRules(optimizer_states=states)
+    rest: dict[str, Any] = {"model": wide, "compute": compute, "learning_rate": 1e-4}
+    straight = trainer_in(tmp_path / "straight", **rest)
+    train(straight, range(2))
+    directory = save(straight, tmp_path, 2)
+    train(straight, range(2, 4))
+    assert straight.flush() == Saved(step=2, fault="")
+    after = trainer_in(tmp_path / "after", resume=directory, **rest)
+    resumed = weights(after)
+    train(after, range(2, 4))
+    assert not torch.equal(weights(after), resumed)
+    assert everything(after) == everything(straight)
+    held = load_file(directory / TENSORS)
+    assert held["adam/exp_avg/model.layers.0.mlp.up_proj.weight"].any()
+    scale = "adam/exp_avg_scale/model.layers.0.mlp.up_proj.weight"
+    assert held[scale].shape == (256, 1) if states == "8bit" else scale not in held
+
+
+@pytest.mark.parametrize("before", ["float32", "8bit", "host"])
+@pytest.mark.parametrize("states", ["float32", "8bit", "host"])
+def test_a_run_goes_on_with_its_moments_elsewhere(
+    tmp_path: Path, wide: str, before: OptimizerStates, states: OptimizerStates
+) -> None:
+    """Bit for bit between the device and the host; from and to 8 bits as near as these are."""
+    rest: dict[str, Any] = {"model": wide, "learning_rate": 1e-4}
+    first = trainer_in(tmp_path / "first", compute=ComputeRules(optimizer_states=before), **rest)
+    train(first, range(2))
+    directory = save(first, tmp_path, 2)
+    assert first.flush() == Saved(step=2, fault="")
+    compute = ComputeRules(optimizer_states=states)
+    after = trainer_in(tmp_path / "after", compute=compute, resume=directory, **rest)
+    resumed = weights(after)
+    assert torch.equal(resumed, weights(first))
+    for trainer in (first, after):
+        train(trainer, range(2, 3))
+    if "8bit" not in (before, states) or before == states:
+        assert everything(after) == everything(first)
+    else:
+        moved = (weights(first) - resumed).abs().mean()
+        assert 0 < (weights(after) - weights(first)).abs().mean() < moved / 10
 
 
 def test_the_weights_and_files_that_are_prepared_are_those_of_the_checkpoint(tmp_path: Path) -> None:
