@@ -24,18 +24,22 @@ import torch
 
 from benchmarks.sampler_models import Size, random_model
 from swarm.learner import policy as policy_module
+from swarm.learner.adapter import attach
 from swarm.learner.alarms import GRADIENT_CLIP
 from swarm.learner.copies import Copies
 from swarm.learner.memory import Setting, shape_of, step_bytes
-from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
+from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.update import Learning, Update, adamw
 from tests.builders import floats, ints
 
-Variant = Literal["bare", "whole", "chunked", "checkpointed"]
-VARIANTS: tuple[Variant, ...] = ("bare", "whole", "chunked", "checkpointed")
-"""Ours with the logits of all tokens at once, in chunks, and with activation checkpointing besides."""
+Variant = Literal["bare", "whole", "chunked", "checkpointed", "adapter"]
+VARIANTS: tuple[Variant, ...] = ("bare", "whole", "chunked", "checkpointed", "adapter")
+"""Ours with the logits of all tokens at once, in chunks, and with activation checkpointing besides; and in chunks, of
+an adapter beside the frozen model."""
+
+ADAPTER = AdapterRules(rank=32, alpha=64.0)
 
 LEARNING_RATE = 1e-6
 STEPS = 2
@@ -61,7 +65,7 @@ class Work:
         size = Size(
             parameters=self.parameters, vocab_size=self.vocab_size, context_tokens=self.prompt_tokens + self.most
         )
-        return random_model(size).to(self.device).train()
+        return random_model(size, device=self.device).train()
 
     def rollouts(self, seed: int) -> tuple[TrainGroup, ...]:
         """Random tokens, and rewards so that every group has variance."""
@@ -180,6 +184,12 @@ def rules_of(variant: Variant, work: Work) -> ComputeRules:
     )
 
 
+def seconds_on(device: torch.device, work: Callable[[], Any]) -> float:
+    began = _now(device)
+    work()
+    return _now(device) - began
+
+
 def _now(device: torch.device) -> float:
     """Seconds: of a GPU by the clock, of the CPU those of this process, so that what else runs there counts little."""
     if device.type == "cuda":
@@ -194,12 +204,14 @@ def _now(device: torch.device) -> float:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
     """Bytes beyond what there was before the model, which is `model_bytes` of it; `estimated_bytes` is the preflight's
-    word for the rest."""
+    word for the rest. The last step took `step_s`, for so many tokens a second."""
 
     variant: Variant
     model_bytes: int
     peak_bytes: int
     estimated_bytes: int
+    step_s: float
+    tokens_per_s: float
 
     @property
     def per_model_byte(self) -> float:
@@ -214,22 +226,25 @@ class Peak:
 def measure_peak(variant: Variant, work: Work) -> Peak:
     """Peak of STEPS steps in this process, which has done nothing before."""
     device = torch.device(work.device)
-    _warm_up()
+    _warm_up(adapted=variant == "adapter")
     before = _used(device)
     model = work.model()
+    if variant == "adapter":
+        attach(model, ADAPTER, name="random", seed=0)
     if variant == "whole":
         policy_module.CHUNK_BYTES = 1 << 50
     make = bare_step if variant == "bare" else our_step
     rules = rules_of(variant, work)
     step = make(work, model, rules)
     for seed in range(STEPS):
-        step(work.rollouts(seed))
+        groups = work.rollouts(seed)
+        step_s = step(groups)
     shape = shape_of(model)
     setting = Setting(
         tokens=work.micro_batch_tokens,
         activation_checkpointing=bool(rules.activation_checkpointing),
         half=is_half(rules.precision, device.type),
-        in_chunks=variant in ("chunked", "checkpointed"),
+        in_chunks=variant not in ("bare", "whole"),
         has_dense_mask=False,
         ranks=1,
         has_reference=False,
@@ -237,15 +252,19 @@ def measure_peak(variant: Variant, work: Work) -> Peak:
     )
     return Peak(
         variant=variant,
-        model_bytes=4 * shape.parameters,
+        model_bytes=sum(parameter.nbytes for parameter in model.parameters()),
         peak_bytes=_used(device) - before,
         estimated_bytes=sum(step_bytes(shape, setting).values()),
+        step_s=step_s,
+        tokens_per_s=tokens_of(groups) / step_s,
     )
 
 
-def _warm_up() -> None:
+def _warm_up(*, adapted: bool) -> None:
     """Load what the first pass and the first step of any model load: it is not of this one."""
     model = random_model(Size(parameters=1e5, vocab_size=64))
+    if adapted:
+        attach(model, ADAPTER, name="random", seed=0)
     work = Work(
         parameters=0,
         vocab_size=64,
