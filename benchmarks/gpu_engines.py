@@ -93,7 +93,7 @@ class Learner:
         """To what bf16 holds, and an adapter to one that is not zero."""
         for name, parameter in self.model.named_parameters():
             if ".lora_B." in name:
-                parameter.normal_(std=0.05)
+                parameter.normal_(std=0.1)
             parameter.copy_(parameter.bfloat16())
 
     @torch.no_grad()
@@ -232,7 +232,7 @@ async def swapping(sampler: Sampler, learner: Learner, swaps: int) -> dict[str, 
     began_at = sampler.number
     if sampler.swaps_between_draws:
         installs = [await sampler.install(as_changes=bool(number % 2)) for number in range(swaps)]
-        drawn, _ = await sampler.draw()
+        drawn, beneath = await sampler.draw()
     else:
         drawing = asyncio.create_task(sampler.draw())
         installs = []
@@ -242,7 +242,7 @@ async def swapping(sampler: Sampler, learner: Learner, swaps: int) -> dict[str, 
             await asyncio.sleep(max(0.0, apart_s - drawn_s))
             installs.append(await sampler.install(as_changes=bool(number % 2)))
             drawn_s = installs[-1].seconds - installs[-1].pause_s
-        drawn, _ = await drawing
+        drawn, beneath = await drawing
     half = sampler.started.dtype != "float32"
     found = learner.mismatch(sampler.version, sampler.number, drawn[:COMPARED], half=half)
     _, after = await sampler.draw()
@@ -253,6 +253,7 @@ async def swapping(sampler: Sampler, learner: Learner, swaps: int) -> dict[str, 
         "swaps_met": min(sampled.spans[-1].version.version - began_at for _, sampled in drawn),
         "spans": min(len(sampled.spans) for _, sampled in drawn),
         "tokens_per_s_before": before,
+        "tokens_per_s_beneath_swaps": beneath,
         "tokens_per_s_after": after,
         "after_over_before": after / before,
         "mismatch_kl_after_swaps": found["kl"],

@@ -53,6 +53,13 @@ def test_what_is_not_a_number_keeps_to_no_limit() -> None:
     assert judged(check_of(limits=at_most), {"kl": float("nan")}, 1.0, dry=False).outcome == "missed"
 
 
+def test_a_dry_run_is_held_to_what_holds_everywhere() -> None:
+    limits = (Limit(path="kl", most=1.0, everywhere=True), Limit(path="rate", least=1.0))
+    assert judged(check_of(limits=limits), {"kl": 0.5, "rate": 0.0}, 1.0, dry=True).line == "it runs"
+    found = judged(check_of(limits=limits), {"kl": 1.5, "rate": 0.0}, 1.0, dry=True)
+    assert (found.outcome, found.line) == ("missed", "kl 1.5 (at most 1); rate 0 (at least 1)")
+
+
 @pytest.mark.parametrize("dry", [False, True])
 @pytest.mark.parametrize("figures", [{}, {"memory": None}, {"memory": [{}]}, {"memory": [{"estimate_ratio": "much"}]}])
 def test_figures_that_are_not_there_are_no_pass(figures: dict[str, Any], dry: bool) -> None:
@@ -165,7 +172,7 @@ def test_when_the_time_is_up_what_is_left_is_named(
     scripts: Scripts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     checks = [scripts.check("raise SystemExit(9)", name=name) for name in ("first", "second")]
-    assert dry_run(checks, monkeypatch, "--minutes", "0", "--out", str(tmp_path / "found.json")) == 0
+    assert dry_run(checks, monkeypatch, "--minutes", "0", "--out", str(tmp_path / "found.json")) == 1
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert [name in row and "out of time" in row for name, row in zip(("first", "second"), rows, strict=True)] == [
         True
