@@ -130,11 +130,27 @@ def _ended(command: Sequence[str], limit_s: float) -> tuple[int | None, str, str
             pass
         finally:
             # Also what a command has left behind that ended: it would keep memory of the card.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for group in (process.pid, *_groups_under(process.pid)):
+                with suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
             process.wait()
         answer = out.read_text(errors="replace")
         return status, answer, (answer + err.read_text(errors="replace"))[-KEPT:]
+
+
+def _groups_under(pid: int) -> set[int]:
+    """The groups of a running command's processes: an engine leads one, and takes half a minute to see that nobody
+    needs it while it starts. None if psutil is not here; no engine runs without."""
+    try:
+        import psutil
+    except ImportError:
+        return set()
+    found = set()
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(ProcessLookupError):
+                found.add(os.getpgid(child.pid))
+    return found
 
 
 def _figures(answer: str) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from swarm.sampler.vllm.extension import EchoWorker
 
 # Of the class: graphs are looked up there when they are replayed, whenever they were captured.
 _counting, _count = counted(torch.cuda.CUDAGraph.replay)
-torch.cuda.CUDAGraph.replay = _counting  # type: ignore[method-assign]
+torch.cuda.CUDAGraph.replay = _counting  # type: ignore[assignment,method-assign]
 
 
 class CountingWorker(EchoWorker):

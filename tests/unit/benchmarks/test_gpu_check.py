@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,26 @@ def test_a_process_that_a_check_leaves_behind_goes_with_it(scripts: Scripts) -> 
     """It holds the check's output open, and would hold memory of the card."""
     started = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])"
     check = scripts.check(f"import json, subprocess, sys; print(json.dumps({{'pid': {started}.pid}}))")
-    pid = run(check, dry=False).figures["pid"]
-    # Dying takes a moment, and where nobody reaps orphans it stays a zombie. Else the test's own time limit ends this.
+    died(run(check, dry=False).figures["pid"])
+
+
+def test_an_engine_of_a_check_that_is_killed_goes_with_it(scripts: Scripts, tmp_path: Path) -> None:
+    """It is a session of its own, as a node starts it."""
+    noted = tmp_path / "pid"
+    started = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'], start_new_session=True)"
+    source = (
+        f"import pathlib, subprocess, sys; p = {started}; pathlib.Path({str(noted)!r}).write_text(str(p.pid)); p.wait()"
+    )
+    check, limit_s = scripts.check(source), 0.5
+    # On a busy machine it may have been killed before.
+    while not noted.exists():
+        assert run(replace(check, limit_s=limit_s), dry=False).line.startswith("took longer")
+        limit_s *= 2
+    died(int(noted.read_text()))
+
+
+def died(pid: int) -> None:
+    """Dying takes a moment, and where nobody reaps orphans it stays a zombie. Else the test's own limit ends this."""
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
 
