@@ -39,7 +39,7 @@ VARIANTS: tuple[Variant, ...] = ("bare", "whole", "chunked", "checkpointed", "ad
 """Ours with the logits of all tokens at once, in chunks, and with activation checkpointing besides; and in chunks, of
 an adapter beside the frozen model."""
 
-ADAPTER = AdapterRules(rank=32, alpha=64.0)
+ADAPTER = AdapterRules(rank=8, alpha=16.0)
 
 LEARNING_RATE = 1e-6
 STEPS = 2
@@ -184,12 +184,6 @@ def rules_of(variant: Variant, work: Work) -> ComputeRules:
     )
 
 
-def seconds_on(device: torch.device, work: Callable[[], Any]) -> float:
-    began = _now(device)
-    work()
-    return _now(device) - began
-
-
 def _now(device: torch.device) -> float:
     """Seconds: of a GPU by the clock, of the CPU those of this process, so that what else runs there counts little."""
     if device.type == "cuda":
@@ -244,7 +238,7 @@ def measure_peak(variant: Variant, work: Work) -> Peak:
         tokens=work.micro_batch_tokens,
         activation_checkpointing=bool(rules.activation_checkpointing),
         half=is_half(rules.precision, device.type),
-        in_chunks=variant not in ("bare", "whole"),
+        in_chunks=variant in VARIANTS[2:],
         has_dense_mask=False,
         ranks=1,
         has_reference=False,
@@ -252,7 +246,7 @@ def measure_peak(variant: Variant, work: Work) -> Peak:
     )
     return Peak(
         variant=variant,
-        model_bytes=sum(parameter.nbytes for parameter in model.parameters()),
+        model_bytes=sum(p.nbytes for p in model.parameters()),
         peak_bytes=_used(device) - before,
         estimated_bytes=sum(step_bytes(shape, setting).values()),
         step_s=step_s,
