@@ -58,6 +58,15 @@ def memory(nbytes: int) -> Callable[[], str]:
     return lacks
 
 
+def host_memory(nbytes: int) -> Callable[[], str]:
+    def lacks() -> str:
+        from swarm.process import free_host_bytes
+
+        return "" if free_host_bytes() >= nbytes else f"needs {nbytes / GIB:.0f} GiB of the host's memory"
+
+    return lacks
+
+
 def cards(count: int) -> Callable[[], str]:
     def lacks() -> str:
         import torch
@@ -96,13 +105,13 @@ def adapters_in_vllm() -> str:
 
 # -- limits --------------------------------------------------------------------------------------------------------
 
-MFU = Limit(path="mfu.mfu", least=0.3)
-"""What others plan a learner with; recomputed layers do not count as work."""
+MFU = Limit(path="mfu.mfu", least=0.3), Limit(path="mfu.tokens_per_s")
+"""30 % is what others plan a learner with; recomputed layers do not count as work."""
 
 SHARE_OF_BUS = 0.5
 """Of what one pinned buffer takes: below that something is copied twice, or by way of memory that is not pinned."""
 
-ESTIMATE = Limit(path="memory.*.estimate_ratio", least=0.85, most=1.15)
+ESTIMATE = Limit(path="memory.*.estimate_ratio", least=0.85, most=1.15), Limit(path="memory.*.step_s")
 
 BF16_KL = 0.01
 """Nats a token. Half the square of a log-prob's error: that of 0.14, two steps of a bf16 logit of 8 to 16. On a CPU the
@@ -119,12 +128,17 @@ SEEN = Limit(path="moved_kl", least=5 * BF16_KL, everywhere=True)
 """What the mismatch would be with the version before: without this the limit on it would show nothing."""
 
 SWAPPED = (
-    # Samples stay on a card whose clock and memory vary by a percent or two; a kernel or graph that is lost costs more.
+    # A card's clock and memory vary by a percent or two; a kernel or a graph that is lost costs more.
     Limit(path="after_over_before", least=0.95),
-    # Of 20 beneath a sample: it may end before the last ones, if swaps take longer than was reckoned.
-    Limit(path="swaps_met", least=10),
     Limit(path="mismatch_kl_after_swaps", most=BF16_KL),
+    Limit(path="tokens_per_s_before"),
+    Limit(path="tokens_per_s_beneath_swaps"),
+    Limit(path="install_s"),
+    Limit(path="pause_s"),
 )
+
+MET = Limit(path="swaps_met", least=10)
+"""Of 20 beneath a sample. It may end before the last ones, if swaps take longer than was reckoned."""
 
 GRAPHS = Limit(path="replays_per_step_at_last", least=0.9)
 """A step replays one graph or many, but a prefill may do without. If a swap broke them, or there were none, it is 0."""
@@ -195,12 +209,12 @@ ON_24 = memory(22 * GIB)
 ON_80 = memory(70 * GIB)
 
 CHECKS = (
-    learner("mfu-0.6b", "--parts", "mfu", on_gpu=("--repeats", "2"), limits=(MFU,), limit_s=60.0, needs=ON_24),
+    learner("mfu-0.6b", "--parts", "mfu", on_gpu=("--repeats", "2"), limits=MFU, limit_s=60.0, needs=ON_24),
     learner(
         "memory",
         *("--parts", "memory", "--variants", "chunked,checkpointed"),
         on_gpu=("--device", "cuda"),
-        limits=(ESTIMATE,),
+        limits=ESTIMATE,
         limit_s=75.0,
         needs=ON_24,
     ),
@@ -218,17 +232,17 @@ CHECKS = (
         limit_s=60.0,
         packages=LEARNER,
     ),
-    engine("vllm", "--swaps", "20", dry=FEW_SWAPS, limits=(*agrees(BF16_KL), *SWAPPED, GRAPHS), limit_s=170.0),
+    engine("vllm", "--swaps", "20", dry=FEW_SWAPS, limits=(*agrees(BF16_KL), *SWAPPED, MET, GRAPHS), limit_s=170.0),
     learner(
         "adapter",
         *("--parts", "memory", "--variants", "adapter"),
         on_gpu=("--device", "cuda"),
         packages=("peft",),
-        limits=(ESTIMATE,),
+        limits=ESTIMATE,
         limit_s=45.0,
         needs=ON_24,
     ),
-    engine("transformers", *LOCKSTEP, *FEW_SWAPS, limits=(*agrees(BF16_KL), SWAPPED[0], SWAPPED[2]), limit_s=60.0),
+    engine("transformers", *LOCKSTEP, *FEW_SWAPS, limits=(*agrees(BF16_KL), *SWAPPED), limit_s=60.0),
     engine(
         "vllm-adapter",
         *("--adapter", "32", "--swaps", "20", *SHORT),
@@ -242,7 +256,7 @@ CHECKS = (
         "mfu-0.6b-compile",
         *("--parts", "mfu", "--compile"),
         on_gpu=("--repeats", "2"),
-        limits=(MFU,),
+        limits=MFU,
         limit_s=120.0,
         needs=ON_24,
     ),
@@ -253,17 +267,20 @@ CHECKS = (
         limits=(
             Limit(path="stage_share_of_bus", least=SHARE_OF_BUS),
             Limit(path="checkpoint_share_of_bus", least=SHARE_OF_BUS),
+            Limit(path="stage_s"),
+            Limit(path="checkpoint_s"),
         ),
         limit_s=90.0,
         packages=LEARNER,
-        needs=ON_80,
+        # 12 bytes a parameter are pinned, beside the file of 2.
+        needs=all_of(ON_80, host_memory(60 * GIB)),
     ),
     engine("vllm-float32", *SHORT, "--dtype", "float32", limits=agrees(FLOAT32_KL), limit_s=100.0),
     learner(
         "mfu-1.7b",
         *("--parts", "mfu"),
         on_gpu=("--repeats", "2", "--parameters", "1.7e9"),
-        limits=(MFU,),
+        limits=MFU,
         limit_s=75.0,
         needs=ON_80,
     ),
@@ -281,14 +298,14 @@ CHECKS = (
         "transformers-adapter",
         *("--adapter", "32", *LOCKSTEP, *FEW_SWAPS),
         packages=("peft",),
-        limits=(*agrees(BF16_KL), SWAPPED[0], SWAPPED[2]),
+        limits=(*agrees(BF16_KL), *SWAPPED),
         limit_s=60.0,
     ),
     learner(
         "mfu-1.7b-compile",
         *("--parts", "mfu", "--compile"),
         on_gpu=("--repeats", "2", "--parameters", "1.7e9"),
-        limits=(MFU,),
+        limits=MFU,
         limit_s=150.0,
         needs=ON_80,
     ),
@@ -297,14 +314,14 @@ CHECKS = (
         *("--parts", "mfu"),
         # There is none for a CPU.
         on_gpu=("--repeats", "2", "--attention", "flash_attention_2"),
-        limits=(MFU,),
+        limits=MFU,
         limit_s=60.0,
         needs=all_of(ON_24, lambda: "" if find_spec("flash_attn") else "not installed: flash_attn"),
     ),
     engine(
         "vllm-two-cards",
         *("--ranks", "2", *SHORT, *FEW_SWAPS),
-        limits=(*agrees(BF16_KL), SWAPPED[0], SWAPPED[2]),
+        limits=(*agrees(BF16_KL), *SWAPPED),
         limit_s=150.0,
         needs=cards(2),
     ),

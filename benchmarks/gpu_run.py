@@ -31,8 +31,8 @@ MISSED = (0, 1)  # A benchmark's statuses when it has figures; with 1 they misse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Figures of a check by their path, and what they may be. `*` in a path is each of a list. One that holds
-    `everywhere` is of no device's speed or memory."""
+    """Figures of a check by their path, and what they may be: anything, if they are only to be shown. `*` in a path is
+    each of a list. What holds `everywhere` is of no device's speed or memory."""
 
     path: str
     least: float = float("-inf")
@@ -46,10 +46,11 @@ class Limit:
         return [float(one) for one in places]
 
     def line(self, figures: Any) -> str:
-        values = ", ".join(f"{value:.3g}" for value in self.found(figures))
+        values = ", ".join(f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in self.found(figures))
+        missed = "" if self.is_met(figures) else ": missed"
         bounds = [f"at least {self.least:g}"] * (self.least > float("-inf"))
         bounds += [f"at most {self.most:g}"] * (self.most < float("inf"))
-        return f"{self.path.rpartition('.')[2]} {values} ({' and '.join(bounds)})"
+        return f"{self.path.rpartition('.')[2]} {values}" + (f" ({' and '.join(bounds)})" if bounds else "") + missed
 
     def is_met(self, figures: Any) -> bool:
         """What is not a number keeps to no limit."""

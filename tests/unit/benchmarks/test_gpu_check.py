@@ -49,6 +49,12 @@ def test_each_of_several_figures_has_to_keep_to_a_limit(ratios: tuple[float, ...
     assert found.line.startswith(f"estimate_ratio {ratios[0]:.3g}, {ratios[1]:.3g} (at least 0.85 and at most 1.15)")
 
 
+def test_what_has_no_limit_is_shown() -> None:
+    shown = Limit(path="tokens_per_s"), Limit(path="pause_s")
+    found = judged(check_of(limits=shown), {"tokens_per_s": 12345.6, "pause_s": 0.0123456}, 1.0, dry=False)
+    assert (found.outcome, found.line) == ("met", "tokens_per_s 12,346; pause_s 0.0123")
+
+
 def test_what_is_not_a_number_keeps_to_no_limit() -> None:
     at_most = (Limit(path="kl", most=1.0),)
     assert judged(check_of(limits=at_most), {"kl": float("nan")}, 1.0, dry=False).outcome == "missed"
@@ -58,7 +64,7 @@ def test_a_dry_run_is_held_to_what_holds_everywhere() -> None:
     limits = (Limit(path="kl", most=1.0, everywhere=True), Limit(path="rate", least=1.0))
     assert judged(check_of(limits=limits), {"kl": 0.5, "rate": 0.0}, 1.0, dry=True).line == "it runs"
     found = judged(check_of(limits=limits), {"kl": 1.5, "rate": 0.0}, 1.0, dry=True)
-    assert (found.outcome, found.line) == ("missed", "kl 1.5 (at most 1); rate 0 (at least 1)")
+    assert (found.outcome, found.line) == ("missed", "kl 1.5 (at most 1): missed; rate 0 (at least 1): missed")
 
 
 @pytest.mark.parametrize("dry", [False, True])
@@ -102,7 +108,7 @@ def test_a_missed_target_of_its_own_has_figures(scripts: Scripts) -> None:
         """import sys; print("so"); print('{"kl": 2}'); sys.exit(1)""", limits=(Limit(path="kl", most=1),)
     )
     found = run(check, dry=False)
-    assert (found.outcome, found.line, found.figures) == ("missed", "kl 2 (at most 1)", {"kl": 2})
+    assert (found.outcome, found.line, found.figures) == ("missed", "kl 2 (at most 1): missed", {"kl": 2})
 
 
 def test_what_takes_too_long_is_killed_and_has_failed(scripts: Scripts) -> None:
