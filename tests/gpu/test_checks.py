@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 
 from benchmarks.gpu_check import CHECKS
 from benchmarks.gpu_run import DRY_FACTOR, Check, run
 
 
-def marked(number: int, check: Check) -> ParameterSet:
+def marked(number: int, check: Check) -> pytest.ParameterSet:
     """Dry runs that start vLLM take half a minute: one of them is part of a submission. Of several that are the same on
     a CPU, one is."""
     is_long = check.name.startswith("vllm-") or check.dry in [other.dry for other in CHECKS[:number]]
