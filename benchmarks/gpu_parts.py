@@ -5,7 +5,8 @@ bin/python -m benchmarks.gpu_parts rank --json
 
 Copies: the weights of a model cast into the staging file, and the copy that a checkpoint is written from (weights and
 AdamW's moments in float32), in GB/s, beside what one pinned buffer of 256 MiB takes over the bus in the same process.
-Rank: a learner step of one rank under torchrun, with FSDP2 (NCCL on CUDA), beside the same step without.
+Rank: a learner step of one rank under torchrun, with FSDP2 (NCCL on CUDA) in bf16 mixed precision, beside the same step
+without.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.sampler_models import Size, random_model
+from benchmarks.sampler_models import REAL_VOCABULARY, Size, random_model
 from swarm.learner.checkpoint.model_files import stream_tensors, write_staging
 from swarm.learner.checkpoint.saving import take
 from swarm.learner.copies import Copies
@@ -38,12 +39,14 @@ from tests.unit.trainers import group, trainer_in
 
 BUS_BYTES = 256 << 20
 RANK_S = 240.0  # Of the process under torchrun, with its imports
+IN_BF16 = ComputeRules(precision="bfloat16")
 BATCH = (group([0.0, 1.0, 0.5]), group([1.0, 0.5, 0.0]))
 
 
 def copies(device: torch.device, parameters: float) -> dict[str, float]:
     """Seconds and GB/s, after one round that makes pinned memory and pages."""
-    model = random_model(Size(parameters=parameters, vocab_size=32_768 if parameters > 1e7 else 1024)).to(device)
+    size = Size(parameters=parameters, vocab_size=REAL_VOCABULARY if parameters > 1e8 else 1024)
+    model = random_model(size, device=str(device))
     optimizer = adamw(model, 1e-6)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -111,9 +114,10 @@ def rank(device: torch.device) -> dict[str, float]:
         if done.returncode:
             raise SystemExit(done.stdout[-2000:] + done.stderr[-4000:])
         found = json.loads(done.stdout.strip().splitlines()[-1])
-        alone = _step(trainer_in(Path(directory) / "alone", device=str(device)))
+        alone = _step(trainer_in(Path(directory) / "alone", device=str(device), compute=IN_BF16))
     return {
         "backend_is_nccl": float(found["backend"] == "nccl"),
+        "gathers_in_bf16": float(found["gathers_in_bf16"]),
         "loss_apart": abs(found["loss"] - alone["loss"]),
         "grad_norm_apart": abs(found["grad_norm"] / alone["grad_norm"] - 1),
     }
@@ -134,10 +138,13 @@ def under_torchrun(device: str, directory: Path) -> dict[str, Any]:
         warmup_steps=1,
         minibatches=2,
         temperature=1.0,
+        compute=IN_BF16,
     )
-    figures = _step(Trainer(command, NoParent(), ranks))
+    trainer = Trainer(command, NoParent(), ranks)
+    figures = _step(trainer)
     assert ranks._mesh is not None
-    return figures | {"backend": torch.distributed.get_backend(ranks._mesh.get_group())}
+    backend = torch.distributed.get_backend(ranks._mesh.get_group())
+    return figures | {"backend": backend, "gathers_in_bf16": trainer._learning.policy.module.weights_in_half}
 
 
 def _step(trainer: Trainer) -> dict[str, Any]:

@@ -16,7 +16,7 @@ seconds and in GB of bf16 for each of them. The target is a share of one step of
 which lasts half a minute on the one thread that takes it here. It says nothing of a faster device; the seconds do.
 MFU: model FLOP/s utilisation in bf16 of a model of 0.6 billion parameters, `--parameters 1.7e9` of another,
 `--compile`d, or with another kernel of attention (`--attention flash_attention_2`); on CUDA, and in a quick run.
-`--device cuda` measures memory there, of the same model.
+`--device cuda` measures memory there, of the same model; `--variants` some of how it is taken.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.learner.checkpoint.model_files import layout_of, stream_tensors, write_staging
 from swarm.learner.copies import Copies
-from swarm.learner.memory import Shape, shape_of
+from swarm.learner.memory import GIB, Shape, fit, read_free_bytes, shape_of
+from swarm.learner.messages import ComputeRules
+from swarm.learner.policy import Policy
 from swarm.types import VersionId
 
 SPEED_TARGET = 0.9
@@ -71,9 +73,13 @@ CUDA = Work(
     micro_batch_tokens=16_384, device="cuda",
 )  # fmt: skip
 MEMORY_ON_CUDA = replace(CUDA, groups=2)
+LARGE_CARD = 60 * GIB  # One that holds a step of MEMORY_ON_CUDA, 50 GiB; a quarter of its tokens take 20
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
-"""Dense bf16 of a device, by a part of its name, from the vendor's data sheets."""
+"""Dense bf16 of a device, by a part of its name, from the vendor's data sheets. Of any other its largest product of
+matrices is measured, which flatters it by a fifth or so."""
+
+PRODUCT_WIDTH = 8192  # A square product of 1.1 TFLOP: large enough to reach what a device can, and 0.01 s of it
 
 PROCESS_S = 1800.0
 """Longest time for one process of the memory part; a loaded machine took 200 s."""
@@ -167,13 +173,15 @@ def flops_per_token(shape: Shape, context: float) -> float:
 
 
 def utilisation(work: Work, repeats: int, *, compiled: bool = False, attention: str = "") -> dict[str, float]:
-    """Model FLOP/s over the peak of the device; recomputed layers and filling are not counted as work. The first step,
-    which may compile, is not counted."""
+    """Model FLOP/s over the peak of the device; recomputed layers and filling are not counted as work. The
+    micro-batches are those that the preflight chooses. The first step, which may compile, is not counted."""
     model = work.model()
     if attention:
         model.set_attn_implementation(attention)
-    shape = shape_of(model)
-    rules = msgspec.structs.replace(rules_of("chunked", work), compile=compiled, packing="flash" in attention)
+    shape, device = shape_of(model), torch.device(work.device)
+    asked = ComputeRules(compile=compiled, packing="flash" in attention)
+    policy, longest = Policy(model, asked, temperature=1.0), work.prompt_tokens + work.most
+    rules = fit(policy, asked, device, read_free_bytes(device, ranks=1), ranks=1, longest=longest, kl=False)
     step = our_step(work, model, rules)
     step(work.rollouts(0))
     rates = []
@@ -181,12 +189,38 @@ def utilisation(work: Work, repeats: int, *, compiled: bool = False, attention: 
         groups = work.rollouts(seed)
         rates.append(tokens_of(groups) / step(groups))
     rate = statistics.median(rates)
-    name = torch.cuda.get_device_name() if work.device == "cuda" else "a CPU"
-    most = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
-    found = {"tokens_per_s": rate, "parameters": float(shape.parameters)}
-    if most is not None:
-        found["mfu"] = rate * flops_per_token(shape, work.prompt_tokens + (work.least + work.most) / 2) / most
-    return found
+    most = peak_flops(device)
+    mfu = rate * flops_per_token(shape, work.prompt_tokens + (work.least + work.most) / 2) / most
+    return {
+        "tokens_per_s": rate,
+        "parameters": float(shape.parameters),
+        "tokens_at_a_time": float(rules.tokens_per_micro_batch or 0),
+        "recomputes_layers": float(bool(rules.activation_checkpointing)),
+        "peak_flops": most,
+        "mfu": mfu,
+    }
+
+
+def memory_on_cuda() -> Work:
+    is_large = torch.cuda.get_device_properties(0).total_memory >= LARGE_CARD
+    return MEMORY_ON_CUDA if is_large else replace(MEMORY_ON_CUDA, micro_batch_tokens=4096)
+
+
+def peak_flops(device: torch.device) -> float:
+    """Dense bf16 of a device by its name, or as a product of large matrices shows it."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+    for part, flops in PEAK_FLOPS.items():
+        if part in name:
+            return flops
+    width = PRODUCT_WIDTH if device.type == "cuda" else 256
+    one = torch.ones(width, width, device=device, dtype=torch.bfloat16)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        # Reading an item waits for the product.
+        float((one @ one)[0, 0])
+        seconds.append(time.perf_counter() - began)
+    return 2 * width**3 / min(seconds)
 
 
 def run(options: argparse.Namespace, directory: Path, say: Say) -> dict[str, Any]:
@@ -200,8 +234,9 @@ def run(options: argparse.Namespace, directory: Path, say: Say) -> dict[str, Any
                 say(line)
     if "memory" in options.parts:
         figures["memory"] = []
-        work = QUICK if quick else MEMORY if options.device == "cpu" else MEMORY_ON_CUDA
-        for variant in VARIANTS[:-1] if options.device == "cpu" else VARIANTS[2:]:
+        work = QUICK if quick else MEMORY if options.device == "cpu" else memory_on_cuda()
+        # Logits of all tokens at once are many gigabytes of a real vocabulary.
+        for variant in options.variants or (VARIANTS[:-1] if options.device == "cpu" else VARIANTS[2:]):
             of = peak(variant, work)
             estimate = "" if variant == "bare" else f", estimated {of.estimate_ratio:.2f} times that"
             say(f"peak, {variant}: {of.peak_bytes / 1e6:,.0f} MB, {of.per_model_byte:.1f} times the weights{estimate}")
@@ -248,7 +283,7 @@ def _mfu(options: argparse.Namespace, repeats: int, say: Say) -> dict[str, float
         return None
     work = QUICK if options.quick else replace(CUDA, parameters=options.parameters)
     found = utilisation(work, repeats, compiled=options.compile, attention=options.attention)
-    say(f"MFU of {found['parameters']:,.0f} parameters in bf16: {found.get('mfu', float('nan')):.1%}")
+    say(f"MFU of {found['parameters']:,.0f} parameters in bf16: {found['mfu']:.1%}")
     return found
 
 
@@ -271,9 +306,16 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
+def _variants(text: str) -> tuple[str, ...]:
+    if not set(text.split(",")) <= set(VARIANTS):
+        raise argparse.ArgumentTypeError(f"some of {','.join(VARIANTS)}")
+    return tuple(text.split(","))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=_parts, default=PARTS, help=",".join(PARTS))
+    parser.add_argument("--variants", type=_variants, help=f"of memory: {','.join(VARIANTS)}")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--parameters", type=float, default=6e8, help="of the model on CUDA")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where memory is measured")

@@ -67,7 +67,7 @@ class Work:
         size = Size(
             parameters=self.parameters, vocab_size=self.vocab_size, context_tokens=self.prompt_tokens + self.most
         )
-        return random_model(size).to(self.device).train()
+        return random_model(size, device=self.device).train()
 
     def rollouts(self, seed: int) -> tuple[TrainGroup, ...]:
         """Random tokens, and rewards so that every group has variance."""
@@ -203,12 +203,14 @@ def _now(device: torch.device) -> float:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
     """Bytes beyond what there was before the model, which is `model_bytes` of it; `estimated_bytes` is the preflight's
-    word for the rest."""
+    word for the rest. The last step took `step_s`, for so many tokens a second."""
 
     variant: Variant
     model_bytes: int
     peak_bytes: int
     estimated_bytes: int
+    step_s: float
+    tokens_per_s: float
 
     @property
     def per_model_byte(self) -> float:
@@ -223,7 +225,7 @@ class Peak:
 def measure_peak(variant: Variant, work: Work) -> Peak:
     """Peak of STEPS steps in this process, which has done nothing before."""
     device = torch.device(work.device)
-    _warm_up()
+    _warm_up(adapted=variant == "adapter")
     before = _used(device)
     model = work.model()
     if variant == "adapter":
@@ -234,7 +236,8 @@ def measure_peak(variant: Variant, work: Work) -> Peak:
     rules = rules_of(variant, work)
     step = make(work, model, rules)
     for seed in range(STEPS):
-        step(work.rollouts(seed))
+        groups = work.rollouts(seed)
+        step_s = step(groups)
     shape = shape_of(model)
     setting = Setting(
         tokens=work.micro_batch_tokens,
@@ -252,12 +255,16 @@ def measure_peak(variant: Variant, work: Work) -> Peak:
         model_bytes=sum(p.nbytes for p in model.parameters()),
         peak_bytes=_used(device) - before,
         estimated_bytes=sum(step_bytes(shape, setting).values()),
+        step_s=step_s,
+        tokens_per_s=tokens_of(groups) / step_s,
     )
 
 
-def _warm_up() -> None:
+def _warm_up(*, adapted: bool) -> None:
     """Load what the first pass and the first step of any model load: it is not of this one."""
     model = random_model(Size(parameters=1e5, vocab_size=64))
+    if adapted:
+        attach(model, ADAPTER, name="random", seed=0)
     work = Work(
         parameters=0,
         vocab_size=64,

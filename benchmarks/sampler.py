@@ -32,14 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import sampler_learner, sampler_recompute, sampler_swaps, sampler_throughput
-from benchmarks.sampler_models import Size, random_model
+from benchmarks.sampler_models import REAL_VOCABULARY, Size, random_model
 from benchmarks.sampler_throughput import Load
 from swarm.sampler.engine import EngineDtype, EngineKind
 
 PARTS = ("throughput", "swaps", "recompute", "learner")
-
-REAL_VOCABULARY = 151_936
-"""Rows of Qwen3's embedding: of a model of half a billion parameters a quarter."""
 
 QUICK = Load(parameters=3e5, vocab_size=1024, context_tokens=64, places=4, samples=8, prompt_tokens=8, most_tokens=8)
 

@@ -1,5 +1,6 @@
 """Random models for the sampler's benchmark, and the versions of one as learner and receiver hold them on disk.
 
+Models with the vocabulary of Qwen3 and one of its sizes have its shape too; others are wider and have fewer layers.
 Weights are N(0, INITIAL_STD) in float32 and published as bf16. They are wide enough that log-probs differ between
 tokens and between versions; nothing else of a model that was trained matters to the figures.
 """
@@ -42,6 +43,13 @@ INTERMEDIATE = 3
 
 INITIAL_STD = 0.05
 
+REAL_VOCABULARY = 151_936
+"""Rows of Qwen3's embedding: of a model of half a billion parameters a quarter."""
+
+QWEN3 = {6e8: (1024, 3072, 28, 16), 1.7e9: (2048, 6144, 28, 16), 4e9: (2560, 9728, 36, 32)}
+"""Width, width of a feed-forward layer, layers and query heads, by parameters; of head_dim 128, with 8 key-value heads,
+embeddings tied."""
+
 CHUNK_BYTES = 256 * 1024
 
 KEY = SigningKey.from_bytes(bytes(range(32)))
@@ -72,17 +80,23 @@ def layer_parameters(width: int) -> int:
     return 2 * width * width + 2 * width * width // KV_SHARE + 3 * INTERMEDIATE * width * width
 
 
-def random_model(size: Size, *, architecture: Architecture = "qwen3", tied: bool = True, seed: int = 0) -> Any:
-    """A float32 model of an architecture, the same for the same seed."""
+def random_model(
+    size: Size, *, architecture: Architecture = "qwen3", tied: bool = True, seed: int = 0, device: str = "cpu"
+) -> Any:
+    """A float32 model of an architecture, the same for the same seed and kind of device. Drawn on a GPU one of billions
+    of parameters is there at once, and after a minute on the CPU."""
     width, layers = size.width_and_layers(tied=tied)
+    inner, heads, kv_heads, head_dim = INTERMEDIATE * width, width // HEAD_DIM, width // HEAD_DIM // KV_SHARE, HEAD_DIM
+    if size.vocab_size == REAL_VOCABULARY and size.parameters in QWEN3 and tied:
+        (width, inner, layers, heads), kv_heads, head_dim = QWEN3[size.parameters], 8, 128
     shape: dict[str, Any] = {
         "vocab_size": size.vocab_size,
         "hidden_size": width,
-        "intermediate_size": INTERMEDIATE * width,
+        "intermediate_size": inner,
         "num_hidden_layers": layers,
-        "num_attention_heads": width // HEAD_DIM,
-        "num_key_value_heads": width // HEAD_DIM // KV_SHARE,
-        "head_dim": HEAD_DIM,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
         "max_position_embeddings": size.context_tokens,
         "initializer_range": INITIAL_STD,
         "tie_word_embeddings": tied,
@@ -97,7 +111,8 @@ def random_model(size: Size, *, architecture: Architecture = "qwen3", tied: bool
         "llama": (LlamaForCausalLM, LlamaConfig),
     }
     make, config = classes[architecture]
-    return make(config(**shape))
+    with torch.device(device):
+        return make(config(**shape))
 
 
 def parameters_of(model: Any) -> int:

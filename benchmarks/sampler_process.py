@@ -40,20 +40,24 @@ class EngineBroken(Exception):
 
 
 class EngineProcess:
-    """`swarm.sampler.engine_child KIND` with a model of `versions`, its log and files under `directory`."""
+    """`module KIND`, which is to answer as engine_child does, with its log and files under `directory`."""
 
-    def __init__(self, kind: EngineKind, directory: Path) -> None:
-        self._child = Child("engine", "swarm.sampler.engine_child", kind, log=directory / "engine.log", hang_s=HANG_S)
+    def __init__(self, kind: EngineKind, directory: Path, module: str = "swarm.sampler.engine_child") -> None:
+        self.log = directory / "engine.log"
+        self._child = Child("engine", module, kind, log=self.log, hang_s=HANG_S)
 
     async def start(self, versions: Versions, *, device: str, dtype: EngineDtype, places: int) -> Started:
         """Build the model; `places` samples at once."""
-        await self._child.start()
         context = versions.model.config.max_position_embeddings
         command = Start(
             directory=str(versions.files_dir),
             layout=versions.layout,
             options=EngineOptions(device=device, dtype=dtype, max_model_len=context, places=places, hang_s=HANG_S),
         )
+        return await self.launch(command)
+
+    async def launch(self, command: Start) -> Started:
+        await self._child.start()
         return await self._child.call(command, Started)
 
     async def install(self, command: Install) -> Installed:
@@ -82,9 +86,11 @@ class EngineProcess:
 
 
 @asynccontextmanager
-async def running(kind: EngineKind, directory: Path) -> AsyncIterator[EngineProcess]:
+async def running(
+    kind: EngineKind, directory: Path, module: str = "swarm.sampler.engine_child"
+) -> AsyncIterator[EngineProcess]:
     """An engine's process that does not outlive its use."""
-    engine = EngineProcess(kind, directory)
+    engine = EngineProcess(kind, directory, module)
     try:
         yield engine
     finally:

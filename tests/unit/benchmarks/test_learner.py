@@ -94,6 +94,6 @@ def test_publishing_is_held_against_a_step_as_large_as_asked_for(tmp_path: Path)
 
 
 def test_a_peak_is_told_in_weights() -> None:
-    of = Peak(variant="chunked", model_bytes=100, peak_bytes=500, estimated_bytes=450)
+    of = Peak(variant="chunked", model_bytes=100, peak_bytes=500, estimated_bytes=450, step_s=1.0, tokens_per_s=1.0)
     assert of.per_model_byte == 5
     assert of.estimate_ratio == pytest.approx(1.1)

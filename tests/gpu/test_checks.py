@@ -1,0 +1,26 @@
+"""What `bin/gpu-check` runs: on CUDA each check within its limits, on the CPU the same lines with a tiny model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.gpu_check import CHECKS
+from benchmarks.gpu_run import DRY_FACTOR, Check, run
+
+
+def marked(number: int, check: Check) -> pytest.ParameterSet:
+    """Dry runs that start vLLM take half a minute: one of them is part of a submission. Of several that are the same on
+    a CPU, one is."""
+    is_long = check.name.startswith("vllm-") or check.dry in [other.dry for other in CHECKS[:number]]
+    marks = [pytest.mark.long if is_long else pytest.mark.slow, pytest.mark.timeout(DRY_FACTOR * check.limit_s + 30)]
+    return pytest.param(check, id=check.name, marks=marks)
+
+
+@pytest.mark.parametrize("check", [marked(*numbered) for numbered in enumerate(CHECKS)])
+def test_a_check_keeps_to_its_limits(check: Check, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = run(check, dry=device.type == "cpu")
+    if found.outcome == "skipped":
+        pytest.skip(found.line)
+    assert found.outcome == "met", f"{found.line}\n{found.said}"
