@@ -242,15 +242,6 @@ CHECKS = (
         limit_s=45.0,
         needs=ON_24,
     ),
-    learner(
-        "memory-8bit",
-        *("--parts", "memory", "--variants", "8bit"),
-        on_gpu=("--device", "cuda"),
-        packages=("bitsandbytes",),
-        limits=ESTIMATE,
-        limit_s=45.0,
-        needs=ON_24,
-    ),
     engine("transformers", *LOCKSTEP, *FEW_SWAPS, limits=(*agrees(BF16_KL), *SWAPPED), limit_s=60.0),
     engine(
         "vllm-adapter",
@@ -260,6 +251,15 @@ CHECKS = (
         lacks=adapters_in_vllm,
         limits=(*agrees(BF16_KL), *SWAPPED),
         limit_s=120.0,
+    ),
+    learner(
+        "memory-8bit",
+        *("--parts", "memory", "--variants", "8bit"),
+        on_gpu=("--device", "cuda"),
+        packages=("bitsandbytes",),
+        limits=ESTIMATE,
+        limit_s=45.0,
+        needs=ON_24,
     ),
     learner(
         "mfu-0.6b-compile",
