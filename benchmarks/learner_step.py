@@ -23,7 +23,6 @@ import msgspec
 import torch
 
 from benchmarks.sampler_models import Size, random_model
-from swarm.learner import policy as policy_module
 from swarm.learner.alarms import GRADIENT_CLIP
 from swarm.learner.copies import Copies
 from swarm.learner.memory import Setting, shape_of, step_bytes
@@ -91,7 +90,9 @@ def tokens_of(groups: Sequence[TrainGroup]) -> int:
     return sum(len(group.prompt_token_ids) + r.length for group in groups for r in group.rollouts)
 
 
-def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[TrainGroup]], float]:
+def our_step(
+    work: Work, model: Any, rules: ComputeRules, *, in_chunks: bool = True
+) -> Callable[[Sequence[TrainGroup]], float]:
     """Takes a learner step of one optimiser step; its seconds."""
     command = Prepare(
         model="",
@@ -108,6 +109,7 @@ def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[
     )
     device = torch.device(work.device)
     policy = Policy(model, rules, temperature=1.0)
+    policy.module.in_chunks = in_chunks
     arrange(model, rules)
     learning = Learning(
         model=model,
@@ -217,11 +219,12 @@ def measure_peak(variant: Variant, work: Work) -> Peak:
     _warm_up()
     before = _used(device)
     model = work.model()
-    if variant == "whole":
-        policy_module.CHUNK_BYTES = 1 << 50
-    make = bare_step if variant == "bare" else our_step
     rules = rules_of(variant, work)
-    step = make(work, model, rules)
+    step = (
+        bare_step(work, model, rules)
+        if variant == "bare"
+        else our_step(work, model, rules, in_chunks=variant != "whole")
+    )
     for seed in range(STEPS):
         step(work.rollouts(seed))
     shape = shape_of(model)

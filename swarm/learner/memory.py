@@ -99,17 +99,16 @@ def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
 def activation_bytes(shape: Shape, setting: Setting) -> int:
     """What the layers keep for the backward pass.
 
-    For one token in one layer: two norms keep their input, what they normalised and their output; queries and keys are
-    kept before and after their own norm and rotation, the values once, the result of attention twice; the feed-forward
-    keeps gate, its activation, up, and their product. The residual stream and the norms are float32 even in bf16, where
-    each projection also keeps a copy of its input. With checkpointing each layer keeps its input, and one layer at a
-    time is whole.
+    For one token in one layer: each norm, of queries and keys too, keeps its input in float32, what it normalised, and
+    its output, which for queries and keys is rotated; beside them are kept the values, the result of attention, and of
+    the feed-forward gate, its activation, up, and their product. With checkpointing each layer keeps its input, and one
+    layer at a time is whole.
     """
-    layer = 4 * (5 * shape.hidden) + (2 if setting.half else 4) * (
-        (3 if setting.half else 2) * shape.hidden + 5 * shape.queries + 5 * shape.keys + 4 * shape.feed_forward
-    )
+    width = 2 if setting.half else 4
+    heads = shape.queries + shape.keys
+    layer = 4 * (2 * shape.hidden + heads) + width * (4 * shape.hidden + 3 * heads + 4 * shape.feed_forward)
     if setting.activation_checkpointing:
-        return setting.tokens * (4 * shape.hidden * shape.layers + layer)
+        return setting.tokens * (width * shape.hidden * shape.layers + layer)
     return setting.tokens * layer * shape.layers
 
 
@@ -119,11 +118,11 @@ def whole_gradient_bytes(parameters: int) -> int:
 
 
 def logit_bytes(shape: Shape, setting: Setting) -> int:
-    """Logits, their log-softmax and its gradient, of one chunk or of all tokens; and the gradient of the head that a
-    chunk adds, with the sum that it is added to, unless it is frozen."""
+    """Of one chunk the log-softmax and its product with the probabilities; of all tokens at once the logits as well.
+    Beside them the float32 gradient of the head, unless it is frozen."""
     whole = 4 * setting.tokens * shape.vocab_size
-    added = 2 * (2 if setting.half else 4) * shape.vocab_size * shape.hidden if shape.trained == shape.parameters else 0
-    return 3 * (min(whole, CHUNK_BYTES) if setting.in_chunks else whole) + added
+    added = 4 * shape.vocab_size * shape.hidden if shape.trained == shape.parameters else 0
+    return (2 * min(whole, CHUNK_BYTES) if setting.in_chunks else 3 * whole) + added
 
 
 def choose(
