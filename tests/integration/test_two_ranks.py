@@ -355,6 +355,8 @@ def test_two_ranks_in_bf16_do_what_one_does(one: Life, one_in_half: Half, two: T
     # They were computed in bf16.
     assert one_in_half.trained[0].metrics["entropy"] != one.trained[0].metrics["entropy"]
     for name, tensor in one_in_half.masters.items():
+        if not tensor.is_floating_point():  # The state of a generator
+            continue
         apart = float((two.half.masters[name] - tensor).norm())
         assert apart <= (2 * HALF_TOLERANCE if name.startswith("adam/exp_") else 1e-3) * float(tensor.norm()), name
 
