@@ -146,8 +146,9 @@ def choose(
             tokens //= 2
     parts = sorted(step_bytes(shape, tried).items(), key=lambda item: -item[1])
     changes = _changes(shape, tried, free_bytes, longest=longest, may_checkpoint=may_checkpoint)
+    step = f"{tried.tokens:,} tokens at a time" if tried.tokens > longest else f"one row of {longest:,} tokens"
     raise UserError(
-        f"too little memory: a step of {tried.tokens:,} tokens at a time needs {_gib(sum(n for _, n in parts))} more "
+        f"too little memory: a step of {step} needs {_gib(sum(n for _, n in parts))} more "
         f"and {_gib(free_bytes)} are free, of which {FREE_SHARE:.0%} may be planned with "
         f"({', '.join(f'{name} {_gib(nbytes)}' for name, nbytes in parts)}); change: {', or '.join(changes)}"
     )

@@ -232,6 +232,7 @@ def narrow(*given: Any, **more: Any) -> tuple[Any, None]:
 
 @pytest.fixture
 def flash(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", lambda *given, **more: None)
     AttentionInterface.register("flash_in_torch", request.param)
     AttentionMaskInterface.register("flash_in_torch", flash_attention_mask)
     monkeypatch.setattr(policy_module, "flash_kernel", lambda device: "flash_in_torch")
