@@ -23,7 +23,6 @@ import msgspec
 import torch
 
 from benchmarks.sampler_models import Size, random_model
-from swarm.learner import policy as policy_module
 from swarm.learner.adapter import attach
 from swarm.learner.alarms import GRADIENT_CLIP
 from swarm.learner.copies import Copies
@@ -97,7 +96,9 @@ def tokens_of(groups: Sequence[TrainGroup]) -> int:
     return sum(len(group.prompt_token_ids) + r.length for group in groups for r in group.rollouts)
 
 
-def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[TrainGroup]], float]:
+def our_step(
+    work: Work, model: Any, rules: ComputeRules, *, in_chunks: bool = True
+) -> Callable[[Sequence[TrainGroup]], float]:
     """Takes a learner step of one optimiser step; its seconds."""
     command = Prepare(
         model="",
@@ -114,6 +115,7 @@ def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[
     )
     device = torch.device(work.device)
     policy = Policy(model, rules, temperature=1.0)
+    policy.module.in_chunks = in_chunks
     arrange(model, rules)
     learning = Learning(
         model=model,
@@ -230,11 +232,12 @@ def measure_peak(variant: Variant, work: Work) -> Peak:
     model = work.model()
     if variant == "adapter":
         attach(model, ADAPTER, name="random", seed=0)
-    if variant == "whole":
-        policy_module.CHUNK_BYTES = 1 << 50
-    make = bare_step if variant == "bare" else our_step
     rules = rules_of(variant, work)
-    step = make(work, model, rules)
+    step = (
+        bare_step(work, model, rules)
+        if variant == "bare"
+        else our_step(work, model, rules, in_chunks=variant != "whole")
+    )
     for seed in range(STEPS):
         groups = work.rollouts(seed)
         step_s = step(groups)

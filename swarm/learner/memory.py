@@ -133,17 +133,16 @@ def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
 def activation_bytes(shape: Shape, setting: Setting) -> int:
     """What the layers keep for the backward pass.
 
-    For one token in one layer: two norms keep their input, what they normalised and their output; queries and keys are
-    kept before and after their own norm and rotation, the values once, the result of attention twice; the feed-forward
-    keeps gate, its activation, up, and their product. The residual stream and the norms are float32 even in bf16, where
-    each projection also keeps a copy of its input. With checkpointing each layer keeps its input, and one layer at a
-    time is whole.
+    For one token in one layer: each norm, of queries and keys too, keeps its input in float32, what it normalised, and
+    its output, which for queries and keys is rotated; beside them are kept the values, the result of attention, and of
+    the feed-forward gate, its activation, up, and their product. With checkpointing each layer keeps its input, and one
+    layer at a time is whole.
     """
-    layer = 4 * (5 * shape.hidden) + (2 if setting.half else 4) * (
-        (3 if setting.half else 2) * shape.hidden + 5 * shape.queries + 5 * shape.keys + 4 * shape.feed_forward
-    )
+    width = 2 if setting.half else 4
+    heads = shape.queries + shape.keys
+    layer = 4 * (2 * shape.hidden + heads) + width * (4 * shape.hidden + 3 * heads + 4 * shape.feed_forward)
     if setting.activation_checkpointing:
-        return setting.tokens * (4 * shape.hidden * shape.layers + layer)
+        return setting.tokens * (width * shape.hidden * shape.layers + layer)
     return setting.tokens * layer * shape.layers
 
 
@@ -153,11 +152,13 @@ def whole_gradient_bytes(parameters: int) -> int:
 
 
 def logit_bytes(shape: Shape, setting: Setting) -> int:
-    """Logits, their log-softmax and its gradient, of one chunk or of all tokens; and the gradient of the head that a
-    chunk adds, with the sum that it is added to, unless it is frozen."""
+    """Of one chunk the log-softmax and its product with the probabilities, in bf16 beside the logits; of all tokens at
+    once the gradient too. And the float32 gradient of the head, with that of embeddings that are tied to it, unless it
+    is frozen."""
     whole = 4 * setting.tokens * shape.vocab_size
-    added = 2 * (2 if setting.half else 4) * shape.vocab_size * shape.hidden if shape.trained == shape.parameters else 0
-    return 3 * (min(whole, CHUNK_BYTES) if setting.in_chunks else whole) + added
+    chunk = min(whole, CHUNK_BYTES)
+    added = 8 * shape.vocab_size * shape.hidden if shape.trained == shape.parameters else 0
+    return (2 * chunk + (chunk // 2 if setting.half else 0) if setting.in_chunks else 3 * whole) + added
 
 
 def choose(
@@ -181,8 +182,9 @@ def choose(
             tokens //= 2
     parts = sorted(step_bytes(shape, tried).items(), key=lambda item: -item[1])
     changes = _changes(shape, tried, free_bytes, longest=longest, may_checkpoint=may_checkpoint)
+    step = f"{tried.tokens:,} tokens at a time" if tried.tokens > longest else f"one row of {longest:,} tokens"
     raise UserError(
-        f"too little memory: a step of {tried.tokens:,} tokens at a time needs {_gib(sum(n for _, n in parts))} more "
+        f"too little memory: a step of {step} needs {_gib(sum(n for _, n in parts))} more "
         f"and {_gib(free_bytes)} are free, of which {FREE_SHARE:.0%} may be planned with "
         f"({', '.join(f'{name} {_gib(nbytes)}' for name, nbytes in parts)}); change: {', or '.join(changes)}"
     )

@@ -2,13 +2,14 @@
 
 A causal model gives logits for every position, [tokens, vocabulary] in float32: with 150,000 words they take far more
 memory than the rest of a forward pass. Here the last hidden states of the completion's places go through the model's
-head in chunks, each recomputed in the backward pass, so only one chunk's logits are in memory at a time.
+head in chunks, all but one recomputed in the backward pass, so only one chunk's logits are in memory at a time.
 `Policy.settle` compares the result with the model's own before it is trusted.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ import msgspec
 import torch
 from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import linear
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from swarm.errors import UserError
 from swarm.learner.batch import MicroBatch, Row, micro_batches
@@ -75,7 +77,8 @@ class PolicyModel(torch.nn.Module):
         backbone, head = model.base_model, model.get_output_embeddings()
         # A soft cap is not seen by trying it while the logits are small.
         capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-        self.in_chunks = head is not None and backbone is not model and not capped
+        # A head that holds its weights in another way, or has an adapter, is left to the model.
+        self.in_chunks = type(head) is torch.nn.Linear and backbone is not model and not capped
         """Whether the head is taken apart from the rest of the model."""
         self.entropy_pulls = False
         """Whether entropies are to have a gradient."""
@@ -106,14 +109,13 @@ class PolicyModel(torch.nn.Module):
         size = max(1, CHUNK_BYTES // (4 * self.model.config.get_text_config().vocab_size))
         if draws is not None:
             return self._replayed(hidden, targets, draws, size)
-        if len(places) <= size:
-            return self._read(hidden, targets)
-        parts = [
-            checkpoint(self._read, h, t, use_reentrant=False, preserve_rng_state=False)
-            for h, t in zip(hidden.split(size), targets.split(size), strict=True)
-        ]
-        logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+        head, device = self.model.get_output_embeddings(), hidden.device.type
+        if torch.is_autocast_enabled(device):
+            hidden = hidden.to(torch.get_autocast_dtype(device))
+        found: tuple[torch.Tensor, torch.Tensor] = _InChunks.apply(
+            hidden, head.weight, head.bias, targets, size, self.temperature, self.entropy_pulls
+        )
+        return found
 
     def _replayed(
         self, hidden: torch.Tensor, targets: torch.Tensor, draws: Draws, size: int
@@ -130,18 +132,11 @@ class PolicyModel(torch.nn.Module):
         noised = found.add_(gumbel(draws.seeds, draws.positions, found.shape[1]))
         return logprobs.squeeze(1), noised.max(-1).values - noised.gather(1, targets[:, None]).squeeze(1)
 
-    def _read(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._figures(self.model.get_output_embeddings()(hidden), targets)
-
     def _figures(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.temperature != 1:
             logits = logits.float() / self.temperature
         logprobs, log_softmax, entropy = _Chosen.apply(logits, targets, self.entropy_pulls)
-        if entropy is not None:
-            return logprobs, entropy
-        with torch.no_grad():
-            # After what the backward pass needs: a chunk that is recomputed skips this.
-            return logprobs, _entropy(log_softmax)
+        return logprobs, _entropy(log_softmax) if entropy is None else entropy
 
 
 class Policy:
@@ -152,6 +147,9 @@ class Policy:
         self.module = PolicyModel(model, temperature=temperature)
         self._precision = rules.precision
         _without_dropout(model)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding) or _is_norm(module):
+                module.register_forward_hook(_in_half)
 
     def read(self, part: MicroBatch, weights: dict[str, torch.Tensor] | None = None) -> TokenFigures:
         """Log-probs and entropies of completion tokens, float32; `weights`, by the module's names, replace its own."""
@@ -164,17 +162,31 @@ class Policy:
         given = (part.token_ids, part.positions, part.places, part.targets, draws)
         # A layer that is checkpointed uses a weight once in a pass: kept, bf16 copies of all would be there at once.
         cached = not getattr(self.module.model, "is_gradient_checkpointing", False)
-        with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half, cache_enabled=cached):
+        autocast = torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half, cache_enabled=cached)
+        with autocast, self._attention(half=half):
             found: tuple[torch.Tensor, torch.Tensor] = (
                 functional_call(self.module, weights, given) if weights else self.module(*given)
             )
         return found
 
+    @contextmanager
+    def _attention(self, *, half: bool) -> Iterator[None]:
+        """Flash attention computes nothing in float32."""
+        model, kernel = self.module.model, self.module.model.config._attn_implementation
+        if half or not self.is_flash:
+            yield
+            return
+        model.set_attn_implementation("sdpa")
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(kernel)
+
     @torch.no_grad()
     def replay(self, part: MicroBatch, draws: Draws, weights: dict[str, torch.Tensor] | None = None) -> Replayed:
         """Find whether the completion tokens are what `draws` draw with these weights, or with its own; in float32
-        where the attention kernel can."""
-        logprobs, margins = self._pass(part, self.probes_in_half(part.token_ids.device), weights, draws)
+        unless weights are there in bf16 alone."""
+        logprobs, margins = self._pass(part, self.module.weights_in_half, weights, draws)
         return Replayed(logprobs=logprobs, margins=margins)
 
     @torch.no_grad()
@@ -186,12 +198,13 @@ class Policy:
         if self.module.in_chunks:
             self.module.in_chunks = False
             whole = self._all(rows, ComputeRules(), device)
-            self.module.in_chunks = self._are_equal(apart, whole, device)
+            self.module.in_chunks = self._are_equal(apart, whole)
             apart = whole
-        # Where the attention kernel takes the rows of a line apart by itself, as flash attention does. The others are
-        # given a mask of all pairs of tokens in a line, and compute them all.
+        if rules.packing is not False and is_half(self._precision, device.type):
+            self._take_flash(rows, apart, device)
+        # The other kernels are given a mask of all pairs of tokens in a line, and compute them all.
         packing = rules.packing if rules.packing is not None else self.is_flash
-        if packing and not self._are_equal(apart, self._all(rows, ComputeRules(packing=True), device), device):
+        if packing and not self._keeps_apart(rows, apart, device):
             if rules.packing:
                 raise UserError("this model does not keep packed rows apart: leave packing out, rows are padded then")
             packing = False
@@ -199,21 +212,34 @@ class Policy:
 
     @property
     def is_flash(self) -> bool:
-        """Whether the attention kernel takes packed rows apart by itself."""
+        """Whether the attention kernel takes packed rows apart by itself, as flash attention does."""
         return "flash" in (self.module.model.config._attn_implementation or "")
 
-    def _are_equal(self, some: torch.Tensor, others: torch.Tensor, device: torch.device) -> bool:
-        half = self.probes_in_half(device)
+    def _take_flash(self, rows: list[Row], apart: torch.Tensor, device: torch.device) -> None:
+        """Change to flash attention where it is installed and gives packed rows the log-probs `apart`. Not every model
+        has it, and it has not every width of heads."""
+        kernel, model = flash_kernel(device), self.module.model
+        before = model.config._attn_implementation
+        if kernel is None or self.is_flash:
+            return
+        with suppress(ValueError, ImportError, RuntimeError):
+            model.set_attn_implementation(kernel)
+            if self._keeps_apart(rows, apart, device):
+                return
+        model.set_attn_implementation(before)
+
+    def _keeps_apart(self, rows: list[Row], apart: torch.Tensor, device: torch.device) -> bool:
+        packed = self._all(rows, ComputeRules(packing=True), device, half=self.is_flash)
+        return self._are_equal(apart, packed, half=self.is_flash)
+
+    def _are_equal(self, some: torch.Tensor, others: torch.Tensor, *, half: bool = False) -> bool:
+        half = half or self.module.weights_in_half
         return float((some - others).abs().max()) <= PROBE_ERROR[torch.bfloat16 if half else torch.float32]
 
-    def _all(self, rows: list[Row], rules: ComputeRules, device: torch.device) -> torch.Tensor:
-        """Log-probs of all rows, [tokens], in their order; in float32 where the attention kernel can."""
+    def _all(self, rows: list[Row], rules: ComputeRules, device: torch.device, *, half: bool = False) -> torch.Tensor:
+        """Log-probs of all rows, [tokens], in their order; in float32 unless `half`, or weights are there in bf16."""
         (part,) = micro_batches(rows, rules, device)
-        return self._pass(part, self.probes_in_half(device))[0]
-
-    def probes_in_half(self, device: torch.device) -> bool:
-        """Whether log-probs that are to be as exact as they can be are in bf16 all the same."""
-        return self.module.weights_in_half or (self.is_flash and is_half(self._precision, device.type))
+        return self._pass(part, half or self.module.weights_in_half)[0]
 
 
 class _Chosen(torch.autograd.Function):
@@ -240,19 +266,108 @@ class _Chosen(torch.autograd.Function):
         if pull is None and of_entropy is None:
             return None, None, None
         log_softmax, targets, entropy = ctx.saved_tensors
-        pull = torch.zeros_like(of_entropy) if pull is None else pull
-        if of_entropy is None:
-            found = log_softmax.exp().mul_(-pull[:, None])
-        else:
-            slopes = (log_softmax + entropy[:, None]).mul_(-of_entropy[:, None]).sub_(pull[:, None])
-            found = slopes.mul_(log_softmax.exp())
-        found.scatter_add_(1, targets[:, None], pull[:, None])
+        found = _pulled(log_softmax.clone(), targets, pull, of_entropy, entropy)
         return found.to(ctx.dtype), None, None
 
 
+class _InChunks(torch.autograd.Function):
+    """Log-probs of targets and entropies, [tokens], float32, of the logits linear(hidden, weight, bias) / temperature,
+    of which `size` rows are there at a time. Computed in the dtype of `hidden`, to which the weight is cast once a
+    pass; the weight's gradient is added up over chunks in float32. Entropies have a gradient if `entropy_pulls`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        size: int,
+        temperature: float,
+        entropy_pulls: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden: [tokens, width], weight: [vocabulary, width], bias: [vocabulary], targets: [tokens]."""
+        used = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+        ctx.size, ctx.temperature = size, temperature
+        logprobs, entropies = [], []
+        for part, chosen in zip(hidden.split(size), targets.split(size), strict=True):
+            # Two of them are never there at once. The backward pass begins with the last.
+            ctx.last = None
+            ctx.last = _log_softmax(part, used, temperature)
+            logprobs.append(ctx.last.gather(1, chosen[:, None]).squeeze(1))
+            entropies.append(_entropy(ctx.last))
+        entropy = torch.cat(entropies)
+        ctx.save_for_backward(hidden, *used, targets, entropy)
+        if not entropy_pulls:
+            ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
+        return torch.cat(logprobs), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
+        pull, of_entropy = gradients
+        if pull is None and of_entropy is None:
+            return (None,) * 7
+        hidden, weight, bias, targets, entropy = ctx.saved_tensors
+        _, learns_weight, learns_bias, *_ = ctx.needs_input_grad
+        of_hidden = torch.empty_like(hidden)
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if learns_weight else None
+        of_bias = torch.zeros_like(bias, dtype=torch.float32) if learns_bias else None
+        for at in range(0, len(hidden), ctx.size)[::-1]:
+            rows = slice(at, at + ctx.size)
+            found = _log_softmax(hidden[rows], (weight, bias), ctx.temperature) if ctx.last is None else ctx.last
+            ctx.last = None
+            of_chosen, of_spread = (None if one is None else one[rows] / ctx.temperature for one in (pull, of_entropy))
+            of_logits = _pulled(found, targets[rows], of_chosen, of_spread, entropy[rows]).to(hidden.dtype)
+            torch.mm(of_logits, weight, out=of_hidden[rows])
+            if of_weight is not None:
+                _add_product(of_weight, of_logits.t(), hidden[rows])
+            if of_bias is not None:
+                of_bias += of_logits.sum(0, dtype=torch.float32)
+            del found, of_logits
+        return of_hidden, of_weight, of_bias, None, None, None, None
+
+
+def _log_softmax(
+    hidden: torch.Tensor, head: tuple[torch.Tensor, torch.Tensor | None], temperature: float
+) -> torch.Tensor:
+    """Of the logits of a few tokens, [tokens, vocabulary], float32."""
+    logits = linear(hidden, *head)
+    if temperature != 1:
+        logits = logits.float().div_(temperature)
+    return torch.log_softmax(logits, -1, dtype=torch.float32)
+
+
+@torch.no_grad()
 def _entropy(log_softmax: torch.Tensor) -> torch.Tensor:
-    """In place: no fourth tensor of this size, which vecdot would make."""
+    """[tokens]. In place: no third tensor of this size, which vecdot would make."""
     return -log_softmax.exp().mul_(log_softmax).sum(-1)
+
+
+def _pulled(
+    log_softmax: torch.Tensor,
+    targets: torch.Tensor,
+    pull: torch.Tensor | None,
+    of_entropy: torch.Tensor | None,
+    entropy: torch.Tensor | None,
+) -> torch.Tensor:
+    """The gradient of log_softmax[target] times `pull` and of the entropy times `of_entropy`, in the place of
+    `log_softmax`."""
+    if of_entropy is None or entropy is None:
+        assert pull is not None
+        found = log_softmax.exp_().mul_(-pull[:, None])
+        return found.scatter_add_(1, targets[:, None], pull[:, None])
+    pull = torch.zeros_like(of_entropy) if pull is None else pull
+    slopes = (log_softmax + entropy[:, None]).mul_(-of_entropy[:, None]).sub_(pull[:, None])
+    return log_softmax.exp_().mul_(slopes).scatter_add_(1, targets[:, None], pull[:, None])
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """total += left @ right, in float32, without rounding the product first."""
+    if total.is_cuda and left.dtype != total.dtype and torch.cuda.get_device_capability(total.device) >= (8, 0):
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(left.float(), right.float())
 
 
 def arrange(model: Any, rules: ComputeRules) -> None:
@@ -267,6 +382,12 @@ def arrange(model: Any, rules: ComputeRules) -> None:
             layer.compile(dynamic=True)
 
 
+def flash_kernel(device: torch.device) -> str | None:
+    """transformers' name of flash attention, where that is installed for this device. It takes Ampere or later."""
+    is_there = device.type == "cuda" and is_flash_attn_2_available()
+    return "flash_attention_2" if is_there and torch.cuda.get_device_capability(device) >= (8, 0) else None
+
+
 def is_half(precision: str, device: str) -> bool:
     """Whether passes are computed in bf16, from float32 weights."""
     return precision == "bfloat16" or (precision == "auto" and device == "cuda")
@@ -276,6 +397,19 @@ def layers_of(model: Any) -> torch.nn.ModuleList:
     """The layers that a decoder repeats: its longest list of modules."""
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     return max(lists, key=len, default=torch.nn.ModuleList())
+
+
+def _is_norm(module: torch.nn.Module) -> bool:
+    shapes = {parameter.dim() for parameter in module.parameters(recurse=False)}
+    return shapes == {1} and not any(module.children())
+
+
+def _in_half(module: torch.nn.Module, given: Any, found: Any) -> Any:
+    """What an embedding or a norm gives, in the type that autocast computes in. Autocast alone leaves it float32, and
+    with it the sum of the layers; FSDP, and samplers whose weights are bf16, have all of it in bf16."""
+    if not isinstance(found, torch.Tensor) or not torch.is_autocast_enabled(found.device.type):
+        return found
+    return found.to(torch.get_autocast_dtype(found.device.type))
 
 
 def _without_dropout(model: Any) -> None:

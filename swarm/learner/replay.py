@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from swarm.audit.auditor import UNKNOWN
@@ -28,8 +29,10 @@ def audit(
     """Return what is to be known of each rollout as one of these weights."""
     rows = [row_of(rollout) for rollout in rollouts]
     with torch.compiler.set_stance("force_eager"):  # To compile layers for other weights would take minutes
-        found = replay(policy, rows, [rollout.seed for rollout in rollouts], rules, device, weights)
-    exact = not policy.probes_in_half(device)
+        # Packed rows in float32 would need a mask of all their pairs.
+        padded = msgspec.structs.replace(rules, packing=False)
+        found = replay(policy, rows, [rollout.seed for rollout in rollouts], padded, device, weights)
+    exact = not policy.module.weights_in_half
     least = 0.0 if exact else UNKNOWN.margin  # What a class was measured to miss is against float32
     missed = [int((one.margins > max(least, asked.margin)).sum()) for one, asked in zip(found, rollouts, strict=True)]
     distances = [float((one.logprobs - row.behaviour).abs().mean()) for one, row in zip(found, rows, strict=True)]
