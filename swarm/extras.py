@@ -12,6 +12,7 @@ LIBRARIES = {
     "sampler": DRAWS,
     "learner": (*DRAWS, "jinja2"),
     "adapter": ("peft",),
+    "quantized": ("bitsandbytes",),
     "vllm": ("vllm",),
     "mlx": ("mlx", "mlx_lm"),
     "tasks": ("datasets", "math_verify", "reasoning_gym"),

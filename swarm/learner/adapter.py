@@ -3,6 +3,9 @@
 peft puts its layers into the model in place and names them itself. In the stream, in checkpoints and in what is
 exported, the model's own weights have their own names, and an adapter's are NAME.lora_A.weight and NAME.lora_B.weight
 (manifest.stream_name). B begins as zeros: version 0 is the model itself, and an adapter without B is none.
+
+The model may be held in 4 bits (NF4, arXiv 2305.14314, by bitsandbytes). Then what these stand for, in bf16, is the
+model that everybody has: it is computed with here, published, and named by the digest of the base.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from safetensors.torch import save_file
 
 from swarm.broadcast.version.manifest import AdapterShape
 from swarm.errors import UserError
-from swarm.extras import how_to_have
+from swarm.extras import how_to_have, require
 from swarm.learner.batch import MicroBatch
 from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_metadata, name_in_adapter
 from swarm.learner.messages import AdapterRules
@@ -26,6 +29,7 @@ from swarm.learner.policy import Policy, TokenFigures
 from swarm.net.wire import Digest
 
 NEEDS_PEFT = f"this run trains an adapter, which takes the package peft: {how_to_have('adapter')}"
+NF4_BLOCK = 64  # Numbers of a matrix that share a scale, as QLoRA has it and transformers by default
 OF_ADAPTER = re.compile(r"\.lora_[AB](?=\.weight$)")  # In the stream
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
@@ -33,8 +37,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 def targets_of(model: Any, wanted: Sequence[str]) -> list[str]:
     """What names the linear layers that get an adapter: those that end with one of `wanted`, or all; never the head,
     which is often the embedding. The last parts of their names if these name no others. UserError if there are none."""
-    head = model.get_output_embeddings()
-    linear = [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    linear = linear_layers(model)
     found = [name for name in linear if not wanted or any(f".{name}".endswith(f".{one}") for one in wanted)]
     if not found:
         there = sorted({name.rpartition(".")[2] for name in linear})
@@ -46,6 +49,12 @@ def targets_of(model: Any, wanted: Sequence[str]) -> list[str]:
     short = {name.rpartition(".")[2] for name in found}
     meant = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in short]
     return sorted(short) if meant == found else found
+
+
+def linear_layers(model: Any) -> list[str]:
+    """The names of all but the head."""
+    head = model.get_output_embeddings()
+    return [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
 
 
 def add_matrices(model: Any, targets: Sequence[str], *, rank: int, alpha: float) -> None:
@@ -66,7 +75,8 @@ def attach(model: Any, rules: AdapterRules, *, name: str, seed: int) -> None:
     add_matrices(model, targets_of(model, rules.targets), rank=rules.rank, alpha=rules.alpha)
     model.peft_config["default"].base_model_name_or_path = name if is_hub_name(name) else None
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else torch.bfloat16)
+        if parameter.is_floating_point():  # Not what is packed
+            parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else torch.bfloat16)
 
 
 def shape_of_adapter(model: Any, base: Digest) -> AdapterShape:
@@ -106,6 +116,77 @@ class WithoutAdapter:
 
     def read(self, part: MicroBatch) -> TokenFigures:
         return self._policy.read(part, self._weights)
+
+
+# -- a model in 4 bits ---------------------------------------------------------------------------------------
+
+
+def quantize(model: Any) -> None:
+    """Hold the linear layers of a model on the CPU, all but the head, in 4 bits. Whatever device it then goes to, the
+    same model gives the same bits. UserError without bitsandbytes."""
+    require("quantized", "base_precision nf4")
+    for name in linear_layers(model):
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, FourBit(model.get_submodule(name)))
+
+
+class FourBit(torch.nn.Linear):
+    """A frozen linear layer whose weight is packed, two numbers a byte."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        from bitsandbytes.functional import quantize_4bit
+        from bitsandbytes.nn import Params4bit
+
+        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
+        # Scales that are rounded too (QLoRA's double quantisation) would save another 0.05 bytes a number, and numbers
+        # that were rounded once would not round to themselves.
+        packed, state = quantize_4bit(
+            layer.weight.detach().to(torch.bfloat16), blocksize=NF4_BLOCK, compress_statistics=False, quant_type="nf4"
+        )
+        self.weight = Params4bit(
+            packed, quant_state=state, blocksize=NF4_BLOCK, quant_type="nf4", bnb_quantized=True, module=None
+        )
+        self.bias = layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        product: torch.Tensor = _Product.apply(x, self.weight)
+        return product if self.bias is None else product + self.bias.to(product.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """x Wᵀ with a packed W. It is unpacked in each pass and never kept: those of all layers would take what 4 bits
+    save. bitsandbytes' own product has kernels that round otherwise than what is published."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.weight = weight
+        return x @ as_published(weight).to(x.dtype).T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None]:
+        return gradients[0] @ as_published(ctx.weight).to(gradients[0].dtype), None
+
+
+def shape_of_tensor(tensor: torch.Tensor) -> torch.Size:
+    """Of the numbers that a tensor stands for, packed or not."""
+    shape: torch.Size = getattr(tensor, "quant_state", tensor).shape
+    return shape
+
+
+def as_published(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or, if it is packed, the bf16 numbers that it stands for."""
+    if not hasattr(tensor, "quant_state"):
+        return tensor
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(tensor.data, tensor.quant_state)  # type: ignore[no-any-return]
+
+
+def parameters_of(model: Any) -> int:
+    return sum(shape_of_tensor(parameter).numel() for parameter in model.parameters())
 
 
 # -- files ---------------------------------------------------------------------------------------------------

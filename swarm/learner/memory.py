@@ -15,12 +15,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
-from swarm.learner.adapter import add_matrices, targets_of
+from swarm.learner.adapter import add_matrices, linear_layers, targets_of
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 from swarm.process import free_host_bytes
 
 TRAINED_BYTES = 16  # Of one parameter: float32 weight, gradient, and AdamW's two moments
+NF4_BYTES = 0.5625  # Of a number in 4 bits, of which 64 share a float32 scale
 SNAPSHOT_BYTES = 14  # Of a parameter in the host's memory while a checkpoint is written: weight, moments, bf16 model
 TOKENS_PER_MICRO_BATCH = 16_384  # Of one forward pass of a large model; more does not make a GPU faster
 
@@ -40,7 +41,7 @@ GIB = 1 << 30
 class Shape:
     """What the memory of a step depends on. Widths in elements: `hidden` of the residual stream, `feed_forward` of all
     experts that one token takes, `queries` and `keys` of all heads. `layer_parameters` are those of the largest layer,
-    `other_parameters` all outside of layers. `trained` of all are not frozen."""
+    `other_parameters` all outside of layers. `trained` of all are not frozen, and `packed` in 4 bits."""
 
     parameters: int
     trained: int
@@ -52,6 +53,7 @@ class Shape:
     queries: int
     keys: int
     vocab_size: int
+    packed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,7 @@ def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host
     """UserError if weights, gradients and moments alone do not fit, or the host has no room for a checkpoint's copy.
     Called before anything is loaded."""
     parameters, on_host, frozen = shape.trained, device == "cpu", shape.parameters - shape.trained
-    needed = (TRAINED_BYTES * parameters + (2 if half else 4) * frozen) // ranks
+    needed = (TRAINED_BYTES * parameters + frozen_bytes(shape, half=half)) // ranks
     if needed > free_bytes:
         setting = Setting(
             tokens=MIN_TOKENS[True],
@@ -191,6 +193,10 @@ def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host
             f"too little memory on the host: the copy that a checkpoint of {parameters:,} parameters is written from "
             f"takes {_gib(SNAPSHOT_BYTES * parameters)}, and {_gib(host_bytes)} are free; take a smaller model"
         )
+
+
+def frozen_bytes(shape: Shape, *, half: bool) -> int:
+    return int((2 if half else 4) * (shape.parameters - shape.trained - shape.packed) + NF4_BYTES * shape.packed)
 
 
 def described(rules: ComputeRules, device: torch.device) -> str:
@@ -276,11 +282,13 @@ def read_shape(name: str, adapter: AdapterRules | None = None) -> Shape | None:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
             if adapter is not None:
+                layers = linear_layers(model) if adapter.base_precision == "nf4" else []
+                packed = sum(model.get_submodule(name).weight.numel() for name in layers)
                 targets = targets_of(model, adapter.targets)
                 add_matrices(model, targets, rank=adapter.rank, alpha=adapter.alpha)
     except (OSError, ValueError):
         return None
-    return shape_of(model)
+    return replace(shape_of(model), packed=packed if adapter is not None else 0)
 
 
 def shape_of(model: Any) -> Shape:

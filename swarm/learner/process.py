@@ -122,7 +122,13 @@ def prepare_command(
             longest_completion=longest_completion,
         ),
         compute=_from_config(ComputeRules, config),
-        adapter=AdapterRules(rank=config.adapter, alpha=config.resolved_adapter_alpha, targets=config.adapter_targets)
+        adapter=_from_config(
+            AdapterRules,
+            config,
+            rank=config.adapter,
+            alpha=config.resolved_adapter_alpha,
+            targets=config.adapter_targets,
+        )
         if config.adapter
         else None,
         alarms=AlarmRules(
