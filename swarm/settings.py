@@ -268,9 +268,7 @@ class LeadConfig(BaseModel):
         if self.adapter is None and (self.adapter_alpha is not None or self.adapter_targets):
             raise ValueError("adapter_alpha and adapter_targets are an adapter's: give its rank with --adapter")
         if self.adapter is None and self.base_precision != "bf16":
-            raise ValueError(
-                f"--base-precision {self.base_precision} is for a frozen model: give --adapter, or leave it out"
-            )
+            raise ValueError("--base-precision is of the model beside an adapter: give a rank with --adapter")
         if self.trainer_machines > 1 and self.trainer_meeting is None:
             raise ValueError(
                 "trainer_machines above 1 needs trainer_meeting, a host:port of this machine that the others reach"

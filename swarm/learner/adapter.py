@@ -4,8 +4,8 @@ peft puts its layers into the model in place and names them itself. In the strea
 exported, the model's own weights have their own names, and an adapter's are NAME.lora_A.weight and NAME.lora_B.weight
 (manifest.stream_name). B begins as zeros: version 0 is the model itself, and an adapter without B is none.
 
-The model may be held in 4 bits (NF4, arXiv 2305.14314, by bitsandbytes). Then what these stand for, in bf16, is the
-model that everybody has: it is computed with here, published, and named by the digest of the base.
+A model may be held in 4 bits (NF4, arXiv 2305.14314). What these stand for, in bf16, is what is computed with, what is
+published, and what the base's digest is of.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adap
 from swarm.learner.messages import AdapterRules
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.net.wire import Digest
+from swarm.types import BasePrecision
 
 NEEDS_PEFT = f"this run trains an adapter, which takes the package peft: {how_to_have('adapter')}"
 NF4_BLOCK = 64  # Numbers of a matrix that share a scale, as QLoRA has it and transformers by default
@@ -52,7 +53,6 @@ def targets_of(model: Any, wanted: Sequence[str]) -> list[str]:
 
 
 def linear_layers(model: Any) -> list[str]:
-    """The names of all but the head."""
     head = model.get_output_embeddings()
     return [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
 
@@ -118,14 +118,13 @@ class WithoutAdapter:
         return self._policy.read(part, self._weights)
 
 
-# -- a model in 4 bits ---------------------------------------------------------------------------------------
-
-
-def quantize(model: Any) -> None:
-    """Hold the linear layers of a model on the CPU, all but the head, in 4 bits. Whatever device it then goes to, the
-    same model gives the same bits. UserError without bitsandbytes."""
-    require("quantized", "base_precision nf4")
-    for name in linear_layers(model):
+def hold_in(model: Any, precision: BasePrecision) -> None:
+    """Pack the linear layers of a bf16 model, all but the head, if they are to have 4 bits. It is on the CPU, whatever
+    device it then goes to: so the same model gives the same bits. UserError without bitsandbytes."""
+    if precision == "nf4":
+        require("quantized", "base_precision nf4")
+    model.base_precision = precision
+    for name in linear_layers(model) if precision == "nf4" else ():
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, FourBit(model.get_submodule(name)))
 
@@ -135,24 +134,19 @@ class FourBit(torch.nn.Linear):
 
     def __init__(self, layer: torch.nn.Linear) -> None:
         from bitsandbytes.functional import quantize_4bit
-        from bitsandbytes.nn import Params4bit
+        from bitsandbytes.nn.modules import Params4bit
 
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
-        # Scales that are rounded too (QLoRA's double quantisation) would save another 0.05 bytes a number, and numbers
-        # that were rounded once would not round to themselves.
-        packed, state = quantize_4bit(
-            layer.weight.detach().to(torch.bfloat16), blocksize=NF4_BLOCK, compress_statistics=False, quant_type="nf4"
-        )
-        self.weight = Params4bit(
-            packed, quant_state=state, blocksize=NF4_BLOCK, quant_type="nf4", bnb_quantized=True, module=None
-        )
+        # With scales that are rounded too (double quantisation) what was rounded once would not round to itself.
+        half = layer.weight.detach().to(torch.bfloat16)
+        packed, state = quantize_4bit(half, blocksize=NF4_BLOCK, compress_statistics=False, quant_type="nf4")
+        self.weight = Params4bit(packed, quant_state=state, blocksize=NF4_BLOCK, quant_type="nf4", bnb_quantized=True)
         self.bias = layer.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kind = x.device.type
-        if torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
-        product: torch.Tensor = _Product.apply(x, self.weight)
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        product: torch.Tensor = _Product.apply(x.to(dtype), self.weight)
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
 
@@ -172,8 +166,7 @@ class _Product(torch.autograd.Function):
 
 def shape_of_tensor(tensor: torch.Tensor) -> torch.Size:
     """Of the numbers that a tensor stands for, packed or not."""
-    shape: torch.Size = getattr(tensor, "quant_state", tensor).shape
-    return shape
+    return getattr(tensor, "quant_state", tensor).shape
 
 
 def as_published(tensor: torch.Tensor) -> torch.Tensor:
@@ -182,7 +175,7 @@ def as_published(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     from bitsandbytes.functional import dequantize_4bit
 
-    return dequantize_4bit(tensor.data, tensor.quant_state)  # type: ignore[no-any-return]
+    return dequantize_4bit(tensor.data, tensor.quant_state)
 
 
 def parameters_of(model: Any) -> int:
@@ -203,6 +196,7 @@ def save_adapter(model: Any, tokenizer: Any, directory: Path, state: dict[str, t
     """The bf16 tensors `state` of an adapter, by their names in the stream, as peft and vLLM load them; and the
     tokenizer."""
     tensors = {name_in_adapter(name): tensor.contiguous() for name, tensor in state.items()}
-    save_file(tensors, directory / ADAPTER_WEIGHTS, metadata=adapter_metadata(base))
+    metadata = adapter_metadata(base) | {"base_precision": getattr(model, "base_precision", "bf16")}
+    save_file(tensors, directory / ADAPTER_WEIGHTS, metadata=metadata)
     save_config(model, directory)
     tokenizer.save_pretrained(directory)

@@ -16,7 +16,7 @@ import torch
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
-from swarm.learner.adapter import WithoutAdapter, attach, parameters_of, quantize, shape_of_adapter
+from swarm.learner.adapter import WithoutAdapter, attach, hold_in, parameters_of, shape_of_adapter
 from swarm.learner.alarms import mismatches_of
 from swarm.learner.checkpoint.model_files import (
     digest_of_weights,
@@ -211,8 +211,7 @@ class Trainer:
         numbers in float32."""
         command, made_in = self._command, Path(self._command.files_dir)
         model, tokenizer = load_model(command.model, command.seed, made_in, self._channel.tell, torch.bfloat16)
-        if rules.base_precision == "nf4":
-            quantize(model)
+        hold_in(model, rules.base_precision)
         attach(model, rules, name=command.model, seed=command.seed)
         return model if half else model.float(), tokenizer
 

@@ -175,7 +175,7 @@ def merging(run_dir: Path, config: LeadConfig) -> Merge:
         from swarm.learner.checkpoint.merge import merge_into
 
         made_in, precision = run_dir / "model", config.base_precision
-        merge_into(directory, model=config.model, seed=config.seed, made_in=made_in, base_precision=precision)
+        merge_into(directory, model=config.model, seed=config.seed, made_in=made_in, precision=precision)
 
     return merge
 

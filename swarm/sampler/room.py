@@ -100,8 +100,7 @@ def model_of(layout: Layout) -> Model:
 
 
 def is_rounded(tensor: TensorSpec) -> bool:
-    is_of_layer = len(tensor.shape) > 1 and LAYER.search(tensor.name) is not None
-    return is_of_layer and not tensor.name.endswith((LORA_A, LORA_B))
+    return len(tensor.shape) > 1 and bool(LAYER.search(tensor.name)) and not tensor.name.endswith((LORA_A, LORA_B))
 
 
 def _config(layout: Layout) -> dict[str, Any]:

@@ -146,10 +146,8 @@ def layout_of(
 def digest_of_weights(model: Any) -> Digest:
     """Of a model as the stream holds it, without its adapter."""
     found = blake3(max_threads=blake3.AUTO)
-    adapted = is_adapted(model)
-    for spec, tensor in stream_tensors(model).items():
-        if adapted and not spec.frozen:
-            continue
+    own = [pair for pair in stream_tensors(model).items() if pair[0].frozen or not is_adapted(model)]
+    for spec, tensor in own:
         flat = as_published(tensor).detach().to("cpu", TORCH_DTYPES[spec.dtype]).contiguous().reshape(-1)
         found.update(flat.view(torch.uint8).numpy().data)
     return Digest(found.digest())

@@ -60,6 +60,7 @@ class MlxEngine:
         device = _pick_device(options.device)
         dtype = _dtype(options, device)
         self._reference = Reference(command.directory, command.layout)
+        self._frozen = [at for at, spec in enumerate(command.layout.tensors) if spec.frozen]
         self._model = HeldModel(self._reference.config, command.layout, dtype, options.precision)
         room = reckon("mlx", command.layout, options)
         self._directory, config = command.directory, self._reference.config.get_text_config()
@@ -85,18 +86,16 @@ class MlxEngine:
 
     @property
     def held_sums(self) -> tuple[int, ...]:
-        """Signed sums of the tensors of the installed version; none before the first."""
         return self._sums if self._version is not None else ()
 
     def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
-        """Take all of the weights that are not frozen and held, whatever `changed` says: an array of mlx's is replaced
-        as a whole in any case. Raise UserError if mlx-lm computes something else with the first ones than transformers
-        does."""
+        """Take all of the weights but a base that is held, whatever `changed` says: an array of mlx's is replaced as a
+        whole anyhow. Raise UserError if mlx-lm computes something else with the first ones than transformers does."""
         began = time.monotonic()
-        has_base = self._model.is_same_base(self.held_sums, command.tensor_sums)
-        self._version, self._sums = None, command.tensor_sums
-        wrong = self._model.take(command.path, command.tensor_sums, progress, only_trained=has_base)
-        if wrong is not None:
+        held, sums, frozen = self.held_sums, command.tensor_sums, self._frozen
+        has_base = bool(held and frozen) and all(held[at] == sums[at] for at in frozen)
+        self._version, self._sums = None, sums
+        if (wrong := self._model.take(command.path, sums, progress, only_trained=has_base)) is not None:
             return NotInstalled("engine", wrong)
         reloaded = time.monotonic()
         has_probe = self._is_new or not (self._model.is_proven_by_itself or has_base)

@@ -3,17 +3,15 @@
 mlx-lm has names and shapes of its own for some models. Its `sanitize` is called once on tensors that are never
 computed: what comes out unchanged, under whatever name, is **direct** and travels one tensor at a time. The rest
 (experts that are stacked, kernels that are transposed) is held back until it is complete. Only direct tensors can be
-summed, so the rest is left to a probe. An adapter's matrices are direct, though mlx-lm holds them transposed: a sum
-takes its numbers in any order.
+summed, so the rest is left to a probe. So are an adapter's, though held transposed: a sum has no order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import mlx.core as mx
 import torch
@@ -58,10 +56,9 @@ class HeldModel:
     def __init__(self, config: Any, layout: Layout, dtype: Any, precision: Rounding) -> None:
         self.module = _build(config)
         self._layout = by_expert(layout)
-        self._specs = layout.tensors  # As they are signed
-        is_adapted = layout.adapter is not None
-        self._own = [spec for spec in self._layout.tensors if spec.frozen or not is_adapted]
-        self._adapter = [spec for spec in self._layout.tensors if is_adapted and not spec.frozen]
+        self._signed = [spec.name for spec in layout.tensors]
+        self._own = [spec for spec in self._layout.tensors if spec.frozen or layout.adapter is None]
+        self._adapter = [spec for spec in self._layout.tensors if not (spec.frozen or layout.adapter is None)]
         self._drawn: dict[str, torch.Tensor] = {}
         self._dtype = dtype
         self._names, self._stacked = self._matched()
@@ -77,17 +74,11 @@ class HeldModel:
         }
         if precision != "none" and not self._rounded:
             raise UserError(f"no matrix of this model has rows of {GROUP} numbers to be rounded: leave out --precision")
-        self.nbytes = sum(array.nbytes for _, array in tree_flatten(self.module.parameters()))
 
     @property
     def is_proven_by_itself(self) -> bool:
         """Whether `take` proves all that this holds."""
         return not self._stacked
-
-    def is_same_base(self, held: Sequence[int], sums: Sequence[int]) -> bool:
-        """Return whether what is frozen is the same in versions with these sums; not if nothing is held, or frozen."""
-        pairs = [pair for spec, *pair in zip(self._specs, held, sums, strict=False) if spec.frozen]
-        return bool(pairs) and all(one == other for one, other in pairs)
 
     def _sent(self) -> dict[str, Any]:
         """A stand-in for each tensor, by all of its names. They are never computed, and take no memory."""
@@ -108,7 +99,7 @@ class HeldModel:
         # Of a tied tensor's names mlx-lm may know one: checkpoints have no other.
         made = {name: one for name, one in self._sanitized(dict(sent)).items() if name in own or name not in aliased}
         names: dict[str, list[str]] = {}
-        signed = {spec.name for spec in self._specs}
+        signed = set(self._signed)
         for spec in self._own:
             # Matrices of single experts have no sums of their own.
             ids = {id(sent[name]) for name in (spec.name, *spec.aliases) if spec.name in signed}
@@ -124,16 +115,15 @@ class HeldModel:
     def _adapt(self, layout: Layout) -> None:
         """Have mlx-lm's own layers with an adapter take the places of those that get one, which they hold. They are
         around what was rounded, and are not rounded themselves."""
-        adapter, wrapped = layout.adapter, {}
-        if adapter is None:
-            return
+        rank, scale = (one.rank, one.alpha / one.rank) if (one := layout.adapter) else (1, 1.0)
+        wrapped = {}
         for name in layout.adapted:
             path = "".join(self._names[f"{name}.weight"]).removesuffix(".weight")
             linear = self._held(path) if path else None
             if not isinstance(linear, nn.Linear | nn.QuantizedLinear):
                 raise UserError(f"mlx-lm holds {name} in a form of its own, which can have no adapter: {OTHERWISE}")
-            one = wrapped[path] = LoRALinear.from_base(linear, r=adapter.rank, scale=adapter.alpha / adapter.rank)
-            one.lora_a, one.lora_b = one.lora_a.astype(self._dtype), one.lora_b.astype(self._dtype)
+            wrapped[path] = LoRALinear.from_base(linear, r=rank, scale=scale)
+            wrapped[path].apply(lambda held: held if held.dtype == mx.uint32 else held.astype(self._dtype))
             for kind in ("weight", "bias") if "bias" in linear else ("weight",):
                 self._names[f"{name}.{kind}"] = [f"{path}.linear.{kind}"]
             self._names |= {f"{name}{LORA_A}": [f"{path}.lora_a"], f"{name}{LORA_B}": [f"{path}.lora_b"]}
@@ -143,12 +133,12 @@ class HeldModel:
     def with_any_adapter(self) -> Iterator[None]:
         """Hold random matrices in place of an adapter's within the block. Its own B begins as zeros, and a probe would
         not see how this computes with it."""
-        names = {spec: self._names[spec.name] for spec in self._adapter}
-        kept = [(name, self._held(name)) for own in names.values() for name in own]
-        self._drawn = {spec.name: _any_matrix(spec) for spec in names}
-        for spec, own in names.items():
-            for name in own:
-                self._put(name, _from_torch(self._drawn[spec.name]))
+        draw = torch.Generator().manual_seed(0)
+        for spec in self._adapter:  # With these the outputs of layers change by about a tenth
+            self._drawn[spec.name] = (torch.randn(spec.shape, generator=draw) * spec.shape[-1] ** -0.5 / 4).bfloat16()
+        kept = [(name, self._held(name)) for sent in self._drawn for name in self._names[sent]]
+        for (name, _), matrix in zip(kept, self._drawn.values(), strict=True):
+            self._put(name, _from_torch(matrix))
         try:
             yield
         finally:
@@ -156,10 +146,9 @@ class HeldModel:
             self.module.load_weights(kept, strict=False)
 
     def take(self, path: str, sums: tuple[int, ...], progress: Told, *, only_trained: bool = False) -> str | None:
-        """Take the weights of the file in place, a tensor at a time, and prove each that is direct: by its signed sum,
-        or, if it is rounded, by rounding what the file has once more. Return what differs, or None. With `only_trained`
-        what is frozen is held already."""
-        signed = {spec.name: one for spec, one in zip(self._specs, sums, strict=True)}
+        """Take the weights of the file in place, or `only_trained` ones, a tensor at a time, and prove each that is
+        direct: by its signed sum, or, if it is rounded, by rounding it once more. Return what differs, or None."""
+        signed = dict(zip(self._signed, sums, strict=True))
         kept: dict[str, Any] = {}
         for spec, tensor in mapped_tensors(path, self._layout):
             if only_trained and spec.frozen:
@@ -184,7 +173,7 @@ class HeldModel:
     def _put(self, name: str, array: Any) -> None:
         path, _, kind = name.rpartition(".")
         array = array.astype(self._dtype) if mx.issubdtype(array.dtype, mx.floating) else array
-        array = mx.contiguous(array.T) if kind in TRANSPOSED else array
+        array = mx.contiguous(array.T) if kind in ("lora_a", "lora_b") else array
         pieces = [(name, array)]
         if path in self._rounded and kind == "weight":
             packed = self._rounded[path].round(array)
@@ -226,14 +215,6 @@ class HeldModel:
 
 
 PARTS = ("weight", "scales", "biases")  # Of a rounded matrix, by mlx's names
-TRANSPOSED = ("lora_a", "lora_b")
-
-
-def _any_matrix(spec: TensorSpec) -> torch.Tensor:
-    """Return a matrix of an adapter by the name alone: with these the outputs of layers change by about a tenth."""
-    draw = torch.Generator().manual_seed(crc32(spec.name.encode()))
-    size = spec.shape[-1] ** -0.5 if spec.name.endswith(LORA_A) else 0.02
-    return (torch.randn(spec.shape, generator=draw) * size).to(torch.bfloat16)
 
 
 def _build(config: Any) -> Any:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from swarm.broadcast.publishing import base_of_file
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
-from swarm.learner.adapter import NF4_BLOCK, FourBit, as_published, linear_layers, parameters_of, quantize
+from swarm.learner.adapter import NF4_BLOCK, FourBit, as_published, hold_in, linear_layers, parameters_of
 from swarm.learner.batch import micro_batches
 from swarm.learner.checkpoint.export import export_model
 from swarm.learner.checkpoint.files import ADAPTER_WEIGHTS
@@ -93,7 +94,7 @@ def test_gradients_are_those_of_a_plain_model_with_the_published_weights(trainer
         embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
         model(inputs_embeds=embedded).logits.log_softmax(-1)[0, -1, 3].backward()
         gradients.append(embedded.grad)
-    assert torch.allclose(*gradients, atol=1e-6)
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
 
 
 def test_it_goes_on_with_the_same_base_and_with_no_other(trainer: Trainer, tmp_path: Path) -> None:
@@ -120,10 +121,11 @@ def test_it_is_merged_into_the_base_that_it_was_trained_beside(trainer: Trainer,
     trainer.flush()
 
     def merge(directory: Path) -> None:
-        assert (directory / ADAPTER_WEIGHTS).exists()
+        with safe_open(directory / ADAPTER_WEIGHTS, framework="pt") as file:
+            assert file.metadata()["base_precision"] == "nf4"
         with pytest.raises(UserError, match="is not the model that this adapter was trained beside"):
             merge_into(directory, model="tiny", seed=0, made_in=tmp_path)
-        merge_into(directory, model="tiny", seed=0, made_in=tmp_path, base_precision="nf4")
+        merge_into(directory, model="tiny", seed=0, made_in=tmp_path, precision="nf4")
 
     export_model(tmp_path, tmp_path / "whole", None, merge=merge)
     whole: Any = Qwen3ForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
@@ -142,11 +144,12 @@ def test_transformers_quantises_to_the_same_numbers(tmp_path: Path) -> None:
 
     model: Any = rounded(tiny_model(0)).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
-    quantize(model)
-    how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    hold_in(model, "nf4")
+    configured: Any = BitsAndBytesConfig
+    how = configured(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
     other = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=how, device_map={"": "cpu"})
     for name in linear_layers(model):
-        ours, theirs = (one.get_submodule(name).weight for one in (model, other))
+        ours, theirs = (cast(Any, one.get_submodule(name).weight) for one in (model, other))
         assert torch.equal(as_published(ours), as_published(theirs))
 
 
@@ -167,7 +170,7 @@ def test_memory_is_reckoned_for_what_is_packed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="too little memory"):
         check_weights(plain, ranks=1, half=True, free_bytes=just, host_bytes=1 << 40, device="cuda:0")
     whole = shape_of(model)
-    quantize(model)
+    hold_in(model, "nf4")
     assert parameters_of(model) == whole.parameters
     layer = model.get_submodule(linear_layers(model)[0])
     held = layer.weight.nbytes + layer.weight.quant_state.absmax.nbytes
