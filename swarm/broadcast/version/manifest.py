@@ -439,10 +439,10 @@ def _matrices(tensor: TensorSpec, shapes: dict[str, tuple[int, ...]]) -> list[Te
     # Groups of other shapes are transposed, and lie so in checkpoints too.
     if kind not in GROUPED or len(down) != 3 or gate_up != (down[0], 2 * down[2], down[1]):
         return [tensor]
-    experts, rows, columns = tensor.shape
-    names = GROUPED[kind]
+    (experts, rows, columns), names = tensor.shape, GROUPED[kind]
+    shape = (rows // len(names), columns)
     return [
-        TensorSpec(name=f"{group}.{expert}.{name}.weight", dtype=tensor.dtype, shape=(rows // len(names), columns))
+        TensorSpec(name=f"{group}.{expert}.{name}.weight", dtype=tensor.dtype, shape=shape, frozen=tensor.frozen)
         for expert in range(experts)
         for name in names
     ]

@@ -287,6 +287,18 @@ def test_it_draws_with_an_adapter_as_the_learner_does_and_takes_the_next_one(tmp
         assert error_against(rounded(tiny_model(0)), engine) > 1e-2
 
 
+def test_experts_are_stacked_once_beside_an_adapter(tmp_path: Path) -> None:
+    first, second = (
+        stage_model(adapted_model(drawn=drawn, base=moe_model(3)), tmp_path / str(drawn)) for drawn in (0, 1)
+    )
+    engine = started(first)
+    for version, (staged, proof) in enumerate(((first, "probe"), (second, "sums"))):
+        done = engine.install(staged.install(version), silent)
+        assert isinstance(done, Installed)
+        assert done.proof == proof
+        assert error_against(rounded(staged.model), engine) < 1e-4
+
+
 async def test_what_is_frozen_is_read_and_proven_once_and_a_torn_adapter_is_refused(tmp_path: Path) -> None:
     """Later versions come from a file whose base is not even looked at; their adapter is proven as ever."""
     first, second = adapted(tmp_path)
