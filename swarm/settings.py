@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_ar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from swarm.errors import UserError
-from swarm.types import Freshness, KlPlace, Normalisation, ObjectiveName, OptimizerStates, Rounding, Schedule
+from swarm.types import (
+    BasePrecision,
+    Freshness,
+    KlPlace,
+    Normalisation,
+    ObjectiveName,
+    OptimizerStates,
+    Rounding,
+    Schedule,
+)
 
 if TYPE_CHECKING:
     from swarm.sampler.engine import EngineKind, EngineOptions
@@ -153,6 +162,9 @@ class LeadConfig(BaseModel):
     adapter_targets: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=300)], ...], Field(max_length=64)
     ] = ()
+    base_precision: Annotated[
+        BasePrecision, Flag(LEARNING, "Of the model beside an adapter: bf16, or nf4 (4 bits, QLoRA).")
+    ] = "bf16"
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     schedule: Annotated[
         Schedule,
@@ -269,6 +281,8 @@ class LeadConfig(BaseModel):
             )
         if self.adapter is None and (self.adapter_alpha is not None or self.adapter_targets):
             raise ValueError("adapter_alpha and adapter_targets are an adapter's: give its rank with --adapter")
+        if self.adapter is None and self.base_precision != "bf16":
+            raise ValueError("--base-precision is of the model beside an adapter: give a rank with --adapter")
         if self.trainer_machines > 1 and self.trainer_meeting is None:
             raise ValueError(
                 "trainer_machines above 1 needs trainer_meeting, a host:port of this machine that the others reach"
@@ -469,7 +483,7 @@ class DemoConfig(BaseModel):
     def _fits_together(self) -> Self:
         if self.engine == "all" and self.samplers < 3:
             raise ValueError("--engine all needs a sampler for each of three engines: --samplers 3 or more")
-        if self.adapter is not None and self.engine != "transformers":
+        if self.adapter is not None and self.engine not in ("transformers", "mlx"):
             raise ValueError(f"{self.engine} cannot draw with an adapter yet: leave --engine out, or --adapter")
         return self
 

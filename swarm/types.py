@@ -38,6 +38,7 @@ Parts = Annotated[
 Role = Literal["learner", "sampler", "relay"]
 Purpose = Literal["train", "eval"]
 Finish = Literal["stop", "length", "failed"]
+BasePrecision = Literal["bf16", "nf4"]
 Rounding = Literal["none", "fp8", "int8", "int4"]
 """To what an engine rounds its matrices at each install; the rest keeps the engine's number format."""
 RewardFailure = Literal["zero", "redraw", "stop"]  # What happens to a completion whose reward failed

@@ -3,6 +3,9 @@
 peft puts its layers into the model in place and names them itself. In the stream, in checkpoints and in what is
 exported, the model's own weights have their own names, and an adapter's are NAME.lora_A.weight and NAME.lora_B.weight
 (manifest.stream_name). B begins as zeros: version 0 is the model itself, and an adapter without B is none.
+
+A model may be held in 4 bits (NF4, arXiv 2305.14314). What these stand for, in bf16, is what is computed with, what is
+published, and what the base's digest is of.
 """
 
 from __future__ import annotations
@@ -18,14 +21,16 @@ from safetensors.torch import save_file
 
 from swarm.broadcast.version.manifest import AdapterShape
 from swarm.errors import UserError
-from swarm.extras import how_to_have
+from swarm.extras import how_to_have, require
 from swarm.learner.batch import MicroBatch
 from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_metadata, name_in_adapter
 from swarm.learner.messages import AdapterRules
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.net.wire import Digest
+from swarm.types import BasePrecision
 
 NEEDS_PEFT = f"this run trains an adapter, which takes the package peft: {how_to_have('adapter')}"
+NF4_BLOCK = 64  # Numbers of a matrix that share a scale, as QLoRA has it and transformers by default
 OF_ADAPTER = re.compile(r"\.lora_[AB](?=\.weight$)")  # In the stream
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
@@ -33,8 +38,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 def targets_of(model: Any, wanted: Sequence[str]) -> list[str]:
     """What names the linear layers that get an adapter: those that end with one of `wanted`, or all; never the head,
     which is often the embedding. The last parts of their names if these name no others. UserError if there are none."""
-    head = model.get_output_embeddings()
-    linear = [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    linear = linear_layers(model)
     found = [name for name in linear if not wanted or any(f".{name}".endswith(f".{one}") for one in wanted)]
     if not found:
         there = sorted({name.rpartition(".")[2] for name in linear})
@@ -46,6 +50,11 @@ def targets_of(model: Any, wanted: Sequence[str]) -> list[str]:
     short = {name.rpartition(".")[2] for name in found}
     meant = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in short]
     return sorted(short) if meant == found else found
+
+
+def linear_layers(model: Any) -> list[str]:
+    head = model.get_output_embeddings()
+    return [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
 
 
 def add_matrices(model: Any, targets: Sequence[str], *, rank: int, alpha: float) -> None:
@@ -66,7 +75,8 @@ def attach(model: Any, rules: AdapterRules, *, name: str, seed: int) -> None:
     add_matrices(model, targets_of(model, rules.targets), rank=rules.rank, alpha=rules.alpha)
     model.peft_config["default"].base_model_name_or_path = name if is_hub_name(name) else None
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else torch.bfloat16)
+        if parameter.is_floating_point():  # Not what is packed
+            parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else torch.bfloat16)
 
 
 def shape_of_adapter(model: Any, base: Digest) -> AdapterShape:
@@ -108,6 +118,70 @@ class WithoutAdapter:
         return self._policy.read(part, self._weights)
 
 
+def hold_in(model: Any, precision: BasePrecision) -> None:
+    """Pack the linear layers of a bf16 model, all but the head, if they are to have 4 bits. It is on the CPU, whatever
+    device it then goes to: so the same model gives the same bits. UserError without bitsandbytes."""
+    if precision == "nf4":
+        require("quantized", "base_precision nf4")
+    model.base_precision = precision
+    for name in linear_layers(model) if precision == "nf4" else ():
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, FourBit(model.get_submodule(name)))
+
+
+class FourBit(torch.nn.Linear):
+    """A frozen linear layer whose weight is packed, two numbers a byte."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        from bitsandbytes.functional import quantize_4bit
+        from bitsandbytes.nn.modules import Params4bit
+
+        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
+        # With scales that are rounded too (double quantisation) what was rounded once would not round to itself.
+        half = layer.weight.detach().to(torch.bfloat16)
+        packed, state = quantize_4bit(half, blocksize=NF4_BLOCK, compress_statistics=False, quant_type="nf4")
+        self.weight = Params4bit(packed, quant_state=state, blocksize=NF4_BLOCK, quant_type="nf4", bnb_quantized=True)
+        self.bias = layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        product: torch.Tensor = _Product.apply(x.to(dtype), self.weight)
+        return product if self.bias is None else product + self.bias.to(product.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """x Wᵀ with a packed W. It is unpacked in each pass and never kept: those of all layers would take what 4 bits
+    save. bitsandbytes' own product has kernels that round otherwise than what is published."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.weight = weight
+        return x @ as_published(weight).to(x.dtype).T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None]:
+        return gradients[0] @ as_published(ctx.weight).to(gradients[0].dtype), None
+
+
+def shape_of_tensor(tensor: torch.Tensor) -> torch.Size:
+    """Of the numbers that a tensor stands for, packed or not."""
+    return getattr(tensor, "quant_state", tensor).shape
+
+
+def as_published(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or, if it is packed, the bf16 numbers that it stands for."""
+    if not hasattr(tensor, "quant_state"):
+        return tensor
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(tensor.data, tensor.quant_state)
+
+
+def parameters_of(model: Any) -> int:
+    return sum(shape_of_tensor(parameter).numel() for parameter in model.parameters())
+
+
 # -- files ---------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +196,7 @@ def save_adapter(model: Any, tokenizer: Any, directory: Path, state: dict[str, t
     """The bf16 tensors `state` of an adapter, by their names in the stream, as peft and vLLM load them; and the
     tokenizer."""
     tensors = {name_in_adapter(name): tensor.contiguous() for name, tensor in state.items()}
-    save_file(tensors, directory / ADAPTER_WEIGHTS, metadata=adapter_metadata(base))
+    metadata = adapter_metadata(base) | {"base_precision": getattr(model, "base_precision", "bf16")}
+    save_file(tensors, directory / ADAPTER_WEIGHTS, metadata=metadata)
     save_config(model, directory)
     tokenizer.save_pretrained(directory)

@@ -73,8 +73,6 @@ class Copies:
             for place, tensor in pairs:
                 place.copy_(tensor.detach())
             return
-        for lane in self._lanes:
-            self._follow(lane.stream)
         turns = cycle(self._lanes)
         for place, tensor in pairs:
             count = self._lanes[0].nbytes // place.dtype.itemsize
@@ -82,6 +80,7 @@ class Copies:
             for to, piece in pieces:
                 lane = next(turns)
                 lane.land()
+                self._follow(lane.stream)  # Pieces of packed weights are computed as their turn comes
                 lane.send(to, piece)
         for lane in self._lanes:
             lane.land()
@@ -101,6 +100,7 @@ class _Lane:
         self._device = device
         self._buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._to: torch.Tensor | None = None
+        self._piece: torch.Tensor | None = None
 
     def send(self, to: torch.Tensor, piece: torch.Tensor) -> None:
         part = self._buffer[: to.nbytes].view(to.dtype)
@@ -108,13 +108,13 @@ class _Lane:
             # Cast on the device: half as many bytes cross the bus. The cast piece is its stream's own memory, which no
             # other stream gets before the copy is over.
             part.copy_(piece.to(to.dtype), non_blocking=True)
-        self._to = to
+        self._to, self._piece = to, piece
 
     def land(self) -> None:
         self.stream.synchronize()
         if self._to is not None:
             self._to.copy_(self._buffer[: self._to.nbytes].view(self._to.dtype))
-            self._to = None
+            self._to = self._piece = None
 
 
 def pin(memory: torch.Tensor, device: torch.device) -> None:

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
-from swarm.learner.adapter import add_matrices, targets_of
+from swarm.learner.adapter import add_matrices, linear_layers, targets_of
 from swarm.learner.copies import PIECE_BYTES
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.optimizer import BLOCK
@@ -24,6 +24,7 @@ from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 from swarm.process import free_host_bytes
 from swarm.types import OptimizerStates
 
+NF4_BYTES = 0.5625  # Of a number in 4 bits, of which 64 share a float32 scale
 MOMENT_BYTES: dict[OptimizerStates, float] = {"float32": 8, "8bit": 2 + 2 * 4 / BLOCK, "host": 8}
 """Of a parameter, both moments; in 8 bits with their scales. A copy for a checkpoint takes as much, 4 for the weight
 and 2 for the bf16 model that is written beside it."""
@@ -49,7 +50,7 @@ GIB = 1 << 30
 class Shape:
     """What the memory of a step depends on. Widths in elements: `hidden` of the residual stream, `feed_forward` of all
     experts that one token takes, `queries` and `keys` of all heads. `layer_parameters` are those of the largest layer,
-    `other_parameters` all outside of layers. `trained` of all are not frozen."""
+    `other_parameters` all outside of layers. `trained` of all are not frozen, and `packed` in 4 bits."""
 
     parameters: int
     trained: int
@@ -61,6 +62,7 @@ class Shape:
     queries: int
     keys: int
     vocab_size: int
+    packed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +202,7 @@ def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free:
     """UserError if weights, gradients and moments alone do not fit, or the host has no room for what is kept there.
     `free` are bytes of the device and of the host. Called before anything is loaded."""
     setting, frozen = _least(rules, device, free, ranks), shape.parameters - shape.trained
-    weights = (4 * shape.trained + (2 if setting.half else 4) * frozen) // ranks
+    weights = (4 * shape.trained + frozen_bytes(shape, half=setting.half)) // ranks
     needed, host_needed = weights + _trained_bytes(shape, setting), kept_on_host(shape, setting)
     if needed > free[0]:
         changes = _changes(shape, setting, free[0] - weights, longest=0, may_checkpoint=True)
@@ -214,6 +216,10 @@ def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free:
             "too little memory on the host: moments that are kept there, and what checkpoints are written from, take "
             f'{_gib(host_needed)}, and {_gib(free[1])} are free; change: optimizer_states = "8bit", or a smaller model'
         )
+
+
+def frozen_bytes(shape: Shape, *, half: bool) -> int:
+    return int((2 if half else 4) * (shape.parameters - shape.trained - shape.packed) + NF4_BYTES * shape.packed)
 
 
 def _least(rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int) -> Setting:
@@ -268,8 +274,8 @@ def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, m
             is_one = len(dict(fields)) == len(fields)  # Else two of them set the same
             if is_one and fits(shape, replace(setting, **dict(fields)), free_bytes):
                 found.append(" with ".join(names))
-    rest = [*_as_adapter(shape, setting, free_bytes), *_more_ranks(shape, setting, free_bytes), "a smaller model"]
-    return [*found, *rest]
+    others = (_as_adapter, _with_packed_base, _more_ranks)
+    return [*found, *(name for way in others for name in way(shape, setting, free_bytes)), "a smaller model"]
 
 
 def _more_ranks(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
@@ -293,6 +299,14 @@ def _as_adapter(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
     may = shape.trained == shape.parameters and setting.ranks == 1
     fits_so = may and fits(adapted, replace(setting, has_reference=False), whole - weights)
     return [f"--adapter {ADVISED_RANK}, whose weights take {_gib(weights)} in all"] if fits_so else []
+
+
+def _with_packed_base(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
+    """Of an adapter the frozen layers in 4 bits."""
+    may = shape.trained < shape.parameters and not shape.packed
+    packed = replace(shape, packed=shape.parameters - shape.trained - shape.other_parameters)
+    saved = frozen_bytes(shape, half=setting.half) - frozen_bytes(packed, half=setting.half)
+    return ["--base-precision nf4"] if may and fits(packed, setting, free_bytes + saved) else []
 
 
 def _beside(frozen: int) -> str:
@@ -330,11 +344,13 @@ def read_shape(name: str, adapter: AdapterRules | None = None) -> Shape | None:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
             if adapter is not None:
+                layers = linear_layers(model) if adapter.base_precision == "nf4" else []
+                packed = sum(model.get_submodule(name).weight.numel() for name in layers)
                 targets = targets_of(model, adapter.targets)
                 add_matrices(model, targets, rank=adapter.rank, alpha=adapter.alpha)
     except (OSError, ValueError):
         return None
-    return shape_of(model)
+    return replace(shape_of(model), packed=packed if adapter is not None else 0)
 
 
 def shape_of(model: Any) -> Shape:

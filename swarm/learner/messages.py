@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.types import KlPlace, Normalisation, ObjectiveName, OptimizerStates, Schedule
+from swarm.types import BasePrecision, KlPlace, Normalisation, ObjectiveName, OptimizerStates, Schedule
 
 
 class LearningRules(msgspec.Struct, frozen=True):
@@ -44,11 +44,12 @@ class ComputeRules(msgspec.Struct, frozen=True):
 
 class AdapterRules(msgspec.Struct, frozen=True):
     """An adapter to train in place of the model: `rank` and `alpha` as in manifest.AdapterShape, beside the linear
-    layers whose names end with one of `targets`; none are all but the head."""
+    layers whose names end with one of `targets`; none are all but the head. The model is held in `base_precision`."""
 
     rank: int
     alpha: float
     targets: tuple[str, ...] = ()
+    base_precision: BasePrecision = "bf16"
 
 
 class AlarmRules(msgspec.Struct, frozen=True):

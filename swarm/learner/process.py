@@ -105,6 +105,7 @@ def torchrun_options(config: LeadConfig) -> tuple[str, ...]:
 def prepare_command(
     config: LeadConfig, *, files_dir: Path, staging: Path, longest_completion: int, resume: Path | None = None
 ) -> Prepare:
+    low_rank = {"rank": config.adapter, "alpha": config.resolved_adapter_alpha, "targets": config.adapter_targets}
     return _from_config(
         Prepare,
         config,
@@ -122,9 +123,7 @@ def prepare_command(
             longest_completion=longest_completion,
         ),
         compute=_from_config(ComputeRules, config),
-        adapter=AdapterRules(rank=config.adapter, alpha=config.resolved_adapter_alpha, targets=config.adapter_targets)
-        if config.adapter
-        else None,
+        adapter=_from_config(AdapterRules, config, **low_rank) if config.adapter else None,
         alarms=AlarmRules(
             # In a rehearsal samplers have no model, and what they claim means nothing.
             mismatch_kl=math.inf if config.rehearse_step_s else config.alarm_mismatch_kl,

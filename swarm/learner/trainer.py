@@ -16,7 +16,7 @@ import torch
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
-from swarm.learner.adapter import WithoutAdapter, attach, shape_of_adapter
+from swarm.learner.adapter import WithoutAdapter, attach, hold_in, parameters_of, shape_of_adapter
 from swarm.learner.alarms import mismatches_of
 from swarm.learner.checkpoint.model_files import (
     digest_of_weights,
@@ -82,7 +82,7 @@ class Trainer:
             self._check_weights()
             self._policy, self._tokenizer = self._load(command.compute)
         self._model = self._policy.module.model
-        self._parameters = sum(p.numel() for p in self._model.parameters())
+        self._parameters = parameters_of(self._model)
         self._trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         if self._parameters < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
@@ -195,7 +195,10 @@ class Trainer:
             model, tokenizer, source = self._ranks.read(command.model, command.seed, made_in, self._channel.tell)
         policy = Policy(model, rules, temperature=command.temperature)
         self._ranks.place(policy.module, source, self._device, half=half)
-        policy.module.weights_in_half |= command.adapter is not None and half
+        if command.adapter is not None:
+            policy.module.weights_in_half |= half
+            # Of what this device makes of packed weights: the same numbers are published.
+            self._base = digest_of_weights(model)
         return policy, tokenizer
 
     def _load_adapted(self, rules: AdapterRules, *, half: bool) -> tuple[Any, Any]:
@@ -203,7 +206,7 @@ class Trainer:
         numbers in float32."""
         command, made_in = self._command, Path(self._command.files_dir)
         model, tokenizer = load_model(command.model, command.seed, made_in, self._channel.tell, torch.bfloat16)
-        self._base = digest_of_weights(model)
+        hold_in(model, rules.base_precision)
         attach(model, rules, name=command.model, seed=command.seed)
         return model if half else model.float(), tokenizer
 

@@ -174,7 +174,8 @@ def merging(run_dir: Path, config: LeadConfig) -> Merge:
         # Seconds of imports, and only for adapters.
         from swarm.learner.checkpoint.merge import merge_into
 
-        merge_into(directory, model=config.model, seed=config.seed, made_in=run_dir / "model")
+        made_in, precision = run_dir / "model", config.base_precision
+        merge_into(directory, model=config.model, seed=config.seed, made_in=made_in, precision=precision)
 
     return merge
 

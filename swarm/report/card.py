@@ -26,12 +26,16 @@ model = AutoModelForCausalLM.from_pretrained("DIRECTORY", dtype="auto")"""
 USE_ADAPTER = """tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
 base = AutoModelForCausalLM.from_pretrained(BASE, dtype="auto")
 model = PeftModel.from_pretrained(base, "DIRECTORY")"""
+IN_NF4 = """, quantization_config=BitsAndBytesConfig(
+    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"
+)"""
 
 
 def model_card(found: Figures, step: int, *, alone: bool = False) -> str:
     """README.md, with front matter for the Hugging Face hub. It holds no path and no address of the run. `alone`: of an
     adapter without its base."""
     config = found.config
+    four_bits = alone and config.get("base_precision") == "nf4"
     base, task = str(_origin(config).get("model") or config.get("model")), str(config.get("task"))
     lines = [
         "---",
@@ -52,9 +56,9 @@ def model_card(found: Figures, step: int, *, alone: bool = False) -> str:
         "## Use",
         "```python",
         *(["from peft import PeftModel"] if alone else []),
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"from transformers import AutoModelForCausalLM, AutoTokenizer{', BitsAndBytesConfig' if four_bits else ''}",
         "",
-        USE_ADAPTER.replace("BASE", json.dumps(_shown(base))) if alone else USE,
+        USE_ADAPTER.replace("BASE", json.dumps(_shown(base)) + IN_NF4 * four_bits) if alone else USE,
         "```",
         "",
         "## Made with",

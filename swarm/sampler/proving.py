@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from swarm.broadcast.version.manifest import Layout
+from swarm.broadcast.version.manifest import Layout, stream_name
 from swarm.sampler.room import is_rounded
 from swarm.sampler.vllm.rounding import ROUNDS_INPUTS, computed_with, rounded_inputs
 from swarm.sampler.weights import build_model, mapped_tensors
@@ -122,7 +122,7 @@ class Reference:
             # Some modules use their children's weights without calling them.
             for below, one in module.named_modules(prefix=path):
                 for name in [*one._parameters, *_persistent(one)]:
-                    full = f"{below}.{name}" if below else name
+                    full = stream_name(f"{below}.{name}" if below else name)
                     if full not in self._weights:
                         continue
                     source = self.as_held(full, self._weights[full])

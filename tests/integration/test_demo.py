@@ -149,12 +149,14 @@ def test_importing_the_command_line_loads_no_numeric_library() -> None:
 
 
 @pytest.mark.slow
-def test_a_sampler_with_mlx_draws_for_a_learner(tmp_path: Path) -> None:
-    arguments = ("--engine", "mlx", "--samplers", "1", "--steps", "4", "--run-dir", str(tmp_path / "run"))
+@pytest.mark.parametrize("trained", [(), ("--adapter", "8")], ids=["all", "adapter"])
+def test_a_sampler_with_mlx_draws_for_a_learner(trained: tuple[str, ...], tmp_path: Path) -> None:
+    arguments = (*trained, "--engine", "mlx", "--samplers", "1", "--steps", "4", "--run-dir", str(tmp_path / "run"))
     done = command("demo", *arguments, "--json", timeout_s=300)
     assert done.returncode == 1, done.stderr[-3000:]  # in 4 steps nothing is learned
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["steps"], summary["verified"]) == (4, True)
+    assert summary["base_unchanged"]
     assert [sampler["engine"] for sampler in summary["by_sampler"]] == ["mlx"]
     assert summary["rollouts_accepted"] >= 4 * 32 * 16
     assert "engine: mlx on cpu in float32" in (tmp_path / "run" / "logs" / "sampler-0.log").read_text()

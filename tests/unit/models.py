@@ -78,9 +78,10 @@ def stage_model(model: Any, directory: Path) -> Staged:
     )
 
 
-def adapted_model(*, rank: int = 4, alpha: float = 8.0, drawn: int = 0) -> Any:
-    """The tiny model of seed 0, rounded as it is when frozen, with an adapter that is not zero, drawn by `drawn`."""
-    model = tiny_model(0)
+def adapted_model(*, rank: int = 4, alpha: float = 8.0, drawn: int = 0, base: Any = None) -> Any:
+    """The tiny model of seed 0, or `base`, rounded as it is when frozen, with an adapter that is not zero, drawn by
+    `drawn`."""
+    model = base or tiny_model(0)
     attach(model, AdapterRules(rank=rank, alpha=alpha), name="tiny", seed=drawn)
     model.float()
     draw = torch.Generator().manual_seed(drawn)

@@ -292,6 +292,7 @@ def test_an_adapter_has_ten_times_the_rate_and_twice_its_rank_as_alpha() -> None
         ({"adapter": 8, "trainer_ranks": 2}, "an adapter is trained by one rank: leave --trainer-ranks"),
         ({"adapter_alpha": 8.0}, "give its rank with --adapter"),
         ({"adapter_targets": ("q_proj",)}, "give its rank with --adapter"),
+        ({"base_precision": "nf4"}, "is of the model beside an adapter: give a rank with --adapter"),
         ({"adapter": 0}, "--adapter 0: input should be greater than or equal to 1"),
     ],
 )

@@ -62,7 +62,7 @@ ITEM_BYTES: dict[Dtype, int] = {
 GROUPED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The matrices of experts as transformers groups them: in a tensor [experts, rows of all its matrices, columns]."""
 
-LORA_A = ".lora_A.weight"
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 OF_PEFT = re.compile(r"\.base_layer(?=\.\w+$)|(?<=\.lora_[AB])\.default(?=\.weight$)")
 """What peft puts into names: a layer with an adapter wraps the model's own, and adapters have names themselves."""
 
@@ -439,10 +439,10 @@ def _matrices(tensor: TensorSpec, shapes: dict[str, tuple[int, ...]]) -> list[Te
     # Groups of other shapes are transposed, and lie so in checkpoints too.
     if kind not in GROUPED or len(down) != 3 or gate_up != (down[0], 2 * down[2], down[1]):
         return [tensor]
-    experts, rows, columns = tensor.shape
-    names = GROUPED[kind]
+    (experts, rows, columns), names = tensor.shape, GROUPED[kind]
+    shape = (rows // len(names), columns)
     return [
-        TensorSpec(name=f"{group}.{expert}.{name}.weight", dtype=tensor.dtype, shape=(rows // len(names), columns))
+        TensorSpec(name=f"{group}.{expert}.{name}.weight", dtype=tensor.dtype, shape=shape, frozen=tensor.frozen)
         for expert in range(experts)
         for name in names
     ]

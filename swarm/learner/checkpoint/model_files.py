@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swarm.broadcast.version.manifest import ITEM_BYTES, AdapterShape, Layout, ModelFile, TensorSpec, stream_name
 from swarm.errors import UserError
-from swarm.learner.adapter import is_adapted, is_of_adapter, module_name, save_config
+from swarm.learner.adapter import as_published, is_adapted, is_of_adapter, module_name, save_config, shape_of_tensor
 from swarm.learner.checkpoint.files import in_stream_dtype
 from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, mapped_file, stream_dtype
@@ -126,8 +126,8 @@ def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
     specs = {
         TensorSpec(
             name=aliases[key][0],
-            dtype=stream_dtype(tensor),
-            shape=tuple(tensor.shape),
+            dtype=stream_dtype(tensor) if shape_of_tensor(tensor) == tensor.shape else "BF16",
+            shape=tuple(shape_of_tensor(tensor)),
             aliases=tuple(aliases[key][1:]),
             frozen=adapted and not is_of_adapter(aliases[key][0]),
         ): tensor
@@ -144,10 +144,11 @@ def layout_of(
 
 
 def digest_of_weights(model: Any) -> Digest:
-    """Of a model on the CPU, as the stream holds it."""
+    """Of a model as the stream holds it, without its adapter."""
     found = blake3(max_threads=blake3.AUTO)
-    for spec, tensor in stream_tensors(model).items():
-        flat = tensor.detach().to(TORCH_DTYPES[spec.dtype]).contiguous().reshape(-1)
+    own = [pair for pair in stream_tensors(model).items() if pair[0].frozen or not is_adapted(model)]
+    for spec, tensor in own:
+        flat = as_published(tensor).detach().to("cpu", TORCH_DTYPES[spec.dtype]).contiguous().reshape(-1)
         found.update(flat.view(torch.uint8).numpy().data)
     return Digest(found.digest())
 
@@ -158,7 +159,7 @@ def write_staging(
     """Cast to bf16 and write, tensor by tensor, through a memory map: no second copy of the model in memory. With
     `only_trained` the file has the frozen ones already."""
     pairs = zip(stream_places(tensors, path), tensors.items(), strict=True)
-    copies.write((place, own) for place, (spec, own) in pairs if not (only_trained and spec.frozen))
+    copies.write((place, as_published(own)) for place, (spec, own) in pairs if not (only_trained and spec.frozen))
 
 
 def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:

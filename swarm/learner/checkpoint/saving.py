@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from swarm.errors import UserError
-from swarm.learner.adapter import is_adapted, save_adapter
+from swarm.learner.adapter import is_adapted, parameters_of, save_adapter
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
 from swarm.learner.checkpoint.model_files import save_model, stream_tensors
 from swarm.learner.copies import Copies
@@ -74,7 +74,7 @@ def take(
     state = TrainerState(
         step=step,
         lineage=lineage.hex(),
-        parameters=_size(parts.model),
+        parameters=parameters_of(parts.model),
         alarms=alarms or AlarmState(),
         claims=claims or ClaimState(),
         base=parts.base.hex(),
@@ -137,7 +137,7 @@ class _Held:
     def __init__(self, parts: Parts, directory: Path) -> None:
         self._path = directory / TENSORS
         self.state = read_state(directory)
-        if self.state.parameters != (own := _size(parts.model)):
+        if self.state.parameters != (own := parameters_of(parts.model)):
             raise UserError(
                 f"the checkpoint {directory} is of a model of {self.state.parameters:,} parameters, not of one of "
                 f"{own:,}: resume with the model that it was trained from"
@@ -249,7 +249,3 @@ def _generators(parts: Parts) -> dict[str, torch.Tensor]:
     if parts.device.type == "cuda":
         states["rng/cuda"] = torch.cuda.get_rng_state(parts.device)
     return states
-
-
-def _size(model: Any) -> int:
-    return sum(int(p.numel()) for p in model.parameters())

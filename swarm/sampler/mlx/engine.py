@@ -41,7 +41,6 @@ PROMPTS = (1, 5, 9)  # Tokens of the probe that its rows have as prompts: differ
 class MlxEngine:
     """The `Blocking` calls over mlx-lm, all in one thread."""
 
-    held_sums: tuple[int, ...] = ()  # Of frozen tensors, of which this engine takes no versions
     _model: HeldModel
     _reference: Reference
     _started: Started
@@ -49,6 +48,7 @@ class MlxEngine:
 
     def __init__(self) -> None:
         self._version: VersionId | None = None
+        self._sums: tuple[int, ...] = ()
         self._is_new = True
         self._directory = ""
         self._tokenizer: Any = None
@@ -60,6 +60,7 @@ class MlxEngine:
         device = _pick_device(options.device)
         dtype = _dtype(options, device)
         self._reference = Reference(command.directory, command.layout)
+        self._frozen = [at for at, spec in enumerate(command.layout.tensors) if spec.frozen]
         self._model = HeldModel(self._reference.config, command.layout, dtype, options.precision)
         room = reckon("mlx", command.layout, options)
         self._directory, config = command.directory, self._reference.config.get_text_config()
@@ -83,15 +84,21 @@ class MlxEngine:
             raise UserError(f"mlx-lm cannot draw from this model ({str(error)[:200]}): {OTHERWISE}") from error
         return self._started
 
+    @property
+    def held_sums(self) -> tuple[int, ...]:
+        return self._sums if self._version is not None else ()
+
     def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
-        """Take all of the weights, whatever `changed` says: an array of mlx's is replaced as a whole in any case. Raise
-        UserError if mlx-lm computes something else with the first ones than transformers does."""
+        """Take all of the weights but a base that is held, whatever `changed` says: an array of mlx's is replaced as a
+        whole anyhow. Raise UserError if mlx-lm computes something else with the first ones than transformers does."""
         began = time.monotonic()
-        self._version = None
-        if (wrong := self._model.take(command.path, command.tensor_sums, progress)) is not None:
+        held, sums, frozen = self.held_sums, command.tensor_sums, self._frozen
+        has_base = bool(held and frozen) and all(held[at] == sums[at] for at in frozen)
+        self._version, self._sums = None, sums
+        if (wrong := self._model.take(command.path, sums, progress, only_trained=has_base)) is not None:
             return NotInstalled("engine", wrong)
         reloaded = time.monotonic()
-        has_probe = self._is_new or not self._model.is_proven_by_itself
+        has_probe = self._is_new or not (self._model.is_proven_by_itself or has_base)
         if has_probe and (wrong := self._difference(command.path, progress)) is not None:
             if self._is_new:
                 raise UserError(f"mlx-lm computes this model otherwise than transformers ({wrong}): {OTHERWISE}")
@@ -103,7 +110,7 @@ class MlxEngine:
             pause_s=ended - began,
             reload_s=reloaded - began,
             proof_s=ended - reloaded,
-            proof=self._proof(has_probe),
+            proof="sums" if has_base else self._proof(has_probe),
         )
 
     def _proof(self, has_probe: bool) -> Proof:
@@ -121,8 +128,9 @@ class MlxEngine:
             return self._model.as_held(name, tensor)
 
         self._reference.as_held = as_held
-        expected = self._reference.expect(path, self._probe)
-        rows = self._drawn_probe(progress)
+        with self._model.with_any_adapter():
+            expected = self._reference.expect(path, self._probe)
+            rows = self._drawn_probe(progress)
         is_rounded = self._started.precision != "none"
         for row in rows:
             held = rows[0].logprobs[: len(row.job.prompt_token_ids) - 1] + row.logprobs

@@ -3,21 +3,25 @@
 mlx-lm has names and shapes of its own for some models. Its `sanitize` is called once on tensors that are never
 computed: what comes out unchanged, under whatever name, is **direct** and travels one tensor at a time. The rest
 (experts that are stacked, kernels that are transposed) is held back until it is complete. Only direct tensors can be
-summed, so the rest is left to a probe.
+summed, so the rest is left to a probe. So are an adapter's, though held transposed: a sum has no order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import torch
-from mlx.utils import tree_flatten
+from mlx import nn
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils as mlx_lm
+from mlx_lm.tuner.lora import LoRALinear
 
 from swarm.broadcast.version.codec import tensor_sum
-from swarm.broadcast.version.manifest import Layout, TensorSpec, by_expert
+from swarm.broadcast.version.manifest import LORA_A, LORA_B, Layout, TensorSpec, by_expert
 from swarm.errors import UserError
 from swarm.sampler.engine import Told
 from swarm.sampler.weights import mapped_tensors
@@ -53,12 +57,16 @@ class HeldModel:
         self.module = _build(config)
         self._layout = by_expert(layout)
         self._signed = [spec.name for spec in layout.tensors]
+        self._own = [spec for spec in self._layout.tensors if spec.frozen or layout.adapter is None]
+        self._adapter = [spec for spec in self._layout.tensors if not (spec.frozen or layout.adapter is None)]
+        self._drawn: dict[str, torch.Tensor] = {}
         self._dtype = dtype
         self._names, self._stacked = self._matched()
         self.module.set_dtype(dtype)
         if precision != "none":
             # Leaves out what rows of GROUP do not divide, and what the model's own rules except.
             mlx_lm.quantize_model(self.module, {}, GROUP, BITS[precision])
+        self._adapt(layout)
         self._rounded = {
             path: Rounded(module.group_size, module.bits)
             for path, module in self.module.named_modules()
@@ -66,7 +74,6 @@ class HeldModel:
         }
         if precision != "none" and not self._rounded:
             raise UserError(f"no matrix of this model has rows of {GROUP} numbers to be rounded: leave out --precision")
-        self.nbytes = sum(array.nbytes for _, array in tree_flatten(self.module.parameters()))
 
     @property
     def is_proven_by_itself(self) -> bool:
@@ -76,9 +83,7 @@ class HeldModel:
     def _sent(self) -> dict[str, Any]:
         """A stand-in for each tensor, by all of its names. They are never computed, and take no memory."""
         return {
-            name: mx.zeros(spec.shape, dtype=self._dtype)
-            for spec in self._layout.tensors
-            for name in (spec.name, *spec.aliases)
+            name: mx.zeros(spec.shape, dtype=self._dtype) for spec in self._own for name in (spec.name, *spec.aliases)
         }
 
     def _sanitized(self, weights: dict[str, Any]) -> dict[str, Any]:
@@ -90,12 +95,12 @@ class HeldModel:
         tensors or of a changed one, with the length of their rows."""
         sent = self._sent()
         own = {name: array.shape for name, array in tree_flatten(self.module.parameters())}
-        aliased = {name for spec in self._layout.tensors if spec.aliases for name in (spec.name, *spec.aliases)}
+        aliased = {name for spec in self._own if spec.aliases for name in (spec.name, *spec.aliases)}
         # Of a tied tensor's names mlx-lm may know one: checkpoints have no other.
         made = {name: one for name, one in self._sanitized(dict(sent)).items() if name in own or name not in aliased}
         names: dict[str, list[str]] = {}
         signed = set(self._signed)
-        for spec in self._layout.tensors:
+        for spec in self._own:
             # Matrices of single experts have no sums of their own.
             ids = {id(sent[name]) for name in (spec.name, *spec.aliases) if spec.name in signed}
             same = [name for name, array in made.items() if id(array) in ids]
@@ -107,12 +112,47 @@ class HeldModel:
                 raise UserError(f"mlx-lm has another model of this name (its parameter {name} differs): {OTHERWISE}")
         return names, stacked
 
-    def take(self, path: str, sums: tuple[int, ...], progress: Told) -> str | None:
-        """Take the weights of the file in place, a tensor at a time, and prove each that is direct: by its signed sum,
-        or, if it is rounded, by rounding what the file has once more. Return what differs, or None."""
+    def _adapt(self, layout: Layout) -> None:
+        """Have mlx-lm's own layers with an adapter take the places of those that get one, which they hold. They are
+        around what was rounded, and are not rounded themselves."""
+        rank, scale = (one.rank, one.alpha / one.rank) if (one := layout.adapter) else (1, 1.0)
+        wrapped = {}
+        for name in layout.adapted:
+            path = "".join(self._names[f"{name}.weight"]).removesuffix(".weight")
+            linear = self._held(path) if path else None
+            if not isinstance(linear, nn.Linear | nn.QuantizedLinear):
+                raise UserError(f"mlx-lm holds {name} in a form of its own, which can have no adapter: {OTHERWISE}")
+            wrapped[path] = LoRALinear.from_base(linear, r=rank, scale=scale)
+            wrapped[path].apply(lambda held: held if held.dtype == mx.uint32 else held.astype(self._dtype))
+            for kind in ("weight", "bias") if "bias" in linear else ("weight",):
+                self._names[f"{name}.{kind}"] = [f"{path}.linear.{kind}"]
+            self._names |= {f"{name}{LORA_A}": [f"{path}.lora_a"], f"{name}{LORA_B}": [f"{path}.lora_b"]}
+        self.module.update_modules(tree_unflatten(list(wrapped.items())))
+
+    @contextmanager
+    def with_any_adapter(self) -> Iterator[None]:
+        """Hold random matrices in place of an adapter's within the block. Its own B begins as zeros, and a probe would
+        not see how this computes with it."""
+        draw = torch.Generator().manual_seed(0)
+        for spec in self._adapter:  # With these the outputs of layers change by about a tenth
+            self._drawn[spec.name] = (torch.randn(spec.shape, generator=draw) * spec.shape[-1] ** -0.5 / 4).bfloat16()
+        kept = [(name, self._held(name)) for sent in self._drawn for name in self._names[sent]]
+        for (name, _), matrix in zip(kept, self._drawn.values(), strict=True):
+            self._put(name, _from_torch(matrix))
+        try:
+            yield
+        finally:
+            self._drawn = {}
+            self.module.load_weights(kept, strict=False)
+
+    def take(self, path: str, sums: tuple[int, ...], progress: Told, *, only_trained: bool = False) -> str | None:
+        """Take the weights of the file in place, or `only_trained` ones, a tensor at a time, and prove each that is
+        direct: by its signed sum, or, if it is rounded, by rounding it once more. Return what differs, or None."""
         signed = dict(zip(self._signed, sums, strict=True))
         kept: dict[str, Any] = {}
         for spec, tensor in mapped_tensors(path, self._layout):
+            if only_trained and spec.frozen:
+                continue
             array = _from_torch(tensor)
             direct = self._names[spec.name]
             if not direct:
@@ -122,7 +162,7 @@ class HeldModel:
                 if not self._holds(name, spec, tensor, signed):
                     return f"after the install {spec.name} differs from what the learner signed"
             progress()
-        if self._stacked:
+        if self._stacked and not only_trained:
             made = self._sanitized({**self._sent(), **kept})
             kept.clear()  # So that each is freed as soon as it is stacked
             for name in self._stacked:
@@ -133,6 +173,7 @@ class HeldModel:
     def _put(self, name: str, array: Any) -> None:
         path, _, kind = name.rpartition(".")
         array = array.astype(self._dtype) if mx.issubdtype(array.dtype, mx.floating) else array
+        array = mx.contiguous(array.T) if kind in ("lora_a", "lora_b") else array
         pieces = [(name, array)]
         if path in self._rounded and kind == "weight":
             packed = self._rounded[path].round(array)
@@ -160,6 +201,8 @@ class HeldModel:
     def as_held(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the stream as this model holds it: rounded or not. Experts have other names there, and are
         rounded as what is stacked with rows of this length."""
+        if name in self._drawn:
+            return self._drawn[name]
         rows = tensor.shape[-1] if tensor.dim() > 1 else 0
         own = self._names.get(name) or [name for name, length in self._stacked.items() if length == rows]
         how = {self._rounded.get(one.removesuffix(".weight")) for one in own}

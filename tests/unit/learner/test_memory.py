@@ -24,6 +24,7 @@ from swarm.learner.memory import (
     check_weights,
     choose,
     fits,
+    frozen_bytes,
     kept_on_host,
     read_free_bytes,
     read_shape,
@@ -283,7 +284,13 @@ def test_the_cards_that_people_have_are_enough(model: str, adapter: int | None, 
     ("model", "adapter", "card", "setting", "change"),
     [
         ("8B", None, CARD_80, replace(ON_GPU, ranks=2), 'change: optimizer_states = "8bit", or optimizer_states ='),
-        ("8B", 32, CARD_24, replace(ON_GPU, tokens=16_384), "change: fewer --tokens-per-micro-batch, or activation_off"),
+        (
+            "8B",
+            32,
+            CARD_24,
+            replace(ON_GPU, tokens=16_384),
+            "change: fewer --tokens-per-micro-batch, or activation_off",
+        ),
     ],
 )
 def test_where_they_are_not_the_cheapest_way_is_said(
@@ -294,6 +301,16 @@ def test_where_they_are_not_the_cheapest_way_is_said(
     wanted = ComputeRules(tokens_per_micro_batch=setting.tokens, activation_checkpointing=True)
     with pytest.raises(UserError, match=change):
         choose(shape, setting, wanted, free, longest=0)
+
+
+def test_an_adapter_whose_base_does_not_fit_is_told_of_four_bits() -> None:
+    shape, rules = reckoned.shape("14B", 32), rules_of("float32")
+    with pytest.raises(UserError, match="change: --base-precision nf4, or a smaller model"):
+        check_weights(shape, rules, CUDA, (CARD_24, 10**13), 1)
+    packed = replace(shape, packed=shape.parameters - shape.trained - shape.other_parameters)
+    check_weights(packed, rules, CUDA, (CARD_24, 10**13), 1)
+    loaded = 4 * shape.trained + frozen_bytes(packed, half=True)
+    assert fits(packed, replace(ON_GPU, tokens=4096), CARD_24 - loaded)
 
 
 def test_versions_of_adapters_are_as_large_as_was_published() -> None:

@@ -3,8 +3,11 @@ refuses. The conformance suite has the rest."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,16 +16,21 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Mistral
 
 pytest.importorskip("mlx_lm", reason="mlx-lm has no build for this system: bin/setup went on without it")
 
+from swarm.broadcast.version.manifest import trained_spans
 from swarm.errors import UserError
 from swarm.learner import draws as learner_draws
+from swarm.learner.models import tiny_model
 from swarm.sampler.engine import Generate, Installed, NotInstalled
+from swarm.sampler.mlx.drawing import Row
 from swarm.sampler.mlx.draws import gumbel
 from swarm.sampler.mlx.engine import MlxEngine
 from swarm.sampler.mlx.model import Rounded
-from swarm.sampler.transformers import TransformersEngine
+from swarm.sampler.room import model_of, weights_bytes
+from swarm.sampler.transformers import Threaded, TransformersEngine
 from swarm.types import Rounding
+from tests.builders import v
 from tests.conformance import PROMPT, job, logprobs, tokens
-from tests.unit.models import Staged, logprobs_of, moe_model, rounded, stage, stage_model
+from tests.unit.models import Staged, adapted_model, logprobs_of, moe_model, rounded, stage, stage_model
 
 AUTO: Any = AutoModelForCausalLM
 SHAPE: dict[str, Any] = {
@@ -59,6 +67,12 @@ def installed(staged: Staged, **options: Any) -> MlxEngine:
     done = engine.install(staged.install(), silent)
     assert isinstance(done, Installed), done
     return engine
+
+
+def nbytes_of(engine: MlxEngine) -> int:
+    from mlx.utils import tree_flatten
+
+    return sum(array.nbytes for _, array in tree_flatten(engine._model.module.parameters()))
 
 
 def error_against(model: Any, engine: MlxEngine, temperature: float = 1.3) -> float:
@@ -196,7 +210,7 @@ def test_it_draws_from_the_rounded_model_and_says_so(precision: Rounding, bits: 
                 held = how.unround(*how.round(mx.array(parameter.numpy())))
                 parameter.copy_(torch.tensor(held.tolist()))
     assert error_against(model, engine) < 1e-4 < exact
-    assert engine._model.nbytes < started(staged)._model.nbytes * (bits + 1.2) / 32
+    assert nbytes_of(engine) < nbytes_of(started(staged)) * (bits + 1.2) / 32
 
 
 # -- refusals ------------------------------------------------------------------------------------------------
@@ -252,3 +266,155 @@ def test_a_model_too_large_for_what_is_free_is_refused(tmp_path: Path, monkeypat
     assert "--engine vllm" not in str(refused.value)
     assert "fp8" not in str(refused.value)
     assert started(stage(tmp_path / "again"), precision="int8")._started.places >= 4
+
+
+# -- adapters ------------------------------------------------------------------------------------------------
+
+
+def adapted(tmp_path: Path, count: int = 2) -> list[Staged]:
+    return [stage_model(adapted_model(drawn=drawn), tmp_path / str(drawn)) for drawn in range(count)]
+
+
+def test_it_draws_with_an_adapter_as_the_learner_does_and_takes_the_next_one(tmp_path: Path) -> None:
+    first, second = adapted(tmp_path)
+    engine = installed(first)
+    assert error_against(rounded(first.model), engine) < 1e-4
+    for version, staged in enumerate((second, first), start=1):
+        done = engine.install(staged.install(version), silent)
+        assert isinstance(done, Installed)
+        assert done.proof == "sums"
+        assert error_against(rounded(staged.model), engine) < 1e-4
+        assert error_against(rounded(tiny_model(0)), engine) > 1e-2
+
+
+def test_experts_are_stacked_once_beside_an_adapter(tmp_path: Path) -> None:
+    first, second = (
+        stage_model(adapted_model(drawn=drawn, base=moe_model(3)), tmp_path / str(drawn)) for drawn in (0, 1)
+    )
+    engine = started(first)
+    for version, (staged, proof) in enumerate(((first, "probe"), (second, "sums"))):
+        done = engine.install(staged.install(version), silent)
+        assert isinstance(done, Installed)
+        assert done.proof == proof
+        assert error_against(rounded(staged.model), engine) < 1e-4
+
+
+async def test_what_is_frozen_is_read_and_proven_once_and_a_torn_adapter_is_refused(tmp_path: Path) -> None:
+    """Later versions come from a file whose base is not even looked at; their adapter is proven as ever."""
+    first, second = adapted(tmp_path)
+    engine = Threaded(MlxEngine())
+    await engine.start(first.start(places=8), silent)
+    assert isinstance(await engine.install(first.install(), silent), Installed)
+    (adapter,) = trained_spans(first.layout.tensors)
+    content = second.staging.read_bytes()
+    second.staging.write_bytes(bytes(adapter.start) + content[adapter.start :])
+    assert isinstance(await engine.install(second.install(1), silent), Installed)
+    second.staging.write_bytes(bytes(adapter.start) + content[adapter.start : -1] + b"?")
+    refused = await engine.install(second.install(2), silent)
+    assert isinstance(refused, NotInstalled)
+    assert refused.fault == "file"
+    # A file that was whole when it was checked. From here on nothing is held, and the base is read again.
+    proven = msgspec.structs.replace(second.install(2), proven=True)
+    for name in ("lora_B", "embed_tokens"):
+        refused = await engine.install(proven, silent)
+        assert isinstance(refused, NotInstalled)
+        assert name in refused.why
+    assert isinstance(await engine.install(first.install(3), silent), Installed)
+    assert error_against(rounded(first.model), cast(MlxEngine, engine._engine)) < 1e-4
+
+
+async def test_an_adapter_that_comes_while_a_batch_is_drawn_waits_for_its_end(tmp_path: Path) -> None:
+    first, second = adapted(tmp_path)
+    engine = Threaded(MlxEngine())
+    await engine.start(first.start(places=8), silent)
+    await engine.install(first.install(), silent)
+    has_begun, may_go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def step() -> None:
+        loop.call_soon_threadsafe(has_begun.set)
+        assert may_go_on.wait(30)
+
+    asked = job(1, stops=())
+    drawing = asyncio.create_task(engine.generate(Generate(jobs=(asked,)), step))
+    await has_begun.wait()
+    installing = asyncio.create_task(engine.install(second.install(1), silent))
+    await asyncio.sleep(0)
+    may_go_on.set()
+    before, done = (await drawing).samples[0], await installing
+    assert isinstance(done, Installed)
+    after = (await engine.generate(Generate(jobs=(asked,)), silent)).samples[0]
+    for version, (staged, sampled) in enumerate(((first, before), (second, after))):
+        assert [span.version for span in sampled.spans] == [v(version)]
+        expected = logprobs_of(rounded(staged.model), PROMPT, tokens(sampled))
+        assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_adapter_can_be_swapped_beneath_a_sample(tmp_path: Path) -> None:
+    """No version is mixed in a run; but a swap between two steps is in what the next token is drawn from."""
+    first, second = adapted(tmp_path)
+    engine = installed(first)
+    row = Row(job(0, stops=(), limit=24))
+    steps = itertools.count()
+
+    def swap() -> None:
+        if next(steps) == 10:
+            assert engine._model.take(str(second.staging), second.sums, silent, only_trained=True) is None
+
+    engine._drawing([row]).run(swap)
+    errors = [
+        [abs(one - other) for one, other in zip(row.logprobs, expected, strict=True)]
+        for staged in (first, second)
+        for expected in [logprobs_of(rounded(staged.model), PROMPT, row.token_ids)]
+    ]
+    assert max(errors[0][:9]) < 1e-4
+    assert max(errors[0][12:]) > 1e-2
+    assert sum(errors[1][12:]) < sum(errors[0][12:])
+
+
+@pytest.mark.parametrize("change", ["scale", "transposed"])
+def test_a_first_version_without_any_effect_shows_how_mlx_lm_computes_with_adapters(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B begins as zeros: a probe of version 0 itself would pass whatever is done with A, B and the scale."""
+    model = adapted_model()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.zero_()
+    staged = stage_model(model, tmp_path)
+    assert installed(staged).held_sums == staged.sums
+    engine = started(staged)
+    if change == "scale":
+        for layer in engine._model.module.layers:
+            layer.mlp.up_proj.scale = 1.0
+    else:
+        monkeypatch.setattr("mlx.core.contiguous", lambda array: array.T.reshape(array.shape))
+    with pytest.raises(UserError, match="otherwise than transformers"):
+        engine.install(staged.install(), silent)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_the_base_is_rounded_and_the_adapter_is_not(precision: Rounding, tmp_path: Path) -> None:
+    import mlx.core as mx
+
+    first, second = adapted(tmp_path)
+    engine = installed(first, precision=precision)
+    done = engine.install(second.install(1), silent)
+    assert isinstance(done, Installed)
+    model = rounded(second.model)
+    exact, how = error_against(model, engine), Rounded(64, {"int8": 8, "int4": 4}[precision])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and ".lora_" not in name:
+                held = how.unround(*how.round(mx.array(parameter.numpy())))
+                parameter.copy_(torch.tensor(held.tolist()))
+    assert error_against(model, engine) < 1e-4 < exact
+
+
+def test_room_is_reckoned_with_the_adapter_as_it_is_held(tmp_path: Path) -> None:
+    (staged,) = adapted(tmp_path, 1)
+    for precision in ("none", "int8"):
+        engine = started(staged, precision=precision)
+        reckoned = weights_bytes(model_of(staged.layout), "float32", precision)
+        assert nbytes_of(engine) == pytest.approx(reckoned, rel=0.1)

@@ -147,6 +147,15 @@ def test_a_directory_is_not_taken_for_a_model_of_the_hub(tmp_path: Path, monkeyp
     assert "base_model:" not in model_card(found, 1)
 
 
+def test_the_card_of_an_adapter_loads_its_base_as_it_was_trained_with() -> None:
+    configured = {"model": "some/base", "task": "copy", "adapter": 8, "base_precision": "nf4"}
+    found = Figures(config=configured, summary=None, lives=[])
+    (code,) = re.findall(r"```python\n(.*?)\n```\n", model_card(found, 1, alone=True), re.DOTALL)
+    compile(code, "card", "exec")
+    assert 'from_pretrained("some/base", quantization_config=BitsAndBytesConfig(' in code
+    assert "BitsAndBytesConfig" not in model_card(found, 1)
+
+
 @pytest.mark.parametrize(("which", "step"), [({}, 4), ({"step": 2}, 2), ({"best": True}, 2)])
 def test_newest_named_or_best(made: tuple[Path, Any], tmp_path: Path, which: dict[str, Any], step: int) -> None:
     assert exported(made[0], tmp_path / "model", **which) == step
