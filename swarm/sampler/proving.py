@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from swarm.broadcast.version.manifest import Layout
+from swarm.broadcast.version.manifest import Layout, stream_name
 from swarm.sampler.room import is_rounded
 from swarm.sampler.vllm.rounding import ROUNDS_INPUTS, computed_with, rounded_inputs
 from swarm.sampler.weights import build_model, mapped_tensors
@@ -99,7 +99,7 @@ class Reference:
             if module._parameters or _persistent(module):
                 module.register_forward_pre_hook(self._filler(path))
                 module.register_forward_hook(lambda module, *_: self._empty(module))
-            if f"{path}.weight" in rounded:
+            if stream_name(f"{path}.weight") in rounded:
                 module.register_forward_pre_hook(self._round_inputs)
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ class Reference:
             # Some modules use their children's weights without calling them.
             for below, one in module.named_modules(prefix=path):
                 for name in [*one._parameters, *_persistent(one)]:
-                    full = f"{below}.{name}" if below else name
+                    full = stream_name(f"{below}.{name}" if below else name)
                     if full not in self._weights:
                         continue
                     source = self.as_held(full, self._weights[full])

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from swarm.broadcast.version.manifest import Layout, TensorSpec
+from swarm.broadcast.version.manifest import LORA_A, LORA_B, Layout, TensorSpec
 from swarm.errors import UserError
 from swarm.process import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, EngineKind, EngineOptions, Reckoned
@@ -47,6 +47,11 @@ ROUNDED_BYTES: dict[Rounding, float] = {"fp8": 1.01, "int8": 1.01, "int4": 0.57}
 
 ASK_S = 60.0  # A driver that slept wakes within seconds
 ASK_GPUS = "import sys, torch; [print(*torch.cuda.mem_get_info(i)) for i in range(int(sys.argv[1]))]"
+ADAPTER_SLOTS = 6
+"""Versions of an adapter that vLLM holds at once: the bound of staleness and two more, for bounds of up to twice the
+default. A sampler is not told the bound; its owner may set vLLM's max_loras."""
+
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # For which vLLM has kernels
 PRECISIONS: tuple[Rounding, ...] = ("fp8", "int8", "int4")  # What vLLM rounds to, mildest first
 LAYER = re.compile(r"\.(\d+)\.")
 
@@ -100,7 +105,32 @@ def model_of(layout: Layout) -> Model:
 
 
 def is_rounded(tensor: TensorSpec) -> bool:
-    return len(tensor.shape) > 1 and LAYER.search(tensor.name) is not None
+    is_matrix = len(tensor.shape) > 1 and LAYER.search(tensor.name) is not None
+    return is_matrix and not tensor.name.endswith((LORA_A, LORA_B))
+
+
+def adapter_slots(options: EngineOptions) -> int:
+    return int(options.arguments.get("max_loras", ADAPTER_SLOTS))
+
+
+def adapter_rank(layout: Layout) -> int:
+    """Return the smallest rank of vLLM's that holds the run's adapter, or 0 without one. UserError if none does."""
+    rank = layout.adapter.rank if layout.adapter else 0
+    if rank > ADAPTER_RANKS[-1]:
+        raise UserError(
+            f"this run's adapter has rank {rank}, and vLLM draws with {ADAPTER_RANKS[-1]} at most: "
+            "join with --engine transformers"
+        )
+    return next(one for one in (0, *ADAPTER_RANKS) if one >= rank)
+
+
+def adapters_bytes(layout: Layout, options: EngineOptions, dtype: str) -> int:
+    """Return what the slots of vLLM take for adapters. Every GPU is counted as if it held all of each."""
+    if layout.adapter is None:
+        return 0
+    items = sum(prod(tensor.shape) for tensor in layout.tensors if not tensor.frozen) // layout.adapter.rank
+    copies = adapter_slots(options) * options.tensor_parallel_size
+    return int(copies * items * adapter_rank(layout) * ITEM_BYTES[dtype])
 
 
 def _config(layout: Layout) -> dict[str, Any]:
@@ -207,6 +237,10 @@ def reckon(kind: EngineKind, layout: Layout, options: EngineOptions) -> Reckoned
         # An install holds all experts as they came beside those that it had, until they are stacked.
         experts = sum(tensor.nbytes for tensor in layout.tensors if len(tensor.shape) > 2)
         device = dataclasses.replace(device, free_bytes=device.free_bytes - experts)
+    if kind == "vllm":
+        device = dataclasses.replace(
+            device, free_bytes=device.free_bytes - adapters_bytes(layout, options, device.dtype)
+        )
     count, tokens = places(model, device, options), sample_tokens(model, options)
     held = weights_bytes(model, device.dtype, options.precision)
     return Reckoned(

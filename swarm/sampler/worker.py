@@ -197,7 +197,7 @@ class EngineWorker:
     async def load(self, layout: Layout) -> Started:
         """Build the swarm's model from the files that came with its layout. Raise UserError for an adapter that this
         kind of engine cannot draw with."""
-        if layout.adapter is not None and self.kind not in ("transformers", "scripted"):
+        if layout.adapter is not None and self.kind == "mlx":
             raise UserError(
                 f"this run trains an adapter, and {self.kind} cannot draw with one yet: join with --engine transformers"
             )

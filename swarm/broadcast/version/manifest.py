@@ -62,7 +62,7 @@ ITEM_BYTES: dict[Dtype, int] = {
 GROUPED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The matrices of experts as transformers groups them: in a tensor [experts, rows of all its matrices, columns]."""
 
-LORA_A = ".lora_A.weight"
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 OF_PEFT = re.compile(r"\.base_layer(?=\.\w+$)|(?<=\.lora_[AB])\.default(?=\.weight$)")
 """What peft puts into names: a layer with an adapter wraps the model's own, and adapters have names themselves."""
 

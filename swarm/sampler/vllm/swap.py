@@ -6,6 +6,9 @@ version had before; set the version's label; resume, with a probe first. No samp
 on. If the proof fails, neither is any sample that the new weights touched. Each token's label is exact, since it
 changes only while nothing is drawn.
 
+Of a run that trains an adapter the frozen tensors come so once, and without a probe. Each version is then an adapter
+beside others (adapters.py), without a pause: loaded, compared bit for bit with the proven file, and probed.
+
 While paused, vLLM schedules nothing, not even a probe, so the probe is the first thing after the pause. A forward pass
 outside its scheduler would test other code than the code that draws.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +32,7 @@ from swarm.errors import EchoError, UserError
 from swarm.sampler.engine import Install, Installed, NotInstalled, Proof, Told
 from swarm.sampler.proving import Expected, Reference, probe_tokens
 from swarm.sampler.vllm import versions as vllm_versions
+from swarm.sampler.vllm.adapters import DIRECTORY, Adapters
 from swarm.sampler.weights import wrong_tensor
 from swarm.types import Rounding, Span, VersionId
 
@@ -71,6 +76,8 @@ R = TypeVar("R")
 PAUSE_S = 60.0  # A pause waits for the current step; the longest, a full prefill, takes seconds
 CALL_S = 30.0  # A label, a cache reset, a resume: messages to the core that take milliseconds
 RELOAD_S = 60.0
+PROBED_BYTES = 4_000_000_000
+"""Largest model of which every adapter is probed, not the first alone: the reference reads all of it, in seconds."""
 RELOAD_BYTES_PER_S = 50e6  # A reload copies from memory at GB/s, but from a spinning disk at this
 PROBE_S = 60.0  # A probe is a prefill of 32 tokens and goes first; on a CPU it waits for a step of many samples
 BEAT_S = 1.0  # How often the node hears of progress during a call that has its own limit
@@ -112,6 +119,7 @@ class Swaps:
         *,
         watch: TokenWatch,
         give_up: Callable[[str], None],
+        adapters: Adapters | None = None,
         is_cuda: bool,
     ) -> None:
         self.version: VersionId | None = None
@@ -124,6 +132,7 @@ class Swaps:
         self._precision = precision
         self._watch = watch
         self._give_up = give_up
+        self._adapters = adapters
         self._is_cuda = is_cuda
         self._dtype = str(config.model_config.dtype).removeprefix("torch.")
         self._tokens = probe_tokens(config.model_config.get_vocab_size(), config.model_config.max_model_len - 1)
@@ -150,15 +159,21 @@ class Swaps:
             if self.unproven:
                 return NotInstalled("engine", self.unproven)
             parts: Parts = {}
+            if thawed := self._thawed(command.tensor_sums):
+                return NotInstalled("file", f"{thawed} is frozen, and another one than before")
             if not command.proven:
                 with timed(parts, "check_s"):
-                    sums = command.tensor_sums
-                    wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress)
+                    sums, held = command.tensor_sums, self._sums if self._adapters else ()
+                    wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress, held)
                 if wrong is not None:
                     return NotInstalled("file", wrong)
             try:
                 with _linked(Path(command.path), command.version) as path:
-                    proof = await self._swap(command, path, parts, progress)
+                    if self._adapters is None or not self._sums:
+                        proof = await self._swap(command, path, parts, progress)
+                    if self._adapters is not None:
+                        proof = await self._load(self._adapters, command, path, parts, progress)
+                self.version, self._sums = command.version, command.tensor_sums
             except (Unproven, TookTooLong) as error:
                 return NotInstalled("engine", str(error))
             return Installed(seconds=time.monotonic() - began, proof=proof, **parts)
@@ -166,7 +181,8 @@ class Swaps:
     async def _swap(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
         """Change the weights beneath the samples and prove them. If that fails, give up every sample that the new
         weights may have touched, and raise Unproven or TookTooLong."""
-        expected = await self._expect(path, parts, progress)
+        is_probed = self._needs_probe and self._adapters is None
+        expected = await self._expect(path, parts, progress) if is_probed else None
         probing: asyncio.Task[list[float]] | None = None
         self._settled.clear()
         self._suspect = command.version
@@ -174,10 +190,7 @@ class Swaps:
             proof, probing = await self._swap_paused(command, path, expected, parts, progress)
             if expected is not None and probing is not None:
                 with timed(parts, "proof_s"):
-                    held = await self._limited(probing, PROBE_S, "answer a probe", progress)
-                if (difference := expected.difference(held, self._dtype)) is not None:
-                    raise Unproven(difference)
-            self.version, self._sums = command.version, command.tensor_sums
+                    await self._check(expected, probing, progress)
         except BaseException as error:
             self._distrust(error)
             raise
@@ -186,6 +199,36 @@ class Swaps:
                 probing.cancel()
             self._settled.set()
         return proof
+
+    def _thawed(self, sums: tuple[int, ...]) -> str:
+        """Return which frozen tensor would change, or ""."""
+        pairs = zip(self._layout.tensors, sums, self._sums, strict=False)
+        return next((spec.name for spec, new, held in pairs if spec.frozen and new != held), "")
+
+    async def _load(self, adapters: Adapters, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
+        """Load an adapter beside the others, prove it and have new samples drawn with it. If that fails, give up every
+        sample, and raise Unproven or TookTooLong."""
+
+        async def call(work: Awaitable[R], what: str) -> R:
+            return await self._limited(_of_workers(work), self._reload_limit_s, what, progress)
+
+        try:
+            is_probed = self.version is None or self._layout.total_bytes <= PROBED_BYTES
+            expected = await self._expect(path, parts, progress) if is_probed else None
+            with timed(parts, "reload_s"):
+                adapter = await adapters.load(command.version, path, call)
+            with timed(parts, "proof_s"):
+                given = (str(path), self._layout_json, adapter.request.lora_int_id)
+                asked = self._engine.collective_rpc("echo_adapter", args=given)
+                if any(found := await call(asked, "compare its adapter")):
+                    raise Unproven(max(found))
+                if expected is not None:
+                    await self._check(expected, self._probe(adapter.request), progress)
+        except BaseException as error:
+            self._distrust(error)
+            raise
+        adapters.serve(adapter)
+        return "bits and probe" if is_probed else "bits"
 
     async def _swap_paused(
         self, command: Install, path: Path, expected: Expected | None, parts: Parts, progress: Told
@@ -218,10 +261,8 @@ class Swaps:
             parts["pause_s"] = time.monotonic() - paused_at
         return proof, probing
 
-    async def _expect(self, path: Path, parts: Parts, progress: Told) -> Expected | None:
-        """Compute what the probe must give, while samples are drawn. Return None if this install needs no probe."""
-        if not self._needs_probe:
-            return None
+    async def _expect(self, path: Path, parts: Parts, progress: Told) -> Expected:
+        """Compute what the probe must give, while samples are drawn."""
         with timed(parts, "proof_s"):
             work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
             return await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
@@ -249,24 +290,31 @@ class Swaps:
         answers = await self._limited(_of_workers(call), self._reload_limit_s, "sum its weights", progress)
         workers = [msgspec.json.decode(answer, type=dict[str, int]) for answer in answers]
         covered = 0
-        for spec, expected in zip(self._layout.tensors, sums, strict=True):
+        pairs = zip(self._layout.tensors, sums, strict=True)
+        swapped = [pair for pair in pairs if pair[0].frozen or self._adapters is None]
+        for spec, expected in swapped:
             if all(spec.name in worker for worker in workers):
                 covered += 1
                 if sum(worker[spec.name] for worker in workers) % (1 << 64) != expected:
                     raise Unproven(f"the engine's {spec.name} differs from what the learner signed")
         # On CPUs the head keeps its weights as they came, and computes with a copy in another form.
-        probed, self._needs_probe = self._needs_probe, not self._is_cuda or covered < len(sums)
+        probed, self._needs_probe = self._needs_probe, not self._is_cuda or covered < len(swapped)
         if self._needs_probe and not probed:
             raise Unproven("the engine holds fewer tensors as they came than at its first install")
         if covered == 0:
             return "probe"
         return "sums and probe" if probed else "sums"
 
-    async def _probe(self) -> list[float]:
+    async def _check(self, expected: Expected, probing: Awaitable[list[float]], progress: Told) -> None:
+        held = await self._limited(probing, PROBE_S, "answer a probe", progress)
+        if (difference := expected.difference(held, self._dtype)) is not None:
+            raise Unproven(difference)
+
+    async def _probe(self, adapter: Any = None) -> list[float]:
         self._probes += 1
         prompt, params = {"prompt_token_ids": list(self._tokens)}, vllm_versions.probe_params()
-        priority = vllm_versions.PROBE_PRIORITY
-        output = await last(self._engine.generate(prompt, params, f"probe {self._probes}", priority=priority))
+        named = {"priority": vllm_versions.PROBE_PRIORITY, "lora_request": adapter}
+        output = await last(self._engine.generate(prompt, params, f"probe {self._probes}", **named))
         return vllm_versions.prompt_logprobs(output, self._tokens)
 
     def _distrust(self, error: BaseException) -> None:
@@ -331,8 +379,8 @@ def _linked(path: Path, version: VersionId) -> Iterator[Path]:
     fresh = path.with_name(f"{path.name}.{version}")
     try:
         for left in path.parent.glob(f"{path.name}.*"):
-            if re.fullmatch(r"\d+\.\d+", left.name.removeprefix(f"{path.name}.")):
-                left.unlink(missing_ok=True)
+            if re.fullmatch(rf"\d+\.\d+({DIRECTORY})?", left.name.removeprefix(f"{path.name}.")):
+                shutil.rmtree(left) if left.suffix == DIRECTORY else left.unlink(missing_ok=True)
         os.link(path, fresh)
     except OSError as error:
         raise UserError(f"{path} cannot be linked to ({error.strerror}): keep it where hard links work") from error

@@ -19,7 +19,7 @@ from swarm.errors import UserError
 from swarm.extras import how_to_have
 from swarm.process import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
-from swarm.sampler.room import KV_SHARE, dtype_of, memory_share
+from swarm.sampler.room import KV_SHARE, adapter_rank, adapter_slots, dtype_of, memory_share
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -46,7 +46,10 @@ REFUSED: dict[str, str] = {
             "model tokenizer skip_tokenizer_init hf_overrides hf_config_path config_format revision runner convert"
         ),
         "a sampler runs no code that came with a model": "trust_remote_code",
-        "weights come from the swarm": "load_format model_weights enable_lora weight_transfer_config",
+        "weights come from the swarm": (
+            "load_format model_weights weight_transfer_config enable_lora max_lora_rank max_cpu_loras lora_dtype "
+            "lora_target_modules fully_sharded_loras default_mm_loras"
+        ),
         "weights are taken and proven by it": "worker_extension_cls worker_cls",
         "log-probs would no longer be those of the draws": (
             "logprobs_mode generation_config override_generation_config logits_processors kv_cache_dtype "
@@ -168,6 +171,7 @@ def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool)
         # generators cannot be wound back, and the engine dies.
         "enable_chunked_prefill": is_cuda,
         "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
+        **_adapter_arguments(command),
         **options.arguments,
     }
     try:
@@ -179,6 +183,17 @@ def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool)
     if not is_cuda and config.cache_config.kv_cache_memory_bytes is None:
         config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, seats(places))
     return config
+
+
+def _adapter_arguments(command: Start) -> dict[str, Any]:
+    if command.layout.adapter is None:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_lora_rank": adapter_rank(command.layout),
+        "max_loras": adapter_slots(command.options),
+        "lora_target_modules": sorted({name.rpartition(".")[2] for name in command.layout.adapted}),
+    }
 
 
 def seats(places: int) -> int:
