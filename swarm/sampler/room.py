@@ -109,28 +109,19 @@ def is_rounded(tensor: TensorSpec) -> bool:
     return is_matrix and not tensor.name.endswith((LORA_A, LORA_B))
 
 
-def adapter_slots(options: EngineOptions) -> int:
-    return int(options.arguments.get("max_loras", ADAPTER_SLOTS))
-
-
 def adapter_rank(layout: Layout) -> int:
-    """Return the smallest rank of vLLM's that holds the run's adapter, or 0 without one. UserError if none does."""
-    rank = layout.adapter.rank if layout.adapter else 0
-    if rank > ADAPTER_RANKS[-1]:
-        raise UserError(
-            f"this run's adapter has rank {rank}, and vLLM draws with {ADAPTER_RANKS[-1]} at most: "
-            "join with --engine transformers"
-        )
-    return next(one for one in (0, *ADAPTER_RANKS) if one >= rank)
+    """Return the smallest rank of vLLM's that holds the run's adapter; vLLM refuses a larger one."""
+    rank = layout.adapter.rank if layout.adapter else 1
+    return next((one for one in ADAPTER_RANKS if one >= rank), rank)
 
 
 def adapters_bytes(layout: Layout, options: EngineOptions, dtype: str) -> int:
     """Return what the slots of vLLM take for adapters. Every GPU is counted as if it held all of each."""
     if layout.adapter is None:
         return 0
-    items = sum(prod(tensor.shape) for tensor in layout.tensors if not tensor.frozen) // layout.adapter.rank
-    copies = adapter_slots(options) * options.tensor_parallel_size
-    return int(copies * items * adapter_rank(layout) * ITEM_BYTES[dtype])
+    items = sum(prod(tensor.shape) for tensor in layout.tensors if not tensor.frozen)
+    copies = options.arguments.get("max_loras", ADAPTER_SLOTS) * options.tensor_parallel_size
+    return int(copies * items * adapter_rank(layout) / layout.adapter.rank * ITEM_BYTES[dtype])
 
 
 def _config(layout: Layout) -> dict[str, Any]:
@@ -233,14 +224,11 @@ def _size(nbytes: float) -> str:
 def reckon(kind: EngineKind, layout: Layout, options: EngineOptions) -> Reckoned:
     """Return how many samples fit here, and what is said of that. Raise UserError if there is no room for a few."""
     model, device = model_of(layout), measured(kind, options)
+    beside = adapters_bytes(layout, options, device.dtype) if kind == "vllm" else 0
     if kind == "mlx":
         # An install holds all experts as they came beside those that it had, until they are stacked.
-        experts = sum(tensor.nbytes for tensor in layout.tensors if len(tensor.shape) > 2)
-        device = dataclasses.replace(device, free_bytes=device.free_bytes - experts)
-    if kind == "vllm":
-        device = dataclasses.replace(
-            device, free_bytes=device.free_bytes - adapters_bytes(layout, options, device.dtype)
-        )
+        beside = sum(tensor.nbytes for tensor in layout.tensors if len(tensor.shape) > 2)
+    device = dataclasses.replace(device, free_bytes=device.free_bytes - beside)
     count, tokens = places(model, device, options), sample_tokens(model, options)
     held = weights_bytes(model, device.dtype, options.precision)
     return Reckoned(

@@ -14,98 +14,84 @@ import json
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from safetensors.torch import save_file
 
 from swarm.broadcast.version.manifest import Layout
 from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, name_in_adapter
 from swarm.sampler.weights import mapped_tensors
-from swarm.types import Span, VersionId
+from swarm.types import VersionId
 
 DIRECTORY = ".adapter"  # Ends the name of the directory from which a version is loaded
 OUTLIVED = "too many newer versions came while it was drawn"
-R = TypeVar("R")
+Call = Callable[[Awaitable[Any], str], Awaitable[Any]]  # Waits within a limit for what vLLM was told to do, in words
 
 
-class Call(Protocol):
-    """Wait for a call of vLLM within its time limit; `what` it is to do."""
-
-    def __call__(self, work: Awaitable[R], what: str) -> Awaitable[R]: ...
-
-
+@dataclass(eq=False, slots=True)
 class Adapter:
-    """One loaded version. `request` has vLLM draw with it."""
+    """One loaded version. `request` has vLLM draw with it; None is the model alone. `samples` are being drawn, or it is
+    `idle`."""
 
-    def __init__(self, version: VersionId, request: Any) -> None:
-        self.version = version
-        self.request = request
-        self.samples: set[str] = set()
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-    def span(self, tokens: int) -> tuple[Span, ...]:
-        return (Span(version=self.version, start=0, end=tokens),)
+    version: VersionId | None
+    request: Any
+    samples: set[str] = field(default_factory=set)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Adapters:
-    """At most `slots` versions in `engine`, an AsyncLLM. `give_up` ends a sample with a fault."""
+    """At most `slots` versions in `engine`, an AsyncLLM, which are `held`, oldest first; new samples are drawn with the
+    last one. `give_up` ends samples with a fault."""
 
-    def __init__(self, engine: Any, layout: Layout, slots: int, give_up: Callable[[str, str], None]) -> None:
+    def __init__(self, engine: Any, layout: Layout, slots: int, give_up: Callable[..., None]) -> None:
         self._engine = engine
         self._layout = layout
         self._slots = slots
         self._give_up = give_up
-        self._held: list[Adapter] = []
+        self.held: list[Adapter] = []
         self._loaded = 0
 
     @contextmanager
-    def drawing(self, sample: str) -> Iterator[Adapter | None]:
-        """Draw a sample with the newest version; None before the first."""
-        adapter = self._held[-1] if self._held else None
-        if adapter is not None:
-            adapter.samples.add(sample)
-            adapter.idle.clear()
+    def drawing(self, sample: str) -> Iterator[Adapter]:
+        """Draw a sample with the newest version; with the model alone in a trial, and in a run without adapters."""
+        adapter = self.held[-1] if self.held else Adapter(None, None)
+        adapter.samples.add(sample)
+        adapter.idle.clear()
         try:
             yield adapter
         finally:
-            if adapter is not None:
-                adapter.samples.remove(sample)
-                if not adapter.samples:
-                    adapter.idle.set()
+            adapter.samples.remove(sample)
+            if not adapter.samples:
+                adapter.idle.set()
 
     async def load(self, version: VersionId, path: Path, call: Call) -> Adapter:
-        """Have all workers load the adapter of the weights at `path`. No sample is drawn with it before `serve`."""
+        """Have all workers load the adapter of the weights at `path`. It is not `held` yet."""
         from vllm.lora.request import LoRARequest
 
         await self._make_room(call)
         self._loaded += 1
-        directory = path.with_name(path.name + DIRECTORY)
+        directory = path.with_name(path.name + DIRECTORY).absolute()
+        request = LoRARequest(str(version), self._loaded, str(directory))
         try:
             await asyncio.to_thread(write_adapter, directory, path, self._layout)
-            request = LoRARequest(str(version), self._loaded, str(directory.absolute()))
             await call(self._engine.add_lora(request), "load an adapter")
         finally:
             # A worker that wanted to read it again would fail, and not draw with anything else.
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         return Adapter(version, request)
 
-    def serve(self, adapter: Adapter) -> None:
-        """Draw new samples with it."""
-        self._held.append(adapter)
-
     async def _make_room(self, call: Call) -> None:
-        older = self._held[:-1]
-        if len(self._held) == self._slots and all(adapter.samples for adapter in older):
-            for sample in list(older[0].samples):
-                self._give_up(sample, OUTLIVED)
+        older = self.held[:-1]
+        if len(self.held) == self._slots and all(adapter.samples for adapter in older):
+            self._give_up(OUTLIVED, older[0].samples)
             # vLLM hears of the end of these samples before it hears that their adapter goes.
             await call(older[0].idle.wait(), "end the samples of an old version")
         for adapter in older:
             if not adapter.samples:
                 await call(self._engine.remove_lora(adapter.request.lora_int_id), "unload an adapter")
-                self._held.remove(adapter)
+                self.held.remove(adapter)
 
 
 def write_adapter(directory: Path, path: Path, layout: Layout) -> None:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from array import array
-from contextlib import nullcontext
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -36,9 +36,8 @@ from swarm.sampler.proving import Reference
 from swarm.sampler.room import reckon
 from swarm.sampler.vllm import rounding
 from swarm.sampler.vllm import versions as vllm_versions
-from swarm.sampler.vllm.adapters import Adapters
 from swarm.sampler.vllm.swap import CALL_S, UNPROVEN, Swaps, TokenWatch, last, limited
-from swarm.types import Span
+from swarm.types import VersionId
 
 START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
 GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even confirm that, it is left alone
@@ -53,7 +52,6 @@ class VllmEngine:
         self._engine: Any = None
         self._config: Any = None
         self._swaps: Swaps | None = None
-        self._adapters: Adapters | None = None
         self._directory = ""
         self._places = 0
         self._requests = 0
@@ -76,8 +74,6 @@ class VllmEngine:
         await limited(self._engine.collective_rpc("echo_seed_draws"), CALL_S, "change its draws", progress)
         self._watch = TokenWatch(command.options.hang_s)
         engine, config, layout = self._engine, self._config, command.layout
-        if layout.adapter is not None:
-            self._adapters = Adapters(engine, layout, config.lora_config.max_loras, self._give_up)
         give_up = self._give_up_all
         self._swaps = Swaps(
             engine,
@@ -87,7 +83,6 @@ class VllmEngine:
             command.options.precision,
             watch=self._watch,
             give_up=give_up,
-            adapters=self._adapters,
             is_cuda=is_cuda,
         )
         self._watching = asyncio.create_task(self._end_if_it_hangs())
@@ -144,13 +139,12 @@ class VllmEngine:
         self._running[request] = ""
         self._watch.begin(now=time.monotonic())
         late = asyncio.get_running_loop().call_later(job.time_limit_s, self._give_up, request, TIME_LIMIT)
-        output = adapter = None
+        output = None
         try:
             prompt, params = {"prompt_token_ids": list(job.prompt_token_ids)}, vllm_versions.sampling_params(job)
-            with self._adapters.drawing(request) if self._adapters else nullcontext() as adapter:
-                named = {} if adapter is None else {"lora_request": adapter.request}
+            with swaps.adapters.drawing(request) as adapter:
                 async with asyncio.timeout(job.time_limit_s + GRACE_S):
-                    output = await last(self._engine.generate(prompt, params, request, **named))
+                    output = await last(self._engine.generate(prompt, params, request, lora_request=adapter.request))
                     await swaps.settled()
         except TimeoutError:
             self._give_up(request, TIME_LIMIT)
@@ -161,9 +155,8 @@ class VllmEngine:
         if output is None or not output.finished:
             return _failed(fault or "vLLM gave no answer"), 0
         drawn = output.outputs[0]
-        # vLLM's own account of versions knows nothing of adapters.
-        spans = vllm_versions.version_spans(drawn) if adapter is None else adapter.span(len(drawn.token_ids))
-        return (_failed(fault) if fault else _sampled(swaps, job, drawn, spans, trial)), len(drawn.token_ids)
+        sampled = _failed(fault) if fault else _sampled(swaps, job, drawn, adapter.version, trial)
+        return sampled, len(drawn.token_ids)
 
     def _why_not(self, job: Job) -> str:
         """Return why vLLM cannot draw this job as the lease says, or "" if it can."""
@@ -186,8 +179,8 @@ class VllmEngine:
             # If the core is gone, the request ends by itself with that error.
             asyncio.ensure_future(self._engine.abort(request)).add_done_callback(_retrieve)
 
-    def _give_up_all(self, fault: str) -> None:
-        for request in list(self._running):
+    def _give_up_all(self, fault: str, requests: Collection[str] | None = None) -> None:
+        for request in list(self._running if requests is None else requests):
             self._give_up(request, fault)
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
@@ -213,8 +206,9 @@ class VllmEngine:
         os._exit(70)
 
 
-def _sampled(swaps: Swaps, job: Job, drawn: Any, spans: tuple[Span, ...] | None, trial: bool) -> Sampled:
+def _sampled(swaps: Swaps, job: Job, drawn: Any, adapter: VersionId | None, trial: bool) -> Sampled:
     token_ids, logprobs = list(drawn.token_ids), vllm_versions.drawn_logprobs(drawn)
+    spans = vllm_versions.version_spans(drawn, adapter)
     if spans is None and trial:
         spans = ()
     if spans is None or len(logprobs) != len(token_ids):

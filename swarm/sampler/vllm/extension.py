@@ -17,7 +17,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from math import prod
 from typing import Any
@@ -132,8 +132,12 @@ class EchoWorker:
             if layer.tp_size > 1 and any(one is not None for one in a):
                 cut_a, cut_b = (layer.slice_lora_a, a), (layer.slice_lora_b, b)
                 a, b = (cut(all_of) if len(parts) > 1 else [cut(all_of[0])] for cut, all_of in (cut_a, cut_b))
-            if not (_all_held(layer.lora_a_stacked, slot, a) and _all_held(layer.lora_b_stacked, slot, b)):
-                return f"the adapter of {name} differs from what the learner signed"
+            for stacked, matrix in zip((*layer.lora_a_stacked, *layer.lora_b_stacked), (*a, *b), strict=True):
+                wanted = torch.zeros_like(stacked[slot, 0])
+                if matrix is not None:
+                    wanted[: matrix.shape[0], : matrix.shape[1]] = matrix
+                if not torch.equal(stacked[slot, 0], wanted):
+                    return f"the adapter of {name} differs from what the learner signed"
         return f"{next(iter(given))} and {len(given) - 1} more have no place in it" if given else ""
 
     def echo_sums(self, layout: bytes) -> bytes:
@@ -147,17 +151,6 @@ class EchoWorker:
             if name == spec.name:
                 sums[name] = _sum(part, TORCH_DTYPES[spec.dtype]) if counted else 0
         return msgspec.json.encode(sums)
-
-
-def _all_held(held: Sequence[torch.Tensor], slot: int, given: list[torch.Tensor | None]) -> bool:
-    """Return whether a layer holds the matrices `given` in a slot, and zeros elsewhere in it."""
-    for stacked, matrix in zip(held, given, strict=True):
-        wanted = torch.zeros_like(stacked[slot, 0])
-        if matrix is not None:
-            wanted[: matrix.shape[0], : matrix.shape[1]] = matrix
-        if not torch.equal(stacked[slot, 0], wanted):
-            return False
-    return True
 
 
 def _as_streamed(model: Any, layout: Layout, rank: int) -> dict[str, list[torch.Tensor]]:

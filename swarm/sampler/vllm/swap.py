@@ -76,8 +76,7 @@ R = TypeVar("R")
 PAUSE_S = 60.0  # A pause waits for the current step; the longest, a full prefill, takes seconds
 CALL_S = 30.0  # A label, a cache reset, a resume: messages to the core that take milliseconds
 RELOAD_S = 60.0
-PROBED_BYTES = 4_000_000_000
-"""Largest model of which every adapter is probed, not the first alone: the reference reads all of it, in seconds."""
+PROBED_BYTES = 4e9  # Largest model of which each adapter is probed, not the first alone: its reference takes seconds
 RELOAD_BYTES_PER_S = 50e6  # A reload copies from memory at GB/s, but from a spinning disk at this
 PROBE_S = 60.0  # A probe is a prefill of 32 tokens and goes first; on a CPU it waits for a step of many samples
 BEAT_S = 1.0  # How often the node hears of progress during a call that has its own limit
@@ -106,7 +105,8 @@ def timed(parts: Parts, name: str) -> Iterator[None]:
 
 
 class Swaps:
-    """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends all running samples with a fault.
+    """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends samples with a fault, by
+    default all.
     `version` is the last proven one. Once `unproven` gives a reason, no install can repair the engine."""
 
     def __init__(
@@ -118,8 +118,7 @@ class Swaps:
         precision: Rounding,
         *,
         watch: TokenWatch,
-        give_up: Callable[[str], None],
-        adapters: Adapters | None = None,
+        give_up: Callable[..., None],
         is_cuda: bool,
     ) -> None:
         self.version: VersionId | None = None
@@ -132,7 +131,9 @@ class Swaps:
         self._precision = precision
         self._watch = watch
         self._give_up = give_up
-        self._adapters = adapters
+        self._is_adapted = layout.adapter is not None
+        slots = config.lora_config.max_loras if self._is_adapted else 0
+        self.adapters = Adapters(engine, layout, slots, give_up)
         self._is_cuda = is_cuda
         self._dtype = str(config.model_config.dtype).removeprefix("torch.")
         self._tokens = probe_tokens(config.model_config.get_vocab_size(), config.model_config.max_model_len - 1)
@@ -159,20 +160,18 @@ class Swaps:
             if self.unproven:
                 return NotInstalled("engine", self.unproven)
             parts: Parts = {}
-            if thawed := self._thawed(command.tensor_sums):
-                return NotInstalled("file", f"{thawed} is frozen, and another one than before")
             if not command.proven:
                 with timed(parts, "check_s"):
-                    sums, held = command.tensor_sums, self._sums if self._adapters else ()
+                    sums, held = command.tensor_sums, self._sums if self._is_adapted else ()
                     wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress, held)
                 if wrong is not None:
                     return NotInstalled("file", wrong)
             try:
                 with _linked(Path(command.path), command.version) as path:
-                    if self._adapters is None or not self._sums:
+                    if not self._is_adapted or not self._sums:
                         proof = await self._swap(command, path, parts, progress)
-                    if self._adapters is not None:
-                        proof = await self._load(self._adapters, command, path, parts, progress)
+                    if self._is_adapted:
+                        proof = await self._load(command, path, parts, progress)
                 self.version, self._sums = command.version, command.tensor_sums
             except (Unproven, TookTooLong) as error:
                 return NotInstalled("engine", str(error))
@@ -181,8 +180,7 @@ class Swaps:
     async def _swap(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
         """Change the weights beneath the samples and prove them. If that fails, give up every sample that the new
         weights may have touched, and raise Unproven or TookTooLong."""
-        is_probed = self._needs_probe and self._adapters is None
-        expected = await self._expect(path, parts, progress) if is_probed else None
+        expected = await self._expect(path, self._needs_probe and not self._is_adapted, parts, progress)
         probing: asyncio.Task[list[float]] | None = None
         self._settled.clear()
         self._suspect = command.version
@@ -200,12 +198,7 @@ class Swaps:
             self._settled.set()
         return proof
 
-    def _thawed(self, sums: tuple[int, ...]) -> str:
-        """Return which frozen tensor would change, or ""."""
-        pairs = zip(self._layout.tensors, sums, self._sums, strict=False)
-        return next((spec.name for spec, new, held in pairs if spec.frozen and new != held), "")
-
-    async def _load(self, adapters: Adapters, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
+    async def _load(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
         """Load an adapter beside the others, prove it and have new samples drawn with it. If that fails, give up every
         sample, and raise Unproven or TookTooLong."""
 
@@ -214,9 +207,9 @@ class Swaps:
 
         try:
             is_probed = self.version is None or self._layout.total_bytes <= PROBED_BYTES
-            expected = await self._expect(path, parts, progress) if is_probed else None
+            expected = await self._expect(path, is_probed, parts, progress)
             with timed(parts, "reload_s"):
-                adapter = await adapters.load(command.version, path, call)
+                adapter = await self.adapters.load(command.version, path, call)
             with timed(parts, "proof_s"):
                 given = (str(path), self._layout_json, adapter.request.lora_int_id)
                 asked = self._engine.collective_rpc("echo_adapter", args=given)
@@ -227,7 +220,7 @@ class Swaps:
         except BaseException as error:
             self._distrust(error)
             raise
-        adapters.serve(adapter)
+        self.adapters.held.append(adapter)
         return "bits and probe" if is_probed else "bits"
 
     async def _swap_paused(
@@ -261,8 +254,10 @@ class Swaps:
             parts["pause_s"] = time.monotonic() - paused_at
         return proof, probing
 
-    async def _expect(self, path: Path, parts: Parts, progress: Told) -> Expected:
-        """Compute what the probe must give, while samples are drawn."""
+    async def _expect(self, path: Path, is_probed: bool, parts: Parts, progress: Told) -> Expected | None:
+        """Compute what the probe must give, while samples are drawn. Return None if this install needs no probe."""
+        if not is_probed:
+            return None
         with timed(parts, "proof_s"):
             work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
             return await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
@@ -290,15 +285,13 @@ class Swaps:
         answers = await self._limited(_of_workers(call), self._reload_limit_s, "sum its weights", progress)
         workers = [msgspec.json.decode(answer, type=dict[str, int]) for answer in answers]
         covered = 0
-        pairs = zip(self._layout.tensors, sums, strict=True)
-        swapped = [pair for pair in pairs if pair[0].frozen or self._adapters is None]
-        for spec, expected in swapped:
+        for spec, expected in zip(self._layout.tensors, sums, strict=True):
             if all(spec.name in worker for worker in workers):
                 covered += 1
                 if sum(worker[spec.name] for worker in workers) % (1 << 64) != expected:
                     raise Unproven(f"the engine's {spec.name} differs from what the learner signed")
         # On CPUs the head keeps its weights as they came, and computes with a copy in another form.
-        probed, self._needs_probe = self._needs_probe, not self._is_cuda or covered < len(swapped)
+        probed, self._needs_probe = self._needs_probe, not self._is_cuda or covered < len(sums)
         if self._needs_probe and not probed:
             raise Unproven("the engine holds fewer tensors as they came than at its first install")
         if covered == 0:

@@ -19,7 +19,7 @@ from swarm.errors import UserError
 from swarm.extras import how_to_have
 from swarm.process import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
-from swarm.sampler.room import KV_SHARE, adapter_rank, adapter_slots, dtype_of, memory_share
+from swarm.sampler.room import ADAPTER_SLOTS, KV_SHARE, adapter_rank, dtype_of, memory_share
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -149,7 +149,7 @@ def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool)
 
     from swarm.sampler.vllm.rounding import overrides
 
-    options = command.options
+    options, layout = command.options, command.layout
     check_arguments(options.arguments)
     arguments = {
         "model": command.directory,
@@ -171,7 +171,10 @@ def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool)
         # generators cannot be wound back, and the engine dies.
         "enable_chunked_prefill": is_cuda,
         "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
-        **_adapter_arguments(command),
+        "enable_lora": layout.adapter is not None,
+        "max_lora_rank": adapter_rank(layout),
+        "max_loras": ADAPTER_SLOTS,
+        "lora_target_modules": sorted({name.rpartition(".")[2] for name in layout.adapted}) or None,
         **options.arguments,
     }
     try:
@@ -183,17 +186,6 @@ def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool)
     if not is_cuda and config.cache_config.kv_cache_memory_bytes is None:
         config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, seats(places))
     return config
-
-
-def _adapter_arguments(command: Start) -> dict[str, Any]:
-    if command.layout.adapter is None:
-        return {}
-    return {
-        "enable_lora": True,
-        "max_lora_rank": adapter_rank(command.layout),
-        "max_loras": adapter_slots(command.options),
-        "lora_target_modules": sorted({name.rpartition(".")[2] for name in command.layout.adapted}),
-    }
 
 
 def seats(places: int) -> int:
@@ -279,8 +271,11 @@ def drawn_logprobs(completion: Any) -> list[float]:
     return list(completion.logprobs.logprobs)
 
 
-def version_spans(completion: Any) -> tuple[Span, ...] | None:
-    """Return which version drew which tokens, or None if vLLM's account has a gap or an unknown label."""
+def version_spans(completion: Any, adapter: VersionId | None = None) -> tuple[Span, ...] | None:
+    """Return which version drew which tokens, or None if vLLM's account has a gap or an unknown label. That account is
+    of the model alone: of an `adapter` each sample has one version."""
+    if adapter is not None:
+        return (Span(version=adapter, start=0, end=len(completion.token_ids)),)
     spans: list[Span] = []
     for span in completion.weight_versions or ():
         label = re.fullmatch(r"(\d+)\.(\d+)", span.version)
