@@ -99,7 +99,7 @@ class Reference:
             if module._parameters or _persistent(module):
                 module.register_forward_pre_hook(self._filler(path))
                 module.register_forward_hook(lambda module, *_: self._empty(module))
-            if stream_name(f"{path}.weight") in rounded:
+            if f"{path}.weight" in rounded:
                 module.register_forward_pre_hook(self._round_inputs)
 
     @torch.no_grad()

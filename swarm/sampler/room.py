@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from swarm.broadcast.version.manifest import LORA_A, LORA_B, Layout, TensorSpec
+from swarm.broadcast.version.manifest import Layout, TensorSpec
 from swarm.errors import UserError
 from swarm.process import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, EngineKind, EngineOptions, Reckoned
@@ -105,8 +105,7 @@ def model_of(layout: Layout) -> Model:
 
 
 def is_rounded(tensor: TensorSpec) -> bool:
-    is_matrix = len(tensor.shape) > 1 and LAYER.search(tensor.name) is not None
-    return is_matrix and not tensor.name.endswith((LORA_A, LORA_B))
+    return len(tensor.shape) > 1 and LAYER.search(tensor.name) is not None
 
 
 def adapter_rank(layout: Layout) -> int:

@@ -297,6 +297,6 @@ def test_what_no_adapter_can_be_is_refused(given: dict[str, Any], said: str) -> 
     assert said in fault(LeadConfig, **given)
 
 
-def test_a_demo_of_an_adapter_is_drawn_by_transformers() -> None:
-    with pytest.raises(UserError, match="vllm cannot draw with an adapter yet: leave --engine out, or --adapter"):
-        load_config(DemoConfig, None, {"adapter": 8, "engine": "vllm"})
+def test_a_demo_of_an_adapter_is_not_drawn_by_mlx() -> None:
+    with pytest.raises(UserError, match="mlx cannot draw with an adapter yet: leave --engine out, or --adapter"):
+        load_config(DemoConfig, None, {"adapter": 8, "engine": "mlx"})

@@ -105,9 +105,8 @@ def timed(parts: Parts, name: str) -> Iterator[None]:
 
 
 class Swaps:
-    """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends samples with a fault, by
-    default all.
-    `version` is the last proven one. Once `unproven` gives a reason, no install can repair the engine."""
+    """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends samples with a fault, all
+    unless told which. `version` is the last proven one. Once `unproven` gives a reason, no install can repair the engine."""
 
     def __init__(
         self,

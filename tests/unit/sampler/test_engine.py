@@ -362,6 +362,6 @@ def test_an_adapter_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
 
 async def test_an_engine_that_cannot_draw_with_an_adapter_says_so_in_a_line(tmp_path: Path) -> None:
     staged = stage_model(adapted_model(), tmp_path)
-    worker = EngineWorker(tmp_path / "engine", kind="vllm", options=EngineOptions())
-    with pytest.raises(UserError, match=r"vllm cannot draw with one yet: join with --engine transformers$"):
+    worker = EngineWorker(tmp_path / "engine", kind="mlx", options=EngineOptions())
+    with pytest.raises(UserError, match=r"mlx cannot draw with one yet: join with --engine transformers$"):
         await worker.load(staged.layout)
