@@ -106,7 +106,7 @@ def timed(parts: Parts, name: str) -> Iterator[None]:
 
 class Swaps:
     """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends samples with a fault, all
-    unless told which. `version` is the last proven one. Once `unproven` gives a reason, no install can repair the engine."""
+    unless told which. `version` is the last proven one. Once `unproven` gives a reason, no install can repair it."""
 
     def __init__(
         self,
