@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +21,13 @@ from typing import Any
 from safetensors.torch import save_file
 
 from swarm.broadcast.version.manifest import Layout
+from swarm.errors import UserError
 from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, name_in_adapter
 from swarm.sampler.weights import mapped_tensors
-from swarm.types import VersionId
+from swarm.types import Rounding, VersionId
 
 DIRECTORY = ".adapter"  # Ends the name of the directory from which a version is loaded
+MIN_SLOTS = 2
 OUTLIVED = "too many newer versions came while it was drawn"
 Call = Callable[[Awaitable[Any], str], Awaitable[Any]]  # Waits within a limit for what vLLM was told to do, in words
 
@@ -92,6 +94,18 @@ class Adapters:
             if not adapter.samples:
                 await call(self._engine.remove_lora(adapter.request.lora_int_id), "unload an adapter")
                 self.held.remove(adapter)
+
+
+def check(layout: Layout, precision: Rounding, arguments: Mapping[str, Any], *, is_cuda: bool) -> None:
+    """Raise UserError where vLLM cannot draw with the adapter of `layout`."""
+    if precision != "none":
+        # On CPUs its kernel for int8 keeps no matrix to put an adapter beside. The others are not tested.
+        raise UserError("--precision cannot round a model beside an adapter in vLLM yet: leave it out")
+    if not is_cuda and any(len(tensor.shape) > 2 for tensor in layout.tensors):
+        # It would take a kernel that is for GPUs, and die at the first token.
+        raise UserError("vLLM for CPUs draws with no adapter of a model of experts: join with --engine transformers")
+    if arguments.get("max_loras", MIN_SLOTS) < MIN_SLOTS:
+        raise UserError(f"max_loras has to be {MIN_SLOTS} or more: a version is loaded before an older one goes")
 
 
 def write_adapter(directory: Path, path: Path, layout: Layout) -> None:

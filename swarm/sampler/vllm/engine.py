@@ -34,7 +34,7 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.proving import Reference
 from swarm.sampler.room import reckon
-from swarm.sampler.vllm import rounding
+from swarm.sampler.vllm import adapters, rounding
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.swap import CALL_S, UNPROVEN, Swaps, TokenWatch, last, limited
 from swarm.types import VersionId
@@ -102,6 +102,8 @@ class VllmEngine:
     def _build(self, command: Start, is_cuda: bool) -> Reference:
         self._places = reckon("vllm", command.layout, command.options).places
         precision = command.options.precision
+        if command.layout.adapter is not None:
+            adapters.check(command.layout, precision, command.options.arguments, is_cuda=is_cuda)
         if precision != "none":
             rounding.check(command.layout, precision, command.options.dtype, is_cuda=is_cuda)
         reference = Reference(command.directory, command.layout, precision)
