@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, name_in_adapter
+from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.weights import mapped_tensors
 from swarm.types import Rounding, VersionId
 
@@ -70,12 +71,10 @@ class Adapters:
 
     async def load(self, version: VersionId, path: Path, call: Call) -> Adapter:
         """Have all workers load the adapter of the weights at `path`. It is not `held` yet."""
-        from vllm.lora.request import LoRARequest
-
         await self._make_room(call)
         self._loaded += 1
         directory = path.with_name(path.name + DIRECTORY).absolute()
-        request = LoRARequest(str(version), self._loaded, str(directory))
+        request = vllm_versions.adapter_request(str(version), self._loaded, str(directory))
         try:
             await asyncio.to_thread(write_adapter, directory, path, self._layout)
             await call(self._engine.add_lora(request), "load an adapter")

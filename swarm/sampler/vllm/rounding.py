@@ -45,9 +45,6 @@ def overrides(precision: Rounding) -> dict[str, Any]:
 
 def check(layout: Layout, precision: Rounding, dtype: str, *, is_cuda: bool) -> None:
     """Raise UserError if vLLM cannot hold the matrices of `layout` in this precision."""
-    if layout.adapter is not None:
-        # Its kernels for int8 on CPUs keep no matrix at which it could put an adapter; the others are untested.
-        raise UserError("--precision cannot round a model beneath an adapter yet: leave it out")
     if precision == "int4" and dtype == "float32" and not is_cuda:
         raise UserError("vLLM on a CPU multiplies int4 in bfloat16 alone: leave --dtype out")
     rounded = [spec for spec in layout.tensors if is_rounded(spec)]

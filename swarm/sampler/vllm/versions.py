@@ -246,6 +246,12 @@ def have_tokenizer(engine: Any, directory: str) -> None:
         engine.output_processor.tokenizer = kind(tokenizer_file=os.path.join(directory, "tokenizer.json"))
 
 
+def adapter_request(name: str, number: int, directory: str) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(name, number, directory)
+
+
 def probe_params() -> Any:
     """Ask for the log-prob of each prompt token, and for one drawn token because vLLM draws at least one."""
     from vllm import SamplingParams
