@@ -47,10 +47,7 @@ ROUNDED_BYTES: dict[Rounding, float] = {"fp8": 1.01, "int8": 1.01, "int4": 0.57}
 
 ASK_S = 60.0  # A driver that slept wakes within seconds
 ASK_GPUS = "import sys, torch; [print(*torch.cuda.mem_get_info(i)) for i in range(int(sys.argv[1]))]"
-ADAPTER_SLOTS = 6
-"""Versions of an adapter that vLLM holds at once: the bound of staleness and two more, for bounds of up to twice the
-default. A sampler is not told the bound; its owner may set vLLM's max_loras."""
-
+ADAPTER_SLOTS = 6  # Versions that vLLM holds: two more than twice the default bound of staleness, which it is not told
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # For which vLLM has kernels
 PRECISIONS: tuple[Rounding, ...] = ("fp8", "int8", "int4")  # What vLLM rounds to, mildest first
 LAYER = re.compile(r"\.(\d+)\.")

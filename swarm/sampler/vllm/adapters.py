@@ -28,15 +28,13 @@ from swarm.sampler.weights import mapped_tensors
 from swarm.types import Rounding, VersionId
 
 DIRECTORY = ".adapter"  # Ends the name of the directory from which a version is loaded
-MIN_SLOTS = 2
 OUTLIVED = "too many newer versions came while it was drawn"
 Call = Callable[[Awaitable[Any], str], Awaitable[Any]]  # Waits within a limit for what vLLM was told to do, in words
 
 
 @dataclass(eq=False, slots=True)
 class Adapter:
-    """One loaded version. `request` has vLLM draw with it; None is the model alone. `samples` are being drawn, or it is
-    `idle`."""
+    """One loaded version; without `request` it is the model alone. `samples` are being drawn, or it is `idle`."""
 
     version: VersionId | None
     request: Any
@@ -96,15 +94,14 @@ class Adapters:
 
 
 def check(layout: Layout, precision: Rounding, arguments: Mapping[str, Any], *, is_cuda: bool) -> None:
-    """Raise UserError where vLLM cannot draw with the adapter of `layout`."""
+    """Raise UserError where vLLM cannot draw with the adapter of `layout`. On CPUs its int8 kernel keeps no matrix to
+    put an adapter beside, and experts would get a kernel that is for GPUs."""
     if precision != "none":
-        # On CPUs its kernel for int8 keeps no matrix to put an adapter beside. The others are not tested.
         raise UserError("--precision cannot round a model beside an adapter in vLLM yet: leave it out")
     if not is_cuda and any(len(tensor.shape) > 2 for tensor in layout.tensors):
-        # It would take a kernel that is for GPUs, and die at the first token.
         raise UserError("vLLM for CPUs draws with no adapter of a model of experts: join with --engine transformers")
-    if arguments.get("max_loras", MIN_SLOTS) < MIN_SLOTS:
-        raise UserError(f"max_loras has to be {MIN_SLOTS} or more: a version is loaded before an older one goes")
+    if arguments.get("max_loras", 2) < 2:
+        raise UserError("max_loras has to be 2 or more: a version is loaded before an older one goes")
 
 
 def write_adapter(directory: Path, path: Path, layout: Layout) -> None:

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from array import array
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from swarm.sampler.room import reckon
 from swarm.sampler.vllm import adapters, rounding
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.swap import CALL_S, UNPROVEN, Swaps, TokenWatch, last, limited
-from swarm.types import VersionId
+from swarm.types import Span, VersionId
 
 START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
 GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even confirm that, it is left alone
@@ -73,18 +72,8 @@ class VllmEngine:
         reference = await limited(building, START_S, "start", progress)
         await limited(self._engine.collective_rpc("echo_seed_draws"), CALL_S, "change its draws", progress)
         self._watch = TokenWatch(command.options.hang_s)
-        engine, config, layout = self._engine, self._config, command.layout
-        give_up = self._give_up_all
-        self._swaps = Swaps(
-            engine,
-            config,
-            layout,
-            reference,
-            command.options.precision,
-            watch=self._watch,
-            give_up=give_up,
-            is_cuda=is_cuda,
-        )
+        given = (self._engine, self._config, command.layout, reference, command.options.precision)
+        self._swaps = Swaps(*given, watch=self._watch, give_up=self._give_up_all, is_cuda=is_cuda)
         self._watching = asyncio.create_task(self._end_if_it_hangs())
         return Started(
             engine="vllm",
@@ -157,8 +146,7 @@ class VllmEngine:
         if output is None or not output.finished:
             return _failed(fault or "vLLM gave no answer"), 0
         drawn = output.outputs[0]
-        sampled = _failed(fault) if fault else _sampled(swaps, job, drawn, adapter.version, trial)
-        return sampled, len(drawn.token_ids)
+        return (_failed(fault) if fault else _sampled(swaps, job, drawn, adapter.version, trial)), len(drawn.token_ids)
 
     def _why_not(self, job: Job) -> str:
         """Return why vLLM cannot draw this job as the lease says, or "" if it can."""
@@ -181,7 +169,7 @@ class VllmEngine:
             # If the core is gone, the request ends by itself with that error.
             asyncio.ensure_future(self._engine.abort(request)).add_done_callback(_retrieve)
 
-    def _give_up_all(self, fault: str, requests: Collection[str] | None = None) -> None:
+    def _give_up_all(self, fault: str, requests: set[str] | None = None) -> None:
         for request in list(self._running if requests is None else requests):
             self._give_up(request, fault)
 
@@ -210,7 +198,8 @@ class VllmEngine:
 
 def _sampled(swaps: Swaps, job: Job, drawn: Any, adapter: VersionId | None, trial: bool) -> Sampled:
     token_ids, logprobs = list(drawn.token_ids), vllm_versions.drawn_logprobs(drawn)
-    spans = vllm_versions.version_spans(drawn, adapter)
+    whole = () if adapter is None else (Span(version=adapter, start=0, end=len(token_ids)),)
+    spans = whole or vllm_versions.version_spans(drawn)
     if spans is None and trial:
         spans = ()
     if spans is None or len(logprobs) != len(token_ids):

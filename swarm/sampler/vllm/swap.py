@@ -131,8 +131,7 @@ class Swaps:
         self._watch = watch
         self._give_up = give_up
         self._is_adapted = layout.adapter is not None
-        slots = config.lora_config.max_loras if self._is_adapted else 0
-        self.adapters = Adapters(engine, layout, slots, give_up)
+        self.adapters = Adapters(engine, layout, getattr(config.lora_config, "max_loras", 0), give_up)
         self._is_cuda = is_cuda
         self._dtype = str(config.model_config.dtype).removeprefix("torch.")
         self._tokens = probe_tokens(config.model_config.get_vocab_size(), config.model_config.max_model_len - 1)

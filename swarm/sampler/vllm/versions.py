@@ -46,10 +46,8 @@ REFUSED: dict[str, str] = {
             "model tokenizer skip_tokenizer_init hf_overrides hf_config_path config_format revision runner convert"
         ),
         "a sampler runs no code that came with a model": "trust_remote_code",
-        "weights come from the swarm": (
-            "load_format model_weights weight_transfer_config enable_lora max_lora_rank max_cpu_loras lora_dtype "
-            "lora_target_modules fully_sharded_loras default_mm_loras"
-        ),
+        "weights come from the swarm": "load_format model_weights weight_transfer_config enable_lora default_mm_loras",
+        "the run's adapter says it": "max_lora_rank max_cpu_loras lora_dtype lora_target_modules fully_sharded_loras",
         "weights are taken and proven by it": "worker_extension_cls worker_cls",
         "log-probs would no longer be those of the draws": (
             "logprobs_mode generation_config override_generation_config logits_processors kv_cache_dtype "
@@ -277,11 +275,8 @@ def drawn_logprobs(completion: Any) -> list[float]:
     return list(completion.logprobs.logprobs)
 
 
-def version_spans(completion: Any, adapter: VersionId | None = None) -> tuple[Span, ...] | None:
-    """Return which version drew which tokens, or None if vLLM's account has a gap or an unknown label. That account is
-    of the model alone: of an `adapter` each sample has one version."""
-    if adapter is not None:
-        return (Span(version=adapter, start=0, end=len(completion.token_ids)),)
+def version_spans(completion: Any) -> tuple[Span, ...] | None:
+    """Return which version drew which tokens, or None if vLLM's account has a gap or an unknown label."""
     spans: list[Span] = []
     for span in completion.weight_versions or ():
         label = re.fullmatch(r"(\d+)\.(\d+)", span.version)
