@@ -99,10 +99,6 @@ def all_of(*needs: Callable[[], str]) -> Callable[[], str]:
     return lambda: next(filter(None, (lacks() for lacks in needs)), "")
 
 
-def adapters_in_vllm() -> str:
-    return "" if find_spec("swarm.sampler.vllm.adapters") else "this vllm engine cannot draw with adapters yet"
-
-
 # -- limits --------------------------------------------------------------------------------------------------------
 
 MFU = Limit(path="mfu.mfu", least=0.3), Limit(path="mfu.tokens_per_s")
@@ -180,7 +176,6 @@ def engine(
     limit_s: float,
     dry: tuple[str, ...] = (),
     packages: tuple[str, ...] = (),
-    lacks: Callable[[], str] = lambda: "",
     needs: Callable[[], str] = lambda: "",
 ) -> Check:
     """`dry` are given after the arguments, and so replace them. On CPUs vLLM in bf16 has died in tests; there float32
@@ -196,7 +191,6 @@ def engine(
         limits=limits,
         limit_s=limit_s,
         packages=(*ENGINE, *packages, *(("vllm",) if is_vllm else ())),
-        lacks=lacks,
         needs=all_of(vllm_for_gpus, needs) if is_vllm else needs,
     )
 
@@ -248,7 +242,6 @@ CHECKS = (
         *("--adapter", "32", "--swaps", "20", *SHORT),
         dry=("--adapter", "4", *FEW_SWAPS),
         packages=("peft",),
-        lacks=adapters_in_vllm,
         limits=(*agrees(BF16_KL), *SWAPPED),
         limit_s=120.0,
     ),

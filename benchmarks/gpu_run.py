@@ -61,8 +61,8 @@ class Limit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """`command`, a module and its arguments, runs on a GPU; `dry` in its place on the CPU. Both end with a line of
-    JSON. Of all the time it has `limit_s`. `packages` have to be importable for either. `lacks` says why neither can
-    run here, and `needs` why the GPU's cannot, or ""."""
+    JSON. Of all the time it has `limit_s`. `packages` have to be importable for either. `needs` says why the GPU's
+    cannot run here, or ""."""
 
     name: str
     command: tuple[str, ...]
@@ -70,7 +70,6 @@ class Check:
     limits: tuple[Limit, ...]
     limit_s: float
     packages: tuple[str, ...] = ()
-    lacks: Callable[[], str] = lambda: ""
     needs: Callable[[], str] = lambda: ""
 
 
@@ -91,7 +90,7 @@ def why_not(check: Check, *, dry: bool) -> str:
     lacking = [name for name in check.packages if find_spec(name) is None]
     if lacking:
         return f"not installed: {', '.join(lacking)}"
-    return check.lacks() or ("" if dry else check.needs())
+    return "" if dry else check.needs()
 
 
 def run(check: Check, *, dry: bool, left_s: float = float("inf")) -> Result:

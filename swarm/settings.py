@@ -483,8 +483,6 @@ class DemoConfig(BaseModel):
     def _fits_together(self) -> Self:
         if self.engine == "all" and self.samplers < 3:
             raise ValueError("--engine all needs a sampler for each of three engines: --samplers 3 or more")
-        if self.adapter is not None and self.engine not in ("transformers", "mlx"):
-            raise ValueError(f"{self.engine} cannot draw with an adapter yet: leave --engine out, or --adapter")
         return self
 
     @property

@@ -47,6 +47,8 @@ ROUNDED_BYTES: dict[Rounding, float] = {"fp8": 1.01, "int8": 1.01, "int4": 0.57}
 
 ASK_S = 60.0  # A driver that slept wakes within seconds
 ASK_GPUS = "import sys, torch; [print(*torch.cuda.mem_get_info(i)) for i in range(int(sys.argv[1]))]"
+ADAPTER_SLOTS = 6  # Versions that vLLM holds: two more than twice the default bound of staleness, which it is not told
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # For which vLLM has kernels
 PRECISIONS: tuple[Rounding, ...] = ("fp8", "int8", "int4")  # What vLLM rounds to, mildest first
 LAYER = re.compile(r"\.(\d+)\.")
 
@@ -101,6 +103,21 @@ def model_of(layout: Layout) -> Model:
 
 def is_rounded(tensor: TensorSpec) -> bool:
     return len(tensor.shape) > 1 and bool(LAYER.search(tensor.name)) and not tensor.name.endswith((LORA_A, LORA_B))
+
+
+def adapter_rank(layout: Layout) -> int:
+    """Return the smallest rank of vLLM's that holds the run's adapter; vLLM refuses a larger one."""
+    rank = layout.adapter.rank if layout.adapter else 1
+    return next((one for one in ADAPTER_RANKS if one >= rank), rank)
+
+
+def adapters_bytes(layout: Layout, options: EngineOptions, dtype: str) -> int:
+    """Return what the slots of vLLM take for adapters. Every GPU is counted as if it held all of each."""
+    if layout.adapter is None:
+        return 0
+    items = sum(prod(tensor.shape) for tensor in layout.tensors if not tensor.frozen)
+    copies = options.arguments.get("max_loras", ADAPTER_SLOTS) * options.tensor_parallel_size
+    return int(copies * items * adapter_rank(layout) / layout.adapter.rank * ITEM_BYTES[dtype])
 
 
 def _config(layout: Layout) -> dict[str, Any]:
@@ -203,10 +220,11 @@ def _size(nbytes: float) -> str:
 def reckon(kind: EngineKind, layout: Layout, options: EngineOptions) -> Reckoned:
     """Return how many samples fit here, and what is said of that. Raise UserError if there is no room for a few."""
     model, device = model_of(layout), measured(kind, options)
+    beside = adapters_bytes(layout, options, device.dtype) if kind == "vllm" else 0
     if kind == "mlx":
         # An install holds all experts as they came beside those that it had, until they are stacked.
-        experts = sum(tensor.nbytes for tensor in layout.tensors if len(tensor.shape) > 2)
-        device = dataclasses.replace(device, free_bytes=device.free_bytes - experts)
+        beside = sum(tensor.nbytes for tensor in layout.tensors if len(tensor.shape) > 2)
+    device = dataclasses.replace(device, free_bytes=device.free_bytes - beside)
     count, tokens = places(model, device, options), sample_tokens(model, options)
     held = weights_bytes(model, device.dtype, options.precision)
     return Reckoned(

@@ -195,12 +195,7 @@ class EngineWorker:
         return await self._child.call(command, Reckoned)
 
     async def load(self, layout: Layout) -> Started:
-        """Build the swarm's model from the files that came with its layout. Raise UserError for an adapter that this
-        kind of engine cannot draw with."""
-        if layout.adapter is not None and self.kind not in ("transformers", "mlx", "scripted"):
-            raise UserError(
-                f"this run trains an adapter, and {self.kind} cannot draw with one yet: join with --engine transformers"
-            )
+        """Build the swarm's model from the files that came with its layout."""
         await asyncio.to_thread(write_model_files, self._files_dir, layout)
         command = Start(directory=str(self._files_dir), layout=layout, options=self._options)
         started = await self._child.call(command, Started)

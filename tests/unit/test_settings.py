@@ -11,7 +11,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineOptions
-from swarm.settings import DemoConfig, JoinConfig, LeadConfig, line_of, load_config
+from swarm.settings import JoinConfig, LeadConfig, line_of, load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -298,8 +298,3 @@ def test_an_adapter_has_ten_times_the_rate_and_twice_its_rank_as_alpha() -> None
 )
 def test_what_no_adapter_can_be_is_refused(given: dict[str, Any], said: str) -> None:
     assert said in fault(LeadConfig, **given)
-
-
-def test_a_demo_of_an_adapter_is_drawn_by_transformers() -> None:
-    with pytest.raises(UserError, match="vllm cannot draw with an adapter yet: leave --engine out, or --adapter"):
-        load_config(DemoConfig, None, {"adapter": 8, "engine": "vllm"})

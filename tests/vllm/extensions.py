@@ -20,6 +20,13 @@ class OldHead(EchoWorker):
     def echo_pack_embeddings(self, model: Any) -> None: ...
 
 
+class Blind(EchoWorker):
+    """From version 0.90 on says that it holds whatever adapter it was to load."""
+
+    def echo_adapter(self, path: str, layout: bytes, number: int) -> str:
+        return "" if int(path.rpartition(".")[2]) >= 90 else super().echo_adapter(path, layout, number)
+
+
 class Dying(EchoWorker):
     """Dies in the middle of the swap to version 0.1."""
 

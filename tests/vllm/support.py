@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
+from swarm.learner.adapter import attach
+from swarm.learner.messages import AdapterRules
 from swarm.sampler.engine import Installed, Job, Sampled, Started
 from swarm.sampler.vllm.engine import VllmEngine
 from swarm.types import VersionId
@@ -60,6 +63,25 @@ def staged_pair(directory: Path, kind: str = "qwen3", *, tied: bool = True, **sh
         model = AUTO.from_config(CONFIGS[kind](**{**SHAPE, **shape}, tie_word_embeddings=tied))
         pair.append(stage_model(model, directory / str(seed)))
     return pair[0], pair[1]
+
+
+def staged_adapters(
+    directory: Path, count: int, kind: str = "qwen3", *, rank: int = 4, alpha: float = 8.0, tied: bool = True
+) -> list[Staged]:
+    """Versions of an adapter of one random model that is not zero but in version 0."""
+    torch.manual_seed(0)
+    model = AUTO.from_config(CONFIGS[kind](**SHAPE, tie_word_embeddings=tied))
+    attach(model, AdapterRules(rank=rank, alpha=alpha), name="random", seed=0)
+    model.float()
+    staged = []
+    for version in range(count):
+        draw = torch.Generator().manual_seed(version)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if version and ".lora_B." in name:
+                    parameter.copy_(torch.randn(parameter.shape, generator=draw) / 4)
+        staged.append(stage_model(copy.deepcopy(model), directory / str(version)))
+    return staged
 
 
 async def started(engine: VllmEngine, staged: Staged, *, places: int = 8, **options: Any) -> Started:

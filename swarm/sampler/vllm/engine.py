@@ -33,9 +33,10 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.proving import Reference
 from swarm.sampler.room import reckon
-from swarm.sampler.vllm import rounding
+from swarm.sampler.vllm import adapters, rounding
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.swap import CALL_S, UNPROVEN, Swaps, TokenWatch, last, limited
+from swarm.types import Span, VersionId
 
 START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
 GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even confirm that, it is left alone
@@ -71,18 +72,8 @@ class VllmEngine:
         reference = await limited(building, START_S, "start", progress)
         await limited(self._engine.collective_rpc("echo_seed_draws"), CALL_S, "change its draws", progress)
         self._watch = TokenWatch(command.options.hang_s)
-        engine, config, layout = self._engine, self._config, command.layout
-        give_up = self._give_up_all
-        self._swaps = Swaps(
-            engine,
-            config,
-            layout,
-            reference,
-            command.options.precision,
-            watch=self._watch,
-            give_up=give_up,
-            is_cuda=is_cuda,
-        )
+        given = (self._engine, self._config, command.layout, reference, command.options.precision)
+        self._swaps = Swaps(*given, watch=self._watch, give_up=self._give_up_all, is_cuda=is_cuda)
         self._watching = asyncio.create_task(self._end_if_it_hangs())
         return Started(
             engine="vllm",
@@ -100,6 +91,8 @@ class VllmEngine:
     def _build(self, command: Start, is_cuda: bool) -> Reference:
         self._places = reckon("vllm", command.layout, command.options).places
         precision = command.options.precision
+        if command.layout.adapter is not None:
+            adapters.check(command.layout, precision, command.options.arguments, is_cuda=is_cuda)
         if precision != "none":
             rounding.check(command.layout, precision, command.options.dtype, is_cuda=is_cuda)
         reference = Reference(command.directory, command.layout, precision)
@@ -140,9 +133,10 @@ class VllmEngine:
         output = None
         try:
             prompt, params = {"prompt_token_ids": list(job.prompt_token_ids)}, vllm_versions.sampling_params(job)
-            async with asyncio.timeout(job.time_limit_s + GRACE_S):
-                output = await last(self._engine.generate(prompt, params, request))
-                await swaps.settled()
+            with swaps.adapters.drawing(request) as adapter:
+                async with asyncio.timeout(job.time_limit_s + GRACE_S):
+                    output = await last(self._engine.generate(prompt, params, request, lora_request=adapter.request))
+                    await swaps.settled()
         except TimeoutError:
             self._give_up(request, TIME_LIMIT)
         finally:
@@ -152,7 +146,7 @@ class VllmEngine:
         if output is None or not output.finished:
             return _failed(fault or "vLLM gave no answer"), 0
         drawn = output.outputs[0]
-        return (_failed(fault) if fault else _sampled(swaps, job, drawn, trial)), len(drawn.token_ids)
+        return (_failed(fault) if fault else _sampled(swaps, job, drawn, adapter.version, trial)), len(drawn.token_ids)
 
     def _why_not(self, job: Job) -> str:
         """Return why vLLM cannot draw this job as the lease says, or "" if it can."""
@@ -175,8 +169,8 @@ class VllmEngine:
             # If the core is gone, the request ends by itself with that error.
             asyncio.ensure_future(self._engine.abort(request)).add_done_callback(_retrieve)
 
-    def _give_up_all(self, fault: str) -> None:
-        for request in list(self._running):
+    def _give_up_all(self, fault: str, requests: set[str] | None = None) -> None:
+        for request in list(self._running if requests is None else requests):
             self._give_up(request, fault)
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
@@ -202,9 +196,10 @@ class VllmEngine:
         os._exit(70)
 
 
-def _sampled(swaps: Swaps, job: Job, drawn: Any, trial: bool) -> Sampled:
+def _sampled(swaps: Swaps, job: Job, drawn: Any, adapter: VersionId | None, trial: bool) -> Sampled:
     token_ids, logprobs = list(drawn.token_ids), vllm_versions.drawn_logprobs(drawn)
-    spans = vllm_versions.version_spans(drawn)
+    whole = () if adapter is None else (Span(version=adapter, start=0, end=len(token_ids)),)
+    spans = whole or vllm_versions.version_spans(drawn)
     if spans is None and trial:
         spans = ()
     if spans is None or len(logprobs) != len(token_ids):

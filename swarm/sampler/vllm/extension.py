@@ -34,7 +34,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from swarm.broadcast.version.manifest import Layout, TensorSpec, by_expert
+from swarm.broadcast.version.manifest import LORA_A, LORA_B, Layout, TensorSpec, by_expert
 from swarm.learner.device import TORCH_DTYPES
 from swarm.learner.draws import gumbel
 from swarm.sampler.room import is_rounded
@@ -44,6 +44,7 @@ from swarm.sampler.weights import changed_items, items_at, mapped_tensors, put_i
 from swarm.types import Rounding
 
 EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}  # vLLM's names of grouped experts, and transformers'
+WRAPPED = ".base_layer"  # Ends the path of a layer that vLLM gave room for adapters
 SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for each on the device, next to the model
 
 
@@ -59,7 +60,7 @@ class EchoWorker:
         load_weights = model.load_weights
 
         def noting(weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-            taken.update(load_weights(weights))
+            taken.update(name.replace(WRAPPED, "") for name in load_weights(weights))
             return taken
 
         model.load_weights = noting
@@ -71,7 +72,8 @@ class EchoWorker:
         self.echo_pack_embeddings(model)
         # Kernels of rounded matrices hold more than they were given.
         own = {name.rpartition(".")[0] for name in taken if name.endswith(".weight_scale")}
-        missing = sorted(n for n, _ in model.named_parameters() if n not in taken and n.rpartition(".")[0] not in own)
+        held = (name.replace(WRAPPED, "") for name, _ in model.named_parameters())
+        missing = sorted(name for name in held if name not in taken and name.rpartition(".")[0] not in own)
         return f"{missing[0]} and {len(missing) - 1} more were not taken" if missing else ""
 
     def echo_change(self, path: str, changed: str, layout: bytes, growth: bytes) -> str:
@@ -115,6 +117,29 @@ class EchoWorker:
             if isinstance(module, VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)
 
+    def echo_adapter(self, path: str, layout: bytes, number: int) -> str:
+        """Return "" if this worker holds under the id `number` the adapter in the file, bit for bit, or how not."""
+        worker: Any = self
+        manager, known = worker.model_runner.lora_manager._adapter_manager, msgspec.json.decode(layout, type=Layout)
+        assert known.adapter is not None
+        dtype, scale = manager.lora_config.lora_dtype, known.adapter.alpha / known.adapter.rank
+        given = {spec.name: tensor.to(dtype) for spec, tensor in mapped_tensors(path, known) if not spec.frozen}
+        slot = manager.lora_index_to_id.index(number)
+        for name, layer in manager.modules.items():
+            parts = manager.packed_modules.get(name, [name])
+            a = [given.pop(part + LORA_A, None) for part in parts]
+            b = [None if (one := given.pop(part + LORA_B, None)) is None else one * scale for part in parts]
+            if layer.tp_size > 1 and any(one is not None for one in a):
+                cut_a, cut_b = (layer.slice_lora_a, a), (layer.slice_lora_b, b)
+                a, b = (cut(all_of) if len(parts) > 1 else [cut(all_of[0])] for cut, all_of in (cut_a, cut_b))
+            for stacked, matrix in zip((*layer.lora_a_stacked, *layer.lora_b_stacked), (*a, *b), strict=True):
+                wanted = torch.zeros_like(stacked[slot, 0])
+                if matrix is not None:
+                    wanted[: matrix.shape[0], : matrix.shape[1]] = matrix
+                if not torch.equal(stacked[slot, 0], wanted):
+                    return f"the adapter of {name} differs from what the learner signed"
+        return f"{next(iter(given))} and {len(given) - 1} more have no place in it" if given else ""
+
     def echo_sums(self, layout: bytes) -> bytes:
         """Return as JSON, by stream name, the sum of the part of each tensor that this worker counts: its shard, or the
         whole tensor if it is the first of several workers that hold it. Summed over all workers modulo 2^64 they are
@@ -145,7 +170,7 @@ def _pieces(model: Any, layout: Layout, rank: int) -> Iterator[tuple[str, Tensor
     fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for path, module in model.named_modules():
         for own, parameter in module.named_parameters(recurse=False):
-            for name, part, counted in _parts(module, path, own, parameter, fused, rank):
+            for name, part, counted in _parts(module, path.removesuffix(WRAPPED), own, parameter, fused, rank):
                 spec = specs.get(name)
                 if spec is not None and _is_whole(part, spec, module):
                     yield name, spec, part, counted
@@ -163,6 +188,8 @@ def _draw(runner: Any, logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, tor
 
 def _named(path: str, layout: Layout, precision: Rounding = "none") -> Iterator[tuple[str, torch.Tensor]]:
     for spec, tensor in mapped_tensors(path, by_expert(layout)):
+        if spec.name.endswith((LORA_A, LORA_B)):
+            continue
         if precision != "none" and is_rounded(spec):
             yield from loaded(spec.name, tensor, precision).items()
         else:

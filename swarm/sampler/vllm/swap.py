@@ -6,6 +6,9 @@ version had before; set the version's label; resume, with a probe first. No samp
 on. If the proof fails, neither is any sample that the new weights touched. Each token's label is exact, since it
 changes only while nothing is drawn.
 
+Of a run that trains an adapter the frozen tensors come so once, and without a probe. Each version is then an adapter
+beside others (adapters.py), without a pause: loaded, compared bit for bit with the proven file, and probed.
+
 While paused, vLLM schedules nothing, not even a probe, so the probe is the first thing after the pause. A forward pass
 outside its scheduler would test other code than the code that draws.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +32,7 @@ from swarm.errors import EchoError, UserError
 from swarm.sampler.engine import Install, Installed, NotInstalled, Proof, Told
 from swarm.sampler.proving import Expected, Reference, probe_tokens
 from swarm.sampler.vllm import versions as vllm_versions
+from swarm.sampler.vllm.adapters import DIRECTORY, Adapters
 from swarm.sampler.weights import wrong_tensor
 from swarm.types import Rounding, Span, VersionId
 
@@ -71,6 +76,7 @@ R = TypeVar("R")
 PAUSE_S = 60.0  # A pause waits for the current step; the longest, a full prefill, takes seconds
 CALL_S = 30.0  # A label, a cache reset, a resume: messages to the core that take milliseconds
 RELOAD_S = 60.0
+PROBED_BYTES = 4e9  # Largest model of which each adapter is probed, not the first alone: its reference takes seconds
 RELOAD_BYTES_PER_S = 50e6  # A reload copies from memory at GB/s, but from a spinning disk at this
 PROBE_S = 60.0  # A probe is a prefill of 32 tokens and goes first; on a CPU it waits for a step of many samples
 BEAT_S = 1.0  # How often the node hears of progress during a call that has its own limit
@@ -99,8 +105,8 @@ def timed(parts: Parts, name: str) -> Iterator[None]:
 
 
 class Swaps:
-    """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends all running samples with a fault.
-    `version` is the last proven one. Once `unproven` gives a reason, no install can repair the engine."""
+    """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends samples with a fault, all
+    unless told which. `version` is the last proven one. Once `unproven` gives a reason, no install can repair it."""
 
     def __init__(
         self,
@@ -111,7 +117,7 @@ class Swaps:
         precision: Rounding,
         *,
         watch: TokenWatch,
-        give_up: Callable[[str], None],
+        give_up: Callable[..., None],
         is_cuda: bool,
     ) -> None:
         self.version: VersionId | None = None
@@ -124,6 +130,8 @@ class Swaps:
         self._precision = precision
         self._watch = watch
         self._give_up = give_up
+        self._is_adapted = layout.adapter is not None
+        self.adapters = Adapters(engine, layout, getattr(config.lora_config, "max_loras", 0), give_up)
         self._is_cuda = is_cuda
         self._dtype = str(config.model_config.dtype).removeprefix("torch.")
         self._tokens = probe_tokens(config.model_config.get_vocab_size(), config.model_config.max_model_len - 1)
@@ -152,13 +160,17 @@ class Swaps:
             parts: Parts = {}
             if not command.proven:
                 with timed(parts, "check_s"):
-                    sums = command.tensor_sums
-                    wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress)
+                    sums, held = command.tensor_sums, self._sums if self._is_adapted else ()
+                    wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress, held)
                 if wrong is not None:
                     return NotInstalled("file", wrong)
             try:
                 with _linked(Path(command.path), command.version) as path:
-                    proof = await self._swap(command, path, parts, progress)
+                    if not self._is_adapted or not self._sums:
+                        proof = await self._swap(command, path, parts, progress)
+                    if self._is_adapted:
+                        proof = await self._load(command, path, parts, progress)
+                self.version, self._sums = command.version, command.tensor_sums
             except (Unproven, TookTooLong) as error:
                 return NotInstalled("engine", str(error))
             return Installed(seconds=time.monotonic() - began, proof=proof, **parts)
@@ -166,7 +178,7 @@ class Swaps:
     async def _swap(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
         """Change the weights beneath the samples and prove them. If that fails, give up every sample that the new
         weights may have touched, and raise Unproven or TookTooLong."""
-        expected = await self._expect(path, parts, progress)
+        expected = await self._expect(path, self._needs_probe and not self._is_adapted, parts, progress)
         probing: asyncio.Task[list[float]] | None = None
         self._settled.clear()
         self._suspect = command.version
@@ -174,10 +186,7 @@ class Swaps:
             proof, probing = await self._swap_paused(command, path, expected, parts, progress)
             if expected is not None and probing is not None:
                 with timed(parts, "proof_s"):
-                    held = await self._limited(probing, PROBE_S, "answer a probe", progress)
-                if (difference := expected.difference(held, self._dtype)) is not None:
-                    raise Unproven(difference)
-            self.version, self._sums = command.version, command.tensor_sums
+                    await self._check(expected, probing, progress)
         except BaseException as error:
             self._distrust(error)
             raise
@@ -186,6 +195,31 @@ class Swaps:
                 probing.cancel()
             self._settled.set()
         return proof
+
+    async def _load(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
+        """Load an adapter beside the others, prove it and have new samples drawn with it. If that fails, give up every
+        sample, and raise Unproven or TookTooLong."""
+
+        async def call(work: Awaitable[R], what: str) -> R:
+            return await self._limited(_of_workers(work), self._reload_limit_s, what, progress)
+
+        try:
+            is_probed = self.version is None or self._layout.total_bytes <= PROBED_BYTES
+            expected = await self._expect(path, is_probed, parts, progress)
+            with timed(parts, "reload_s"):
+                adapter = await self.adapters.load(command.version, path, call)
+            with timed(parts, "proof_s"):
+                given = (str(path), self._layout_json, adapter.request.lora_int_id)
+                asked = self._engine.collective_rpc("echo_adapter", args=given)
+                if any(found := await call(asked, "compare its adapter")):
+                    raise Unproven(max(found))
+                if expected is not None:
+                    await self._check(expected, self._probe(adapter.request), progress)
+        except BaseException as error:
+            self._distrust(error)
+            raise
+        self.adapters.held.append(adapter)
+        return "bits and probe" if is_probed else "bits"
 
     async def _swap_paused(
         self, command: Install, path: Path, expected: Expected | None, parts: Parts, progress: Told
@@ -218,9 +252,9 @@ class Swaps:
             parts["pause_s"] = time.monotonic() - paused_at
         return proof, probing
 
-    async def _expect(self, path: Path, parts: Parts, progress: Told) -> Expected | None:
+    async def _expect(self, path: Path, is_probed: bool, parts: Parts, progress: Told) -> Expected | None:
         """Compute what the probe must give, while samples are drawn. Return None if this install needs no probe."""
-        if not self._needs_probe:
+        if not is_probed:
             return None
         with timed(parts, "proof_s"):
             work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
@@ -262,11 +296,16 @@ class Swaps:
             return "probe"
         return "sums and probe" if probed else "sums"
 
-    async def _probe(self) -> list[float]:
+    async def _check(self, expected: Expected, probing: Awaitable[list[float]], progress: Told) -> None:
+        held = await self._limited(probing, PROBE_S, "answer a probe", progress)
+        if (difference := expected.difference(held, self._dtype)) is not None:
+            raise Unproven(difference)
+
+    async def _probe(self, adapter: Any = None) -> list[float]:
         self._probes += 1
         prompt, params = {"prompt_token_ids": list(self._tokens)}, vllm_versions.probe_params()
-        priority = vllm_versions.PROBE_PRIORITY
-        output = await last(self._engine.generate(prompt, params, f"probe {self._probes}", priority=priority))
+        named = {"priority": vllm_versions.PROBE_PRIORITY, "lora_request": adapter}
+        output = await last(self._engine.generate(prompt, params, f"probe {self._probes}", **named))
         return vllm_versions.prompt_logprobs(output, self._tokens)
 
     def _distrust(self, error: BaseException) -> None:
@@ -331,8 +370,8 @@ def _linked(path: Path, version: VersionId) -> Iterator[Path]:
     fresh = path.with_name(f"{path.name}.{version}")
     try:
         for left in path.parent.glob(f"{path.name}.*"):
-            if re.fullmatch(r"\d+\.\d+", left.name.removeprefix(f"{path.name}.")):
-                left.unlink(missing_ok=True)
+            if re.fullmatch(rf"\d+\.\d+({DIRECTORY})?", left.name.removeprefix(f"{path.name}.")):
+                shutil.rmtree(left) if left.suffix == DIRECTORY else left.unlink(missing_ok=True)
         os.link(path, fresh)
     except OSError as error:
         raise UserError(f"{path} cannot be linked to ({error.strerror}): keep it where hard links work") from error

@@ -19,7 +19,7 @@ from swarm.errors import UserError
 from swarm.extras import how_to_have
 from swarm.process import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
-from swarm.sampler.room import KV_SHARE, dtype_of, memory_share
+from swarm.sampler.room import ADAPTER_SLOTS, KV_SHARE, adapter_rank, dtype_of, memory_share
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -46,7 +46,8 @@ REFUSED: dict[str, str] = {
             "model tokenizer skip_tokenizer_init hf_overrides hf_config_path config_format revision runner convert"
         ),
         "a sampler runs no code that came with a model": "trust_remote_code",
-        "weights come from the swarm": "load_format model_weights enable_lora weight_transfer_config",
+        "weights come from the swarm": "load_format model_weights weight_transfer_config enable_lora default_mm_loras",
+        "the run's adapter says it": "max_lora_rank max_cpu_loras lora_dtype lora_target_modules fully_sharded_loras",
         "weights are taken and proven by it": "worker_extension_cls worker_cls",
         "log-probs would no longer be those of the draws": (
             "logprobs_mode generation_config override_generation_config logits_processors kv_cache_dtype "
@@ -146,7 +147,7 @@ def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool)
 
     from swarm.sampler.vllm.rounding import overrides
 
-    options = command.options
+    options, layout = command.options, command.layout
     check_arguments(options.arguments)
     arguments = {
         "model": command.directory,
@@ -168,6 +169,10 @@ def engine_config(command: Start, extension: str, places: int, *, is_cuda: bool)
         # generators cannot be wound back, and the engine dies.
         "enable_chunked_prefill": is_cuda,
         "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
+        "enable_lora": layout.adapter is not None,
+        "max_lora_rank": adapter_rank(layout),
+        "max_loras": ADAPTER_SLOTS,
+        "lora_target_modules": sorted({name.rpartition(".")[2] for name in layout.adapted}) or None,
         **options.arguments,
     }
     try:
@@ -237,6 +242,12 @@ def have_tokenizer(engine: Any, directory: str) -> None:
     kind: Any = PreTrainedTokenizerFast
     if engine.output_processor.tokenizer is None:
         engine.output_processor.tokenizer = kind(tokenizer_file=os.path.join(directory, "tokenizer.json"))
+
+
+def adapter_request(name: str, number: int, directory: str) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(name, number, directory)
 
 
 def probe_params() -> Any:

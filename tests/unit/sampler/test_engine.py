@@ -17,10 +17,9 @@ from swarm.broadcast.store.changes import read_changes, write_changes
 from swarm.broadcast.version.manifest import Layout, regions_of, trained_spans
 from swarm.errors import EchoError, UserError
 from swarm.learner.models import tiny_model
-from swarm.sampler.engine import EngineOptions, Generate, Installed, Job, NotInstalled, Sampled
+from swarm.sampler.engine import Generate, Installed, Job, NotInstalled, Sampled
 from swarm.sampler.transformers import SeededDraw, Threaded, TransformersEngine
 from swarm.sampler.weights import WrongWeights
-from swarm.sampler.worker import EngineWorker
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
 from tests.conformance import differing
@@ -358,10 +357,3 @@ def test_an_adapter_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
     wider = msgspec.structs.replace(staged.layout, adapter=msgspec.structs.replace(staged.layout.adapter, rank=5))
     with pytest.raises(WrongWeights, match="lora_A"):
         TransformersEngine().start(msgspec.structs.replace(staged.start(), layout=wider), silent)
-
-
-async def test_an_engine_that_cannot_draw_with_an_adapter_says_so_in_a_line(tmp_path: Path) -> None:
-    staged = stage_model(adapted_model(), tmp_path)
-    worker = EngineWorker(tmp_path / "engine", kind="vllm", options=EngineOptions())
-    with pytest.raises(UserError, match=r"vllm cannot draw with one yet: join with --engine transformers$"):
-        await worker.load(staged.layout)

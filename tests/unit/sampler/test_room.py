@@ -19,7 +19,7 @@ from swarm.sampler.room import CPU_PLACES, Device, Model, model_of, places, reck
 from swarm.sampler.transformers import TransformersEngine
 from swarm.types import Rounding
 from tests.builders import layout
-from tests.unit.models import moe_model, stage, stage_model
+from tests.unit.models import adapted_model, moe_model, stage, stage_model
 
 GIB = 1 << 30
 QWEN3_600M = Model(
@@ -186,3 +186,19 @@ def test_an_install_of_experts_in_mlx_has_them_twice(tmp_path: Path, monkeypatch
     monkeypatch.setattr(room, "free_host_bytes", lambda: least + experts - sample)
     with pytest.raises(UserError, match="too little memory"):
         reckon("mlx", moe, asked)
+
+
+@pytest.mark.parametrize(("slots", "held"), [({}, room.ADAPTER_SLOTS), ({"max_loras": 3}, 3)])
+def test_vllm_has_room_for_a_few_versions_of_an_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: dict[str, Any], held: int
+) -> None:
+    """Of rank 4, each takes as much as one of rank 8."""
+    adapted = stage_model(adapted_model(rank=4), tmp_path).layout
+    items = sum(tensor.nbytes // 2 for tensor in adapted.tensors if not tensor.frozen)
+    asked, model = EngineOptions(places=64, arguments=slots), model_of(adapted)
+    sample = 2 * sample_bytes(model, room.sample_tokens(model, asked), "float32")
+    least = weights_bytes(model, "float32", "none") + held * 2 * items * 4 + room.FEW * sample
+    here = Device(where="this machine", free_bytes=least, share=0.5, most_places=CPU_PLACES, dtype="float32")
+    monkeypatch.setattr(room, "measured", lambda *_: here)
+    assert reckon("vllm", adapted, asked).places == room.FEW
+    assert reckon("transformers", adapted, asked).places > room.FEW
