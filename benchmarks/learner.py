@@ -48,6 +48,7 @@ from swarm.learner.copies import Copies
 from swarm.learner.memory import GIB, Shape, fit, read_free_bytes, shape_of
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import Policy
+from swarm.process import free_host_bytes
 from swarm.types import VersionId
 
 SPEED_TARGET = 0.9
@@ -181,7 +182,8 @@ def utilisation(work: Work, repeats: int, *, compiled: bool = False, attention: 
     shape, device = shape_of(model), torch.device(work.device)
     asked = ComputeRules(compile=compiled, packing="flash" in attention)
     policy, longest = Policy(model, asked, temperature=1.0), work.prompt_tokens + work.most
-    rules = fit(policy, asked, device, read_free_bytes(device, ranks=1), ranks=1, longest=longest, kl=False)
+    free = read_free_bytes(device, ranks=1), free_host_bytes()
+    rules = fit(policy, asked, device, free, ranks=1, longest=longest, kl=False)
     step = our_step(work, model, rules)
     step(work.rollouts(0))
     rates = []
