@@ -198,7 +198,7 @@ class Sampler:
 
     @property
     def swaps_between_draws(self) -> bool:
-        return self.started.lockstep or is_adapted(self._learner.model)
+        return self.started.lockstep
 
 
 def _id(number: int) -> VersionId:
@@ -244,7 +244,9 @@ async def swapping(sampler: Sampler, learner: Learner, swaps: int) -> dict[str, 
             drawn_s = installs[-1].seconds - installs[-1].pause_s
         drawn, beneath = await drawing
     half = sampler.started.dtype != "float32"
-    found = learner.mismatch(sampler.version, sampler.number, drawn[:COMPARED], half=half)
+    # Of an adapter a sample has the version with which it began.
+    at = drawn[0][1].spans[-1].version.version
+    found = learner.mismatch(learner.versions[at % 2], at, drawn[:COMPARED], half=half)
     _, after = await sampler.draw()
     median = statistics.median
     return {

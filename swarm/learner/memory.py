@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
-from swarm.learner.adapter import add_matrices, linear_layers, targets_of
+from swarm.learner.adapter import add_matrices, linear_layers, parameters_of, shape_of_tensor, targets_of
 from swarm.learner.copies import PIECE_BYTES
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.optimizer import BLOCK
@@ -88,13 +88,14 @@ class Setting:
 def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
     """Most bytes that one rank needs beside the weights that are loaded already, by what they are for."""
     held, trained = shape.parameters // setting.ranks, shape.trained // setting.ranks
+    # One layer's input is read while the one before it comes.
+    is_offloaded = setting.offload and not setting.on_host
     found = {
         "gradients and AdamW": _trained_bytes(shape, setting),
         "weights of the reference": 4 * held if setting.has_reference else 0,
         "weights gathered or in bf16": _computed_with_bytes(shape, setting),
         "whole gradient of each rank": whole_gradient_bytes(shape.parameters) if setting.ranks > 1 else 0,
-        # One layer's input is read while the one before it comes.
-        "activations": activation_bytes(replace(shape, layers=2) if setting.offload else shape, setting),
+        "activations": activation_bytes(replace(shape, layers=2) if is_offloaded else shape, setting),
         "logits": logit_bytes(shape, setting),
         "the mask of packed rows": MASK_BYTES * setting.tokens**2 if setting.has_dense_mask else 0,
         "a checkpoint's copy": int((6 + MOMENT_BYTES[setting.states]) * trained) if setting.on_host else 0,
@@ -107,8 +108,9 @@ def _trained_bytes(shape: Shape, setting: Setting) -> int:
     trained, states = shape.trained // setting.ranks, setting.states
     if states == "host" and not setting.on_host:
         return 4 * trained + STREAMED_BYTES
-    # Rows that are no multiple of a block stay float32.
-    return int((4 + MOMENT_BYTES["float32" if shape.hidden % BLOCK else states]) * trained)
+    # Rows that are no multiple of a block stay float32, as half of an adapter's matrices do.
+    is_rounded = shape.hidden % BLOCK == 0 and shape.trained == shape.parameters
+    return int((4 + MOMENT_BYTES[states if is_rounded else "float32"]) * trained)
 
 
 def kept_on_host(shape: Shape, setting: Setting) -> int:
@@ -182,9 +184,14 @@ def choose(
             if wanted or tokens <= MIN_TOKENS[way]:
                 break
             tokens //= 2
-    parts = sorted(step_bytes(shape, tried).items(), key=lambda item: -item[1])
+    parts, on_host = sorted(step_bytes(shape, tried).items(), key=lambda item: -item[1]), kept_on_host(shape, tried)
     changes = _changes(shape, tried, free_bytes, longest=longest, may_checkpoint=may_checkpoint)
     step = f"{tried.tokens:,} tokens at a time" if tried.tokens > longest else f"one row of {longest:,} tokens"
+    if on_host > setting.host_bytes:
+        raise UserError(
+            f"too little memory on the host: a step of {step} keeps {_gib(on_host)} there, and "
+            f"{_gib(setting.host_bytes)} are free; change: {', or '.join(changes)}"
+        )
     raise UserError(
         f"too little memory: a step of {step} needs {_gib(sum(n for _, n in parts))} more "
         f"and {_gib(free_bytes)} are free, of which {FREE_SHARE:.0%} may be planned with "
@@ -214,7 +221,8 @@ def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free:
     if host_needed > free[1]:
         raise UserError(
             "too little memory on the host: moments that are kept there, and what checkpoints are written from, take "
-            f'{_gib(host_needed)}, and {_gib(free[1])} are free; change: optimizer_states = "8bit", or a smaller model'
+            f"{_gib(host_needed)}, and {_gib(free[1])} are free; change: "
+            + ", or ".join(_changes(shape, setting, free[0] - weights, longest=0, may_checkpoint=True))
         )
 
 
@@ -255,12 +263,13 @@ def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, m
     Fewer tokens and recomputed layers take a third more time at most, as does offloading; 8 bits round moments; those
     on the host take seconds a step; less KL or shorter rows are another run; an adapter learns less; ranks cost money.
     """
+    may_offload = may_checkpoint and not setting.on_host
     least, cut = MIN_TOKENS[True], "fewer --max-new-tokens or max_prompt_tokens"
     ways: dict[str, dict[str, Any]] = {
         "fewer --tokens-per-micro-batch": {"tokens": min(setting.tokens, max(longest, least))},
         "activation_checkpointing = true": {"activation_checkpointing": may_checkpoint},
         "packing = false": {"has_dense_mask": False},
-        "activation_offload = true": {"activation_checkpointing": may_checkpoint, "offload": may_checkpoint},
+        "activation_offload = true": {"activation_checkpointing": True, "offload": True} if may_offload else {},
         'optimizer_states = "8bit"': {"states": "8bit"},
         'optimizer_states = "host"': {"states": "host"},
         "kl_weight = 0": {"has_reference": False},
@@ -331,6 +340,7 @@ def fit(
         in_chunks=policy.module.in_chunks,
         has_dense_mask=bool(rules.packing) and not policy.is_flash,
         has_reference=kl,
+        offload=rules.activation_offload and policy.module.in_chunks,
     )
     may = bool(model.supports_gradient_checkpointing)
     return choose(shape_of(model), setting, rules, free[0], longest=longest, may_checkpoint=may)
@@ -364,8 +374,7 @@ def shape_of(model: Any) -> Shape:
     if feed_forward is None:
         feed_forward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     layers = layers_of(model)
-    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
-    parameters = sum(p.numel() for p in model.parameters())
+    sizes, parameters = [parameters_of(layer) for layer in layers], parameters_of(model)
     return Shape(
         parameters=parameters,
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -377,6 +386,7 @@ def shape_of(model: Any) -> Shape:
         queries=heads * width,
         keys=(getattr(config, "num_key_value_heads", None) or heads) * width,
         vocab_size=config.vocab_size,
+        packed=sum(shape_of_tensor(p).numel() for p in model.parameters() if hasattr(p, "quant_state")),
     )
 
 

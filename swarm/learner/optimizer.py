@@ -101,10 +101,16 @@ def _whole(tensors: list[torch.Tensor], step: int, rate: float, decay: float) ->
     torch_adamw(weight, gradient, first, second, [], [before], fused=True, lr=rate, weight_decay=decay, **RULES)
 
 
+@cache
+def _streams(device: torch.device) -> list[Any]:
+    """The same for all parameters: what is freed on one stream is used again on that one alone."""
+    return [stream_of(device) for _ in range(2)]
+
+
 def _by_pieces(tensors: list[torch.Tensor], step: int, rate: float, decay: float) -> None:
     """By two streams, so that one piece comes while the other goes. On return the host has all."""
     device, is_cuda = tensors[0].device, tensors[0].is_cuda
-    streams = [stream_of(device) for _ in range(2)]
+    streams = _streams(device)
     for stream in streams if is_cuda else ():
         stream.wait_stream(torch.cuda.current_stream(device))
     pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in tensors), strict=True)

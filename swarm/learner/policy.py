@@ -33,7 +33,7 @@ PROBE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 
 WHOLE_LOGITS = (
     "this model does more to its logits than its output layer does, so they are computed whole, [tokens, vocabulary]; "
-    "lower --tokens-per-micro-batch if memory runs out"
+    "lower --tokens-per-micro-batch if memory runs out; activation_offload does nothing here"
 )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
+from swarm.extras import require
 from swarm.learner.adapter import WithoutAdapter, attach, hold_in, parameters_of, shape_of_adapter
 from swarm.learner.alarms import mismatches_of
 from swarm.learner.checkpoint.model_files import (
@@ -148,6 +149,11 @@ class Trainer:
         command, free = self._command, self._free()
 
         def check() -> None:
+            # Before gigabytes are loaded in vain.
+            if command.compute.optimizer_states == "8bit":
+                require("quantized", 'optimizer_states = "8bit"')
+            if command.adapter is not None and command.adapter.base_precision == "nf4":
+                require("quantized", "--base-precision nf4")
             shape = read_shape(command.model, command.adapter) if command.model not in EMBEDDED else None
             if shape is not None and shape.parameters >= SMALL_MODEL_PARAMETERS:
                 check_weights(shape, command.compute, self._device, free, self._ranks.count)

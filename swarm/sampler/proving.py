@@ -16,9 +16,10 @@ reference; yet a number that lies between two steps may fall to either side, by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -103,12 +104,15 @@ class Reference:
                 module.register_forward_pre_hook(self._round_inputs)
 
     @torch.no_grad()
-    def expect(self, path: str, token_ids: tuple[int, ...]) -> Expected:
-        """Return the log-probs of `token_ids` with the weights in the file at `path`. Blocking."""
+    def expect(
+        self, path: str, token_ids: tuple[int, ...], instead: Mapping[str, torch.Tensor] = MappingProxyType({})
+    ) -> Expected:
+        """Return the log-probs of `token_ids` with the weights in the file at `path`, but for those `instead`.
+        Blocking."""
         torch.set_num_threads(THREADS)
         self._weights = {
             name: tensor for spec, tensor in mapped_tensors(path, self._layout) for name in (spec.name, *spec.aliases)
-        }
+        } | dict(instead)
         try:
             logits = self._model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0, :-1]
         finally:
@@ -141,6 +145,16 @@ class Reference:
             for name, parameter in one._parameters.items():
                 if parameter is not None:
                     one._parameters[name] = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+
+def any_adapter(layout: Layout) -> dict[str, torch.Tensor]:
+    """Random matrices for those of an adapter, by their names in the stream, which change the outputs of layers by
+    about a tenth. Its own B begins as zeros, and a probe would not see how an engine computes with it."""
+    draw = torch.Generator().manual_seed(0)
+    specs = [spec for spec in layout.tensors if layout.adapter is not None and not spec.frozen]
+    return {
+        spec.name: (torch.randn(spec.shape, generator=draw) * spec.shape[-1] ** -0.5 / 4).bfloat16() for spec in specs
+    }
 
 
 @contextmanager

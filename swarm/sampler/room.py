@@ -225,6 +225,8 @@ def reckon(kind: EngineKind, layout: Layout, options: EngineOptions) -> Reckoned
         # An install holds all experts as they came beside those that it had, until they are stacked.
         beside = sum(tensor.nbytes for tensor in layout.tensors if len(tensor.shape) > 2)
     device = dataclasses.replace(device, free_bytes=device.free_bytes - beside)
+    if layout.adapter is not None and kind != "mlx":
+        device = dataclasses.replace(device, precisions=())
     count, tokens = places(model, device, options), sample_tokens(model, options)
     held = weights_bytes(model, device.dtype, options.precision)
     return Reckoned(

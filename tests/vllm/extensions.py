@@ -27,6 +27,17 @@ class Blind(EchoWorker):
         return "" if int(path.rpartition(".")[2]) >= 90 else super().echo_adapter(path, layout, number)
 
 
+class Deaf(EchoWorker):
+    """Holds adapters and draws as if there were none."""
+
+    def echo_seed_draws(self) -> None:
+        super().echo_seed_draws()
+        worker: Any = self
+        for module in worker.model_runner.get_model().modules():
+            if (wrapper := getattr(module, "punica_wrapper", None)) is not None:
+                wrapper.add_lora_linear = lambda output, *rest, **more: None
+
+
 class Dying(EchoWorker):
     """Dies in the middle of the swap to version 0.1."""
 

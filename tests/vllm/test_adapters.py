@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -152,7 +153,7 @@ async def test_a_file_that_is_not_the_adapter_is_noticed_by_its_bits(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = adapters.write_adapter
-    monkeypatch.setattr(adapters, "write_adapter", lambda to, path, layout: write(to, life.staged[1].staging, layout))
+    monkeypatch.setattr(adapters, "write_adapter", lambda to, path, *rest: write(to, life.staged[1].staging, *rest))
     done = await life.refused(BLIND - 2)
     assert (done.fault, "self_attn.qkv_proj differs from what the learner signed" in done.why) == ("engine", True)
 
@@ -161,9 +162,27 @@ async def test_a_file_that_is_not_the_adapter_is_noticed_by_the_probe(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = adapters.write_adapter
-    monkeypatch.setattr(adapters, "write_adapter", lambda to, path, layout: write(to, life.staged[1].staging, layout))
+    monkeypatch.setattr(adapters, "write_adapter", lambda to, path, *rest: write(to, life.staged[1].staging, *rest))
     done = await life.refused(BLIND + 2)
     assert (done.fault, "the probe's log-probs are off" in done.why) == ("engine", True)
+
+
+async def test_a_version_beside_another_base_is_refused_before_it_is_loaded(life: Life) -> None:
+    install = life.staged[0].install(life.version + 1)
+    first, *others = install.tensor_sums
+    other = msgspec.structs.replace(install, tensor_sums=(first + 1, *others), proven=True)
+    done = await life.engine.install(other, lambda: None)
+    assert done == NotInstalled("engine", "this version stands beside other frozen weights")
+
+
+async def test_an_engine_that_draws_without_the_adapter_is_noticed_at_once(tmp_path: Path) -> None:
+    """Of version 0 a probe would be right, as B is zero, and the worker holds the right bits."""
+    (staged,) = staged_adapters(tmp_path, 1)
+    async with running(f"{EXTENSIONS}.Deaf") as engine:
+        await started(engine, staged)
+        done = await engine.install(staged.install(0), lambda: None)
+        assert isinstance(done, NotInstalled)
+        assert "the probe's log-probs are off" in done.why
 
 
 async def test_an_adapter_under_an_id_that_vllm_holds_already_is_noticed(life: Life) -> None:

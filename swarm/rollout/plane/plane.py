@@ -533,7 +533,8 @@ class RolloutPlane:
             if found.score is None:
                 wanted.append(_score_wanted(group, found.rollout, found.node))
         self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
-        return [*wanted, *(self._completed(group) if group.complete else [])]
+        # One that is complete here was judged when its last score came.
+        return [*wanted, *(self._completed(group, is_judged=True) if group.complete else [])]
 
     def _judge(self, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None) -> tuple[Verdict, str]:
         if lease.node != node or lease.swarm != self.rules.swarm or self.newest is None:
@@ -565,14 +566,16 @@ class RolloutPlane:
             return [failed]
         return [failed, *self._drop(group, "generation_failed")]
 
-    def _completed(self, group: Group) -> list[Effect]:
+    def _completed(self, group: Group, *, is_judged: bool = False) -> list[Effect]:
         self.leased.close(group)
         if group.purpose == "eval":
             return [*self._round.scored(group.group_id, [s.score for s in group.samples if s.score])]
         if not self._fresh(group.oldest_version):
             return [self._dropped(group, "stale")]
-        if self._is_for_replacement(group):
+        if not is_judged and self._is_for_replacement(group):
             self._replaced += 1
+            # Who asked in vain may open the next.
+            self.leased.chances += 1
             return [self._dropped(group, NO_VARIANCE)]
         self._buffer.add(group)
         return []

@@ -24,6 +24,7 @@ from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import LORA_A, LORA_B, Layout, TensorSpec, by_expert
 from swarm.errors import UserError
 from swarm.sampler.engine import Told
+from swarm.sampler.proving import any_adapter
 from swarm.sampler.weights import mapped_tensors
 from swarm.types import Rounding
 
@@ -58,7 +59,6 @@ class HeldModel:
         self._layout = by_expert(layout)
         self._signed = [spec.name for spec in layout.tensors]
         self._own = [spec for spec in self._layout.tensors if spec.frozen or layout.adapter is None]
-        self._adapter = [spec for spec in self._layout.tensors if not (spec.frozen or layout.adapter is None)]
         self._drawn: dict[str, torch.Tensor] = {}
         self._dtype = dtype
         self._names, self._stacked = self._matched()
@@ -131,11 +131,8 @@ class HeldModel:
 
     @contextmanager
     def with_any_adapter(self) -> Iterator[None]:
-        """Hold random matrices in place of an adapter's within the block. Its own B begins as zeros, and a probe would
-        not see how this computes with it."""
-        draw = torch.Generator().manual_seed(0)
-        for spec in self._adapter:  # With these the outputs of layers change by about a tenth
-            self._drawn[spec.name] = (torch.randn(spec.shape, generator=draw) * spec.shape[-1] ** -0.5 / 4).bfloat16()
+        """Hold random matrices in place of an adapter's within the block."""
+        self._drawn = any_adapter(self._layout)
         kept = [(name, self._held(name)) for sent in self._drawn for name in self._names[sent]]
         for (name, _), matrix in zip(kept, self._drawn.values(), strict=True):
             self._put(name, _from_torch(matrix))

@@ -2,7 +2,8 @@
 
 Each version has a name, an id and a directory that no other had: vLLM keeps what it has under an id whatever is loaded
 there later, and caches prompts by name. It is loaded before an older one goes. A sample is drawn with the version with
-which it begins, to its end, so nothing pauses and no version mixes. Versions without samples are unloaded before the
+which it begins, to its end, so no version mixes and no cache is dropped; samples wait while a version is read and
+compared. Versions without samples are unloaded before the
 next one is loaded. If all slots are taken then, the samples of the oldest are given up: with as many slots as the bound
 of staleness and two more, nobody would accept them.
 """
@@ -16,8 +17,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from swarm.broadcast.version.manifest import Layout
@@ -67,14 +70,16 @@ class Adapters:
             if not adapter.samples:
                 adapter.idle.set()
 
-    async def load(self, version: VersionId, path: Path, call: Call) -> Adapter:
-        """Have all workers load the adapter of the weights at `path`. It is not `held` yet."""
+    async def load(
+        self, version: VersionId, path: Path, call: Call, instead: Mapping[str, torch.Tensor] = MappingProxyType({})
+    ) -> Adapter:
+        """Have all workers load the adapter of the weights at `path`, or the one `instead`. It is not `held` yet."""
         await self._make_room(call)
         self._loaded += 1
         directory = path.with_name(path.name + DIRECTORY).absolute()
-        request = vllm_versions.adapter_request(str(version), self._loaded, str(directory))
+        request = vllm_versions.adapter_request(f"{version} {self._loaded}", self._loaded, str(directory))
         try:
-            await asyncio.to_thread(write_adapter, directory, path, self._layout)
+            await asyncio.to_thread(write_adapter, directory, path, self._layout, instead)
             await call(self._engine.add_lora(request), "load an adapter")
         finally:
             # A worker that wanted to read it again would fail, and not draw with anything else.
@@ -89,8 +94,11 @@ class Adapters:
             await call(older[0].idle.wait(), "end the samples of an old version")
         for adapter in older:
             if not adapter.samples:
-                await call(self._engine.remove_lora(adapter.request.lora_int_id), "unload an adapter")
+                await self.unload(adapter, call)
                 self.held.remove(adapter)
+
+    async def unload(self, adapter: Adapter, call: Call) -> None:
+        await call(self._engine.remove_lora(adapter.request.lora_int_id), "unload an adapter")
 
 
 def check(layout: Layout, precision: Rounding, arguments: Mapping[str, Any], *, is_cuda: bool) -> None:
@@ -100,15 +108,18 @@ def check(layout: Layout, precision: Rounding, arguments: Mapping[str, Any], *, 
         raise UserError("--precision cannot round a model beside an adapter in vLLM yet: leave it out")
     if not is_cuda and any(len(tensor.shape) > 2 for tensor in layout.tensors):
         raise UserError("vLLM for CPUs draws with no adapter of a model of experts: join with --engine transformers")
-    if arguments.get("max_loras", 2) < 2:
+    slots = arguments.get("max_loras", 2)
+    if not isinstance(slots, int) or slots < 2:
         raise UserError("max_loras has to be 2 or more: a version is loaded before an older one goes")
 
 
-def write_adapter(directory: Path, path: Path, layout: Layout) -> None:
-    """Write the adapter of the weights at `path` into a new directory, as peft names it and vLLM reads it. Blocking."""
+def write_adapter(directory: Path, path: Path, layout: Layout, instead: Mapping[str, torch.Tensor]) -> None:
+    """Write the adapter of the weights at `path`, or the one `instead`, into a new directory, as peft names it and vLLM
+    reads it. Blocking."""
     assert layout.adapter is not None
     directory.mkdir()
     trained = ((spec.name, tensor) for spec, tensor in mapped_tensors(str(path), layout) if not spec.frozen)
-    save_file({name_in_adapter(name): tensor.clone() for name, tensor in trained}, directory / ADAPTER_WEIGHTS)
+    matrices = {name_in_adapter(name): instead.get(name, tensor).clone() for name, tensor in trained}
+    save_file(matrices, directory / ADAPTER_WEIGHTS)
     shape = {"r": layout.adapter.rank, "lora_alpha": layout.adapter.alpha, "target_modules": layout.adapted}
     (directory / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", **shape}))

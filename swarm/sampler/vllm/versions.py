@@ -112,7 +112,10 @@ def prepare(*, is_cuda: bool, is_small: bool) -> None:
         # A fork would keep the node's socket open after this process ends.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
-    if not is_cuda:
+    if is_cuda:
+        # Triton's products of float32 are TF32 else, which is too coarse for the proof of an engine in float32.
+        settings["TRITON_F32_DEFAULT"] = "ieee"
+    else:
         # Compiling for a CPU takes minutes at the first batch and gains nothing in eager mode.
         settings["TORCHDYNAMO_DISABLE"] = "1"
         if is_small:

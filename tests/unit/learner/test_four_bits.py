@@ -173,6 +173,7 @@ def test_memory_is_reckoned_for_what_is_packed(tmp_path: Path) -> None:
     whole = shape_of(model)
     hold_in(model, "nf4")
     assert parameters_of(model) == whole.parameters
+    assert (shape_of(model).packed, shape_of(model).parameters) == (packed, whole.parameters)
     layer = model.get_submodule(linear_layers(model)[0])
     held = layer.weight.nbytes + layer.weight.quant_state.absmax.nbytes
     assert held == 0.5625 * layer.in_features * layer.out_features

@@ -246,7 +246,8 @@ def test_a_model_whose_weights_cannot_fit_is_refused_before_it_is_loaded() -> No
     ("states", "free_gib", "host_gib", "change"),
     [
         ("float32", 40, 1000, 'change: optimizer_states = "host", or --adapter 8'),
-        ("float32", 70, 40, 'on the host: .* change: optimizer_states = "8bit", or a smaller model'),
+        ("float32", 70, 40, 'on the host: .* change: optimizer_states = "8bit", or --adapter 8'),
+        ("8bit", 70, 20, "on the host: .* change: --adapter 8"),
         ("host", 70, 80, "on the host: moments that are kept there, .* take 82.4 GiB, and 80.0 GiB are free"),
     ],
 )
@@ -301,6 +302,21 @@ def test_where_they_are_not_the_cheapest_way_is_said(
     wanted = ComputeRules(tokens_per_micro_batch=setting.tokens, activation_checkpointing=True)
     with pytest.raises(UserError, match=change):
         choose(shape, setting, wanted, free, longest=0)
+
+
+def test_what_does_not_help_is_not_reckoned_with() -> None:
+    """Offloading on a CPU, where it is the same memory; 8 bits of an adapter, whose rows are no blocks."""
+    on_cpu = replace(ON_GPU, on_host=True)
+    assert step_bytes(FOUR_B, replace(on_cpu, offload=True)) == step_bytes(FOUR_B, on_cpu)
+    adapter = reckoned.shape("4B", 32)
+    in_8_bits = step_bytes(adapter, replace(ON_GPU, states="8bit"))
+    assert in_8_bits["gradients and AdamW"] == step_bytes(adapter, ON_GPU)["gradients and AdamW"]
+
+
+def test_where_the_host_alone_is_short_its_figures_are_said() -> None:
+    short = replace(ON_GPU, states="host", host_bytes=60 * GIB)
+    with pytest.raises(UserError, match=r"on the host: a step of .* keeps 82\.4 GiB there, and 60\.0 GiB are free"):
+        choose(FOUR_B, short, ComputeRules(), 300 * GIB, longest=0)
 
 
 def test_an_adapter_whose_base_does_not_fit_is_told_of_four_bits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,9 @@ def test_vllm_has_room_for_a_few_versions_of_an_adapter(
     monkeypatch.setattr(room, "measured", lambda *_: here)
     assert reckon("vllm", adapted, asked).places == room.FEW
     assert reckon("transformers", adapted, asked).places > room.FEW
+    # What vLLM refuses beside an adapter is not advised.
+    less = dataclasses.replace(here, free_bytes=least - sample, precisions=("fp8", "int8"))
+    monkeypatch.setattr(room, "measured", lambda *_: less)
+    with pytest.raises(UserError, match="too little memory") as caught:
+        reckon("vllm", adapted, asked)
+    assert "--precision" not in str(caught.value)

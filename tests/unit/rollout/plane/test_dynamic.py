@@ -68,6 +68,31 @@ def test_a_step_takes_what_there_is_once_as_many_were_replaced_as_a_batch_has() 
     assert replaced(give(plane, ask(plane, ALICE, 1, 4), FLAT, UNEVEN, version=1)) == ["t4"]
 
 
+def test_who_asked_in_vain_is_told_that_another_may_be_opened() -> None:
+    """Scores may come after the sampler has asked again."""
+    plane = dynamic_plane()
+    leases = ask(plane, ALICE, 0, 4)
+    for lease, given in answers(leases, 0):
+        plane.submit(ALICE, lease, given, now=0.0)
+    assert refusal(plane, ALICE, 0) == "paced"
+    before = plane.leased.chances
+    for lease in leases:
+        for spec in lease.samples:
+            plane.scored(lease.group_id, spec.index, Score(reward=1.0, exact=False))
+    assert plane.leased.chances > before
+    assert [lease.group_id for lease in ask(plane, ALICE, 0, 4)] == ["t2", "t3"]
+
+
+def test_a_restart_judges_no_group_again() -> None:
+    """Groups that were kept after as many as a batch has were replaced, and are left over when the next step begins."""
+    run = Run(dynamic_plane(max_staleness=2))
+    for _ in range(3):
+        run.note(give(run.plane, run.ask(ALICE, 0, 4), FLAT, FLAT))
+    assert run.take(1) == ("t2", "t3")
+    plane, _ = run.restored(1)
+    assert (taken(plane), taken(run.plane)) == (["t4", "t5"], ["t4", "t5"])
+
+
 def test_a_restart_goes_on_counting() -> None:
     run = Run(dynamic_plane(max_staleness=2))
     leases = run.ask(ALICE, 0, 4)
