@@ -30,7 +30,7 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.mlx.drawing import Drawing, Row
 from swarm.sampler.mlx.model import OTHERWISE, HeldModel
-from swarm.sampler.proving import Reference, probe_tokens
+from swarm.sampler.proving import Reference, any_adapter, probe_tokens
 from swarm.sampler.room import reckon
 from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.types import SamplingRules, VersionId
@@ -60,6 +60,7 @@ class MlxEngine:
         device = _pick_device(options.device)
         dtype = _dtype(options, device)
         self._reference = Reference(command.directory, command.layout)
+        self._layout = command.layout
         self._frozen = [at for at, spec in enumerate(command.layout.tensors) if spec.frozen]
         self._model = HeldModel(self._reference.config, command.layout, dtype, options.precision)
         room = reckon("mlx", command.layout, options)
@@ -128,8 +129,9 @@ class MlxEngine:
             return self._model.as_held(name, tensor)
 
         self._reference.as_held = as_held
-        with self._model.with_any_adapter():
-            expected = self._reference.expect(path, self._probe)
+        instead = any_adapter(self._layout)
+        with self._model.with_matrices(instead):
+            expected = self._reference.expect(path, self._probe, instead)
             rows = self._drawn_probe(progress)
         is_rounded = self._started.precision != "none"
         for row in rows:

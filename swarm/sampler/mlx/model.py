@@ -24,7 +24,6 @@ from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import LORA_A, LORA_B, Layout, TensorSpec, by_expert
 from swarm.errors import UserError
 from swarm.sampler.engine import Told
-from swarm.sampler.proving import any_adapter
 from swarm.sampler.weights import mapped_tensors
 from swarm.types import Rounding
 
@@ -59,7 +58,6 @@ class HeldModel:
         self._layout = by_expert(layout)
         self._signed = [spec.name for spec in layout.tensors]
         self._own = [spec for spec in self._layout.tensors if spec.frozen or layout.adapter is None]
-        self._drawn: dict[str, torch.Tensor] = {}
         self._dtype = dtype
         self._names, self._stacked = self._matched()
         self.module.set_dtype(dtype)
@@ -130,16 +128,14 @@ class HeldModel:
         self.module.update_modules(tree_unflatten(list(wrapped.items())))
 
     @contextmanager
-    def with_any_adapter(self) -> Iterator[None]:
-        """Hold random matrices in place of an adapter's within the block."""
-        self._drawn = any_adapter(self._layout)
-        kept = [(name, self._held(name)) for sent in self._drawn for name in self._names[sent]]
-        for (name, _), matrix in zip(kept, self._drawn.values(), strict=True):
+    def with_matrices(self, matrices: dict[str, torch.Tensor]) -> Iterator[None]:
+        """Hold these in place of an adapter's within the block."""
+        kept = [(name, self._held(name)) for sent in matrices for name in self._names[sent]]
+        for (name, _), matrix in zip(kept, matrices.values(), strict=True):
             self._put(name, _from_torch(matrix))
         try:
             yield
         finally:
-            self._drawn = {}
             self.module.load_weights(kept, strict=False)
 
     def take(self, path: str, sums: tuple[int, ...], progress: Told, *, only_trained: bool = False) -> str | None:
@@ -198,8 +194,6 @@ class HeldModel:
     def as_held(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the stream as this model holds it: rounded or not. Experts have other names there, and are
         rounded as what is stacked with rows of this length."""
-        if name in self._drawn:
-            return self._drawn[name]
         rows = tensor.shape[-1] if tensor.dim() > 1 else 0
         own = self._names.get(name) or [name for name, length in self._stacked.items() if length == rows]
         how = {self._rounded.get(one.removesuffix(".weight")) for one in own}
