@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from transformers.utils import hub as transformers_hub
 
 from swarm.learner.checkpoint import model_files as checkpoint
 from swarm.learner.checkpoint.model_files import load_model
@@ -50,6 +51,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", url)
+    # transformers keeps the address that it first asked, perhaps for an earlier test.
+    monkeypatch.setattr(transformers_hub, "_hf_api", None)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     thread = threading.Thread(target=server.serve_forever)
