@@ -308,7 +308,7 @@ class LeadConfig(BaseModel):
     @property
     def resolved_adapter_alpha(self) -> float:
         """By default twice the rank. What counts is alpha / rank, which scales the adapter: so it is the same at every
-        rank, and a learning rate that suits one suits all."""
+        rank."""
         return self.adapter_alpha or 2.0 * (self.adapter or 0)
 
     @property

@@ -270,6 +270,7 @@ def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, m
         "activation_checkpointing = true": {"activation_checkpointing": may_checkpoint},
         "packing = false": {"has_dense_mask": False},
         "activation_offload = true": {"activation_checkpointing": True, "offload": True} if may_offload else {},
+        "activation_offload = false": {"offload": False},
         'optimizer_states = "8bit"': {"states": "8bit"},
         'optimizer_states = "host"': {"states": "host"},
         "kl_weight = 0": {"has_reference": False},

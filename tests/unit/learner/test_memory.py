@@ -20,7 +20,6 @@ from swarm.learner.memory import (
     STREAMED_BYTES,
     WHOLE_GRADIENT_BYTES,
     Setting,
-    Shape,
     check_weights,
     choose,
     fits,
@@ -44,30 +43,7 @@ from tests.unit.rows import CPU, small_model
 from tests.unit.trainers import trainer_in
 
 # Qwen3-4B.
-FOUR_B = Shape(
-    parameters=4_022_468_096,
-    trained=4_022_468_096,
-    layer_parameters=100_930_816,
-    other_parameters=388_958_720,
-    layers=36,
-    hidden=2560,
-    feed_forward=9728,
-    queries=4096,
-    keys=1024,
-    vocab_size=151_936,
-)
-ON_GPU = Setting(
-    tokens=16_384,
-    activation_checkpointing=True,
-    half=True,
-    in_chunks=True,
-    has_dense_mask=False,
-    ranks=1,
-    has_reference=False,
-    on_host=False,
-)
-
-
+FOUR_B, ON_GPU = reckoned.shape("4B"), replace(reckoned.ON_GPU, tokens=16_384)
 ADAPTER = "--adapter 8, whose weights take 7.6 GiB in all"
 AS_MANY = "on as many such devices, or a smaller model"
 
@@ -85,6 +61,7 @@ def total(setting: Setting) -> int:
 
 def test_each_part_is_counted_for_what_it_is() -> None:
     parts = step_bytes(FOUR_B, ON_GPU)
+    assert FOUR_B.parameters == 4_022_468_096  # As Qwen3-4B's files have
     assert parts["gradients and AdamW"] == 12 * FOUR_B.parameters
     # With checkpointing the layer that is computed alone, with its gradient, and what is in no layer.
     assert parts["weights gathered or in bf16"] == 2 * (2 * FOUR_B.layer_parameters + FOUR_B.other_parameters)
@@ -302,6 +279,12 @@ def test_where_they_are_not_the_cheapest_way_is_said(
     wanted = ComputeRules(tokens_per_micro_batch=setting.tokens, activation_checkpointing=True)
     with pytest.raises(UserError, match=change):
         choose(shape, setting, wanted, free, longest=0)
+
+
+def test_offloading_for_which_the_host_has_no_room_is_left_out() -> None:
+    offloading = replace(ON_GPU, offload=True, host_bytes=53 * GIB)
+    with pytest.raises(UserError, match=r"on the host: a step of .*; change: .*activation_offload = false"):
+        choose(FOUR_B, offloading, ComputeRules(tokens_per_micro_batch=16_384), 300 * GIB, longest=0)
 
 
 def test_what_does_not_help_is_not_reckoned_with() -> None:
