@@ -111,12 +111,20 @@ def adapter_rank(layout: Layout) -> int:
     return next((one for one in ADAPTER_RANKS if one >= rank), rank)
 
 
+def adapter_slots(options: EngineOptions) -> int:
+    """Return how many versions of an adapter vLLM holds. Raise UserError for an argument that cannot do."""
+    slots = options.arguments.get("max_loras", ADAPTER_SLOTS)
+    if not isinstance(slots, int) or slots < 2:
+        raise UserError("max_loras has to be 2 or more: a version is loaded before an older one goes")
+    return slots
+
+
 def adapters_bytes(layout: Layout, options: EngineOptions, dtype: str) -> int:
     """Return what the slots of vLLM take for adapters. Every GPU is counted as if it held all of each."""
     if layout.adapter is None:
         return 0
     items = sum(prod(tensor.shape) for tensor in layout.tensors if not tensor.frozen)
-    copies = options.arguments.get("max_loras", ADAPTER_SLOTS) * options.tensor_parallel_size
+    copies = adapter_slots(options) * options.tensor_parallel_size
     return int(copies * items * adapter_rank(layout) / layout.adapter.rank * ITEM_BYTES[dtype])
 
 

@@ -230,6 +230,7 @@ async def test_two_workers_hold_their_shards_of_the_base_and_of_the_adapter(
             "--precision cannot round a model beside an adapter in vLLM yet: leave it out",
         ),
         ("qwen3", {"arguments": {"max_loras": 1}}, "max_loras has to be 2 or more"),
+        ("qwen3", {"arguments": {"max_loras": "6"}}, "max_loras has to be 2 or more"),
         ("qwen3 moe", {}, "no adapter of a model of experts: join with --engine transformers"),
     ],
 )

@@ -101,16 +101,13 @@ class Adapters:
         await call(self._engine.remove_lora(adapter.request.lora_int_id), "unload an adapter")
 
 
-def check(layout: Layout, precision: Rounding, arguments: Mapping[str, Any], *, is_cuda: bool) -> None:
+def check(layout: Layout, precision: Rounding, *, is_cuda: bool) -> None:
     """Raise UserError where vLLM cannot draw with the adapter of `layout`. On CPUs its int8 kernel keeps no matrix to
     put an adapter beside, and experts would get a kernel that is for GPUs."""
     if precision != "none":
         raise UserError("--precision cannot round a model beside an adapter in vLLM yet: leave it out")
     if not is_cuda and any(len(tensor.shape) > 2 for tensor in layout.tensors):
         raise UserError("vLLM for CPUs draws with no adapter of a model of experts: join with --engine transformers")
-    slots = arguments.get("max_loras", 2)
-    if not isinstance(slots, int) or slots < 2:
-        raise UserError("max_loras has to be 2 or more: a version is loaded before an older one goes")
 
 
 def write_adapter(directory: Path, path: Path, layout: Layout, instead: Mapping[str, torch.Tensor]) -> None:

@@ -92,7 +92,7 @@ class VllmEngine:
         self._places = reckon("vllm", command.layout, command.options).places
         precision = command.options.precision
         if command.layout.adapter is not None:
-            adapters.check(command.layout, precision, command.options.arguments, is_cuda=is_cuda)
+            adapters.check(command.layout, precision, is_cuda=is_cuda)
         if precision != "none":
             rounding.check(command.layout, precision, command.options.dtype, is_cuda=is_cuda)
         reference = Reference(command.directory, command.layout, precision)

@@ -7,7 +7,8 @@ on. If the proof fails, neither is any sample that the new weights touched. Each
 changes only while nothing is drawn.
 
 Of a run that trains an adapter the frozen tensors come so once, and without a probe. Each version is then an adapter
-beside others (adapters.py), without a pause: loaded, compared bit for bit with the proven file, and probed.
+beside others (adapters.py), without a pause: loaded, compared bit for bit with the proven file, and probed. Before the
+first one a random one is probed, since the first one's B is zero.
 
 While paused, vLLM schedules nothing, not even a probe, so the probe is the first thing after the pause. A forward pass
 outside its scheduler would test other code than the code that draws.
