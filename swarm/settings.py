@@ -83,6 +83,8 @@ Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Tokens of a prompt or a comp
 Bound = Annotated[int, Field(ge=0, le=1024)]  # Largest staleness in learner steps: older rollouts teach nothing
 Threads = Annotated[int, Field(ge=1, le=256)]
 Nickname = Annotated[str, Field(max_length=32)]
+LogFormat = Literal["text", "json"]
+LOG_FORMAT = "json: each line that the node says is one object."
 NICKNAME = "What others see beside this node's id."
 CODING_THREADS = "Threads that encode and decode weights."
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
@@ -242,6 +244,7 @@ class LeadConfig(BaseModel):
         int | None, Field(ge=0), Flag(MEMORY, "Steps whose rollouts keep their tokens on disk.", "all"), RESUMED
     ] = None
     tensorboard: Annotated[bool, Flag(MEMORY, "Log for TensorBoard too."), RESUMED] = False
+    log_format: Annotated[LogFormat, Flag(SWARM, LOG_FORMAT), RESUMED] = "text"
     beat_s: Annotated[float, Field(ge=0.2, le=60)] = 5.0
     lease_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600), RESUMED] = 10.0
@@ -384,6 +387,7 @@ class JoinConfig(Limits):
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
     nickname: Annotated[Nickname, Flag(MOST, NICKNAME)] = ""
+    log_format: Annotated[LogFormat, Flag(SWARM, LOG_FORMAT)] = "text"
     grace: Annotated[
         float, Field(ge=0, le=86_400), Flag(MOST, "Seconds that samples under way get to end when asked to stop.")
     ] = 10.0

@@ -25,8 +25,8 @@ from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 from swarm.extras import lacking, require
+from swarm.node.logs import Lines
 from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config, read_toml
-from swarm.types import printable
 
 if TYPE_CHECKING:
     from swarm.node.joining import RelayNode
@@ -39,6 +39,8 @@ DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT  # Exit sta
 LINE_S = 60.0  # Between two lines about a joined node that has no terminal
 LEAVE_S = 3.0  # A node gets this long after a second signal: its last words to others take at most a second
 R = TypeVar("R")
+
+_lines = Lines()
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -125,13 +127,14 @@ def lead(
     from swarm.node.learner import LearnerNode
     from swarm.report.live import LiveView
 
+    _lines.role = "learner" if settings.log_format == "json" else ""
     if check:
         run_to_end(
             until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin)
         )
         return
     dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
-    view = LiveView(Console(), title="echo-node lead")
+    view = LiveView(Console(), title="echo-node lead", lines=_lines)
     node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin)
     reached = run_to_end(_show_until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin))
     raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
@@ -158,6 +161,7 @@ def _refuse_mixed(
 def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
     """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
     settings = join_settings(flags, config)
+    _lines.role = settings.role if settings.log_format == "json" else ""
     from rich.console import Console
 
     from swarm.node.joining import RelayNode
@@ -165,7 +169,7 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
     from swarm.report.live import LiveView
 
     async def work() -> None:
-        view = LiveView(Console(), title="echo-node join", line_s=LINE_S)
+        view = LiveView(Console(), title="echo-node join", line_s=LINE_S, lines=_lines)
         node = RelayNode(settings, view.say) if settings.role == "relay" else SamplerNode(settings, view.say)
         if view.is_live:
             view.update({"role": settings.role, "state": "starting", "verdicts": {}})
@@ -257,13 +261,13 @@ def _stop_at_once(number: int, _: object) -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    lines = "\n".join(map(printable, message.splitlines()))
-    typer.echo(f"echo-node: {lines}", err=True)
+    lines = "\n".join(_lines.of(line, "error") for line in message.splitlines())
+    typer.echo(lines if _lines.role else f"echo-node: {lines}", err=True)
     sys.exit(code)
 
 
 def _say(line: str) -> None:
-    print(printable(line), flush=True)
+    print(_lines.of(line), flush=True)
 
 
 def run_to_end(work: Coroutine[Any, Any, R]) -> R:
@@ -289,7 +293,8 @@ async def _show_until_asked_to_stop(
 ) -> bool | None:
     from swarm.report.live import follow
 
-    showing = asyncio.create_task(follow(view, lambda: node.status() if node.is_up else None))
+    _lines.status = lambda: node.status() if node.is_up else None
+    showing = asyncio.create_task(follow(view, _lines.status))
     try:
         return await _until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin)
     finally:

@@ -325,11 +325,15 @@ def binary(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/octet-stream")
 
 
+STATUS_PATH, METRICS_PATH = OPEN_PATHS = "/v1/status", "/metrics"
+"""For people and their tools, which do not speak the protocol."""
+
+
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse another protocol with 426, and answer a peer's faults with 4xx instead of a stack trace."""
     spoken = request.headers.get(PROTOCOL_HEADER)
-    if request.path != "/v1/status" and spoken != str(PROTOCOL):
+    if request.path not in OPEN_PATHS and spoken != str(PROTOCOL):
         return web.Response(status=426, text=_upgrade_line(spoken), headers={PROTOCOL_HEADER: str(PROTOCOL)})
     try:
         return await handler(request)

@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from swarm.errors import UserError
-from swarm.net.client import ON_SIGNED, Crowded, Handler, guard
+from swarm.net.client import ON_SIGNED, OPEN_PATHS, STATUS_PATH, Crowded, Handler, guard
 from swarm.net.limits import Gate, Guest, Limits
 from swarm.net.stream import PREAMBLE, Incoming, receive_exactly, start_tls, tune, wait_for
 from swarm.net.wire import PROTOCOL_HEADER
@@ -90,7 +90,7 @@ class NodeServer:
     ) -> None:
         self._app = web.Application(middlewares=[self._limit, guard])
         self._app.add_routes(routes)
-        self._app.router.add_get("/v1/status", self._get_status)
+        self._app.router.add_get(STATUS_PATH, self._get_status)
         self._app.on_response_prepare.append(_drop_needless_headers)
         self._status = status
         self._tls = tls
@@ -135,6 +135,10 @@ class NodeServer:
     def refused(self) -> dict[str, int]:
         """Return how many connections and requests were refused, by reason."""
         return dict(sum(self._counted, Counter[str]()))
+
+    def status(self) -> dict[str, Any]:
+        """Return what the node says of itself, and whom it refused."""
+        return {**self._status(), "refused": self.refused()}
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -251,7 +255,7 @@ class NodeServer:
             raise Crowded(f"node {node} has too many connections open: close some")
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        return web.json_response({**self._status(), "refused": self.refused()})
+        return web.json_response(self.status())
 
 
 class Connection(asyncio.Protocol):
@@ -274,7 +278,7 @@ class Connection(asyncio.Protocol):
 def _is_browser(request: web.Request) -> bool:
     """Return True if a person looks at this port: no node asks without the protocol's header, or for a page."""
     asks_for_page = request.path == "/" or "text/html" in request.headers.get("Accept", "")
-    speaks = PROTOCOL_HEADER in request.headers or request.path == "/v1/status"
+    speaks = PROTOCOL_HEADER in request.headers or request.path in OPEN_PATHS
     return request.method in ("GET", "HEAD") and asks_for_page and not speaks
 
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from swarm.learner.messages import Alarm
+from swarm.learner.messages import Alarm, AlarmKind
 from swarm.rollout.plane.leases import Group
 from swarm.tasks.rewards import CORRECTNESS, without_thoughts
 from swarm.types import Rollout, Score
@@ -187,6 +187,7 @@ class AlarmLog:
         self._said_at: dict[tuple[str, str], int] = {}
         self.last: dict[str, Any] | None = None
         """The event of the last alarm, without completions."""
+        self.counts: Counter[AlarmKind] = Counter()
         self.stopped_by = ""
         """Why the run must end; "" if it need not."""
         self.withheld: dict[str, int] = {}
@@ -223,6 +224,7 @@ class AlarmLog:
         return said_at is None or step - said_at >= SAY_AGAIN_STEPS
 
     def _tell(self, alarm: Alarm, step: int, causes: list[str], answers: list[Answer]) -> None:
+        self.counts[alarm.kind] += 1
         shown = f"{alarm.value:.3g}, limit {alarm.limit:.3g}" if math.isfinite(alarm.value) else "not a number"
         self.last = {
             "alarm": alarm.kind,

@@ -54,6 +54,7 @@ from swarm.node.bootstrap import (
     read_bootstrap,
     write_join_line,
 )
+from swarm.node.exposition import metrics_route
 from swarm.node.identity import load_or_create_key, load_or_create_tls, next_generation, raise_generation
 from swarm.types import Address, NodeId, Role, VersionId
 
@@ -254,6 +255,7 @@ class NodeNetwork:
         """Listen and return the port in use. `beat_s` is how often a learner wants to hear from a sampler."""
         self._beat_s = beat_s
         own = [hello_route(self._hello), session_route(self.sessions), *self.gossip.routes()]
+        own.append(metrics_route(lambda: self._server.status()))
         tls = self._tls.context if self._tls else None
         counted = [self.sessions.refused, self.gossip.rejected, self.station.refused]
         self._server = NodeServer([*own, *routes], status, tls=tls, counted=counted, on_stream=on_stream)
@@ -381,6 +383,8 @@ class NodeNetwork:
             "node": self.node,
             "generation": self.generation,
             "encrypted": self._tls is not None,
+            "sent_bytes": self.station.upload.total_bytes,
+            "received_bytes": self.station.download.total_bytes,
         }
         if not self.gossip.is_open:
             return {**own, "swarm": None, "reachability": "leaf"}

@@ -397,6 +397,8 @@ class Provisioning(SamplerWatch):
         }
         cost = {
             **self._costs(figures),
+            "tokens_accepted_here": figures.tokens,
+            "max_cost": self._config.max_cost,
             "cost_per_hour": figures.rate_per_hour,
             "by_class": {name: asdict(tally) | {"cost": tally.cost} for name, tally in figures.by_class.items()},
             "by_node": {node: round(tally.cost, 6) for node, tally in self._book.by_node(now).items()},

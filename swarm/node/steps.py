@@ -239,6 +239,7 @@ class Steps:
             "best": self._best.known,
             "metrics": self.last,
             "alarm": self._alarms.last,
+            "alarms": dict(self._alarms.counts),
             "stopped_by": self._alarms.stopped_by,
             "rollouts_withheld": self._alarms.withheld,
         }
