@@ -110,6 +110,7 @@ class Provisioning(SamplerWatch):
         self._due = asyncio.Event()
         self._opened = asyncio.Event()
         self.spent = asyncio.Event()
+        self.max_cost = config.max_cost
 
     # -- news of samplers ------------------------------------------------------------------------------------
 
@@ -398,7 +399,7 @@ class Provisioning(SamplerWatch):
         cost = {
             **self._costs(figures),
             "tokens_accepted_here": figures.tokens,
-            "max_cost": self._config.max_cost,
+            "max_cost": self.max_cost,
             "cost_per_hour": figures.rate_per_hour,
             "by_class": {name: asdict(tally) | {"cost": tally.cost} for name, tally in figures.by_class.items()},
             "by_node": {node: round(tally.cost, 6) for node, tally in self._book.by_node(now).items()},

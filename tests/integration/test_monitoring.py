@@ -1,0 +1,168 @@
+"""A real Prometheus that scrapes a real run: every alert of examples/ fires once, and every panel has something to show.
+
+The run is brought into each state by what brings it there elsewhere: no samplers, SIGKILL, an attacker, a slow line, a
+budget. The rules are those of examples/ with their thresholds, but in this copy a rule waits FOR instead of minutes and
+looks back WINDOW instead of ten minutes, since the scrape interval is a second instead of fifteen. That the real times
+are right, tests/unit/node/test_exposition.py shows with promtool.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from swarm.node.exposition import EVERY, JOINED, LEARNER, PREFIX
+from tests.integration.processes import Learner, Node, Swarm, eventually, free_port, swarm_in
+from tests.monitoring import ALERTS, CONFIG, alerts, expressions, needs_prometheus
+
+pytestmark = [pytest.mark.long, needs_prometheus]
+
+FOR, WINDOW = "2s", "20s"
+BUDGET = 1.08
+"""Of what the run has cost when it goes on with a budget: 92.6 % are spent."""
+
+
+class Prometheus(Node):
+    """One with the configuration of examples/, which scrapes the nodes that it is told."""
+
+    def __init__(self, directory: Path) -> None:
+        self.name, self.log = "prometheus", directory / "prometheus.log"
+        self._directory = directory
+        self._url = f"http://127.0.0.1:{free_port()}"
+        config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        for job in config["scrape_configs"]:
+            # Nodes on loopback speak without TLS, and their ports are known later.
+            del job["static_configs"], job["tls_config"]
+            files = [str(self._targets(job["job_name"]))]
+            job |= {"scheme": "http", "file_sd_configs": [{"files": files, "refresh_interval": "1s"}]}
+            self.scrape(job["job_name"])
+        (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
+        quick = re.sub(r"\[\d+m\]", f"[{WINDOW}]", re.sub(r"for: \d+m", f"for: {FOR}", ALERTS.read_text()))
+        (directory / "alerts.yml").write_text(quick)
+        given = [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/tsdb"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                ["prometheus", *given, f"--web.listen-address={self._url.removeprefix('http://')}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        eventually(lambda: self.says("Server is ready to receive web requests"), self, "Prometheus answers")
+
+    def scrape(self, job: str, *nodes: Node) -> None:
+        """Scrape these from now on."""
+        targets = [node.address() for node in nodes]
+        new = self._targets(job).with_suffix(".new")
+        new.write_text(json.dumps([{"targets": targets}]))
+        new.rename(self._targets(job))
+
+    def ask(self, path: str, **given: str) -> Any:
+        with urllib.request.urlopen(f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(given)}", timeout=10) as answer:
+            return json.loads(answer.read())["data"]
+
+    def values(self, expression: str) -> list[float]:
+        return [float(one["value"][1]) for one in self.ask("query", query=expression)["result"]]
+
+    def firing(self) -> set[str]:
+        return {one["labels"]["alertname"] for one in self.ask("alerts")["alerts"] if one["state"] == "firing"}
+
+    def _targets(self, job: str) -> Path:
+        return self._directory / f"{job}.json"
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    with swarm_in(tmp_path) as processes:
+        yield processes
+
+
+@pytest.fixture
+def prometheus(swarm: Swarm) -> Prometheus:
+    found = Prometheus(swarm.directory)
+    swarm.nodes.append(found)
+    return found
+
+
+def attacker(swarm: Swarm, learner: Learner) -> Node:
+    """A sampler that hands in each of its answers twice."""
+    given = ("join", "--bootstrap", learner.url(), "--state-dir", str(swarm.directory / "state-attacker"))
+    config = ("--config", str(swarm.directory / "scripted.toml"))
+    node = Node(swarm.directory, "attacker", "equivocate", *given, *config, module="swarm.redteam.sampler")
+    swarm.nodes.append(node)
+    return node
+
+
+def test_every_alert_fires_once_and_every_panel_shows_something(swarm: Swarm, prometheus: Prometheus) -> None:
+    fired: set[str] = set()
+    unseen = dict(expressions("5s"))
+
+    def fires(alert: str, learner: Learner) -> None:
+        def look() -> bool:
+            for panel in [panel for panel, asked in unseen.items() if prometheus.values(asked)]:
+                del unseen[panel]
+            return alert in prometheus.firing()
+
+        eventually(look, learner, f"{alert} fires")
+        fired.add(alert)
+
+    # Alone. Any gradient will count as a spike later on, which skips optimizer steps and does no harm.
+    swarm.lead_with(alarm_gradient_spike=1.0001, cost_per_hour=36_000, checkpoint_every_steps=20, eval_every_steps=2)
+    learner = swarm.lead("--port", "0", "--steps", "1000000")
+    prometheus.scrape("echo-node-learner", learner)
+    fires("EchoNodeNoSampler", learner)
+    assert prometheus.firing() == {"EchoNodeNoSampler"}
+
+    # At work.
+    sampler = swarm.scripted(learner.url(), "--cost-per-hour", "1", name="sampler")
+    relay = swarm.relay(learner.url(), "--lan", name="relay")
+    prometheus.scrape("echo-node-joined", sampler, relay)
+    fires("EchoNodeLearningAlarm", learner)
+    eventually(lambda: "EchoNodeNoSampler" not in prometheus.firing(), learner, "an alert ends")
+    assert not prometheus.firing() & {"EchoNodeRolloutsRefused", "EchoNodeFault", "EchoNodeBudgetNearlySpent"}
+
+    # Attacked.
+    attacking = attacker(swarm, learner)
+    fires("EchoNodeRolloutsRefused", attacking)
+    attacking.kill()
+
+    # Without a place for checkpoints.
+    checkpoints = learner.run_dir / "checkpoints"
+    checkpoints.rename(learner.run_dir / "elsewhere")
+    checkpoints.write_text("in the way")
+    fires("EchoNodeFault", learner)
+    checkpoints.unlink()
+    (learner.run_dir / "elsewhere").rename(checkpoints)
+
+    # Killed.
+    spent = learner.status()["cost"]["cost_total"]
+    learner.kill()
+    fires("EchoNodeLearnerDown", learner)
+
+    # On policy, over a slow line, with little money left.
+    slow = ("--max-staleness", "0", "--max-upload", "0.5", "--cost-per-hour", "0", "--max-cost", str(BUDGET * spent))
+    again = swarm.resume(learner, *slow, "--host", "127.0.0.1", name="again")
+    prometheus.scrape("echo-node-learner", again)
+    fires("EchoNodeBudgetNearlySpent", again)
+    fires("EchoNodeBroadcastSlow", again)
+    fires("EchoNodeLearnerIdle", again)
+    assert fired == {rule["alert"] for rule in alerts()}
+
+    def all_shown() -> bool:
+        for panel in [panel for panel, asked in unseen.items() if prometheus.values(asked)]:
+            del unseen[panel]
+        return not unseen
+
+    eventually(all_shown, again, f"something to show in {sorted(unseen)}")
+    known = {name for name in prometheus.ask("label/__name__/values") if name.startswith(PREFIX)}
+    assert known == {PREFIX + figure.name for figure in (*EVERY, *LEARNER, *JOINED)}
