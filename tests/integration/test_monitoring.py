@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a real run: every alert of examples/ fires once, and every panel has something to show.
+"""A real Prometheus scrapes a real run: every alert of examples/ fires once, and every panel has something to show.
 
 The run is brought into each state by what brings it there elsewhere: no samplers, SIGKILL, an attacker, a slow line, a
 budget. The rules are those of examples/ with their thresholds, but in this copy a rule waits FOR instead of minutes and
@@ -95,10 +95,10 @@ def prometheus(swarm: Swarm) -> Prometheus:
 
 
 def attacker(swarm: Swarm, learner: Learner) -> Node:
-    """A sampler that hands in each of its answers twice."""
+    """A sampler that hands in two answers for each sample."""
     given = ("join", "--bootstrap", learner.url(), "--state-dir", str(swarm.directory / "state-attacker"))
     config = ("--config", str(swarm.directory / "scripted.toml"))
-    node = Node(swarm.directory, "attacker", "equivocate", *given, *config, module="swarm.redteam.sampler")
+    node = Node(swarm.directory, "attacker", "equivocation", *given, *config, module="swarm.redteam.sampler")
     swarm.nodes.append(node)
     return node
 
@@ -107,18 +107,18 @@ def test_every_alert_fires_once_and_every_panel_shows_something(swarm: Swarm, pr
     fired: set[str] = set()
     unseen = dict(expressions("5s"))
 
-    def fires(alert: str, learner: Learner) -> None:
+    def fires(alert: str, node: Node) -> None:
         def look() -> bool:
             for panel in [panel for panel, asked in unseen.items() if prometheus.values(asked)]:
                 del unseen[panel]
             return alert in prometheus.firing()
 
-        eventually(look, learner, f"{alert} fires")
+        eventually(look, node, f"{alert} fires")
         fired.add(alert)
 
     # Alone. Any gradient will count as a spike later on, which skips optimizer steps and does no harm.
     swarm.lead_with(alarm_gradient_spike=1.0001, cost_per_hour=36_000, checkpoint_every_steps=20, eval_every_steps=2)
-    learner = swarm.lead("--port", "0", "--steps", "1000000")
+    learner = swarm.lead("--port", "0", "--steps", "1000000", "--log-format", "json")
     prometheus.scrape("echo-node-learner", learner)
     fires("EchoNodeNoSampler", learner)
     assert prometheus.firing() == {"EchoNodeNoSampler"}
@@ -166,3 +166,5 @@ def test_every_alert_fires_once_and_every_panel_shows_something(swarm: Swarm, pr
     eventually(all_shown, again, f"something to show in {sorted(unseen)}")
     known = {name for name in prometheus.ask("label/__name__/values") if name.startswith(PREFIX)}
     assert known == {PREFIX + figure.name for figure in (*EVERY, *LEARNER, *JOINED)}
+    for line in (learner.output() + again.output()).splitlines():
+        assert json.loads(line)["role"] == "learner"
