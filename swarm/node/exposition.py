@@ -17,10 +17,9 @@ from aiohttp import web
 from swarm.capacity.model import Binds
 from swarm.learner.messages import AlarmKind
 from swarm.net.client import METRICS_PATH
-from swarm.rollout.intake import Reason
 from swarm.rollout.journal.entries import NO_VARIANCE
 from swarm.sampler.engine import EngineKind
-from swarm.types import Role, Verdict
+from swarm.types import Verdict
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -65,7 +64,6 @@ class Figure:
 
 
 EVERY = (
-    Figure("role", "1 for what the node is.", "role", "role", get_args(Role)),
     Figure("state", "1 for what the node does now.", "said.state", "state", STATES),
     Figure("requests_refused_total", "Connections and requests that it refused.", "refused", "reason", REFUSALS),
     Figure("weights_sent_bytes_total", "Weights that it sent to others.", "sent_bytes"),
@@ -89,7 +87,6 @@ LEARNER = (
     Figure("clipped_low_ratio", "Share of tokens that the clip holds below.", "metrics.clip_ratio/low_mean"),
     Figure("clipped_high_ratio", "Share of tokens that the clip holds above.", "metrics.clip_ratio/high_mean"),
     Figure("completion_tokens_mean", "Mean length of a completion.", "metrics.completions/mean_length"),
-    Figure("completions_cut_ratio", "Share that ended at the limit.", "metrics.completions/clipped_ratio"),
     Figure("alarms_total", "Alarms of learning.", "alarms", "alarm", get_args(AlarmKind)),
     # What it waits for.
     Figure("idle_ratio", "Share of its time in which it waits for rollouts.", "capacity.idle_share"),
@@ -103,7 +100,6 @@ LEARNER = (
     Figure("broadcast_seconds", "Time from publication until all samplers held a version.", "broadcast_s"),
     Figure("version_raw_bytes", "Size of the newest version.", "said.broadcast.raw_bytes"),
     Figure("version_encoded_bytes", "The same, encoded.", "said.broadcast.encoded_bytes"),
-    Figure("groups_ready", "Groups that wait to be trained on.", "groups_ready"),
     # The swarm.
     Figure("samplers", "Samplers by what they do.", "said.work", "state", WORK),
     Figure("samplers_behind", "Samplers by how many versions they lack.", "said.behind", "versions", BEHIND),
@@ -111,7 +107,6 @@ LEARNER = (
     Figure("rollouts_judged_total", "Rollouts handed in.", "verdicts", "verdict", get_args(Verdict)),
     Figure("rollouts_dropped_total", "Accepted and not trained on.", "rollouts_dropped", "reason", DROPS),
     Figure("rollouts_withheld_total", "Not trained on because of their claims.", "said.withheld"),
-    Figure("submissions_refused_total", "Refused unread.", "submissions_refused", "reason", get_args(Reason)),
     Figure("tokens_accepted_total", "Tokens of accepted rollouts.", "cost.tokens_accepted_here"),
     # Money, in the swarm's one currency, over all lives of the run.
     Figure("cost", "What the run has cost.", "cost.cost_total"),

@@ -31,8 +31,8 @@ CLOSE_S = 1.0  # Longest wait for a blocked terminal at the end
 
 
 class LiveView:
-    """What a person sees of a run. Without a terminal, or if `lines` are not text, `update` prints a line every
-    `line_s`, if that is set."""
+    """What a person sees of a run. Without a terminal, `update` prints a line every `line_s`, if that is set;
+    so it does if `lines` are no text."""
 
     def __init__(
         self, console: Console, *, title: str, line_s: float | None = None, lines: Lines | None = None

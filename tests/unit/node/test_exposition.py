@@ -122,12 +122,11 @@ async def test_a_state_is_one_of_our_words(state: str, word: str) -> None:
 async def test_strangers_add_no_series_whatever_they_send() -> None:
     words = [f"{HOSTILE}{number}" for number in range(500)]
     flood = Counter(words)
-    calm = of_a_learner(rollouts_dropped={}, submissions_refused={})
+    calm = of_a_learner(rollouts_dropped={})
     hostile = of_a_learner(
         samplers=[sampler(0, engine=word, nickname=word, node=word, standby=word) for word in words],
         verdicts=flood,
         rollouts_dropped=flood,
-        submissions_refused=flood,
         refused=flood,
         rollouts_withheld=flood,
         alarms=flood,
@@ -166,7 +165,7 @@ async def test_a_real_node_answers_without_our_protocol_and_within_its_limits(tm
         async with person.get(url, headers={"Accept": "text/html"}) as answer:
             assert answer.status == 200
             found = series_in(await answer.text())
-    assert found["echo_node_role", (("role", "learner"),)] == 1
+    assert found["echo_node_fault", ()] == 0
     assert found["echo_node_weights_sent_bytes_total", ()] == 0
 
 
