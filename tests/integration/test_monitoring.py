@@ -166,5 +166,8 @@ def test_every_alert_fires_once_and_every_panel_shows_something(swarm: Swarm, pr
     eventually(all_shown, again, f"something to show in {sorted(unseen)}")
     known = {name for name in prometheus.ask("label/__name__/values") if name.startswith(PREFIX)}
     assert known == {PREFIX + figure.name for figure in (*EVERY, *LEARNER, *JOINED)}
+    for name in known:
+        if name.endswith("_total"):
+            assert prometheus.values(f"resets({name}[30m]) > 0") == [], f"{name} fell"
     for line in (learner.output() + again.output()).splitlines():
         assert json.loads(line)["role"] == "learner"
