@@ -128,8 +128,8 @@ JOINED = (
 
 def said(status: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a status says in other words than Prometheus needs: texts, versions, a row for each sampler."""
-    # "paused: outside its hours", "waiting (paced)": the rest is for people.
-    words = str(status["state"]).partition(":")[0].partition(" (")[0].replace(" ", "_")
+    # "paused: outside its hours", "paused by its owner", "waiting (paced)": the rest is for people.
+    words = str(status["state"]).partition(":")[0].partition(" (")[0].partition(" by ")[0].replace(" ", "_")
     versions = {key: _number(status.get(key)) for key in ("version", "map", "installed")}
     rows, newest = status.get("samplers", ()), versions["version"]
     lacks = [newest - held for one in rows if newest is not None and (held := _number(one["installed"])) is not None]

@@ -1,4 +1,5 @@
-"""node.log in a state directory: what the node said, for `echo-node logs`, which shows it beside the engine's log."""
+"""What a node said: on its terminal, and in node.log in a state directory, for `echo-node logs`, which shows it beside
+the engine's log."""
 
 from __future__ import annotations
 
