@@ -103,6 +103,12 @@ def attacker(swarm: Swarm, learner: Learner) -> Node:
     return node
 
 
+def fell(prometheus: Prometheus, job: str) -> list[str]:
+    """The counters that did not only rise."""
+    counters = [PREFIX + figure.name for figure in (*EVERY, *LEARNER, *JOINED) if figure.name.endswith("_total")]
+    return [name for name in counters if prometheus.values(f'resets({name}{{job=~"{job}"}}[30m]) > 0')]
+
+
 def test_every_alert_fires_once_and_every_panel_shows_something(swarm: Swarm, prometheus: Prometheus) -> None:
     fired: set[str] = set()
     unseen = dict(expressions("5s"))
@@ -145,6 +151,7 @@ def test_every_alert_fires_once_and_every_panel_shows_something(swarm: Swarm, pr
     (learner.run_dir / "elsewhere").rename(checkpoints)
 
     # Killed.
+    assert fell(prometheus, ".*") == []
     spent = learner.status()["cost"]["cost_total"]
     learner.kill()
     fires("EchoNodeLearnerDown", learner)
@@ -166,8 +173,6 @@ def test_every_alert_fires_once_and_every_panel_shows_something(swarm: Swarm, pr
     eventually(all_shown, again, f"something to show in {sorted(unseen)}")
     known = {name for name in prometheus.ask("label/__name__/values") if name.startswith(PREFIX)}
     assert known == {PREFIX + figure.name for figure in (*EVERY, *LEARNER, *JOINED)}
-    for name in known:
-        if name.endswith("_total"):
-            assert prometheus.values(f"resets({name}[30m]) > 0") == [], f"{name} fell"
+    assert fell(prometheus, "echo-node-joined") == []
     for line in (learner.output() + again.output()).splitlines():
         assert json.loads(line)["role"] == "learner"
