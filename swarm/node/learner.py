@@ -7,8 +7,10 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from swarm.audit.auditor import Auditor
@@ -60,7 +62,7 @@ from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.plane.rules import publication_period
 from swarm.settings import LeadConfig
 from swarm.tasks.reward_pool import Completion, RewardPool
-from swarm.types import NodeId, SamplingRules, Score, Unscored
+from swarm.types import NodeId, Prompt, SamplingRules, Score, Unscored
 
 
 class LearnerNode:
@@ -74,9 +76,11 @@ class LearnerNode:
         resume: bool = False,
         keep_bound: bool = False,
         origin: Origin | None = None,
+        beside: Callable[[Path], AbstractAsyncContextManager[None]] = lambda run_dir: nullcontext(),
     ) -> None:
         """`resume` continues the run in its directory, `keep_bound` with the bound that was last set there.
-        `origin` is the run whose model this run begins with."""
+        `origin` is the run whose model this run begins with. `beside` is entered while this node holds its run
+        directory: from before it listens until all of it has ended."""
         self._config = config
         self._keep_bound = keep_bound
         self._say = say
@@ -84,6 +88,7 @@ class LearnerNode:
         self._task = open_task(config, Progress(say))
         self._max_new_tokens = longest_completion(config, self._task)
         self._origin = origin
+        self._beside = beside
         self._run_dir = directory_of(config)
         self._had_logs = (self._run_dir / LOGS).is_dir()
         self._state = "starting"
@@ -93,7 +98,7 @@ class LearnerNode:
         self._tracker = InstallTracker()
         self._rewards: RewardPool | None = None
         self._steps: Steps | None = None
-        self._is_kept = False
+        self._is_kept = self._has_prompts = False
         self._settings = lead_settings(config)
 
     async def run(self) -> bool:
@@ -104,7 +109,8 @@ class LearnerNode:
             await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin, self._say)
         with locked(self._run_dir):
             self._is_kept = True
-            return await self._run_alone()
+            async with self._beside(self._run_dir):
+                return await self._run_alone()
 
     def request_stop(self) -> bool:
         """End the run after the current step and a checkpoint. Return False if there is nothing to wait for."""
@@ -253,6 +259,13 @@ class LearnerNode:
         await asyncio.to_thread(self._log.close)
         self._remove_unless_kept()
 
+    def readers(self) -> tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]:
+        """Return what makes prompts by number and the text of token ids, from any thread. Raise UserError if the node
+        has not read its prompts yet."""
+        if not self._has_prompts:
+            raise UserError(f"the learner is starting: it waits for {self._waits_for}")
+        return self._prompts, self._prompts.decode
+
     def status(self) -> dict[str, Any]:
         """Return the node's status. The keys are described in docs/protocol.md."""
         newest = self._broadcast.newest
@@ -378,6 +391,7 @@ class LearnerNode:
         finally:
             progress.stop()
         self._ahead.begin()
+        self._has_prompts = True
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
         fault = await asyncio.to_thread(note_life, self._run_dir, step=prepared.step, device=prepared.device)
         if fault:
