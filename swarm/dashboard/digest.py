@@ -5,36 +5,42 @@ Pure, and total: whatever a status has in it, the result is bounded and is JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from statistics import fmean
 from typing import Any, Protocol
 
 from swarm.report.words import (
+    ID_LENGTH,
+    JOIN_LENGTH,
     MOST_CHARACTERS,
     bottleneck,
     counts,
     finite,
     learner_figures,
+    mean_length,
+    newest_stages,
+    nodes,
     number,
     part,
     parts,
     shown,
-    stages,
     told,
     words,
 )
 from swarm.types import printable
 
-MOST_NODES, MOST_LINKS, MOST_VERSIONS = 4096, 2000, 8  # As many nodes as a learner serves
-MOST_ITEMS = 64  # Settings, ages, codecs and other short lists
+MOST_NODES, MOST_LINKS, MOST_VERSIONS = 4096, 2000, 8  # A learner serves no more nodes, and names no more of the others
+MOST_ITEMS = 1025  # Of any other list: an age for each bound that can be set
+TEXTS = ("node", "name", "role", "state", "engine", "precision", "version", "why", "class")
 COLUMNS = (
-    *("node", "name", "role", "state", "engine", "precision", "version", "lag", "tokens_per_s", "rollouts_per_s"),
-    *("accepted", "stale", "invalid", "up_bytes_per_s", "down_bytes_per_s", "cost_per_hour", "cost", "last_seen_s"),
-    *("why", "class"),
+    *TEXTS[:7],
+    *("lag", "tokens_per_s", "rollouts_per_s", "accepted", "stale", "invalid", "up_bytes_per_s", "down_bytes_per_s"),
+    *("cost_per_hour", "cost", "last_seen_s", "why", "class"),
 )
-INVALID = ("malformed", "future", "duplicate", "barred")  # Verdicts that no honest sampler gets as a rule
-SILENT_BEATS = 1.5  # Missed before a node is shown as silent; after three it is gone
+STATES = {"alive": "active", "suspect": "silent"}  # Gossip's words
+SILENT_BEATS = 1.5  # Missed before a sampler is shown as silent; after three it is gone
+LITTLE = 0.1  # Share of the time or of the rollouts that may be lost before a tile says so by its tone
+SIZES = ("raw_bytes", "encoded_bytes", "sent_bytes", "stage_s", "prepared_s", "last_complete_s", "repairs", "complete")
 
 
 class Known(Protocol):
@@ -49,224 +55,164 @@ class Known(Protocol):
 
 def digest(status: Mapping[str, Any], figures: Known, *, now: float) -> dict[str, Any]:
     """`now` is the wall clock, in seconds."""
-    config, alarm = figures.config, status.get("alarm")
+    config, ages = figures.config, status.get("ages")
     return {
         "at": now,
-        **{name: words(status, name) for name in ("state", "fault", "waits_for", "node", "swarm", "version", "join")},
+        **{name: words(status, name) for name in ("state", "fault", "waits_for", "node", "swarm", "version")},
+        "join": words(status, "join", JOIN_LENGTH),
         **{name: words(config, name) for name in ("model", "task")},
         **{name: int(number(status, name)) for name in ("step", "steps")},
-        "alarm": words(part(status, "alarm"), "text") or (words(status, "alarm") if alarm else ""),
+        "alarm": words(part(status, "alarm"), "text"),
         "target": finite(config.get("target")),
-        "time_left_s": time_left_s(status),
+        "time_left_s": _time_left_s(status),
         "began": finite(figures.began),
         "bottleneck": bottleneck(status),
-        "tiles": tiles(status, config),
-        "nodes": {"columns": list(COLUMNS), "rows": list(islice(_nodes(status, config), MOST_NODES))},
-        "links": _links(status),
+        "tiles": _tiles(status, config),
+        "nodes": {"columns": list(COLUMNS), "rows": list(islice(_rows(status, config), MOST_NODES))},
+        "links": _links(status.get("links")),
         "versions": _versions(status),
         "staleness": {
             "bound": number(status, "max_staleness"),
-            "counts": [finite(n) or 0 for n in _items(status.get("ages"))],
+            "counts": [finite(count) or 0 for count in ages[:MOST_ITEMS]] if isinstance(ages, list) else [],
         },
-        "settings": [_plain(one) for one in parts(status, "settings")[:MOST_ITEMS]],
-        "barred": [_plain(one) for one in _items(status.get("barred"))],
+        **{name: _plain(status.get(name)) or [] for name in ("settings", "barred")},
     }
 
 
-def time_left_s(status: Mapping[str, Any]) -> float | None:
-    """Steps left, at the median pace of the last ones; None where nothing is known, or the learner stands still."""
+def _time_left_s(status: Mapping[str, Any]) -> float | None:
+    """Steps left, at the median pace of the last ones; None while nothing is known of it, or nothing happens."""
     left, step_s = number(status, "steps") - number(status, "step"), finite(status.get("step_s"))
     return left * step_s if step_s is not None and left >= 0 and status.get("state") == "running" else None
 
 
-# -- tiles ---------------------------------------------------------------------------------------------------
-
-
-def tiles(status: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tiles(status: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
     known, metrics = learner_figures(status), part(status, "metrics")
-    capacity, cost, verdicts = (part(status, name) for name in ("capacity", "cost", "verdicts"))
+    capacity, cost = part(status, "capacity"), part(status, "cost")
     held_out: Mapping[str, Any] = next(reversed(parts(status, "held_out")), {})
     idle = finite(capacity.get("idle_share"))
-    rate, length = number(status, "rollouts_per_s"), _mean_length(status)
-    dropped, withheld = part(status, "rollouts_dropped"), part(status, "rollouts_withheld")
-    wasted = {name: n for name, n in verdicts.items() if name != "accepted"}
-    lost = sum(number(found, name) for found in (wasted, dropped, withheld) for name in found)
-    newest = next(reversed([one for one in map(stages, parts_of(status, "broadcasts")) if "installing" in one]), {})
-    step_s, per_hour = number(status, "step_s"), finite(cost.get("cost_per_hour"))
-    per_token, bound = finite(cost.get("cost_per_token")), number(status, "max_staleness")
-    stale = max(number(status, "max_staleness_seen"), number(metrics, "staleness/max")) > bound
+    rate, length = number(status, "rollouts_per_s"), mean_length(status)
+    refused = {name: count for name, count in part(status, "verdicts").items() if name != "accepted"}
+    ways = (refused, part(status, "rollouts_dropped"), part(status, "rollouts_withheld"))
+    lost, accepted = sum(number(found, name) for found in ways for name in found), number(cost, "rollouts_accepted")
+    bound, per_token = number(status, "max_staleness"), finite(cost.get("cost_per_token"))
+    is_idle = (idle or 0.0) > max(LITTLE, number(capacity, "idle_target"))
+    is_late = max(number(status, "max_staleness_seen"), number(metrics, "staleness/max")) > bound
     return [
-        _tile("reward", "Reward", known["reward"], metrics.get("reward"), "reward", [
-            ("spread", told(metrics.get("reward_std"), "{:.3f}")), ("exact match", known["exact match"]),
-        ]),
-        _tile("held_out", "Held-out", told(held_out.get("exact_match"), "{:.3f}"), held_out.get("exact_match"),
-              "exact_match", [
-            ("version", told(held_out.get("version"), "{:.0f}")), ("best", known["best held-out"]),
-            ("target", told(config.get("target"), "{:g}")),
-        ]),
-        _tile("rollouts_per_s", "Rollouts", known["of all nodes"], rate, "rollouts_per_s", [
-            ("accepted", known["accepted"]), ("needed", told(capacity.get("rollouts_per_s_needed"), "{:.4g}/s")),
-        ]),
-        _tile("tokens_per_s", "Tokens", f"{shown(rate * length)} tokens/s" if length else "", rate * length or None,
-              None, [
-            ("accepted", told(cost.get("tokens_accepted"), "{:,.0f}")), ("mean length", told(length or None, "{:.4g}")),
-        ]),
-        _tile("busy", "Learner busy", "" if idle is None else f"{1 - idle:.1%}", None if idle is None else 1 - idle,
-              "idle_share", [
-            ("step", told(step_s or None, "{:.3g} s")), ("training", known["train step"]),
-            ("idle", known["learner idle"]), ("idle, predicted", known["predicted idle"]),
-        ], "warn" if (idle or 0.0) > max(0.1, number(capacity, "idle_target")) else ""),
-        _tile("staleness", "Staleness", known["staleness"], metrics.get("staleness/mean"), "staleness/mean", [
-            ("bound", f"{bound:.0f}"), ("aim", known["staleness aim"]),
-        ], "bad" if stale else ""),
-        _tile("discarded", "Discarded", f"{lost:,.0f} rollouts", lost, None, [
-            ("refused", counts(wasted)), ("dropped", known["dropped"]), ("withheld", known["withheld"]),
-        ], "warn" if lost > 0.1 * (number(cost, "rollouts_accepted") + lost) else ""),
-        _tile("broadcast", "Broadcast", known["time to install"], status.get("broadcast_s"), "broadcast_s", [
-            (name, f"{seconds:.3g} s") for name, seconds in newest.items()
-        ]),
-        _tile("samplers", "Samplers", f"{number(capacity, 'active'):.0f} active", capacity.get("active"), "active", [
-            ("standby", told(capacity.get("standby"), "{:.0f}")), ("known", f"{len(parts(status, 'samplers'))}"),
-        ]),
-        _tile("cost", "Cost", "" if per_hour is None else f"{per_hour:.2f} an hour", per_hour, "cost_total", [
-            ("in all", known["cost"]), ("of a step", known["cost of a step"]),
-            ("of a million tokens", told(None if per_token is None else 1e6 * per_token, "{:.4g}")),
-        ]),
-    ]  # fmt: skip
+        _tile(
+            *("reward", "Reward", known["reward"], metrics.get("reward"), "reward"),
+            spread=told(metrics.get("reward_std"), "{:.3f}"),
+            exact_match=known["exact match"],
+        ),
+        _tile(
+            *("held_out", "Held-out", told(held_out.get("exact_match"), "{:.3f}")),
+            *(held_out.get("exact_match"), "exact_match"),
+            last=known["held-out"],
+            best=known["best held-out"],
+            target=told(config.get("target"), "{:g}"),
+        ),
+        _tile(
+            *("rollouts_per_s", "Rollouts", known["of all nodes"], rate, "rollouts_per_s"),
+            accepted=known["accepted"],
+            needed=told(capacity.get("rollouts_per_s_needed"), "{:.4g} rollouts/s"),
+        ),
+        _tile(
+            *("tokens_per_s", "Tokens", f"{shown(rate * length)} tokens/s" if length else "", rate * length, None),
+            accepted=told(cost.get("tokens_accepted"), "{:,.0f}"),
+            mean_length=told(length or None, "{:.4g} tokens"),
+        ),
+        _tile(
+            *("busy", "Learner busy", "" if idle is None else f"{1 - idle:.1%}", 1 - (idle or 0.0), "idle_share"),
+            tone="warn" if is_idle else "",
+            step=told(status.get("step_s"), "{:.3g} s"),
+            training=known["train step"],
+            idle=known["learner idle"],
+            predicted_idle=known["predicted idle"],
+        ),
+        _tile(
+            *("staleness", "Staleness", known["staleness"], metrics.get("staleness/mean"), "staleness/mean"),
+            tone="bad" if is_late else "",
+            bound=f"{bound:.0f}",
+            aim=known["staleness aim"],
+        ),
+        _tile(
+            *("discarded", "Discarded", f"{lost:,.0f} rollouts", lost, None),
+            tone="warn" if lost > LITTLE * (lost + accepted) else "",
+            refused=counts(refused),
+            dropped=known["dropped"],
+            withheld=known["withheld"],
+        ),
+        _tile(
+            *("broadcast", "Broadcast", known["time to install"], status.get("broadcast_s"), "broadcast_s"),
+            **{stage: f"{seconds:.3g} s" for stage, seconds in newest_stages(status).items()},
+        ),
+        _tile(
+            *("samplers", "Samplers", f"{number(capacity, 'active'):.0f} active", capacity.get("active"), "active"),
+            standby=told(capacity.get("standby"), "{:.0f}"),
+            known=f"{len(parts(status, 'samplers'))}",
+        ),
+        _tile(
+            *("cost", "Cost", told(cost.get("cost_per_hour"), "{:.2f} an hour"), cost.get("cost_per_hour")),
+            "cost_total",
+            in_all=known["cost"],
+            of_a_step=known["cost of a step"],
+            of_a_million_tokens=told(1e6 * per_token if per_token else None, "{:.4g}"),
+        ),
+    ]
 
 
 def _tile(
-    name: str,
-    label: str,
-    text: str,
-    value: object,
-    series: str | None,
-    details: Iterable[tuple[str, str]],
-    tone: str = "",
+    name: str, label: str, text: str, value: object, series: str | None, /, tone: str = "", **details: str
 ) -> dict[str, Any]:
-    found = {"id": name, "label": label, "text": text, "value": finite(value), "series": series, "tone": tone}
-    return {**found, "details": [[what, said] for what, said in details if said]}
+    """A tile without text has no value either."""
+    said = [[what.replace("_", " "), words] for what, words in details.items() if words]
+    known = finite(value) if text else None
+    return {"id": name, "label": label, "text": text, "value": known, "series": series, "tone": tone, "details": said}
 
 
-def _mean_length(status: Mapping[str, Any]) -> float:
-    """Tokens of an accepted completion; 0 before there was one."""
-    lengths = part(part(status, "capacity"), "inputs").get("lengths")
-    known = [n for n in map(finite, lengths[:MOST_ITEMS]) if n is not None] if isinstance(lengths, list) else []
-    return fmean(known) if known else number(part(status, "metrics"), "completions/mean_length")
+def _rows(status: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[list[Any]]:
+    silent_s = SILENT_BEATS * number(config, "beat_s")
+    own = {"role": "learner", "lag": 0, "last_seen_s": 0.0, "up_bytes_per_s": status.get("uplink_bytes_per_s")}
+    name = words(config, "nickname", 64) or words(status, "node", ID_LENGTH)
+    yield _row({**status, **own, "name": name, "rollouts_per_s": None, "why": words(status, "waits_for")})
+    for node in nodes(status):
+        state = str(node.get("state"))
+        is_silent = node["role"] == "sampler" and 0 < silent_s < node["last_seen_s"]
+        yield _row({**node, "state": "silent" if is_silent else STATES.get(state, state)})
 
 
-# -- the swarm -----------------------------------------------------------------------------------------------
+def _row(node: Mapping[str, Any]) -> list[Any]:
+    return [_text(node.get(name)) or None if name in TEXTS else finite(node.get(name)) for name in COLUMNS]
 
 
-def _nodes(status: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[list[Any]]:
-    newest, length = words(status, "version", 40), _mean_length(status)
-    costs, beat_s = part(part(status, "cost"), "by_node"), finite(config.get("beat_s"))
-    own = {"node": status.get("node"), "name": words(config, "nickname", 40), "role": "learner", "version": newest}
-    uplink = finite(status.get("uplink_bytes_per_s"))
-    yield _row({**own, "state": status.get("state"), "up_bytes_per_s": uplink, "lag": 0, "last_seen_s": 0.0})
-    known = {status.get("node")}
-    for sampler in parts(status, "samplers"):
-        known.add(words(sampler, "node"))
-        yield _row(_sampler(sampler, newest, length, costs, beat_s))
-    for leaf, members in ((False, parts(status, "publics")), (True, parts(status, "leaves"))):
-        for member in members:
-            if words(member, "node") not in known:
-                state = "leaf" if leaf else "silent" if member.get("state") == "suspect" else "active"
-                found = {"version": member.get("held"), "state": state, "last_seen_s": finite(member.get("beat_s"))}
-                yield _row({"lag": finite(member.get("lag")), **member, **found})
-
-
-def _row(known: Mapping[str, Any]) -> list[Any]:
-    name = words(known, "name", 64) or words(known, "node", 12)
-    return [name if column == "name" else _plain(known.get(column)) for column in COLUMNS]
-
-
-def _sampler(
-    sampler: Mapping[str, Any], newest: str, length: float, costs: Mapping[str, Any], beat_s: float | None
-) -> dict[str, Any]:
-    verdicts, engine = part(sampler, "verdicts"), words(sampler, "engine", 80).split("/")
-    node, rate, silent_s = words(sampler, "node"), finite(sampler.get("rollouts_per_s")), number(sampler, "silent_s")
-    is_silent = beat_s is not None and silent_s > SILENT_BEATS * beat_s
-    working = "standby" if sampler.get("standby") else "active" if sampler.get("installed") else "fetching"
-    return {
-        "node": node,
-        "name": words(sampler, "nickname", 64),
-        "role": "sampler",
-        "state": "silent" if is_silent else working,
-        "engine": engine[0] or None,
-        "precision": engine[1] if len(engine) > 1 else None,
-        "version": words(sampler, "installed", 40) or None,
-        "lag": _lag(newest, words(sampler, "installed", 40)),
-        "tokens_per_s": rate * length if rate is not None and length else None,
-        "rollouts_per_s": rate,
-        "accepted": number(verdicts, "accepted"),
-        "stale": number(verdicts, "stale") + number(part(sampler, "dropped"), "stale"),
-        "invalid": sum(number(verdicts, name) for name in INVALID),
-        **{name: finite(sampler.get(name)) for name in ("up_bytes_per_s", "down_bytes_per_s", "cost_per_hour")},
-        "cost": finite(costs.get(node)),
-        "last_seen_s": silent_s,
-        "why": words(sampler, "standby"),
-        "class": words(sampler, "device_class", 40),
-    }
-
-
-def _lag(newest: str, held: str) -> int | None:
-    """Versions between two of one incarnation."""
-    (life, _, last), (same, _, at) = newest.partition("."), held.partition(".")
-    return int(last) - int(at) if life == same and f"{last}{at}".isdecimal() and last and at else None
-
-
-def _links(status: Mapping[str, Any]) -> list[list[Any]]:
-    found = status.get("links")
-    links = [one for one in found[:MOST_LINKS] if isinstance(one, list)] if isinstance(found, list) else []
-    return [[*map(_text, one[:2]), finite(one[2]), _text(one[3]) or None] for one in links if len(one) == 4]
+def _links(found: object) -> list[list[Any]]:
+    links = found[:MOST_LINKS] if isinstance(found, list | tuple) else ()
+    whole = [one for one in links if isinstance(one, list | tuple) and len(one) == 4]
+    return [[_text(sender), _text(to), finite(rate), _text(version) or None] for sender, to, rate, version in whole]
 
 
 def _versions(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    broadcasts = part(status, "broadcasts")
     found = []
-    receivers, broadcasts = number(status, "streams"), part(status, "broadcasts")
     for version in list(broadcasts)[-MOST_VERSIONS:]:
         one = part(broadcasts, version)
-        names = ("raw_bytes", "encoded_bytes", "sent_bytes", "stage_s", "prepared_s", "last_complete_s", "repairs")
-        progress = islice(part(one, "progress").items(), MOST_NODES)
-        found.append(
-            {
-                "version": _text(version),
-                **{name: finite(one.get(name)) for name in names},
-                "codecs": _plain(part(one, "codecs")),
-                "installed_s": _plain(part(one, "installed_s")),
-                "complete": number(one, "complete"),
-                "of": max(receivers, number(one, "complete")),
-                "progress": {_text(node): share for node, at in progress if (share := finite(at)) is not None},
-            }
-        )
+        shares = {name: _plain(part(one, name)) for name in ("codecs", "installed_s", "progress")}
+        of = max(number(status, "streams"), number(one, "complete"))
+        found.append({"version": _text(version), **{name: finite(one.get(name)) for name in SIZES}, **shares, "of": of})
     return found
 
 
-# -- anything ------------------------------------------------------------------------------------------------
-
-
-def parts_of(known: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """The mappings in a mapping within `known`, in its order."""
-    return [one for one in part(known, name).values() if isinstance(one, dict)]
-
-
-def _items(value: object) -> Sequence[Any]:
-    return value[:MOST_ITEMS] if isinstance(value, list | tuple) else ()
-
-
 def _text(value: object) -> str:
-    return printable(str(value)[:MOST_CHARACTERS]) if isinstance(value, str | int) else ""
+    return printable(value[:MOST_CHARACTERS]) if isinstance(value, str) else ""
 
 
 def _plain(value: object, depth: int = 3) -> Any:
-    """`value` as bounded JSON: finite numbers, printable words, and few of each."""
+    """`value` as bounded JSON: finite numbers, printable words, and not too many of either."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
         return value if finite(value) is not None else None
-    if isinstance(value, str):
-        return printable(value[:MOST_CHARACTERS])
-    if isinstance(value, Mapping) and depth:
-        return {_text(name): _plain(one, depth - 1) for name, one in islice(value.items(), MOST_ITEMS)}
-    return [_plain(one, depth - 1) for one in _items(value)] if depth else None
+    if isinstance(value, dict) and depth:
+        return {_text(name): _plain(one, depth - 1) for name, one in islice(value.items(), MOST_NODES)}
+    if isinstance(value, list | tuple) and depth:
+        return [_plain(one, depth - 1) for one in value[:MOST_ITEMS]]
+    return _text(value)

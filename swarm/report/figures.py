@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.node.rundir import CONFIG, SUMMARY, Life, read_lives
-from swarm.report.words import finite
+from swarm.report.words import finite as _number
 
 MAX_POINTS = 300  # Of one curve, more than a screen shows: a page of 40 curves stays under 2 MB
 MAX_NAMES = 256  # Of figures; a task with many rewards has some dozens. More are not read.
@@ -116,12 +116,12 @@ def read_figures(run_dir: Path) -> Figures:
 
 
 def _add_step(found: Figures, line: Mapping[str, Any]) -> None:
-    step = finite(line.get("step"))
+    step = _number(line.get("step"))
     if step is None or step <= found.steps:
         return
     found.steps = int(step)
     for name, value in line.items():
-        number = finite(value)
+        number = _number(value)
         # The events `evaluated` have the held-out figures too, with the version that each is of.
         told_elsewhere = name in ("step", "time") or name.startswith("eval_")
         if number is not None and not told_elsewhere:
@@ -151,7 +151,7 @@ def _add_events(found: Figures, path: Path) -> None:
             that_matter.add(number, event)
         if kind == "evaluated":
             _add_evaluation(found, event)
-        step = finite(event.get("step"))
+        step = _number(event.get("step"))
         if kind == "bound_set" and step is not None:
             _add_bound(found, int(step), event)
         if kind in MARKED and step is not None and len(found.marks) < EVENTS_KEPT:
@@ -161,17 +161,17 @@ def _add_events(found: Figures, path: Path) -> None:
 
 
 def _add_bound(found: Figures, step: int, event: Mapping[str, Any]) -> None:
-    was = finite(event.get("was"))
+    was = _number(event.get("was"))
     if len(found.bounds) == 1 and was is not None:
         # The configuration is that of the newest life, which may have begun with another S.
         found.bounds[0] = (0, int(was))
-    found.bounds.append((step, int(finite(event.get("max_staleness")) or 0)))
+    found.bounds.append((step, int(_number(event.get("max_staleness")) or 0)))
 
 
 def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:
-    version = finite(event.get("version"))
+    version = _number(event.get("version"))
     for name, value in event.items():
-        number = finite(value)
+        number = _number(value)
         if version is None or number is None or name in ("time", "version", "prompts", "samples"):
             continue
         _add(found.evaluated, name, version, number)
@@ -192,7 +192,7 @@ def _lines(path: Path, found: Figures) -> Iterator[Mapping[str, Any]]:
             if not isinstance(value, dict):
                 found.torn += 1
                 continue
-            if (time := finite(value.get("time"))) is not None:
+            if (time := _number(value.get("time"))) is not None:
                 found.began = time if found.began is None else min(found.began, time)
                 found.ended = time if found.ended is None else max(found.ended, time)
             yield value

@@ -14,10 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from swarm.report.words import bottleneck, counted, counts, in_bytes, learner_figures, part, told
+from swarm.report.words import ID_LENGTH, bottleneck, counted, counts, in_bytes, learner_figures, nodes, part, told
 from swarm.types import printable
 
-ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
 NAME_WIDTH, VALUE_WIDTH = 15, 18  # Columns of a figure's name and value: two pairs fit into the live view
 Figures = list[tuple[str, str]]
 Row = tuple[str, ...]
@@ -77,7 +76,7 @@ def status_screen(status: dict[str, Any], width: int, height: int | None) -> Ren
     """A node's figures, then as many of the nodes that it knows as fit into `height` lines; None: all of them."""
     known = _grid(figures(status), width)
     parts = [*_titles(status), known, Text()]
-    rows = _rows(status)
+    rows = [_row(node) for node in nodes(status)]
     if rows:
         # The last line of the screen is the prompt's, and one is the table's head.
         room = len(rows) if height is None else max(1, height - (len(parts) - 1 + known.row_count) - 2)
@@ -173,41 +172,18 @@ HEADS = ("node", "what", "state", "weights", "rollouts/s", "accepted", "silent",
 """Of the table of nodes. Rates and counts are each node's own."""
 
 
-def _rows(status: dict[str, Any]) -> list[Row]:
-    samplers = status.get("samplers", [])
-    known = {sampler["node"] for sampler in samplers}
-    return [
-        *(_sampler_row(sampler) for sampler in samplers),
-        *(_member_row(one) for one in status.get("publics", []) if one["node"] not in known),
-        *(_member_row({**one, "state": "leaf"}) for one in status.get("leaves", []) if one["node"] not in known),
-    ]
-
-
-def _sampler_row(sampler: dict[str, Any]) -> Row:
+def _row(node: dict[str, Any]) -> Row:
+    behind = f" ({node['lag']} behind)" if node.get("lag") and node["role"] != "sampler" else ""
+    rate = told(node.get("rollouts_per_s") or None, "{:.4g}")
     return (
-        sampler.get("nickname") or sampler["node"][:ID_LENGTH],
-        sampler["device_class"] or "sampler",
-        "standby" if sampler["standby"] else "active" if sampler["installed"] else "fetching",
-        sampler["installed"] or "",
-        f"{sampler['rollouts_per_s']:.4g}" if sampler["rollouts_per_s"] else "",
-        f"{sampler['verdicts'].get('accepted', 0):,}",
-        f"{sampler['silent_s']:.1f} s",
-        sampler["standby"],
-    )
-
-
-def _member_row(member: dict[str, Any]) -> Row:
-    behind = f" ({member['lag']} behind)" if member.get("lag") else ""
-    leaves = f", {member['leaves']} leaves" if member.get("leaves") else ""
-    return (
-        member["node"][:ID_LENGTH],
-        member["role"] or "",
-        member["state"],
-        f"{member['held']}{behind}" if member["held"] else "",
-        "",
-        "",
-        f"{member['beat_s']:.1f} s",
-        str(member.get("address") or "").rpartition("/")[2] + leaves,
+        node["name"],
+        node.get("class") or node["role"] or "",
+        node["state"],
+        node["version"] + behind if node["version"] else "",
+        rate,
+        told(node.get("accepted"), "{:,.0f}"),
+        f"{node['last_seen_s']:.1f} s",
+        node["why"],
     )
 
 

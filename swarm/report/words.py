@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from statistics import median
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from statistics import fmean, median
 from typing import Any
 
 from swarm.types import printable
 
 MOST_CHARACTERS = 400  # Of anybody's words in one place
 MOST_COUNTED = 16  # Reasons told beside one another
+ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
+JOIN_LENGTH = 4096  # A join line names eight addresses at most
+BUSY = 0.02  # Idle share below which nobody asks what a learner waits for
 
 
 def finite(value: object) -> float | None:
@@ -44,6 +48,11 @@ def parts(known: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """The mappings in a list within `known`."""
     found = known.get(name)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def members(known: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The mappings in a mapping within `known`, in its order."""
+    return [one for one in part(known, name).values() if isinstance(one, dict)]
 
 
 def words(known: Mapping[str, Any], name: str, most: int = MOST_CHARACTERS) -> str:
@@ -96,20 +105,19 @@ def waiting_for(status: Mapping[str, Any] | None) -> str:
     if not any(sampler.get("installed") for sampler in samplers):
         return f"{counted(len(samplers), 'sampler')} to fetch and load the weights"
     if not status.get("metrics"):
-        wanted = number(status, "batch_rollouts")
-        accepted = number(part(status, "cost"), "rollouts_accepted")
+        wanted, accepted = number(status, "batch_rollouts"), number(part(status, "cost"), "rollouts_accepted")
         return f"the first batch: {min(wanted, accepted):.0f} of {wanted:.0f} rollouts"
     return ""
 
 
 def bottleneck(status: Mapping[str, Any] | None) -> str:
-    """What keeps the learner from going faster, in one sentence, by what was measured and the capacity model."""
-    if status is not None and status.get("state") in ("finished", "stopped"):
-        return ""
-    if waits := waiting_for(status):
-        is_paused = status is not None and status.get("state") == "paused"
-        return f"paused: {waits}" if is_paused else f"waiting for {waits}"
-    assert status is not None
+    """What keeps the learner from going faster, in one sentence: what was measured, and what binds by the capacity
+    model's prediction. "" once the run is over."""
+    state, waits = ("", "") if status is None else (status.get("state"), waiting_for(status))
+    if status is None or (waits and state != "paused"):
+        return f"waiting for {waiting_for(status)}"
+    if state in ("paused", "finished"):
+        return f"paused: {waits}" if state == "paused" else ""
     capacity = part(status, "capacity")
     standby, idle = number(capacity, "standby"), finite(capacity.get("idle_share"))
     if standby and not number(capacity, "active"):
@@ -117,73 +125,152 @@ def bottleneck(status: Mapping[str, Any] | None) -> str:
         return f"all {counted(standby, 'sampler')} wait on standby: {next(filter(None, reasons), 'none is chosen')}"
     if idle is None:
         return "what binds is known after the second step"
-    if idle <= max(0.02, number(capacity, "idle_target")):
-        return f"nothing binds: the learner is busy {1 - idle:.0%} of the time".replace("%", " %")
-    return f"learner idle {idle:.0%}".replace("%", " %") + f": {_binds(status, capacity)}"
+    if idle <= max(BUSY, number(capacity, "idle_target")):
+        return f"nothing binds: the learner is busy {_share(1 - idle)} of the time"
+    return f"learner idle {_share(idle)}: {_rewards(status) or _binds(status, capacity)}"
+
+
+def _rewards(status: Mapping[str, Any]) -> str:
+    """Rewards bind if more rollouts wait for theirs than are being drawn, and for most of a step."""
+    unscored, took_s, step_s = (number(status, name) for name in ("rollouts_unscored", "reward_s", "step_s"))
+    if unscored <= number(status, "samples_leased") or took_s < step_s / 2:
+        return ""
+    return f"rewards bind: {unscored:,.0f} rollouts wait for theirs, {took_s:.2g} s where a step takes {step_s:.2g} s"
 
 
 def _binds(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
-    step_s, unscored = number(status, "step_s"), number(status, "rollouts_unscored")
-    reward_s = number(status, "reward_s")
-    if reward_s > step_s / 2 and unscored > number(status, "samples_leased"):
-        return (
-            f"rewards are the bottleneck; {counted(unscored, 'rollout')} wait for one, which takes {reward_s:.3g} s"
-            f" where a step takes {step_s:.3g} s"
-        )
+    why = words(capacity, "why")
     match capacity.get("binds"):
+        case "rate" if why.startswith("the budget"):
+            return why
         case "rate":
-            return _too_few(status, capacity)
+            return _too_few(status, capacity) or why
         case "broadcast":
-            return _slow_version(status, step_s * max(1.0, number(status, "publish_every_steps")))
+            return _slow_version(status) or why
         case "generation":
-            return f"broadcast and the longest completions bind; {words(capacity, 'why')}"
+            return _long_answers(status, part(capacity, "inputs")) or why
         case "learner":
-            predicted = told(capacity.get("predicted_idle_share"), "{:.0%}").replace("%", " %")
-            return f"more than the {predicted} that such samplers should cost; some are slower than they were"
+            audit = number(part(status, "metrics"), "audit/time_share")
+            of_audit = f", and {_share(audit)} of its time is the audit" if audit >= BUSY else ""
+            return f"these samplers should keep it idle {_share(number(capacity, 'predicted_idle_share'))}{of_audit}"
     return "what binds is known once an install was timed"
 
 
 def _too_few(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
-    """How many more samplers would do: what is missing of the rate that the model needs, over the rate at which one of
-    a class gives rollouts in time. That is the median of its measured rates, times the share of the active samplers'
-    rates that is in time. The class is the cheapest per rollout that is here; among equals the most common one."""
+    """How many more samplers would do: what is missing of the rate that the model needs, over the rate that one more of
+    a class gives in time. That is the median of its measured rates, times the share of the active samplers' rates that
+    is in time. The class is the cheapest per rollout that is here; among equals the most common one."""
     needed, useful = finite(capacity.get("rollouts_per_s_needed")), number(capacity, "rollouts_per_s_useful")
-    if needed is None:
-        return f"no number of samplers like these would do; {words(capacity, 'why')}"
-    if words(capacity, "why").startswith("the budget"):
-        return words(capacity, "why")
-    by_node, rates, active = part(part(capacity, "inputs"), "by_node"), defaultdict(list), 0.0
-    prices: dict[str, list[float]] = defaultdict(list)
+    rates, active = defaultdict[tuple[float, str], list[float]](list), 0.0
     for sampler in parts(status, "samplers"):
-        rate = number(part(by_node, words(sampler, "node")), "rollouts_per_s")
+        rate = number(part(part(part(capacity, "inputs"), "by_node"), words(sampler, "node")), "rollouts_per_s")
         if rate > 0:
-            rates[words(sampler, "device_class", 40)].append(rate)
-            prices[words(sampler, "device_class", 40)].append(number(sampler, "cost_per_hour") / rate)
+            rates[number(sampler, "cost_per_hour") / rate, words(sampler, "device_class", 40)].append(rate)
             active += 0.0 if sampler.get("standby") else rate
-    if needed <= useful or not active:
-        return f"samplers are the bottleneck; {useful:.3g} rollouts/s come in time, {needed:.3g} are needed"
-    chosen = min(rates, key=lambda name: (median(prices[name]), -len(rates[name]), name))
-    more = (needed - useful) / (median(rates[chosen]) * min(1.0, useful / active)) if useful else math.inf
-    if more > 1e6:
-        return "samplers are the bottleneck; what they draw comes too late to be trained on"
-    of_class = f" of class {chosen}" if chosen else ""
-    return f"samplers are the bottleneck; {max(1, math.ceil(more)):,} more{of_class} would do"
+    if needed is None or not useful or not active:
+        return ""
+    if needed <= useful:
+        return f"samplers are the bottleneck, though {useful:.3g} rollouts/s should come in time and {needed:.3g} do"
+    cheapest = min(price for price, _ in rates)
+    chosen = max((len(found), name, median(found)) for (price, name), found in rates.items() if price == cheapest)
+    more = math.ceil((needed - useful) / (chosen[2] * min(1.0, useful / active)))
+    of_class = f" of class {chosen[1]}" if chosen[1] else ""
+    return f"samplers are the bottleneck; {more:,} more{of_class} would do"
 
 
 def stages(version: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each stage of a version from the learner's step to the last engine; none that is not over."""
+    """Seconds of each stage of a version, from the learner's step to the last engine; none that is not over."""
     sent_s, installed_s = number(version, "last_complete_s"), number(part(version, "installed_s"), "100")
     found = {"staging": number(version, "stage_s"), "encoding": number(version, "prepared_s"), "sending": sent_s}
     return {name: s for name, s in {**found, "installing": installed_s - sent_s}.items() if s > 0}
 
 
-def _slow_version(status: Mapping[str, Any], period_s: float) -> str:
-    known = [stages(one) for one in part(status, "broadcasts").values() if isinstance(one, dict)]
-    whole = [one for one in known if "installing" in one] or [one for one in known if one]
-    if not whole:
-        return f"broadcast binds; {words(part(status, 'capacity'), 'why')}"
-    most = max(whole[-1], key=lambda name: whole[-1][name])
-    return f"broadcast binds; {whole[-1][most]:.2g} s are {most}, of {period_s:.2g} s from one version to the next"
+def newest_stages(status: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the newest version that all samplers have; {} before there is one."""
+    versions = reversed(members(status, "broadcasts"))
+    return next((s for s in map(stages, versions) if "installing" in s), {})
+
+
+def _slow_version(status: Mapping[str, Any]) -> str:
+    found = newest_stages(status)
+    period_s = number(status, "step_s") * max(1.0, number(status, "publish_every_steps"))
+    longest = max(found, key=lambda name: found[name], default="")
+    return f"broadcast binds: {found[longest]:.2g} of {period_s:.2g} s are {longest}" if found else ""
+
+
+def _long_answers(status: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    """A place's time for a completion, and what the bound leaves for it (capacity/model.py, slack_s)."""
+    workers, bound = members(inputs, "by_node"), number(status, "max_staleness")
+    rate = sum(number(worker, "rollouts_per_s") for worker in workers)
+    places = sum(number(worker, "samples_at_once") for worker in workers if worker.get("rollouts_per_s"))
+    left_s = (bound + 1 - number(status, "publish_every_steps")) * number(inputs, "train_step_s")
+    return (
+        f"generation binds: a completion takes {places / rate:.2g} s, and a bound of {bound:.0f} leaves {left_s:.2g} s"
+        " for it and for the broadcast"
+        if rate
+        else ""
+    )
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+# -- the nodes of a swarm ------------------------------------------------------------------------------------
+
+INVALID = ("malformed", "future", "duplicate", "barred")  # Verdicts that a sampler in order gets by accident at most
+
+
+def mean_length(status: Mapping[str, Any]) -> float:
+    """Tokens of an accepted completion; 0 before there was one."""
+    lengths = part(part(status, "capacity"), "inputs").get("lengths")
+    known = [n for n in map(finite, islice(lengths, 64)) if n is not None] if isinstance(lengths, list) else []
+    return fmean(known) if known else number(part(status, "metrics"), "completions/mean_length")
+
+
+def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What any node's status says of each other node, by the names of the page's columns; samplers come first."""
+    newest, length, costs = words(status, "version", 40), mean_length(status), part(part(status, "cost"), "by_node")
+    known = set()
+    for sampler in parts(status, "samplers"):
+        known.add(node := words(sampler, "node"))
+        verdicts, rate = part(sampler, "verdicts"), number(sampler, "rollouts_per_s")
+        engine, _, rest = words(sampler, "engine", 80).partition("/")
+        yield {
+            **sampler,
+            "name": words(sampler, "nickname", 64) or node[:ID_LENGTH],
+            "role": "sampler",
+            "state": "standby" if sampler.get("standby") else "active" if sampler.get("installed") else "fetching",
+            "engine": engine,
+            "precision": rest.partition("/")[0],
+            "version": words(sampler, "installed", 40),
+            "lag": _lag(newest, words(sampler, "installed", 40)),
+            "tokens_per_s": rate * length if length else None,
+            "accepted": number(verdicts, "accepted"),
+            "stale": number(verdicts, "stale") + number(part(sampler, "dropped"), "stale"),
+            "invalid": sum(number(verdicts, name) for name in INVALID),
+            "cost": costs.get(node),
+            "last_seen_s": number(sampler, "silent_s"),
+            "why": words(sampler, "standby"),
+            "class": words(sampler, "device_class", 40),
+        }
+    members = (*parts(status, "publics"), *({**one, "state": "leaf"} for one in parts(status, "leaves")))
+    for member in members:
+        if (node := words(member, "node")) not in known:
+            yield {
+                **member,
+                "name": node[:ID_LENGTH],
+                "version": words(member, "held", 40),
+                "last_seen_s": number(member, "beat_s"),
+                "why": words(member, "address").rpartition("/")[2]
+                + told(member.get("leaves") or None, ", {:.0f} leaves"),
+            }
+
+
+def _lag(newest: str, held: str) -> int | None:
+    """Versions between two of one incarnation."""
+    (life, _, last), (same, _, at) = newest.partition("."), held.partition(".")
+    return int(last) - int(at) if life == same and last.isdecimal() and at.isdecimal() else None
 
 
 # -- a learner's figures -------------------------------------------------------------------------------------
