@@ -13,8 +13,9 @@ from swarm.report.words import (
     ID_LENGTH,
     JOIN_LENGTH,
     MOST_CHARACTERS,
+    STAGES,
     bottleneck,
-    counts,
+    discarded,
     finite,
     learner_figures,
     mean_length,
@@ -23,7 +24,6 @@ from swarm.report.words import (
     number,
     part,
     parts,
-    shown,
     told,
     words,
 )
@@ -37,6 +37,20 @@ COLUMNS = (
     *("lag", "tokens_per_s", "rollouts_per_s", "accepted", "stale", "invalid", "up_bytes_per_s", "down_bytes_per_s"),
     *("cost_per_hour", "cost", "last_seen_s", "why", "class"),
 )
+TILES: tuple[tuple[str, str, str, str | None, tuple[str, ...]], ...] = (
+    ("reward", "Reward", "reward", "reward", ("exact match",)),
+    ("held_out", "Held-out", "held-out", "exact_match", ("best held-out",)),
+    ("rollouts_per_s", "Rollouts", "of all nodes", "rollouts_per_s", ("accepted",)),
+    ("tokens_per_s", "Tokens", "tokens", None, ("tokens accepted",)),
+    ("busy", "Learner busy", "learner busy", None, ("step takes", "train step", "predicted idle")),
+    ("staleness", "Staleness", "staleness", "staleness/mean", ("staleness aim",)),
+    ("discarded", "Discarded", "discarded", None, ("refused", "dropped", "withheld")),
+    ("broadcast", "Broadcast", "time to install", "broadcast_s", STAGES),
+    ("samplers", "Samplers", "samplers", "active", ("active",)),
+    ("cost", "Cost", "cost of an hour", "cost_total", ("cost", "cost of a step", "of a million tokens")),
+)
+"""Id, label, the figure that it shows, the column of its curve, and figures beside it."""
+
 STATES = {"alive": "active", "suspect": "silent"}  # Gossip's words
 SILENT_BEATS = 1.5  # Missed before a sampler is shown as silent; after three it is gone
 LITTLE = 0.1  # Share of the time or of the rollouts that may be lost before a tile says so by its tone
@@ -67,7 +81,7 @@ def digest(status: Mapping[str, Any], figures: Known, *, now: float) -> dict[str
         "time_left_s": _time_left_s(status),
         "began": finite(figures.began),
         "bottleneck": bottleneck(status),
-        "tiles": _tiles(status, config),
+        "tiles": _tiles(status),
         "nodes": {"columns": list(COLUMNS), "rows": list(islice(_rows(status, config), MOST_NODES))},
         "links": _links(status.get("links")),
         "versions": _versions(status),
@@ -85,88 +99,41 @@ def _time_left_s(status: Mapping[str, Any]) -> float | None:
     return left * step_s if step_s is not None and left >= 0 and status.get("state") == "running" else None
 
 
-def _tiles(status: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    known, metrics = learner_figures(status), part(status, "metrics")
-    capacity, cost = part(status, "capacity"), part(status, "cost")
+def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the terminal says, ordered. A tile whose text is "" is not known yet."""
+    known, metrics, capacity = learner_figures(status), part(status, "metrics"), part(status, "capacity")
     held_out: Mapping[str, Any] = next(reversed(parts(status, "held_out")), {})
-    idle = finite(capacity.get("idle_share"))
-    rate, length = number(status, "rollouts_per_s"), mean_length(status)
-    refused = {name: count for name, count in part(status, "verdicts").items() if name != "accepted"}
-    ways = (refused, part(status, "rollouts_dropped"), part(status, "rollouts_withheld"))
-    lost, accepted = sum(number(found, name) for found in ways for name in found), number(cost, "rollouts_accepted")
-    bound, per_token = number(status, "max_staleness"), finite(cost.get("cost_per_token"))
-    is_idle = (idle or 0.0) > max(LITTLE, number(capacity, "idle_target"))
-    is_late = max(number(status, "max_staleness_seen"), number(metrics, "staleness/max")) > bound
-    return [
-        _tile(
-            *("reward", "Reward", known["reward"], metrics.get("reward"), "reward"),
-            spread=told(metrics.get("reward_std"), "{:.3f}"),
-            exact_match=known["exact match"],
-        ),
-        _tile(
-            *("held_out", "Held-out", told(held_out.get("exact_match"), "{:.3f}")),
-            *(held_out.get("exact_match"), "exact_match"),
-            last=known["held-out"],
-            best=known["best held-out"],
-            target=told(config.get("target"), "{:g}"),
-        ),
-        _tile(
-            *("rollouts_per_s", "Rollouts", known["of all nodes"], rate, "rollouts_per_s"),
-            accepted=known["accepted"],
-            needed=told(capacity.get("rollouts_per_s_needed"), "{:.4g} rollouts/s"),
-        ),
-        _tile(
-            *("tokens_per_s", "Tokens", f"{shown(rate * length)} tokens/s" if length else "", rate * length, None),
-            accepted=told(cost.get("tokens_accepted"), "{:,.0f}"),
-            mean_length=told(length or None, "{:.4g} tokens"),
-        ),
-        _tile(
-            *("busy", "Learner busy", "" if idle is None else f"{1 - idle:.1%}", 1 - (idle or 0.0), "idle_share"),
-            tone="warn" if is_idle else "",
-            step=told(status.get("step_s"), "{:.3g} s"),
-            training=known["train step"],
-            idle=known["learner idle"],
-            predicted_idle=known["predicted idle"],
-        ),
-        _tile(
-            *("staleness", "Staleness", known["staleness"], metrics.get("staleness/mean"), "staleness/mean"),
-            tone="bad" if is_late else "",
-            bound=f"{bound:.0f}",
-            aim=known["staleness aim"],
-        ),
-        _tile(
-            *("discarded", "Discarded", f"{lost:,.0f} rollouts", lost, None),
-            tone="warn" if lost > LITTLE * (lost + accepted) else "",
-            refused=counts(refused),
-            dropped=known["dropped"],
-            withheld=known["withheld"],
-        ),
-        _tile(
-            *("broadcast", "Broadcast", known["time to install"], status.get("broadcast_s"), "broadcast_s"),
-            **{stage: f"{seconds:.3g} s" for stage, seconds in newest_stages(status).items()},
-        ),
-        _tile(
-            *("samplers", "Samplers", f"{number(capacity, 'active'):.0f} active", capacity.get("active"), "active"),
-            standby=told(capacity.get("standby"), "{:.0f}"),
-            known=f"{len(parts(status, 'samplers'))}",
-        ),
-        _tile(
-            *("cost", "Cost", told(cost.get("cost_per_hour"), "{:.2f} an hour"), cost.get("cost_per_hour")),
-            "cost_total",
-            in_all=known["cost"],
-            of_a_step=known["cost of a step"],
-            of_a_million_tokens=told(1e6 * per_token if per_token else None, "{:.4g}"),
-        ),
-    ]
-
-
-def _tile(
-    name: str, label: str, text: str, value: object, series: str | None, /, tone: str = "", **details: str
-) -> dict[str, Any]:
-    """A tile without text has no value either."""
-    said = [[what.replace("_", " "), words] for what, words in details.items() if words]
-    known = finite(value) if text else None
-    return {"id": name, "label": label, "text": text, "value": known, "series": series, "tone": tone, "details": said}
+    idle, bound, lost = finite(capacity.get("idle_share")), number(status, "max_staleness"), discarded(status)
+    accepted, rate = number(part(status, "cost"), "rollouts_accepted"), number(status, "rollouts_per_s")
+    known |= {stage: f"{seconds:.3g} s" for stage, seconds in newest_stages(status).items()}
+    known["active"] = told(capacity.get("active"), "{:.0f}")
+    known["learner busy"] = "" if idle is None else f"{1 - idle:.1%}"
+    values = {
+        "reward": metrics.get("reward"),
+        "held_out": held_out.get("exact_match"),
+        "rollouts_per_s": rate,
+        "tokens_per_s": rate * mean_length(status),
+        "busy": None if idle is None else 1 - idle,
+        "staleness": metrics.get("staleness/mean"),
+        "discarded": lost,
+        "broadcast": status.get("broadcast_s"),
+        "samplers": capacity.get("active"),
+        "cost": part(status, "cost").get("cost_per_hour"),
+    }
+    tones = {
+        "busy": "warn" if (idle or 0.0) > max(LITTLE, number(capacity, "idle_target")) else "",
+        "staleness": "bad" if number(metrics, "staleness/max") > bound else "",
+        "discarded": "warn" if lost > LITTLE * (lost + accepted) else "",
+    }
+    tiles = []
+    for name, label, figure, series, beside in TILES:
+        text, _, rest = known[figure].partition(", ")
+        said = [["and", rest], *([one, known.get(one, "")] for one in beside)]
+        tile = {"id": name, "label": label, "text": text, "value": finite(values[name]) if text else None}
+        tiles.append(
+            {**tile, "series": series, "tone": tones.get(name, ""), "details": [one for one in said if one[1]]}
+        )
+    return tiles
 
 
 def _rows(status: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[list[Any]]:

@@ -178,11 +178,14 @@ def _too_few(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
     return f"samplers are the bottleneck; {more:,} more{of_class} would do"
 
 
+STAGES = ("staging", "encoding", "sending", "installing")
+
+
 def stages(version: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of each stage of a version, from the learner's step to the last engine; none that is not over."""
     sent_s, installed_s = number(version, "last_complete_s"), number(part(version, "installed_s"), "100")
-    found = {"staging": number(version, "stage_s"), "encoding": number(version, "prepared_s"), "sending": sent_s}
-    return {name: s for name, s in {**found, "installing": installed_s - sent_s}.items() if s > 0}
+    seconds = (number(version, "stage_s"), number(version, "prepared_s"), sent_s, installed_s - sent_s)
+    return {name: s for name, s in zip(STAGES, seconds, strict=True) if s > 0}
 
 
 def newest_stages(status: Mapping[str, Any]) -> dict[str, float]:
@@ -282,7 +285,8 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
     accepted, total, standby = number(cost, "rollouts_accepted"), number(cost, "cost_total"), capacity.get("standby")
     samplers = told(len(parts(status, "samplers")) or None, "{:.0f}")
     of_bound = f", max {number(status, 'max_staleness_seen'):.0f} of {number(status, 'max_staleness'):.0f}"
-    by = words(metrics, "staleness/by", 40)
+    by, tokens_per_s = words(metrics, "staleness/by", 40), number(status, "rollouts_per_s") * mean_length(status)
+    per_token, lost = finite(cost.get("cost_per_token")), discarded(status)
     return {
         "step": f"{number(status, 'step'):.0f} of {number(status, 'steps'):.0f}",
         "version": words(status, "version", 40),
@@ -295,17 +299,30 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
         "staleness aim": (told(metrics.get("staleness/aim"), "{:.1f}, ") + f"by {by}") if by else "",
         "accepted": f"{accepted:,.0f} rollouts" if accepted else "",
         "of all nodes": f"{number(status, 'rollouts_per_s'):.4g} rollouts/s" if accepted else "",
+        "tokens": f"{shown(tokens_per_s)} tokens/s" if accepted and tokens_per_s else "",
+        "tokens accepted": told(cost.get("tokens_accepted") or None, "{:,.0f}"),
+        "discarded": f"{lost:,.0f} rollouts" if lost or accepted else "",
+        "refused": counts(part(status, "verdicts"), without="accepted"),
         "dropped": counts(part(status, "rollouts_dropped")),
         "withheld": _withheld(part(status, "rollouts_withheld")),
         "train step": told(metrics.get("train_step_s"), "{:.2f} s"),
         "trainer held up": told(metrics.get("stage_s") or None, "{:.2f} s"),
         "until published": told(metrics.get("prepared_s") or None, "{:.2f} s"),
         "time to install": told(status.get("broadcast_s"), "{:.2f} s"),
+        "step takes": told(status.get("step_s"), "{:.3g} s"),
         "learner idle": told(capacity.get("idle_share"), "{:.1%}"),
         "predicted idle": told(capacity.get("predicted_idle_share"), "{:.1%}"),
         "cost": f"{total:.2f}" if total else "",
+        "cost of an hour": told(cost.get("cost_per_hour") or None, "{:.2f}"),
+        "of a million tokens": told(1e6 * per_token if per_token else None, "{:.4g}"),
         "cost of a step": told(cost.get("cost_per_step") if total else None, "{:.4g}"),
     }
+
+
+def discarded(status: Mapping[str, Any]) -> float:
+    """Rollouts that were drawn in vain: refused, dropped after they were accepted, or withheld from training."""
+    ways = [part(status, name) for name in ("verdicts", "rollouts_dropped", "rollouts_withheld")]
+    return sum(number(way, name) for way in ways for name in way if name != "accepted")
 
 
 def _withheld(found: Mapping[str, Any]) -> str:
