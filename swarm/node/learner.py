@@ -93,6 +93,7 @@ class LearnerNode:
         self._had_logs = (self._run_dir / LOGS).is_dir()
         self._state = "starting"
         self._waits_for = "the network to open"
+        self._join = ""
         # Whether `status` can be called, and whether the user stopped the run before its end.
         self.is_up = self.is_stopped = False
         self._tracker = InstallTracker()
@@ -211,6 +212,7 @@ class LearnerNode:
             ),
             before=self._log.spent,
             absent=self._log.absent,
+            given=self._recorded.given,
             emit=emit,
             say=self._say,
         )
@@ -276,6 +278,7 @@ class LearnerNode:
             "fault": fault or self._training.save_fault,
             "run_dir": str(self._run_dir),
             "url": self._network.address.url,
+            "join": f"echo-node {self._join}" if self._join else "",
             "waits_for": self._waits_for,
             "step": 0,
             "steps": self._config.steps,
@@ -328,7 +331,7 @@ class LearnerNode:
                 await steps.leave_off()
             return False
         self._state, self._waits_for = "finished", "samplers to hear that the run is over"
-        summary = self.status()
+        summary = {**self.status(), "waits_for": ""}
         await self._rollouts.end("finished")
         await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
         # Written last: a learner that is killed before must be resumable, or its samplers would wait for ever.
@@ -480,6 +483,10 @@ class LearnerNode:
         """Write where this node listens, so that programs can start samplers before the model is loaded."""
         network = self._network
         write_json(self._run_dir / "node.json", {"url": network.address.url, "join": network.join_line()})
+        address = network.address
+        is_plain = is_loopback(address.host) and not address.fingerprint
+        bootstrap = address.authority if is_plain else network.join_line()
+        self._join = f"join --role sampler --bootstrap {bootstrap}"
         swarm = network.status()["swarm"]
         self._say(f"learner of swarm {swarm} at {network.address.url}, run directory {self._run_dir}")
         if not is_loopback(host := self._config.host):
@@ -489,10 +496,7 @@ class LearnerNode:
 
     def _announce(self) -> None:
         address = self._network.address
-        command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
-        is_plain = is_loopback(address.host) and not address.fingerprint
-        bootstrap = address.authority if is_plain else self._network.join_line()
-        self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {bootstrap}")
+        self._say(f"a sampler joins with:  {os.environ.get('ECHO_NODE_COMMAND', 'echo-node')} {self._join}")
         if (here := EVERYWHERE.get(self._config.host)) is not None:
             self._say(f"on this machine also with:  --bootstrap {here}:{self._network.port}")
         if self._config.advertise is None and is_private(address.host):

@@ -14,6 +14,7 @@ from typing import Any
 
 from swarm.node.metrics import EVENTS, METRICS
 from swarm.node.rundir import CONFIG, SUMMARY, Life, read_lives
+from swarm.report.words import finite as _number
 
 MAX_POINTS = 300  # Of one curve, more than a screen shows: a page of 40 curves stays under 2 MB
 MAX_NAMES = 256  # Of figures; a task with many rewards has some dozens. More are not read.
@@ -235,17 +236,6 @@ def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:
         if version is None or number is None or name in ("time", "version", "prompts", "samples"):
             continue
         _add(found.evaluated, name, version, number)
-
-
-def _number(value: object) -> float | None:
-    """`value` if it is a finite number, else None; true and false are none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _add(columns: dict[str, Column], name: str, step: float, value: float) -> None:

@@ -14,9 +14,10 @@ from statistics import fmean
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.report.charts import CHART_STYLE, TEXT_SHOWN, draw, sections, shown, text
+from swarm.report.charts import CHART_STYLE, TEXT_SHOWN, draw, sections, text
 from swarm.report.figures import Figures, read_figures
 from swarm.report.samples import Journaled, Read, read_journal
+from swarm.report.words import shown
 
 STYLE = (
     CHART_STYLE

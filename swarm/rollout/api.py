@@ -239,6 +239,8 @@ class RolloutService:
         return {
             **self.tally.status(now=time.monotonic(), why_idle=self._why_idle),
             **(self._plane.counts() if self._plane else {}),
+            "rollouts_unscored": self._scoring.waiting if self._scoring else 0,
+            "reward_s": round(self._scoring.took_s, 4) if self._scoring else 0.0,
             **self._intake.counts(),
         }
 
@@ -301,7 +303,7 @@ class RolloutService:
         stats = self._hear(node, request.remote)
         stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
         if beat.offer is not None:
-            stats.offer = beat.offer
+            stats.offered(beat.offer, now=stats.heard_at)
             if not self._turned_down(beat.offer.precision):
                 self._watch.offered(node, beat.offer)
         newest, standby = None, ""
