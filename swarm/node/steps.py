@@ -361,6 +361,7 @@ class Steps:
             "broadcast_s": broadcast_s,
             **self._tracker.newest_figures(),
             "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=now), 1),
+            "tokens_per_s": self._rollouts.tally.recent.per_s("tokens", now=now),
             "samplers": len(self._rollouts.samplers),
             "reward_failed_share": self._rollouts.failures.take_share(),
             **self._provisioning.stepped(waited_s=self._waited_s, period_s=period_s),
