@@ -25,6 +25,7 @@ from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 from swarm.extras import lacking, require
+from swarm.node.dials import DIALS
 from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config, read_toml
 from swarm.types import printable
 
@@ -64,6 +65,7 @@ Examples, with the line that `lead` prints:
   echo-node join --bootstrap echo1:...
   echo-node join --bootstrap echo1:... --role relay
 """
+SET_KEYS = "\b\nKeys:\n" + "\n".join(f"  {key:<20} {dial.help}" for key, dial in DIALS.items())
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings; options override it.", rich_help_panel=MOST)
@@ -201,7 +203,7 @@ app.command()(status)
 app.command()(doctor)
 for own in (pause, resume, finish, leave, limits, logs):
     app.command()(own)
-app.command("set")(set_value)
+app.command("set", epilog=SET_KEYS)(set_value)
 app.command()(audit)
 app.command()(verify)
 app.command()(report)
