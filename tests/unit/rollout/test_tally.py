@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.rollout import tally
+from swarm.rollout.messages import Offer
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB
 
@@ -38,3 +39,13 @@ def test_of_two_processes_of_one_node_the_second_gives_way_and_a_restarted_one_d
     assert heard(0, 0) == [False, False], "a sampler of an older release does not say which it is"
     assert not known.is_elsewhere(BOB, 5)
     assert [known.is_elsewhere(BOB, life) for life in (6, 7, 5, 6, 7, 5)] == [False, False, False, True, True, False]
+
+
+def test_traffic_is_what_a_sampler_counted_since_it_last_said_so() -> None:
+    stats = tally.SamplerStats()
+    stats.offered(Offer(sent_bytes=500, received_bytes=0), now=10.0)
+    assert stats.up_bytes_per_s is None
+    stats.offered(Offer(sent_bytes=900, received_bytes=100), now=12.0)
+    assert (stats.up_bytes_per_s, stats.down_bytes_per_s) == (200.0, 50.0)
+    stats.offered(Offer(sent_bytes=0, received_bytes=300), now=14.0)
+    assert (stats.up_bytes_per_s, stats.down_bytes_per_s) == (0.0, 100.0), "its process was restarted"
