@@ -222,9 +222,8 @@ class BroadcastService:
         if plan is None or not plan.trees:
             # In a mesh each sends what it was dealt to all others; two leaves cannot reach one another.
             dialled = {me, *(node for node in links if self._station.public_at(node))}
-            pairs = (
-                (one, to) for one in (me, *links) for to in links if one != to and not dialled.isdisjoint((one, to))
-            )
+            every = ((one, to) for one in (me, *links) for to in links if one != to)
+            pairs = (pair for pair in every if not dialled.isdisjoint(pair))
         newest = max(self._transfers.active, default=NO_VERSION)
         done = self._spreading[newest].complete_s if newest in self._spreading else {}
         return [

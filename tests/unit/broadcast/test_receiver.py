@@ -13,9 +13,10 @@ import pytest
 
 from benchmarks.payload import layout_of, write_weights
 from swarm.broadcast import receiver as receiver_module
+from swarm.broadcast.forest.planner import PeerProfile, plan_of
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.receiver import OtherModel, Receiver
-from swarm.broadcast.service import BroadcastService
+from swarm.broadcast.service import MAX_LINKS, BroadcastService
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
 from swarm.errors import PeerUnreachable
@@ -215,6 +216,21 @@ async def test_version_after_version_comes_whole_to_publics_and_leaves(world: Wo
     assert {rate is None for sender, _, rate, _ in status["links"] if sender == me} == {False}
     await until(lambda: {version for *_, version in learner.service.status()["links"]} == {None})
     assert hosts[0].receiver.status()["map"] == "0.3"
+
+
+@pytest.mark.parametrize("count", [60, 600])
+async def test_in_a_forest_the_links_are_those_of_the_trees_as_many_as_can_be_drawn(world: World, count: int) -> None:
+    learner = await world.learner()
+    profiles = [
+        PeerProfile(node=NodeId(f"{at:032x}"), public=at % 2 == 0, uplink_bytes_per_s=1e6) for at in range(count)
+    ]
+    plan = plan_of(PeerProfile(node=KEY.node_id, public=True, uplink_bytes_per_s=1e7), profiles, 10**7)
+    learner.service._planning.plan = plan
+    links = [(sender, node) for sender, node, _, _ in learner.service.status()["links"]]
+    assert plan.pairs() >= set(links)
+    assert len(set(links)) == len(links) <= MAX_LINKS
+    assert {node for _, node in links} == {profile.node for profile in profiles}
+    assert count > 100 or set(links) == plan.pairs()
 
 
 async def test_deltas_that_were_published_meanwhile_are_applied_in_order(world: World, tmp_path: Path) -> None:
