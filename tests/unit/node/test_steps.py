@@ -633,3 +633,17 @@ async def test_a_version_that_was_measured_and_not_kept_before_a_crash_is_kept_b
     assert (tmp_path / "best" / "model.safetensors").read_bytes()[-1] == 10
     again = Loop(tmp_path, step=10, steps=200)
     assert again.steps.status()["best"] == loop.steps.status()["best"]
+
+
+async def test_status_tells_the_pace_and_the_ages_of_the_last_steps(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
+    assert (loop.steps.status()["step_s"], loop.steps.status()["ages"]) == (None, [])
+    # Of version 0 all: the batch of step n has rollouts of age n.
+    loop.rollouts.batches = [[answered()] for _ in range(steps_module.RECENT + 1)]
+    loop.publication.newest = v(steps_module.RECENT + 1)
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.starved.wait()
+    running.cancel()
+    status = loop.steps.status()
+    assert status["ages"] == [0, *([2] * steps_module.RECENT)], "the first batch is too long ago"
+    assert 0 < status["step_s"] < 5
