@@ -428,7 +428,7 @@ class Steps:
             **self._rollouts.age(mean_staleness=fmean(ages), broadcast_steps=(broadcast_s or 0.0) / period_s),
             "broadcast_s": broadcast_s,
             **self._tracker.newest_figures(),
-            "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=now), 1),
+            "rollouts_per_s": self._rollouts.tally.recent.per_s("rollouts", now=now),
             "tokens_per_s": self._rollouts.tally.recent.per_s("tokens", now=now),
             "samplers": len(self._rollouts.samplers),
             "reward_failed_share": self._rollouts.failures.take_share(),
