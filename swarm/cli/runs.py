@@ -37,7 +37,7 @@ export_app = typer.Typer(help="Write parts of a run for other programs.")
 
 def set_value(
     words: Annotated[
-        list[str], typer.Argument(metavar="[RUN] KEY=VALUE...", help="RUN: default, the one that runs under runs/.")
+        list[str], typer.Argument(metavar="KEY=VALUE", help="First RUN, unless only one learner runs under runs/.")
     ],
 ) -> None:
     """Change a running learner, on this machine: its pace, its budget, who takes part; or pause it, or end it."""

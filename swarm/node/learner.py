@@ -84,16 +84,14 @@ class LearnerNode:
         say: Callable[[str], None],
         *,
         resume: bool = False,
-        keep_bound: bool = False,
         origin: Origin | None = None,
         beside: Callable[[Path], AbstractAsyncContextManager[None]] = lambda run_dir: nullcontext(),
         page: Page | None = None,
     ) -> None:
-        """`resume` continues the run in its directory, `keep_bound` with the bound that was last set there.
-        `origin` is the run whose model this run begins with. `beside` is entered while this node holds its run
-        directory: from before it listens until all of it has ended. `page` answers browsers at its port."""
+        """`resume` continues the run in its directory. `origin` is the run whose model this run begins with. `beside` is
+        entered while this node holds its run directory: from before it listens until all of it has ended. `page` answers
+        browsers at its port."""
         self._config = config
-        self._keep_bound = keep_bound
         self._say = say
         self._resume = resume
         self._task = open_task(config, Progress(say))
@@ -372,11 +370,8 @@ class LearnerNode:
         return reached
 
     async def _bound(self) -> BoundSet:
-        """Return the bound that was set last or that the configuration asks for, and record it."""
-        wanted = self._config.max_staleness
-        if self._keep_bound and self._recorded.bound is not None:
-            wanted = self._recorded.bound.max_staleness
-        was = self._recorded.bound
+        """Return the bound that the configuration asks for, and record it."""
+        wanted, was = self._config.max_staleness, self._recorded.bound
         bound = BoundSet(
             max_staleness=wanted,
             publish_every_steps=publication_period(self._config.publish_every_steps, wanted),

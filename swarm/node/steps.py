@@ -272,8 +272,6 @@ class Steps:
         if key == "publish_every_steps":
             if value > (most := self.bound.max_staleness + 1):
                 raise UserError(f"{key} {value} is above max_staleness + 1, which is {most}: raise max_staleness first")
-            # With the bound, because a configuration is refused whose period is too long for it.
-            change_config(self._run_dir, max_staleness=self.bound.max_staleness, publish_every_steps=value)
             self._every_steps = value
         async with self._setting:
             before, bound = self.bound, replace(self.bound, step=self._rollouts.taken, **{key: value})
@@ -281,6 +279,8 @@ class Steps:
             bound = replace(bound, publish_every_steps=period)
             await self._journal.write([bound])
             self.bound = bound
+            # The learning rate stays that of the batches before: those after have theirs in the journal.
+            change_config(self._run_dir, max_staleness=bound.max_staleness, publish_every_steps=period)
         if bound.max_staleness < before.max_staleness:
             self._publication.due.set()
         await self._rollouts.set_bound(bound.max_staleness)

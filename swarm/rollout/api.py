@@ -194,8 +194,7 @@ class RolloutService:
 
     @property
     def barred(self) -> Mapping[NodeId, str]:
-        """Who is barred, and why."""
-        return self._plane.barred if self._plane else {}
+        return self._opened.barred
 
     def bar(self, node: NodeId, why: str) -> None:
         """Give a sampler nothing more, and have others draw what it gave that is not yet in a batch."""

@@ -223,7 +223,6 @@ async def test_a_resumed_run_says_once_that_its_bound_is_another(
     """Or its report would draw the steps before under the new one."""
     node: Any = SimpleNamespace(
         _config=LeadConfig(max_staleness=wanted),
-        _keep_bound=False,
         _recorded=SimpleNamespace(
             bound=BoundSet(max_staleness=4, publish_every_steps=1, learning_rate=3e-5), next_batch=8
         ),
@@ -307,10 +306,11 @@ async def test_a_period_that_the_bound_does_not_allow_is_refused_and_another_out
     await loop.set("max_staleness", 1)
     with pytest.raises(UserError, match="is above max_staleness \\+ 1, which is 2: raise max_staleness first"):
         await loop.set("publish_every_steps", 3)
-    await loop.set("publish_every_steps", 2)
-    assert loop.steps.bound == BoundSet(max_staleness=1, publish_every_steps=2)
+    await loop.set("publish_every_steps", 1)
+    await loop.set("max_staleness", 2)
+    assert loop.steps.bound == BoundSet(max_staleness=2, publish_every_steps=1)
     kept = loop.resumes_with()
-    assert (kept.max_staleness, kept.publish_every_steps) == (1, 2)
+    assert (kept.max_staleness, kept.publish_every_steps) == (2, 1)
 
 
 async def test_a_learning_rate_is_recorded_with_the_batch_that_it_holds_from(tmp_path: Path) -> None:
