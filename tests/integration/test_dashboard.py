@@ -8,13 +8,16 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from swarm.dashboard import server, source
+from swarm.dashboard.feed import Feed
 from swarm.dashboard.server import ADDRESS, Dashboard, beside
 from swarm.dashboard.source import Run
 from swarm.errors import UserError
@@ -107,13 +110,24 @@ class Stream:
         fields: dict[str, str] = {}
         async with asyncio.timeout(20):
             while True:
-                line = (await self._answer.content.readuntil(b"\n")).decode().rstrip("\n")
+                if not (read := await self._answer.content.readuntil(b"\n")):
+                    raise EOFError
+                line = read.decode().rstrip("\n")
                 if not line and fields:
                     self.last_id = fields["id"]
                     return fields["event"], json.loads(fields["data"])
                 name, _, value = line.partition(": ")
                 if name:
                     fields[name] = value
+
+    async def rest(self) -> set[str]:
+        """The events up to the end."""
+        heard = set()
+        while True:
+            try:
+                heard.add((await self.next())[0])
+            except EOFError:
+                return heard
 
     async def until(self, kind: str) -> Any:
         """The next event of a kind; digests come every moment."""
@@ -179,7 +193,7 @@ async def test_a_reader_that_comes_back_is_told_what_it_missed_and_nothing_twice
 async def test_a_reader_that_was_away_for_too_long_gets_everything_again(
     led: Led, browser: aiohttp.ClientSession, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "Feed", lambda boot: feed_of_two(boot))
+    monkeypatch.setattr(server, "Feed", partial(Feed, kept=2))
     url = await serve()
     stays, leaves = await opened(browser, url), await opened(browser, url)
     await stays.next()
@@ -190,12 +204,6 @@ async def test_a_reader_that_was_away_for_too_long_gets_everything_again(
         await stays.until("steps")
     event, snapshot = await (await opened(browser, url, leaves.last_id)).next()
     assert (event, snapshot["columns"]["reward"]["x"]) == ("snapshot", [1.0, 2.0, 3.0, 4.0])
-
-
-def feed_of_two(boot: str) -> Any:
-    from swarm.dashboard.feed import Feed
-
-    return Feed(boot, kept=2)
 
 
 async def test_nothing_is_reckoned_while_nobody_looks(
@@ -307,7 +315,7 @@ async def test_only_named_files_of_a_run_can_be_fetched(led: Led, serve: Serve, 
     url = await serve()
 
     async def fetch(path: str) -> tuple[int, str]:
-        async with browser.get(aiohttp.client.URL(url + path, encoded=True)) as answer:
+        async with browser.get(URL(url + path, encoded=True)) as answer:
             return answer.status, await answer.text()
 
     assert (await fetch("/download/metrics.jsonl"))[1].startswith('{"step": 1')
@@ -353,15 +361,9 @@ async def test_at_the_end_everybody_hears_the_last_state_and_the_server_is_gone(
         await stream.next()
     led.step(1)
     led.log.event("stopped", state="finished")
-    began = asyncio.get_running_loop().time()
     await page.close()
-    assert asyncio.get_running_loop().time() - began < 20
     for stream in streams:
-        heard = []
-        with pytest.raises(asyncio.IncompleteReadError):
-            while True:
-                heard.append((await stream.next())[0])
-        assert {"steps", "events", "digest"} <= set(heard)
+        assert {"steps", "events", "digest"} <= await stream.rest()
 
 
 async def test_a_run_that_goes_on_has_its_page_where_it_was(led: Led) -> None:
@@ -382,6 +384,6 @@ async def test_a_run_that_goes_on_has_its_page_where_it_was(led: Led) -> None:
             assert said[0] == f"port {port}, where this run's page was, is taken: it moves"
         said.clear()
         async with beside(led.run(), f"127.0.0.1:{port}", said.append):
-            assert said == [
-                f"no page: cannot listen on 127.0.0.1:{port} (address already in use); the run goes on without"
-            ]
+            assert len(said) == 1
+            assert said[0].startswith(f"no page: cannot listen on 127.0.0.1:{port} (")
+            assert said[0].endswith("address already in use); the run goes on without")
