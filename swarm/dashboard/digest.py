@@ -147,7 +147,8 @@ def _rows(status: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[list
 
 
 def _row(node: Mapping[str, Any]) -> list[Any]:
-    return [_text(node.get(name)) or None if name in TEXTS else finite(node.get(name)) for name in COLUMNS]
+    texts = [_text(node.get(name)) or None for name in TEXTS]
+    return [*texts[:7], *(finite(node.get(name)) for name in COLUMNS[7:-2]), *texts[7:]]
 
 
 def _links(found: object) -> list[list[Any]]:

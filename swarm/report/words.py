@@ -24,6 +24,8 @@ BUSY = 0.05  # Idle share up to which nobody asks what a learner waits for, unle
 
 def finite(value: object) -> float | None:
     """`value` if it is a finite number, else None; true and false are none."""
+    if type(value) is float:  # Nearly all are
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -139,7 +141,7 @@ def _rewards(status: Mapping[str, Any]) -> str:
 
 
 def _binds(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
-    why = words(capacity, "why")
+    why = words(capacity, "why").rpartition("% of the time: ")[2]
     match capacity.get("binds"):
         case "rate" if why.startswith("the budget"):
             return why
