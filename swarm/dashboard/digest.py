@@ -18,7 +18,6 @@ from swarm.report.words import (
     discarded,
     finite,
     learner_figures,
-    mean_length,
     newest_stages,
     nodes,
     number,
@@ -104,15 +103,15 @@ def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     known, metrics, capacity = learner_figures(status), part(status, "metrics"), part(status, "capacity")
     held_out: Mapping[str, Any] = next(reversed(parts(status, "held_out")), {})
     idle, bound, lost = finite(capacity.get("idle_share")), number(status, "max_staleness"), discarded(status)
-    accepted, rate = number(part(status, "cost"), "rollouts_accepted"), number(status, "rollouts_per_s")
+    accepted = number(part(status, "cost"), "rollouts_accepted")
     known |= {stage: f"{seconds:.3g} s" for stage, seconds in newest_stages(status).items()}
     known["active"] = told(capacity.get("active"), "{:.0f}")
     known["learner busy"] = "" if idle is None else f"{1 - idle:.1%}"
     values = {
         "reward": metrics.get("reward"),
         "held_out": held_out.get("exact_match"),
-        "rollouts_per_s": rate,
-        "tokens_per_s": rate * mean_length(status),
+        "rollouts_per_s": status.get("rollouts_per_s"),
+        "tokens_per_s": status.get("tokens_per_s"),
         "busy": None if idle is None else 1 - idle,
         "staleness": metrics.get("staleness/mean"),
         "discarded": lost,

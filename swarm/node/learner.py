@@ -4,12 +4,16 @@ run or for one that is resumed."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from swarm.audit.auditor import Auditor
 from swarm.broadcast.service import BroadcastService
@@ -36,6 +40,7 @@ from swarm.node.publication import ROOM_S, InstallTracker, Publication
 from swarm.node.rundir import (
     LOGS,
     SUMMARY,
+    TIMELINE,
     Origin,
     begin_again,
     create_run_directory,
@@ -47,6 +52,7 @@ from swarm.node.rundir import (
     write_json,
 )
 from swarm.node.steps import Steps
+from swarm.node.timeline import Timeline
 from swarm.node.training import Training
 from swarm.node.watching import watch_clocks
 from swarm.process import in_thread
@@ -54,6 +60,7 @@ from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.journal.journal import Journal
+from swarm.rollout.messages import Beat
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
@@ -61,6 +68,8 @@ from swarm.rollout.plane.rules import publication_period
 from swarm.settings import LeadConfig
 from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import NodeId, SamplingRules, Score, Unscored
+
+TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
 
 class LearnerNode:
@@ -96,6 +105,7 @@ class LearnerNode:
         self._steps: Steps | None = None
         self._is_kept = False
         self._settings = lead_settings(config)
+        self.timeline = Timeline(time.time())
 
     async def run(self) -> bool:
         """Lead the run to its end. Return False if it missed its target, or if an alarm or the user ended it."""
@@ -137,6 +147,7 @@ class LearnerNode:
         try:
             if self._resume:
                 check_data(self._run_dir, self._task)
+                self.timeline = await asyncio.to_thread(self._read_timeline)
             return await self._run(self._network)
         finally:
             state.release()
@@ -177,7 +188,9 @@ class LearnerNode:
         async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
             self._write_address()
             parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
-            beside = [group.create_task(work()) for work in (*parts, self._ahead.run, self._watch_room)]
+            beside = [
+                group.create_task(work()) for work in (*parts, self._ahead.run, self._watch_room, self._keep_timeline)
+            ]
             beside.append(group.create_task(watch_clocks(self._say)))
             reached = await self._lead()
             for task in beside:
@@ -221,6 +234,7 @@ class LearnerNode:
             sessions=network.sessions,
             emit=self._rollout_event,
             watch=self._provisioning,
+            heard=self._heard,
             prompts=self._ahead,
             absent=self._log.absent,
             reward_failure=self._config.reward_failure,
@@ -236,10 +250,18 @@ class LearnerNode:
             emit=emit,
             on_trained=self._log.metrics,
             on_divergence=lambda: self._publication.diverged(),
+            note=self.timeline.note,
         )
         self._best = BestModel(self._run_dir, self._training.held, emit=emit, say=self._say)
         self._publication = Publication(
-            network, self._broadcast, self._rollouts, self._training, self._journal, self._tracker, say=self._say
+            network,
+            self._broadcast,
+            self._rollouts,
+            self._training,
+            self._journal,
+            self._tracker,
+            note=self.timeline.note,
+            say=self._say,
         )
 
     async def _close(self, network: NodeNetwork) -> None:
@@ -252,6 +274,7 @@ class LearnerNode:
         await self._journal.close()
         step = self._steps.step if self._steps is not None else 0
         self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
+        await self._write_timeline()
         await asyncio.to_thread(self._log.close)
         self._remove_unless_kept()
 
@@ -463,6 +486,33 @@ class LearnerNode:
             say=self._say,
         )
 
+    # -- the timeline ----------------------------------------------------------------------------------------
+
+    def _heard(self, node: NodeId, beat: Beat, idle: str) -> None:
+        state = "standby" if idle else "fetch" if beat.installed is None else "draw" if beat.samples else "wait"
+        name = beat.offer.nickname if beat.offer else ""
+        self.timeline.heard(node, beat.did, state=state, now=time.time(), name=name)
+
+    def _read_timeline(self) -> Timeline:
+        try:
+            return Timeline.of(json.loads((self._run_dir / TIMELINE).read_bytes()))
+        except (OSError, ValueError) as error:
+            self._say(f"the timeline of what was done begins again: {error}")
+            return self.timeline
+
+    async def _keep_timeline(self) -> None:
+        while True:
+            await asyncio.sleep(TIMELINE_S)
+            await self._write_timeline()
+
+    async def _write_timeline(self) -> None:
+        """Replace the file. A full disk pauses the run, and the user hears that elsewhere."""
+        path, kept = self._run_dir / TIMELINE, self.timeline.kept(now=time.time())
+        partial_path = path.with_name(f"{TIMELINE}.partial")
+        with suppress(OSError):
+            await asyncio.to_thread(partial_path.write_bytes, msgspec.json.encode(kept))
+            await asyncio.to_thread(partial_path.replace, path)
+
     # -- words and figures -----------------------------------------------------------------------------------
 
     def _write_address(self) -> None:
@@ -493,6 +543,8 @@ class LearnerNode:
 
     def _rollout_event(self, kind: str, **fields: Any) -> None:
         self._log.event(kind, **fields)
+        if kind in ("sampler_left", "sampler_silent"):
+            self.timeline.note(fields["node"], "gone", time.time())
         if kind == "reward_failed":
             # A reward that only hangs ends the run after minutes; its author may be watching.
             more = f" ({fields['rollouts']} since the last such line)" if fields["rollouts"] > 1 else ""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import islice
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from swarm.types import printable
@@ -114,12 +113,15 @@ def waiting_for(status: Mapping[str, Any] | None) -> str:
 
 def bottleneck(status: Mapping[str, Any] | None) -> str:
     """What keeps the learner from going faster, in one sentence: what was measured, and what binds by the capacity
-    model's prediction. "" once the run is over."""
-    state, waits = ("", "") if status is None else (status.get("state"), waiting_for(status))
-    if status is None or (waits and state != "paused"):
-        return f"waiting for {waiting_for(status)}"
-    if state in ("paused", "finished"):
-        return f"paused: {waits}" if state == "paused" else ""
+    model's prediction. "" once the run is over, and where only its files speak."""
+    waits = waiting_for(status)
+    if status is None:
+        return f"waiting for {waits}"
+    if not status.get("waits_for") and (status.get("state") == "finished" or "samplers" not in status):
+        return ""
+    if waits:
+        state = words(status, "state")
+        return f"{state}: {waits}" if state.startswith("paused") else f"waiting for {waits}"
     capacity = part(status, "capacity")
     standby, idle = number(capacity, "standby"), finite(capacity.get("idle_share"))
     if standby and not number(capacity, "active"):
@@ -226,20 +228,13 @@ def _share(share: float) -> str:
 INVALID = ("malformed", "future", "duplicate", "barred")  # Verdicts that a sampler in order gets by accident at most
 
 
-def mean_length(status: Mapping[str, Any]) -> float:
-    """Tokens of an accepted completion; 0 before there was one."""
-    lengths = part(part(status, "capacity"), "inputs").get("lengths")
-    known = [n for n in map(finite, islice(lengths, 64)) if n is not None] if isinstance(lengths, list) else []
-    return fmean(known) if known else number(part(status, "metrics"), "completions/mean_length")
-
-
 def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What any node's status says of each other node, by the names of the page's columns; samplers come first."""
-    newest, length, costs = words(status, "version", 40), mean_length(status), part(part(status, "cost"), "by_node")
+    newest, costs = words(status, "version", 40), part(part(status, "cost"), "by_node")
     known = set()
     for sampler in parts(status, "samplers"):
         known.add(node := words(sampler, "node"))
-        verdicts, rate = part(sampler, "verdicts"), number(sampler, "rollouts_per_s")
+        verdicts = part(sampler, "verdicts")
         engine, _, rest = words(sampler, "engine", 80).partition("/")
         yield {
             **sampler,
@@ -250,7 +245,6 @@ def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "precision": rest.partition("/")[0],
             "version": words(sampler, "installed", 40),
             "lag": _lag(newest, words(sampler, "installed", 40)),
-            "tokens_per_s": rate * length if length else None,
             "accepted": number(verdicts, "accepted"),
             "stale": number(verdicts, "stale") + number(part(sampler, "dropped"), "stale"),
             "invalid": sum(number(verdicts, name) for name in INVALID),
@@ -289,7 +283,7 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
     accepted, total, standby = number(cost, "rollouts_accepted"), number(cost, "cost_total"), capacity.get("standby")
     samplers = told(len(parts(status, "samplers")) or None, "{:.0f}")
     of_bound = f", max {number(status, 'max_staleness_seen'):.0f} of {number(status, 'max_staleness'):.0f}"
-    by, tokens_per_s = words(metrics, "staleness/by", 40), number(status, "rollouts_per_s") * mean_length(status)
+    by = words(metrics, "staleness/by", 40)
     per_token, lost = finite(cost.get("cost_per_token")), discarded(status)
     return {
         "step": f"{number(status, 'step'):.0f} of {number(status, 'steps'):.0f}",
@@ -303,7 +297,7 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
         "staleness aim": (told(metrics.get("staleness/aim"), "{:.1f}, ") + f"by {by}") if by else "",
         "accepted": f"{accepted:,.0f} rollouts" if accepted else "",
         "of all nodes": f"{number(status, 'rollouts_per_s'):.4g} rollouts/s" if accepted else "",
-        "tokens": f"{shown(tokens_per_s)} tokens/s" if accepted and tokens_per_s else "",
+        "tokens": told(status.get("tokens_per_s") if accepted else None, "{:.4g} tokens/s"),
         "tokens accepted": told(cost.get("tokens_accepted") or None, "{:,.0f}"),
         "discarded": f"{lost:,.0f} rollouts" if lost or accepted else "",
         "refused": counts(part(status, "verdicts"), without="accepted"),

@@ -253,6 +253,7 @@ def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm, tmp_pat
     assert "--seed cannot change when a run is resumed" in line
     _tear(learner.run_dir / "metrics.jsonl")
     _tear(learner.run_dir / "events.jsonl")
+    (learner.run_dir / "timeline.json").write_text("{")
     root = learner.run_dir / "checkpoints"
     before, newest = whole_checkpoints(root)[-2:]
     _damage(newest.path / "trainer.safetensors")
@@ -262,6 +263,7 @@ def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm, tmp_pat
     assert again.url() == url
     line = f"training again on the recorded batches {before.step} to"
     eventually(lambda: again.says(line), again, "the checkpoint before the damaged one is used")
+    assert again.says("the timeline of what was done begins again: ")
     second = _refused("lead", "--resume", str(learner.run_dir), "--state-dir", str(tmp_path / "other"), "--port", "0")
     assert "another learner leads the run" in second
     _takes(again, 2)
@@ -279,6 +281,7 @@ def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm, tmp_pat
     more = swarm.resume(last, "--steps", str(steps + 4), name="more")
     late = swarm.scripted(more.url(), name="late")
     assert more.wait() == 0, more.output()
+    assert not more.says("the timeline of what was done begins again")
     _says_goodbye(late)
     _is_one_run(more, steps + 4)
 

@@ -26,6 +26,7 @@ CORES = (
     "swarm.learner.alarms",
     "swarm.audit",
     "swarm.simulate",
+    "swarm.node.timeline",
     "swarm.node.waking",
     "swarm.report.words",
     "swarm.dashboard.digest",

@@ -65,7 +65,10 @@ def test_what_a_learner_waits_for_comes_first(status: dict[str, Any]) -> None:
     assert bottleneck(none_yet) == "waiting for the first sampler to make contact"
     full = changed(status, state="paused", fault="the disk of /runs is full")
     assert bottleneck(full) == "paused: the disk of /runs is full"
-    assert bottleneck(changed(status, state="finished")) == ""
+    held = changed(status, state="paused by its owner", waits_for="`echo-node set paused=false` goes on")
+    assert bottleneck(held) == "paused by its owner: `echo-node set paused=false` goes on"
+    assert bottleneck(changed(status, state="finished", samplers=[])) == ""
+    assert bottleneck({"state": "going on, or killed"}) == "", "only its files speak"
 
 
 def test_a_busy_learner_waits_for_nothing(status: dict[str, Any]) -> None:
