@@ -24,6 +24,7 @@ from swarm.report.words import (
     part,
     parts,
     told,
+    waiting_for,
     words,
 )
 from swarm.types import printable
@@ -93,9 +94,10 @@ def digest(status: Mapping[str, Any], figures: Known, *, now: float) -> dict[str
 
 
 def _time_left_s(status: Mapping[str, Any]) -> float | None:
-    """Steps left, at the median pace of the last ones; None while nothing is known of it, or nothing happens."""
+    """Steps left, at the median pace of the last ones; None while that is not known, or the learner stands still."""
     left, step_s = number(status, "steps") - number(status, "step"), finite(status.get("step_s"))
-    return left * step_s if step_s is not None and left >= 0 and status.get("state") == "running" else None
+    is_going_on = left >= 0 and status.get("state") == "running" and not waiting_for(status)
+    return left * step_s if step_s is not None and is_going_on else None
 
 
 def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -129,17 +131,16 @@ def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
         text, _, rest = known[figure].partition(", ")
         said = [["and", rest], *([one, known.get(one, "")] for one in beside)]
         tile = {"id": name, "label": label, "text": text, "value": finite(values[name]) if text else None}
-        tiles.append(
-            {**tile, "series": series, "tone": tones.get(name, ""), "details": [one for one in said if one[1]]}
-        )
+        more = [one for one in said if one[1]]
+        tiles.append({**tile, "series": series, "tone": tones.get(name, ""), "details": more})
     return tiles
 
 
 def _rows(status: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[list[Any]]:
     silent_s = SILENT_BEATS * number(config, "beat_s")
-    own = {"role": "learner", "lag": 0, "last_seen_s": 0.0, "up_bytes_per_s": status.get("uplink_bytes_per_s")}
+    own = {name: status.get(name) for name in ("node", "state", "version", "up_bytes_per_s")}
     name = words(config, "nickname", 64) or words(status, "node", ID_LENGTH)
-    yield _row({**status, **own, "name": name, "rollouts_per_s": None, "why": words(status, "waits_for")})
+    yield _row({**own, "name": name, "role": "learner", "lag": 0, "last_seen_s": 0, "why": status.get("waits_for")})
     for node in nodes(status):
         is_silent = node["role"] == "sampler" and 0 < silent_s < node["last_seen_s"]
         yield _row({**node, "state": "silent" if is_silent else STATES.get(node["state"], node["state"])})
