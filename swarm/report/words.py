@@ -28,10 +28,10 @@ def finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        number = float(value)
+        found = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return found if math.isfinite(found) else None
 
 
 def number(known: Mapping[str, Any], name: str) -> float:
@@ -137,7 +137,7 @@ def bottleneck(status: Mapping[str, Any] | None) -> str:
 def _rewards(status: Mapping[str, Any]) -> str:
     """Rewards bind if more rollouts wait for theirs than are being drawn, and for most of a step."""
     unscored, took_s, step_s = (number(status, name) for name in ("rollouts_unscored", "reward_s", "step_s"))
-    if unscored <= number(status, "samples_leased") or took_s < step_s / 2:
+    if unscored <= number(status, "samples_leased") or took_s <= step_s / 2:
         return ""
     return f"rewards bind: {unscored:,.0f} rollouts wait for theirs, {took_s:.2g} s where a step takes {step_s:.2g} s"
 
@@ -145,7 +145,7 @@ def _rewards(status: Mapping[str, Any]) -> str:
 def _binds(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
     why = words(capacity, "why").rpartition("% of the time: ")[2]
     match capacity.get("binds"):
-        case "rate" if why.startswith("the budget"):
+        case _ if why.startswith("the budget"):
             return why
         case "rate":
             return _too_few(status, capacity) or why
@@ -163,22 +163,22 @@ def _binds(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
 def _too_few(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
     """How many more samplers would do: what is missing of the rate that the model needs, over the rate that one more of
     a class gives in time. That is the median of its measured rates, times the share of the active samplers' rates that
-    is in time. The class is the cheapest per rollout that is here; among equals the most common one."""
+    is in time. The class is the cheapest per rollout, by the median of those here; among equals the most common."""
     needed, useful = finite(capacity.get("rollouts_per_s_needed")), number(capacity, "rollouts_per_s_useful")
-    rates, active = defaultdict[tuple[float, str], list[float]](list), 0.0
+    classes, active = defaultdict[str, list[tuple[float, float]]](list), 0.0  # Price of a rollout, and rate
     for sampler in parts(status, "samplers"):
         rate = number(part(part(part(capacity, "inputs"), "by_node"), words(sampler, "node")), "rollouts_per_s")
         if rate > 0:
-            rates[number(sampler, "cost_per_hour") / rate, words(sampler, "device_class", 40)].append(rate)
+            classes[words(sampler, "device_class", 40)].append((number(sampler, "cost_per_hour") / rate, rate))
             active += 0.0 if sampler.get("standby") else rate
     if needed is None or not useful or not active:
         return ""
     if needed <= useful:
         return f"samplers are the bottleneck, though {useful:.3g} rollouts/s should come in time and {needed:.3g} do"
-    cheapest = min(price for price, _ in rates)
-    chosen = max((len(found), name, median(found)) for (price, name), found in rates.items() if price == cheapest)
-    more = math.ceil((needed - useful) / (chosen[2] * min(1.0, useful / active)))
-    of_class = f" of class {chosen[1]}" if chosen[1] else ""
+    ranked = ((median(price for price, _ in found), -len(found), name) for name, found in classes.items())
+    *_, chosen = min(ranked)
+    more = math.ceil((needed - useful) / (median(rate for _, rate in classes[chosen]) * min(1.0, useful / active)))
+    of_class = f" of class {chosen}" if chosen else ""
     return f"samplers are the bottleneck; {more:,} more{of_class} would do"
 
 
@@ -208,15 +208,12 @@ def _slow_version(status: Mapping[str, Any]) -> str:
 def _long_answers(status: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
     """A place's time for a completion, and what the bound leaves for it (capacity/model.py, slack_s)."""
     workers, bound = members(inputs, "by_node"), number(status, "max_staleness")
-    rate = sum(number(worker, "rollouts_per_s") for worker in workers)
-    places = sum(number(worker, "samples_at_once") for worker in workers if worker.get("rollouts_per_s"))
+    if not (rate := sum(number(worker, "rollouts_per_s") for worker in workers)):
+        return ""
+    takes_s = sum(number(worker, "samples_at_once") for worker in workers if worker.get("rollouts_per_s")) / rate
     left_s = (bound + 1 - number(status, "publish_every_steps")) * number(inputs, "train_step_s")
-    return (
-        f"generation binds: a completion takes {places / rate:.2g} s, and a bound of {bound:.0f} leaves {left_s:.2g} s"
-        " for it and for the broadcast"
-        if rate
-        else ""
-    )
+    left = f"a bound of {bound:.0f} leaves {left_s:.2g} s for it and for the broadcast"
+    return f"generation binds: a completion takes {takes_s:.2g} s, and {left}"
 
 
 def _share(share: float) -> str:
@@ -225,6 +222,7 @@ def _share(share: float) -> str:
 
 # -- the nodes of a swarm ------------------------------------------------------------------------------------
 
+LEAVES = ", {:.0f} leaves"
 INVALID = ("malformed", "future", "duplicate", "barred")  # Verdicts that a sampler in order gets by accident at most
 
 
@@ -253,8 +251,7 @@ def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "why": words(sampler, "standby"),
             "class": words(sampler, "device_class", 40),
         }
-    members = (*parts(status, "publics"), *({**one, "state": "leaf"} for one in parts(status, "leaves")))
-    for member in members:
+    for member in (*parts(status, "publics"), *({**one, "state": "leaf"} for one in parts(status, "leaves"))):
         if (node := words(member, "node")) not in known:
             yield {
                 **member,
@@ -263,8 +260,7 @@ def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "state": words(member, "state", 20),
                 "version": words(member, "held", 40),
                 "last_seen_s": number(member, "beat_s"),
-                "why": words(member, "address").rpartition("/")[2]
-                + told(member.get("leaves") or None, ", {:.0f} leaves"),
+                "why": f"{words(member, 'address').rpartition('/')[2]}{told(member.get('leaves') or None, LEAVES)}",
             }
 
 

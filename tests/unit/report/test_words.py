@@ -97,6 +97,13 @@ def test_a_busy_learner_waits_for_nothing(status: dict[str, Any]) -> None:
             9.0,
             "3 more of class t4 would do",
         ),
+        # By what one of a class usually costs for a rollout, not by its fastest.
+        (
+            (("t4", 0.9, 1.0, ""), ("t4", 1.1, 1.0, ""), ("l4", 1.05, 1.0, "")),
+            6.05,
+            3.05,
+            "3 more of class l4 would do",
+        ),
         # Where all are free, the most common class.
         ((*TWO, ("t4", 1.0, 0.0, "")), 9.0, 5.0, "2 more of class rtx4090 would do"),
         # One that waits has a rate, and is none of those that deliver.
@@ -111,11 +118,8 @@ def test_how_many_more_samplers_would_do(
     assert bottleneck(slow).startswith(f"learner idle 38 %: samplers are the bottleneck; {said}")
 
 
-@pytest.mark.parametrize(("installed_s", "bound", "here"), [(5.0, 6, 3), (60.0, 4, 4)])
-def test_as_many_more_would_do_as_the_model_needs_and_one_fewer_would_not(
-    status: dict[str, Any], installed_s: float, bound: int, here: int
-) -> None:
-    asked = demand(max_staleness=bound)
+def test_as_many_more_would_do_as_the_model_needs_and_one_fewer_would_not(status: dict[str, Any]) -> None:
+    asked, installed_s, here = demand(max_staleness=4), 60.0, 4
 
     def selection(count: int) -> Selection:
         workers = [worker(f"w{at}", 0.5, 0.0, places=8, start_s=0.0) for at in range(count)]
