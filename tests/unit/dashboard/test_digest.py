@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from swarm.dashboard.digest import COLUMNS, MOST_LINKS, Known, digest
 from swarm.dashboard.public import PublicState, public_state
+from swarm.report.figures import read_figures
 from swarm.report.terminal import figures as terminal_figures
 from swarm.report.terminal import live_view
 from tests.unit.report.test_terminal import printed
@@ -74,6 +75,15 @@ def test_tiles_say_what_the_terminal_says() -> None:
     discarded = next(tile for tile in digest(lost, files(), now=0.0)["tiles"] if tile["id"] == "discarded")
     assert discarded["value"] == 7
     assert discarded["details"] == [["refused", "3 stale"], ["dropped", "4 bound_lowered"]]
+
+
+def test_tiles_say_what_the_report_s_last_step_says(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({**RECORD["metrics"], "time": 1000.0}) + "\n")
+    found = read_figures(tmp_path)
+    tiles = {tile["id"]: tile for tile in digest(RECORD, found, now=0.0)["tiles"]}
+    for name in ("reward", "staleness"):
+        assert tiles[name]["value"] == found.last(tiles[name]["series"])
+    assert {tile["series"] for tile in tiles.values()} - {None, "exact_match"} <= found.columns.keys()
 
 
 def test_the_terminal_and_the_page_name_the_same_bottleneck() -> None:
