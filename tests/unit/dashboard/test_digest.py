@@ -127,7 +127,7 @@ PATHS = [path for path in _paths(RECORD) if path]
     st.lists(st.tuples(st.sampled_from(PATHS), ANYTHING), max_size=6),
     st.dictionaries(st.sampled_from(("model", "task", "nickname", "target", "beat_s")), ANYTHING),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_status_gives_bounded_json(changes: list[tuple[tuple[Any, ...], Any]], config: dict[str, Any]) -> None:
     status = json.loads(RECORDED.read_text())
     for (*way, last), value in changes:
