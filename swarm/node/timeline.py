@@ -174,9 +174,10 @@ class Timeline:
         while end > MAX_BUCKETS * self._bucket_s * 1000:
             self._bucket_s *= 2
         self._widen(one)
-        counts, width = one.counts.setdefault(state, array("I")), self._bucket_s * 1000
-        if (missing := -(-end // width) - len(counts)) > 0:
-            counts.extend(repeat(0, missing))
+        if (counts := one.counts.get(state)) is None:
+            counts = one.counts[state] = array("I")
+        width = self._bucket_s * 1000
+        counts.extend(repeat(0, -(-end // width) - len(counts)))
         while at < end:
             bucket, before = at // width, at
             at = min(end, (bucket + 1) * width)
