@@ -1,6 +1,6 @@
 // The table of nodes: any number of rows, of which only those on the screen exist.
 import { byId, el, say, setTone } from "./dom.js";
-import { duration, number, plain, rate, symbolOf } from "./format.js";
+import { called, duration, number, plain, rate, symbolOf, tenths } from "./format.js";
 
 const ROW = 32; // Pixels of a row, as in the stylesheet
 const MARGIN = 6; // Rows drawn above and below those that are seen, so that scrolling shows no gap
@@ -12,7 +12,7 @@ const LEAST_FIRST = new Set(["name", "role", "state", "engine", "precision", "wh
 /** Column: its heading and how a value is written. What a newer learner adds gets its own name and `number`. */
 const COLUMNS = {
   name: ["Name", null], role: ["Role", null], state: ["State", null], engine: ["Engine", null], precision: ["Precision", null],
-  version: ["Version", null], lag: ["Lag", number], tokens_per_s: ["Tokens/s", number], rollouts_per_s: ["Rollouts/s", number],
+  version: ["Version", null], lag: ["Lag", number], tokens_per_s: ["Tokens/s", tenths], rollouts_per_s: ["Rollouts/s", tenths],
   accepted: ["Accepted", number], stale: ["Stale", number], invalid: ["Invalid", number], up_bytes_per_s: ["Up", rate],
   down_bytes_per_s: ["Down", rate], cost_per_hour: ["Cost/h", number], cost: ["Cost", number],
   last_seen_s: ["Last seen", (value) => (value === null ? "-" : `${duration(value)} ago`)], why: ["Why", null],
@@ -147,7 +147,7 @@ export class Nodes {
       const cell = shown.cells[n];
       const write = COLUMNS[name] === undefined ? number : COLUMNS[name][1];
       let text = write && (typeof value === "number" || value === null) ? write(value) : plain(value ?? "-", 120);
-      if (name === "name" && (value === null || value === "")) text = plain(node, 200).slice(0, 8);
+      if (name === "name" && (value === null || value === "")) text = called("", node);
       if (name === "state" && value !== null) {
         const { symbol, tone } = symbolOf(value);
         text = `${symbol} ${text}`;

@@ -1,6 +1,6 @@
 // The rollouts, a group at a time. All of it is strangers' text: it goes into text nodes and nowhere else.
 import { ask, byId, el, say } from "./dom.js";
-import { number, plain } from "./format.js";
+import { called, number, plain } from "./format.js";
 
 const PAGE = 20; // Groups of one answer
 const KEPT = 200; // Groups held; going further back forgets the newest
@@ -149,6 +149,6 @@ export class Rollouts {
   _name(node) {
     const { columns = [], rows = [] } = this._store.digest?.nodes ?? {};
     const row = rows.find((each) => each[columns.indexOf("node")] === node);
-    return plain(row?.[columns.indexOf("name")] || String(node ?? "?").slice(0, 8), 40);
+    return called(row?.[columns.indexOf("name")], node);
   }
 }

@@ -1,6 +1,6 @@
 // What can be changed while the learner runs: a form for each setting, and the learner's answer in its own words.
 import { byId, el, say, setTone } from "./dom.js";
-import { number, plain, spoken } from "./format.js";
+import { called, number, plain, spoken } from "./format.js";
 
 const GRAVE = { // Asked for once more
   stop: () => "Stop the run after this step? A checkpoint is written, samplers are sent home. It can be resumed later.",
@@ -130,12 +130,12 @@ const listed = new WeakMap(); // What each list of nodes was made from
 function present({ nodes }) {
   const { columns = [], rows = [] } = nodes ?? {};
   const [id, name, role] = ["node", "name", "role"].map((column) => columns.indexOf(column));
-  return rows.filter((row) => row[role] !== "learner").map((row) => [row[id], plain(row[name] || String(row[id]).slice(0, 8), 40)]);
+  return rows.filter((row) => row[role] !== "learner").map((row) => [row[id], called(row[name], row[id])]);
 }
 
 function barred(digest) {
   const names = new Map(present(digest));
-  return (digest.barred ?? []).map((node) => [node, names.get(node) ?? plain(node, 200).slice(0, 8)]);
+  return (digest.barred ?? []).map((node) => [node, names.get(node) ?? called("", node)]);
 }
 
 function nodesInto(select, digest, refused) {
@@ -146,7 +146,7 @@ function nodesInto(select, digest, refused) {
   const nodes = refused ? barred(digest) : present(digest);
   const chosen = select.value;
   const none = el("option", { value: "" }, nodes.length ? "choose a node" : "no node");
-  select.replaceChildren(none, ...nodes.map(([node, name]) => el("option", { value: node }, `${name} (${plain(node, 200).slice(0, 8)})`)));
+  select.replaceChildren(none, ...nodes.map(([node, name]) => el("option", { value: node }, `${name} (${called("", node)})`)));
   if (nodes.some(([node]) => node === chosen)) select.value = chosen;
 }
 
