@@ -103,7 +103,6 @@ export class Curves {
   draw() {
     this._count();
     this._options();
-    this._runs();
     this._each((chart) => chart.update(this._store));
     this._legendOfMarks();
   }
@@ -180,6 +179,10 @@ export class Curves {
     byId("zoom-reset").addEventListener("click", () => this.reset());
     byId("figure-add").addEventListener("click", () => this._choose(byId("figure-chosen").value, true));
     byId("other-run").addEventListener("change", (event) => this._compare(event.target.value));
+    ask("api/runs").then(({ runs }) => {
+      byId("other-run").append(...runs.slice(0, 500).map((name) => el("option", { value: name }, plain(name, 80))));
+      byId("other-run").disabled = runs.length === 0;
+    }, (error) => this.tell(`Other runs cannot be read: ${error.message}`));
   }
 
   _options() {
@@ -191,15 +194,6 @@ export class Curves {
     select.replaceChildren(...names.map((name) => el("option", { value: name }, plain(name, 80))));
     if (names.includes(value)) select.value = value;
     byId("figure-add").disabled = names.length === 0;
-  }
-
-  /** Other runs, where the server can show them. */
-  _runs() {
-    const runs = this._store.runs.slice(0, 500);
-    const select = byId("other-run");
-    byId("compare").hidden = runs.length === 0;
-    if (select.options.length === runs.length + 1) return;
-    select.replaceChildren(select.options[0], ...runs.map((name) => el("option", { value: name }, plain(name, 80))));
   }
 
   _choose(name, asked = false) {

@@ -2,6 +2,7 @@
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const TENTHS = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const SHORT = 12; // Characters of a node's id, as terminals show them
 const HIDING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 
 /** Anybody's words, cut, without the marks that would reverse a line or hide in it. */
@@ -81,7 +82,7 @@ export function date(unix) {
 
 /** A node's name, or the first characters of its id, which is what terminals show as well. */
 export function called(name, node) {
-  return plain(name || String(node ?? "?").slice(0, 8), 40);
+  return plain(name || String(node ?? "?").slice(0, SHORT), 40);
 }
 
 /** "max_staleness" as "max staleness". */

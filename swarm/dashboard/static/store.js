@@ -114,7 +114,6 @@ export class Store {
     this.canSet = snapshot.can_set ?? false;
     this.name = snapshot.name ?? "";
     this.digest = snapshot.digest ?? null;
-    this.runs = snapshot.runs ?? [];
     this.config = snapshot.config ?? {};
     this.columns = columnsOf(snapshot.columns);
     this.evaluated = columnsOf(snapshot.evaluated);
