@@ -26,7 +26,7 @@ from swarm.node.metrics import EVENTS
 from swarm.node.rundir import TIMELINE
 from swarm.node.timeline import Timeline
 from swarm.process import in_thread
-from swarm.report.figures import LINES_A_LOOK, Column, FigureFiles, Line
+from swarm.report.figures import LINES_A_LOOK, Column, FigureFiles, Figures, Line
 from swarm.report.live import LOOK_SHARE
 from swarm.report.page import shown_config
 from swarm.report.samples import Read
@@ -111,7 +111,7 @@ class Source:
 
     def _reckon(self, files: FigureFiles) -> None:
         began, found = time.monotonic(), files.figures
-        status = self._run.status() or STARTING if self._run.status else found.summary or {"state": found.state}
+        status = self._run.status() or STARTING if self._run.status else found.summary or last_status(found)
         self._digest = encode(digest(status, found, now=time.time()))
         self._pause_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
 
@@ -132,6 +132,13 @@ class Source:
                 "event_counts": found.kinds,
             }
         )
+
+
+def last_status(found: Figures) -> dict[str, Any]:
+    """Return what the files of a run that ended without a summary say, in a status's words."""
+    metrics, measured = ({name: one.last for name, one in some.items()} for some in (found.columns, found.evaluated))
+    of = {"step": found.steps, "steps": found.config.get("steps"), "max_staleness": found.bound}
+    return {"state": found.state, **of, "metrics": metrics, "held_out": [measured] if measured else []}
 
 
 def curves(files: FigureFiles) -> dict[str, Any]:
