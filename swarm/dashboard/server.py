@@ -109,12 +109,12 @@ class Dashboard:
 
     async def close(self) -> None:
         """Tell everybody the last state, and end. Takes twice CLOSE_S at most."""
+        await self._runner.cleanup()
         if self._watching is not None:
             self._watching.cancel()
-        await self._runner.cleanup()
 
     async def _end_streams(self, app: web.Application) -> None:
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, OSError):
             async with asyncio.timeout(CLOSE_S):
                 await self._source.look()
         self._is_closing = True
@@ -296,8 +296,10 @@ async def beside(run: Run, address: str, say: Callable[[str], None]) -> AsyncIte
     page = Dashboard(run, token=token or secrets.token_urlsafe(24))
     try:
         if url := await _open(page, *dashboard_address(address), last, say):
-            write_json(run.directory / ADDRESS, {"url": url, "token": page._token}, mode=0o600)
-            say(f"page {url_of(run.directory)}")
+            with suppress(OSError):
+                # On a full disk only the line below has it.
+                write_json(run.directory / ADDRESS, {"url": url, "token": page._token}, mode=0o600)
+            say(f"page {url}/?token={page._token}")
         yield
     finally:
         await page.close()

@@ -12,6 +12,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -73,7 +74,9 @@ class Source:
             if self._feed.readers:
                 self._seen_at = time.monotonic()
             if time.monotonic() - self._seen_at < FORGET_S:
-                await self.look()
+                with suppress(OSError):
+                    # A disk that is away for a moment, or files without permission: looked at again.
+                    await self.look()
             elif self._files is not None:
                 self._files, self._made = None, (-1, b"")
                 self._feed.forget()
