@@ -258,6 +258,16 @@ async def test_a_run_that_was_killed_is_shown_as_its_files_have_it(
     assert rollouts == {"groups": [], "next": None, "fault": "the run never came to its first step"}
 
 
+async def test_a_stream_without_news_is_kept_open_by_comments(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PING_S", 0.01)
+    stream = await opened(browser, await serve(run=Run(directory=led.directory, readers=no_readers)))
+    await stream.next()
+    for _ in range(3):
+        assert await stream._answer.content.readuntil(b"\n\n") == b": ping\n\n"
+
+
 async def test_a_page_of_another_site_gets_nothing(serve: Serve, browser: aiohttp.ClientSession) -> None:
     url = await serve()
     for path, status in (("/", 200), ("/api/stream", 403), ("/download/report.html", 403)):
