@@ -1,7 +1,7 @@
 """Everything a user may set, as pydantic models, and how settings are read from a TOML file and from flags.
 
-Every field is a key of the file. A field with a `Flag` is also a command-line option (cli/options.py), and its `Change`
-says when it may be changed. So a new setting is one line here. An error in a file names the file, the key and the line.
+Every field is a key of the file. A field with a `Flag` is also a command-line option (cli/options.py), and RESUMED
+says that it may be changed. So a new setting is one line here. An error in a file names the file, the key and the line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -60,15 +59,9 @@ class Flag:
     default: str = ""
 
 
-class Change(Enum):
-    """When a setting of a run may be changed. A setting without this mark is fixed: the recorded batches depend on it,
-    and training on them with another value would be another run."""
-
-    RESUMED = "when the run is resumed"
-    RUNNING = "then, and by `echo-node set` while the learner runs"
-
-
-RESUMED, RUNNING = Change
+RESUMED = object()
+"""Marks a setting that may be changed when the run is resumed. One without this mark is fixed: recorded batches depend
+on it, and training on them with another value would be another run. node/dials.py has what changes while it runs."""
 
 
 def _as_weights(value: Any) -> Any:
@@ -89,6 +82,23 @@ NICKNAME = "What others see beside this node's id."
 CODING_THREADS = "Threads that encode and decode weights."
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or per 1e9 bytes, in the swarm's one currency; 0 is free
+
+
+def dashboard_address(text: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT, such as 127.0.0.1:0 or [::1]:8080. Raise ValueError if it is none."""
+    host, _, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not (host and port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise ValueError("give HOST:PORT, such as 127.0.0.1:0, or off")
+    return host, int(port)
+
+
+def _check_dashboard(text: str) -> str:
+    if text != "off":
+        dashboard_address(text)
+    return text
+
+
 Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time varies
 
 Rewards = Annotated[
@@ -122,6 +132,15 @@ class LeadConfig(BaseModel):
     max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s."), RESUMED] = None
     max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s."), RESUMED] = None
     coding_threads: Annotated[Threads | None, Flag(SWARM, CODING_THREADS, "what the cores can spare"), RESUMED] = None
+    dashboard: Annotated[
+        str,
+        AfterValidator(_check_dashboard),
+        Flag(SWARM, "HOST:PORT of the live page, or off. Port 0 takes any free one; other hosts need the token."),
+        RESUMED,
+    ] = "127.0.0.1:0"
+    public_page: Annotated[
+        bool, Flag(SWARM, "Show browsers at this node's own port a page for volunteers."), RESUMED
+    ] = False
     run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/TASK-DATE-TIME"), RESUMED] = None
     state_dir: Annotated[
         Path | None,
@@ -130,7 +149,7 @@ class LeadConfig(BaseModel):
     ] = None
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Seed of prompts, samples and batches.")] = 0
     device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ..."), RESUMED] = "auto"
-    max_staleness: Annotated[Bound, Flag(MOST, "S: 0 is on-policy, 1 and more overlap."), RUNNING] = 2
+    max_staleness: Annotated[Bound, Flag(MOST, "S: 0 is on-policy, 1 and more overlap."), RESUMED] = 2
     freshness: Annotated[
         Freshness,
         Flag(LEARNING, "adaptive keeps rollouts as young as the fleet allows, off opens them as early as S allows."),
@@ -325,9 +344,8 @@ class LeadConfig(BaseModel):
         return self.loss_normalisation or ("rollouts" if self.objective == "gspo" else "tokens")
 
 
-CHANGEABLE = {
-    name: mark for name, field in LeadConfig.model_fields.items() for mark in field.metadata if isinstance(mark, Change)
-}  # Settings that may differ when a run is resumed, and when
+# Settings that may differ when a run is resumed
+CHANGEABLE = frozenset(name for name, field in LeadConfig.model_fields.items() if RESUMED in field.metadata)
 
 
 CLOCK_TIME = r"([01]?\d|2[0-3]):([0-5]\d)"
@@ -482,6 +500,7 @@ class DemoConfig(BaseModel):
         Flag(MOST, "vllm or mlx has all samplers but the last draw with it; all has one with mlx too."),
     ] = "transformers"
     run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/demo-DATE-TIME")] = None
+    open: Annotated[bool, Flag(MOST, "Open the run's page in a browser.")] = False
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

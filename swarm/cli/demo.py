@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import time
+import webbrowser
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from swarm.broadcast.publishing import base_of_file
 from swarm.broadcast.store.place import sweep
 from swarm.broadcast.version.manifest import read_layout
 from swarm.cli.runs import verify_directory
+from swarm.dashboard.server import url_of
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.net.client import PeerClient, plain_address
 from swarm.node.rundir import LOGS
@@ -83,6 +85,7 @@ class Demo:
         try:
             learner = await self._start("learner", *self._lead_arguments())
             url = await learner_url(self._run_dir, learner, self._logs / "learner.log")
+            self._show_page(url_of(self._run_dir))
             if self._options.kill_learner:
                 self._say(f"kills are drawn with --kill-seed {self._kill_seed}")
                 self._draw_kill()
@@ -98,6 +101,12 @@ class Demo:
         for breach in report.breaches:
             self._say(f"breach: {breach}")
         return self._finish(time.monotonic() - began, report)
+
+    def _show_page(self, page: str) -> None:
+        if page:
+            self._say(f"page {page}")
+        if page and self._options.open:
+            webbrowser.open(page)
 
     def _lead_arguments(self) -> list[str]:
         options = self._options

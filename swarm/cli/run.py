@@ -9,6 +9,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -20,13 +22,14 @@ from swarm.cli.options import Sections, with_settings
 from swarm.cli.own import finish, leave, limits, logs, pause, resume
 from swarm.cli.plan import plan
 from swarm.cli.redteam import redteam
-from swarm.cli.runs import audit, export_app, report, set_value, status, verify
+from swarm.cli.runs import audit, dashboard, export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 from swarm.extras import lacking, require
+from swarm.node.dials import DIALS
 from swarm.node.logs import Lines
-from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config, read_toml
+from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config
 
 if TYPE_CHECKING:
     from swarm.node.joining import RelayNode
@@ -66,6 +69,7 @@ Examples, with the line that `lead` prints:
   echo-node join --bootstrap echo1:...
   echo-node join --bootstrap echo1:... --role relay
 """
+SET_KEYS = "\n\n".join(f"{key}: {dial.help}" for key, dial in DIALS.items())
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings; options override it.", rich_help_panel=MOST)
@@ -123,6 +127,8 @@ def lead(
     # A second of imports, after everything that takes none to refuse.
     from rich.console import Console
 
+    from swarm.dashboard import server as dashboard_server
+    from swarm.dashboard.source import Run
     from swarm.node.checking import check_run
     from swarm.node.learner import LearnerNode
     from swarm.report.live import LiveView
@@ -133,9 +139,23 @@ def lead(
             until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin)
         )
         return
-    dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
+
+    def beside(run_dir: Path) -> AbstractAsyncContextManager[None]:
+        if settings.dashboard == "off":
+            return nullcontext()
+        run = Run(
+            directory=run_dir,
+            readers=node.readers,
+            status=lambda: node.status() if node.is_up else None,
+            change=partial(node.change, by="page"),
+            timeline=lambda: node.timeline,
+        )
+        return dashboard_server.beside(run, settings.dashboard, view.say)
+
+    shown = settings.model_dump(mode="json")
+    page = dashboard_server.public_page(lambda: node.status(), shown) if settings.public_page else None
     view = LiveView(Console(), title="echo-node lead", lines=_lines)
-    node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin)
+    node = LearnerNode(settings, view.say, resume=resume is not None, origin=origin, beside=beside, page=page)
     reached = run_to_end(_show_until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin))
     raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
 
@@ -205,10 +225,11 @@ app.command()(status)
 app.command()(doctor)
 for own in (pause, resume, finish, leave, limits, logs):
     app.command()(own)
-app.command("set")(set_value)
+app.command("set", epilog=SET_KEYS)(set_value)
 app.command()(audit)
 app.command()(verify)
 app.command()(report)
+app.command()(dashboard)
 app.command()(plan)
 app.command()(simulate)
 app.command()(redteam)

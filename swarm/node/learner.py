@@ -4,12 +4,16 @@ run or for one that is resumed."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from swarm.audit.auditor import Auditor
 from swarm.broadcast.service import BroadcastService
@@ -18,6 +22,7 @@ from swarm.broadcast.version.manifest import LAYOUT_BYTES
 from swarm.errors import UserError
 from swarm.learner.messages import Prepared
 from swarm.net.hosts import is_loopback, is_private
+from swarm.net.server import Page
 from swarm.net.signing import swarm_id_of
 from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal
@@ -26,6 +31,7 @@ from swarm.node.best import BestModel
 from swarm.node.card import sign_card
 from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
+from swarm.node.dials import checked
 from swarm.node.identity import StateDirectory
 from swarm.node.joining import lead_settings
 from swarm.node.metrics import RunLog
@@ -36,6 +42,7 @@ from swarm.node.publication import ROOM_S, InstallTracker, Publication
 from swarm.node.rundir import (
     LOGS,
     SUMMARY,
+    TIMELINE,
     Origin,
     begin_again,
     create_run_directory,
@@ -46,7 +53,8 @@ from swarm.node.rundir import (
     remove_run_directory,
     write_json,
 )
-from swarm.node.steps import Steps
+from swarm.node.steps import PAUSE, Steps
+from swarm.node.timeline import Timeline
 from swarm.node.training import Training
 from swarm.node.watching import watch_clocks
 from swarm.process import in_thread
@@ -54,13 +62,16 @@ from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.journal.journal import Journal
+from swarm.rollout.messages import Beat
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.plane.rules import publication_period
 from swarm.settings import LeadConfig
 from swarm.tasks.reward_pool import Completion, RewardPool
-from swarm.types import NodeId, SamplingRules, Score, Unscored
+from swarm.types import NodeId, Prompt, SamplingRules, Score, Unscored
+
+TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
 
 class LearnerNode:
@@ -72,29 +83,34 @@ class LearnerNode:
         say: Callable[[str], None],
         *,
         resume: bool = False,
-        keep_bound: bool = False,
         origin: Origin | None = None,
+        beside: Callable[[Path], AbstractAsyncContextManager[None]] = lambda run_dir: nullcontext(),
+        page: Page | None = None,
     ) -> None:
-        """`resume` continues the run in its directory, `keep_bound` with the bound that was last set there.
-        `origin` is the run whose model this run begins with."""
+        """`resume` continues the run in its directory. `origin` is the run whose model this run begins with. `beside`
+        is entered while this node holds its run directory: from before it listens until all of it has ended. `page`
+        answers browsers at its port."""
         self._config = config
-        self._keep_bound = keep_bound
         self._say = say
         self._resume = resume
         self._task = open_task(config, Progress(say))
         self._max_new_tokens = longest_completion(config, self._task)
         self._origin = origin
+        self._beside = beside
+        self._page = page
         self._run_dir = directory_of(config)
         self._had_logs = (self._run_dir / LOGS).is_dir()
         self._state = "starting"
         self._waits_for = "the network to open"
+        self._join = ""
         # Whether `status` can be called, and whether the user stopped the run before its end.
         self.is_up = self.is_stopped = False
         self._tracker = InstallTracker()
         self._rewards: RewardPool | None = None
         self._steps: Steps | None = None
-        self._is_kept = False
+        self._is_kept = self._has_prompts = False
         self._settings = lead_settings(config)
+        self.timeline = Timeline(time.time())
 
     async def run(self) -> bool:
         """Lead the run to its end. Return False if it missed its target, or if an alarm or the user ended it."""
@@ -104,7 +120,8 @@ class LearnerNode:
             await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin, self._say)
         with locked(self._run_dir):
             self._is_kept = True
-            return await self._run_alone()
+            async with self._beside(self._run_dir):
+                return await self._run_alone()
 
     def request_stop(self) -> bool:
         """End the run after the current step and a checkpoint. Return False if there is nothing to wait for."""
@@ -136,6 +153,7 @@ class LearnerNode:
         try:
             if self._resume:
                 check_data(self._run_dir, self._task)
+                self.timeline = await asyncio.to_thread(self._read_timeline)
             return await self._run(self._network)
         finally:
             state.release()
@@ -159,7 +177,8 @@ class LearnerNode:
             await self._journal.start()
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
             self._sign_card(0)
-            await network.start(routes, self.status, on_stream=self._broadcast.accept, beat_s=self._config.beat_s)
+            beat_s, accept = self._config.beat_s, self._broadcast.accept
+            await network.start(routes, self.status, on_stream=accept, beat_s=beat_s, page=self._page)
             async with network.swarm(network.key.public_bytes, self._config.round_s):
                 # First of all: if others announced our own earlier version to us, it would look like a later life's.
                 network.published(newest_head(self._run_dir / "versions", network.key.public_bytes))
@@ -173,10 +192,12 @@ class LearnerNode:
 
     async def _take_part(self) -> bool:
         self.is_up = True
-        async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
+        async with control(self._run_dir, partial(self.change, by="socket")), asyncio.TaskGroup() as group:
             self._write_address()
             parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
-            beside = [group.create_task(work()) for work in (*parts, self._ahead.run, self._watch_room)]
+            beside = [
+                group.create_task(work()) for work in (*parts, self._ahead.run, self._watch_room, self._keep_timeline)
+            ]
             beside.append(group.create_task(watch_clocks(self._say)))
             reached = await self._lead()
             for task in beside:
@@ -205,6 +226,7 @@ class LearnerNode:
             ),
             before=self._log.spent,
             absent=self._log.absent,
+            given=self._recorded.given,
             emit=emit,
             say=self._say,
         )
@@ -219,6 +241,7 @@ class LearnerNode:
             sessions=network.sessions,
             emit=self._rollout_event,
             watch=self._provisioning,
+            heard=self._heard,
             prompts=self._ahead,
             absent=self._log.absent,
             reward_failure=self._config.reward_failure,
@@ -234,10 +257,18 @@ class LearnerNode:
             emit=emit,
             on_trained=self._log.metrics,
             on_divergence=lambda: self._publication.diverged(),
+            note=self.timeline.note,
         )
         self._best = BestModel(self._run_dir, self._training.held, emit=emit, say=self._say)
         self._publication = Publication(
-            network, self._broadcast, self._rollouts, self._training, self._journal, self._tracker, say=self._say
+            network,
+            self._broadcast,
+            self._rollouts,
+            self._training,
+            self._journal,
+            self._tracker,
+            note=self.timeline.note,
+            say=self._say,
         )
 
     async def _close(self, network: NodeNetwork) -> None:
@@ -250,20 +281,30 @@ class LearnerNode:
         await self._journal.close()
         step = self._steps.step if self._steps is not None else 0
         self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
+        await self._write_timeline()
         await asyncio.to_thread(self._log.close)
         self._remove_unless_kept()
+
+    def readers(self) -> tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]:
+        """Return what makes prompts by number and the text of token ids, from any thread. Raise UserError if the node
+        has not read its prompts yet."""
+        if not self._has_prompts:
+            raise UserError(f"the learner is starting: it waits for {self._waits_for}")
+        return self._prompts, self._prompts.decode
 
     def status(self) -> dict[str, Any]:
         """Return the node's status. The keys are described in docs/protocol.md."""
         newest = self._broadcast.newest
         fault = self._fault()
+        is_held = self._steps is not None and self._steps.is_paused and self._state == "running"
         return {
             **self._network.status(),
-            "state": "paused" if fault else self._state,
+            "state": "paused" if fault else "paused by its owner" if is_held else self._state,
             "fault": fault or self._training.save_fault,
             "run_dir": str(self._run_dir),
             "url": self._network.address.url,
-            "waits_for": self._waits_for,
+            "join": f"echo-node {self._join}" if self._join else "",
+            "waits_for": "`echo-node set paused=false`" if is_held else self._waits_for,
             "step": 0,
             "steps": self._config.steps,
             "batch_rollouts": self._config.groups_per_step * self._config.group_size,
@@ -277,6 +318,8 @@ class LearnerNode:
             "metrics": {},
             "alarm": None,
             "stopped_by": "",
+            "settings": [],
+            "barred": [],
             **(self._steps.status() if self._steps is not None else {}),
             **self._rollouts.status(),
             **self._provisioning.status(),
@@ -305,6 +348,9 @@ class LearnerNode:
         await self._publication.go_on(steps.step, bound.publish_every_steps)
         # Announce only now, when settings that do not work have been refused.
         self._announce()
+        if (self._run_dir / PAUSE).exists():
+            self._say("paused by its owner, as before: `echo-node set paused=false` goes on")
+            steps.pause(True)
         self._state, self._waits_for = "running", ""
         await steps.run()
         if not self.is_stopped:
@@ -315,7 +361,7 @@ class LearnerNode:
                 await steps.leave_off()
             return False
         self._state, self._waits_for = "finished", "samplers to hear that the run is over"
-        summary = self.status()
+        summary = {**self.status(), "waits_for": ""}
         await self._rollouts.end("finished")
         await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
         # Written last: a learner that is killed before must be resumable, or its samplers would wait for ever.
@@ -323,16 +369,18 @@ class LearnerNode:
         return reached
 
     async def _bound(self) -> BoundSet:
-        """Return the bound that was set last or that the configuration asks for, and record it."""
-        wanted = self._config.max_staleness
-        if self._keep_bound and self._recorded.bound is not None:
-            wanted = self._recorded.bound.max_staleness
+        """Return the bound that the configuration asks for, and record it."""
+        wanted, was = self._config.max_staleness, self._recorded.bound
         bound = BoundSet(
-            max_staleness=wanted, publish_every_steps=publication_period(self._config.publish_every_steps, wanted)
+            max_staleness=wanted,
+            publish_every_steps=publication_period(self._config.publish_every_steps, wanted),
+            step=self._recorded.next_batch,
+            learning_rate=was.learning_rate if was else None,
         )
         await self._journal.write([bound])
-        if (was := self._recorded.bound) is not None and was.max_staleness != wanted:
-            self._log.event("bound_set", was=was.max_staleness, step=self._training.step, **asdict(bound))
+        if was is not None and was.max_staleness != wanted:
+            change = {"key": "max_staleness", "before": was.max_staleness, "after": wanted, "by": "resume"}
+            self._log.event("set", **change, step=self._training.step)
         return bound
 
     async def _watch_room(self) -> None:
@@ -349,17 +397,19 @@ class LearnerNode:
     def _fault(self) -> str:
         return self._journal.fault or self._publication.fault
 
-    async def _change(self, request: dict[str, Any]) -> str:
-        if self._steps is None:
-            raise UserError("the learner is starting: ask again in a moment")
-        if fault := self._fault():
-            raise UserError(f"the learner is paused: {fault}")
-        match request:
-            case {"max_staleness": int() as wanted} if len(request) == 1:
-                return await self._steps.set_bound(wanted)
-            case {"let_in": str() as node} if len(request) == 1:
-                return self._steps.let_in(NodeId(node))
-        raise UserError("only max-staleness can be set, to a whole number")
+    async def change(self, request: Mapping[str, Any], *, by: str) -> str:
+        """Change what a run's owner may change while it runs (node/dials.py), `stop` as the first Ctrl-C does. Return a
+        line for each change. UserError says why one cannot be made; those before it hold."""
+        lines: list[str] = []
+        for key, value in checked(request).items():
+            if self._steps is None or self._state not in ("running", "finishing"):
+                raise UserError(f"the learner is {self._state}: nothing can be changed now")
+            if fault := self._fault():
+                raise UserError(f"the learner is paused: {fault}")
+            if key == "stop":
+                self.is_stopped, self._state, self._waits_for = True, "stopping", self._steps.request_stop()
+            lines.append(await self._steps.change(key, value, by=by))
+        return "\n".join(lines) or "nothing was to be changed"
 
     async def _prepare(self) -> Prepared:
         self._say("loading the model")
@@ -378,6 +428,7 @@ class LearnerNode:
         finally:
             progress.stop()
         self._ahead.begin()
+        self._has_prompts = True
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
         fault = await asyncio.to_thread(note_life, self._run_dir, step=prepared.step, device=prepared.device)
         if fault:
@@ -423,10 +474,10 @@ class LearnerNode:
         # In a thread, because the prompts of the open groups are made again.
         restored = await in_thread(partial(plane.restore, self._recorded, now=time.monotonic()))
         # A crash may have come between a verdict and the return of what the caught sampler gave.
+        for node, why in (await asyncio.to_thread(barred_in, self._run_dir)).items():
+            restored += plane.bar(node, why)
         if (auditing := self._auditing()) is not None:
             self._publication.kept_at = auditing.place
-            for node, why in (await asyncio.to_thread(barred_in, self._run_dir)).items():
-                restored += plane.bar(node, why)
         self._rollouts.open(plane, score, self._journal, restored)
         return Steps(
             config,
@@ -442,6 +493,7 @@ class LearnerNode:
             self._best,
             LearningSignal(self._prompts.decode, self._max_new_tokens),
             auditing,
+            run_dir=self._run_dir,
             say=self._say,
         )
 
@@ -460,12 +512,43 @@ class LearnerNode:
             say=self._say,
         )
 
+    # -- the timeline ----------------------------------------------------------------------------------------
+
+    def _heard(self, node: NodeId, beat: Beat, idle: str) -> None:
+        state = "standby" if idle else "fetch" if beat.installed is None else "draw" if beat.samples else "wait"
+        name = beat.offer.nickname if beat.offer else ""
+        self.timeline.heard(node, beat.did, state=state, now=time.time(), name=name)
+
+    def _read_timeline(self) -> Timeline:
+        try:
+            return Timeline.of(json.loads((self._run_dir / TIMELINE).read_bytes()))
+        except (OSError, ValueError) as error:
+            self._say(f"the timeline of what was done begins again: {error}")
+            return self.timeline
+
+    async def _keep_timeline(self) -> None:
+        while True:
+            await asyncio.sleep(TIMELINE_S)
+            await self._write_timeline()
+
+    async def _write_timeline(self) -> None:
+        """Replace the file. A full disk pauses the run, and the user hears that elsewhere."""
+        path, kept = self._run_dir / TIMELINE, self.timeline.kept(now=time.time())
+        partial_path = path.with_name(f"{TIMELINE}.partial")
+        with suppress(OSError):
+            await asyncio.to_thread(partial_path.write_bytes, msgspec.json.encode(kept))
+            await asyncio.to_thread(partial_path.replace, path)
+
     # -- words and figures -----------------------------------------------------------------------------------
 
     def _write_address(self) -> None:
         """Write where this node listens, so that programs can start samplers before the model is loaded."""
         network = self._network
         write_json(self._run_dir / "node.json", {"url": network.address.url, "join": network.join_line()})
+        address = network.address
+        is_plain = is_loopback(address.host) and not address.fingerprint
+        bootstrap = address.authority if is_plain else network.join_line()
+        self._join = f"join --role sampler --bootstrap {bootstrap}"
         swarm = network.status()["swarm"]
         self._say(f"learner of swarm {swarm} at {network.address.url}, run directory {self._run_dir}")
         if not is_loopback(host := self._config.host):
@@ -475,10 +558,7 @@ class LearnerNode:
 
     def _announce(self) -> None:
         address = self._network.address
-        command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
-        is_plain = is_loopback(address.host) and not address.fingerprint
-        bootstrap = address.authority if is_plain else self._network.join_line()
-        self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {bootstrap}")
+        self._say(f"a sampler joins with:  {os.environ.get('ECHO_NODE_COMMAND', 'echo-node')} {self._join}")
         if (here := EVERYWHERE.get(self._config.host)) is not None:
             self._say(f"on this machine also with:  --bootstrap {here}:{self._network.port}")
         if self._config.advertise is None and is_private(address.host):
@@ -489,6 +569,8 @@ class LearnerNode:
 
     def _rollout_event(self, kind: str, **fields: Any) -> None:
         self._log.event(kind, **fields)
+        if kind in ("sampler_left", "sampler_silent"):
+            self.timeline.note(fields["node"], "gone", time.time())
         if kind == "reward_failed":
             # A reward that only hangs ends the run after minutes; its author may be watching.
             more = f" ({fields['rollouts']} since the last such line)" if fields["rollouts"] > 1 else ""

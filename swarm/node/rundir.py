@@ -33,10 +33,12 @@ LIVES_KEPT = 100  # Entries kept of a run that is resumed very often: the first 
 Life = dict[str, Any]
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:
     """Write `value` for people to read. Replace the file atomically, so that a reader never finds half of it."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    partial.unlink(missing_ok=True)
+    with open(partial, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        file.write(json.dumps(value, indent=2, default=str) + "\n")
     partial.replace(path)
 
 
@@ -104,6 +106,7 @@ def _field(path: Path, name: str) -> str:
 CONFIG = "config.json"
 ORIGIN = "from"  # The key of config.json under which a fork says which model it began with
 SUMMARY = "summary.json"  # Written last of all: if it exists, the run is over and its samplers know
+TIMELINE = "timeline.json"  # Written each minute: what learner and samplers did, in buckets of time
 BASE = "base"  # Directory in a fork with the model that it began with
 LOGS = "logs"  # Output of a run's processes. A demo creates it before the run begins; it stays if no run begins
 LOCK = ".lock"  # Held by the learner that leads the run; the system releases it when the process dies
@@ -263,7 +266,7 @@ def resumed_config(
     if not known.get("port"):
         known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, file, {**flags, "run_dir": path}, before=known)
-    for name in sorted(given.keys() - CHANGEABLE.keys()):
+    for name in sorted(given.keys() - CHANGEABLE):
         # Compare parsed values: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
         if getattr(config, name) != getattr(before, name):
             raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +14,33 @@ from swarm.rollout.plane.effects import Judged
 from swarm.rollout.plane.leases import MAX_NODES
 from swarm.types import NodeId, VersionId
 
-RATE_WINDOW_S = 10.0  # Window of the rate in `status`: a few steps of a fast run
+RECENT_S = 20.0  # What was so long ago counts a third: a few steps of a fast run, a batch or two of a slow sampler
+
+
+class Recent:
+    """Amounts by name, of which those of late count most. Times are monotonic seconds."""
+
+    def __init__(self, *, now: float) -> None:
+        self._began_at = self._at = now
+        self._sums: dict[str, float] = {}
+
+    def add(self, name: str, amount: float, *, now: float) -> None:
+        faded = math.exp((self._at - now) / RECENT_S)
+        self._sums, self._at = {one: value * faded for one, value in self._sums.items()}, now
+        self._sums[name] = self._sums.get(name, 0.0) + amount
+
+    def per_s(self, name: str, *, now: float) -> float:
+        # A young run has not filled the window yet. Divide by at least a second, or the rate would be noise.
+        window_s = max(1.0, -RECENT_S * math.expm1((self._began_at - now) / RECENT_S))
+        return round(self._sums.get(name, 0.0) * math.exp((self._at - now) / RECENT_S) / window_s, 1)
 
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStats:
-    """What the learner knows about one sampler."""
+    """What the learner knows about one sampler. `recent` are tokens that were accepted, and bytes of weights `up` and
+    `down`, as far as it tells."""
 
+    recent: Recent
     verdicts: Counter[str] = field(default_factory=Counter)
     installed: VersionId | None = None
     samples: int = 0
@@ -27,6 +48,12 @@ class SamplerStats:
     heard_at: float = 0.0
     questions: int = 0
     offer: Offer | None = None
+
+    def offered(self, offer: Offer) -> None:
+        """Take what it says of itself, at `heard_at`."""
+        before, self.offer = self.offer or offer, offer
+        self.recent.add("up", max(0, offer.sent_bytes - before.sent_bytes), now=self.heard_at)
+        self.recent.add("down", max(0, offer.received_bytes - before.received_bytes), now=self.heard_at)
 
 
 MAX_LIVES = 16  # Of one node that are told apart: all but the first of so many copies hear at their second beat
@@ -64,11 +91,10 @@ class Tally:
         self._dropped_of: dict[NodeId, Counter[str]] = {}
         self._engines: dict[NodeId, str] = {}
         self._lives: dict[NodeId, Lives] = {}
-        self._accepted: deque[tuple[float, int]] = deque()
-        self._began_at = 0.0
+        self.recent = Recent(now=0.0)
 
     def begin(self, *, now: float) -> None:
-        self._began_at = now
+        self.recent = Recent(now=now)
 
     def judged(self, judged: list[Judged], *, now: float) -> None:
         """Count the verdicts of one submission."""
@@ -76,8 +102,19 @@ class Tally:
             self.verdicts[one.counted_as] += 1
             if one.node in self.samplers:
                 self.samplers[one.node].verdicts[one.counted_as] += 1
-        if accepted := sum(one.counted_as == "accepted" for one in judged):
-            self._accepted.append((now, accepted))
+        self.recent.add("rollouts", sum(one.counted_as == "accepted" for one in judged), now=now)
+
+    def accepted(self, records: Sequence[object], watch: SamplerWatch, *, now: float) -> None:
+        """Count the tokens of the accepted rollouts among `records`, and tell `watch` about these by node."""
+        lengths: dict[NodeId, list[int]] = {}
+        for one in records:
+            if isinstance(one, RolloutAccepted):
+                lengths.setdefault(one.node, []).append(one.rollout.length)
+        for node, tokens in lengths.items():
+            watch.accepted(node, tokens)
+            self.recent.add("tokens", sum(tokens), now=now)
+            if node in self.samplers:
+                self.samplers[node].recent.add("tokens", sum(tokens), now=now)
 
     def overloaded(self, node: NodeId) -> None:
         """Count a submission that was refused unread as one, whatever it held. `node` is only the claimed sender."""
@@ -117,20 +154,11 @@ class Tally:
         counts = self._dropped_of.get(node, Counter())
         return tuple(DroppedRollouts(reason=reason, rollouts=count) for reason, count in sorted(counts.items()))
 
-    def rollouts_per_s(self, *, now: float) -> float:
-        """Return the accepted rollouts per second in the last RATE_WINDOW_S."""
-        while self._accepted and now - self._accepted[0][0] > RATE_WINDOW_S:
-            self._accepted.popleft()
-        if not self._accepted:
-            return 0.0
-        # A young run has not filled the window yet. Divide by at least a second, or the rate would be noise.
-        window_s = max(1.0, min(RATE_WINDOW_S, now - self._began_at))
-        return sum(count for _, count in self._accepted) / window_s
-
     def status(self, *, now: float, why_idle: Callable[[NodeId], str]) -> dict[str, Any]:
         """Return the figures for `status`. `why_idle` says why a node gets no leases, or ""."""
         return {
-            "rollouts_per_s": round(self.rollouts_per_s(now=now), 1),
+            "rollouts_per_s": self.recent.per_s("rollouts", now=now),
+            "tokens_per_s": self.recent.per_s("tokens", now=now),
             "verdicts": dict(self.verdicts),
             "rollouts_dropped": dict(self.dropped),
             "samplers": [
@@ -139,6 +167,9 @@ class Tally:
                     "installed": str(stats.installed) if stats.installed else None,
                     "samples": stats.samples,
                     "rollouts_per_s": round(stats.rollouts_per_s, 1),
+                    "tokens_per_s": stats.recent.per_s("tokens", now=now),
+                    "up_bytes_per_s": stats.recent.per_s("up", now=now),
+                    "down_bytes_per_s": stats.recent.per_s("down", now=now),
                     "silent_s": round(now - stats.heard_at, 1),
                     "engine": self.engine_of(node),
                     "device_class": stats.offer.device_class if stats.offer else "",
@@ -167,13 +198,3 @@ class SamplerWatch:
 
     def gone(self, node: NodeId, *, vanished: bool) -> None:
         """Called when a sampler left, or `vanished` after it missed three beats."""
-
-
-def tell_accepted(watch: SamplerWatch, records: Sequence[object]) -> None:
-    """Tell `watch` about the accepted rollouts among `records`, by node."""
-    lengths: dict[NodeId, list[int]] = {}
-    for one in records:
-        if isinstance(one, RolloutAccepted):
-            lengths.setdefault(one.node, []).append(one.rollout.length)
-    for node, tokens in lengths.items():
-        watch.accepted(node, tokens)

@@ -97,10 +97,13 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundSet:
-    """The staleness bound and the publication period from now on."""
+    """The staleness bound and the publication period from now on, and the peak of the learning rate from batch `step`
+    on; None is the configured one."""
 
     max_staleness: int
     publish_every_steps: int
+    step: int = 0
+    learning_rate: float | None = None
 
 
 Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken
@@ -140,3 +143,4 @@ class RecordedRun:
     published: VersionPublished | None
     bound: BoundSet | None
     replaced: int = 0
+    given: Mapping[NodeId, tuple[int, int]] = field(default_factory=dict)  # Accepted rollouts and tokens, by node

@@ -17,6 +17,7 @@ from swarm.errors import ChildFailed
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup
 from swarm.net.wire import digest
 from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figures, train_group
+from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.journal.journal import Journal
 from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, NodeId, Score, Span
@@ -37,6 +38,7 @@ class Child:
         self.half_prepared_at: set[int] = set()
         self.gone = False
         self.trained: list[int] = []
+        self.rates: list[tuple[int, float | None]] = []
         self.other_weights = False
 
     async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
@@ -50,11 +52,14 @@ class Child:
             layout=LAYOUT, parameters=1, trained=1, vocab_size=14, context_tokens=64, stop_token_ids=(2,), device="cpu"
         )
 
-    async def train(self, step: int, groups: list[TrainGroup], lineage: bytes = b"") -> Trained:
+    async def train(
+        self, step: int, groups: list[TrainGroup], lineage: bytes = b"", learning_rate: float | None = None
+    ) -> Trained:
         self._live("train", step)
         assert step == self.step
+        self.rates.append((step, learning_rate))
         rewards = [one.reward for group in groups for one in group.rollouts]
-        self.state = digest(self.state + repr((rewards, self.other_weights)).encode() + lineage)
+        self.state = digest(self.state + repr((rewards, learning_rate, self.other_weights)).encode() + lineage)
         self.step += 1
         self.trained.append(step)
         return Trained(metrics={"reward": sum(rewards)}, seconds=0.0)
@@ -89,6 +94,7 @@ class Run:
         self.events: list[str] = []
         self.steps: list[int] = []
         self.diverged = 0
+        self.did: list[str] = []
         self.training = Training(
             directory,
             LeadConfig(),
@@ -99,6 +105,7 @@ class Run:
             emit=lambda kind, **fields: self.events.append(kind),
             on_trained=lambda figures: self.steps.append(int(figures["step"])),
             on_divergence=self._note,
+            note=lambda lane, state, began: self.did.append(state),
         )
         self.child = Child(self.training.staging)
         self.training._trainer = cast(Any, self.child)
@@ -135,6 +142,21 @@ async def test_it_catches_up_on_the_recorded_batches_in_their_order(run: Run) ->
     assert run.steps == [1, 2, 3, 4]
     assert run.training.step == BATCHES
     assert run.said == ["training again on the recorded batches 0 to 3"]
+    assert run.did == ["train", "wait"]
+
+
+async def test_batches_are_trained_on_again_at_the_rates_that_were_set_for_them(run: Run, journal: Journal) -> None:
+    for step, rate in ((2, 1e-5), (4, 1e-7)):
+        await journal.write([BoundSet(max_staleness=2, publish_every_steps=1, step=step, learning_rate=rate)])
+    await run.training.catch_up(3)
+    content = await run.content()
+    await journal.write([*group(BATCHES, batch=BATCHES), taken(BATCHES, BATCHES)])
+    await journal.write([BoundSet(max_staleness=2, publish_every_steps=1, step=3, learning_rate=1e-6)])
+    run.child.dies_at = [("stage", 3)]
+    assert await run.content() == content
+    await run.training.catch_up(BATCHES + 1)
+    first = [(0, None), (1, None), (2, 1e-5)]
+    assert run.child.rates == [*first, *first, (3, 1e-6), (4, 1e-6)], "what was set last holds"
 
 
 @pytest.mark.parametrize("call", ["train", "stage", "save"])
@@ -149,6 +171,8 @@ async def test_a_child_that_dies_in_any_call_is_brought_to_where_it_was(run: Run
     else:
         await run.training.save()
     assert run.child.starts == 2
+    assert set(run.did[:4]) == {"train", "stage", "wait"}
+    assert run.did[-1] == "wait"
     assert run.events == ["trainer_restarted"]
     assert run.child.trained[:4] == [0, 1, 0, 1]
     assert run.child.step == run.training.step == (3 if call == "train" else 2)

@@ -1,0 +1,369 @@
+"""The page's own HTTP server, beside the node's. Who may open it reads; with the token they change the run.
+
+On loopback reading needs no token, elsewhere everything does. It comes once, as `?token=` in the address that the owner
+was told, and is a cookie from then on. A change needs that cookie, and a header that no other site's page can send. A
+Host header with a name that is not this machine's is refused: a stranger may have their name lead to 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import math
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from swarm.dashboard.feed import Feed
+from swarm.dashboard.public import PublicState
+from swarm.dashboard.rollouts import read_groups
+from swarm.dashboard.source import Run, Source, curves, encode, kept_timeline, older_events
+from swarm.errors import EchoError, UserError
+from swarm.net.hosts import address_of, is_loopback
+from swarm.node.metrics import EVENTS, METRICS
+from swarm.node.rundir import CONFIG, SUMMARY, TIMELINE, write_json
+from swarm.node.timeline import Timeline
+from swarm.process import in_thread
+from swarm.report.figures import FigureFiles, read_figures
+from swarm.report.page import render
+from swarm.report.samples import Read, read_journal
+from swarm.settings import dashboard_address
+
+STATIC = Path(__file__).parent / "static"
+ADDRESS = "dashboard.json"  # In the run directory, for its owner alone: where the page is, and its token
+PING_S = 15.0  # Proxies close what is silent for a minute
+STALLED_S = 60.0  # A reader that takes nothing for this long is let go; it comes back by itself if it is there
+CLOSE_S = 0.5  # What readers get at the end to take the last messages
+CHANGE_BYTES = 4096  # Of a request to change something, as on the socket
+EVENTS_MOST, RUNS_MOST = 1000, 500  # In one answer
+SOON = 2.0**53  # Of what is numbered, more than there is
+
+DOWNLOADS = (METRICS, EVENTS, CONFIG, SUMMARY, TIMELINE)
+REPORT = "report.html"  # Made when it is asked for
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Dashboard:
+    """Serves one run. Without a `token` nobody can change anything."""
+
+    def __init__(self, run: Run, *, token: str | None = None) -> None:
+        self._run = run
+        self._token = token
+        self._feed = Feed(secrets.token_hex(4))
+        self._source = Source(run, self._feed)
+        self._read: Read | None = None
+        self._kept: tuple[Timeline, float] | None = None
+        # What reads a journal, or a whole run, takes a core: one at a time.
+        self._heavy = asyncio.Lock()
+        self._is_closing = False
+        self._watching: asyncio.Task[None] | None = None
+        app = web.Application(middlewares=[self._guard], client_max_size=CHANGE_BYTES)
+        app.add_routes(
+            [
+                web.get("/", self._page),
+                web.static("/static/", STATIC),
+                web.get("/api/stream", self._stream),
+                web.get("/api/timeline", self._timeline),
+                web.get("/api/rollouts", self._rollouts),
+                web.get("/api/events", self._events),
+                web.get("/api/runs", self._runs),
+                web.get("/api/run", self._other_run),
+                web.post("/api/set", self._set),
+                web.get("/download/{name}", self._download),
+            ]
+        )
+        app.on_response_prepare.append(_harden)
+        app.on_shutdown.append(self._end_streams)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S, handler_cancellation=True)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port. Raise OSError if that is not possible; it may be tried again."""
+        if self._runner.server is None:
+            await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        self._is_open = is_loopback(host)
+        self._names = {host.lower(), "localhost", socket.gethostname().lower()}
+        port = int(self._runner.addresses[0][1])
+        # Cookies know no ports, and two learners of one machine have two tokens.
+        self._cookie = f"echo-node-{port}"
+        self._watching = asyncio.create_task(self._source.watch())
+        return port
+
+    async def close(self) -> None:
+        """Tell everybody the last state, and end. Takes twice CLOSE_S at most."""
+        await self._runner.cleanup()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _end_streams(self, app: web.Application) -> None:
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._source.look()
+        self._is_closing = True
+        self._source.changes.tell()
+
+    # -- who may -----------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        name = _host_of(request.host)
+        if address_of(name) is None and name not in self._names:
+            raise web.HTTPForbidden(text="open this page by this machine's address: that name is not known here\n")
+        if request.headers.get("Sec-Fetch-Site") == "cross-site" and request.path != "/":
+            # It cannot read the answer, but it could take all places, or have reports made.
+            raise web.HTTPForbidden(text="another site's page asks for this\n")
+        given = request.query.get("token")
+        if request.path == "/" and given is not None and self._is_token(given):
+            # Away from the address bar, the history, and what a browser tells others.
+            answer = web.HTTPSeeOther("/")
+            answer.set_cookie(self._cookie, given, httponly=True, samesite="Strict")
+            raise answer
+        is_open = self._is_open and request.method in ("GET", "HEAD")
+        if not (is_open or self._has_token(request)):
+            return web.FileResponse(STATIC / "token.html", status=401)
+        return await handler(request)
+
+    def _has_token(self, request: web.Request) -> bool:
+        return self._is_token(request.cookies.get(self._cookie, ""))
+
+    def _is_token(self, given: str) -> bool:
+        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+    # -- what there is -----------------------------------------------------------------------------------------
+
+    async def _page(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(STATIC / "index.html")
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        reader = self._feed.join(request.headers.get("Last-Event-ID", ""))
+        if reader is None:
+            raise web.HTTPServiceUnavailable(text="too many pages are open: close one\n", headers={"Retry-After": "30"})
+        can_set = self._run.change is not None and self._has_token(request)
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+        try:
+            await answer.prepare(request)
+            while True:
+                seen, is_last = self._source.changes.count, self._is_closing
+                if (messages := self._feed.take(reader)) is None:
+                    reader.place, snapshot = await self._source.snapshot()
+                    said = self._said(reader.place, "snapshot", b'{"can_set":%b,' % encode(can_set) + snapshot[1:])
+                else:
+                    said = b"".join(self._said(*message) for message in messages) or b": ping\n\n"
+                async with asyncio.timeout(STALLED_S):
+                    await answer.write(said)
+                if is_last:
+                    return answer
+                await self._source.changes.wait(seen, PING_S)
+        except TimeoutError:
+            assert request.transport is not None
+            request.transport.abort()
+            return answer
+        finally:
+            self._feed.readers.discard(reader)
+
+    def _said(self, number: int, event: str, data: bytes) -> bytes:
+        return b"id: %b-%d\nevent: %b\ndata: %b\n\n" % (self._feed.boot.encode(), number, event.encode(), data)
+
+    async def _timeline(self, request: web.Request) -> web.Response:
+        began, ended = _number(request, "from", 0.0), _number(request, "to", SOON)
+        if self._run.timeline is not None:
+            timeline, now = self._run.timeline(), time.time()
+        else:
+            if self._kept is None:
+                self._kept = await in_thread(partial(kept_timeline, self._run.directory))
+            timeline, now = self._kept
+        return _json(timeline.answer(request.query.get("lanes", "").split(","), began, ended, now=now))
+
+    async def _rollouts(self, request: web.Request) -> web.Response:
+        before, count = int(_number(request, "before", SOON)), int(_number(request, "count", 20))
+        async with self._heavy:
+            try:
+                if self._read is None:
+                    self._read = await in_thread(self._run.readers)
+            except (EchoError, OSError, ImportError) as fault:
+                return _json({"groups": [], "next": None, "fault": str(fault)})
+            work = partial(read_groups, self._run.directory, self._read, before=before, count=count)
+            return _json(await in_thread(work))
+
+    async def _events(self, request: web.Request) -> web.Response:
+        before, count = int(_number(request, "before", SOON)), int(_number(request, "count", 200))
+        return _json(await in_thread(partial(older_events, self._run.directory, before, min(count, EVENTS_MOST))))
+
+    async def _runs(self, request: web.Request) -> web.Response:
+        return _json({"runs": sorted(await in_thread(self._others), reverse=True)[:RUNS_MOST]})
+
+    async def _other_run(self, request: web.Request) -> web.Response:
+        async with self._heavy:
+            if (found := (await in_thread(self._others)).get(request.query.get("name", ""))) is None:
+                raise web.HTTPNotFound(text="there is no such run beside this one\n")
+            return _json(await in_thread(partial(_curves_of, found)))
+
+    def _others(self) -> dict[str, Path]:
+        own = self._run.directory.absolute()
+        return {path.parent.name: path.parent for path in own.parent.glob(f"*/{CONFIG}") if path.parent != own}
+
+    async def _set(self, request: web.Request) -> web.Response:
+        if not self._has_token(request):
+            raise web.HTTPUnauthorized(text="a change needs the token\n")
+        if request.headers.get("X-Echo-Node") != "1":
+            raise web.HTTPForbidden(text="a change needs the header X-Echo-Node: 1\n")
+        try:
+            wanted = json.loads(await request.read())
+        except ValueError:
+            wanted = None
+        if not isinstance(wanted, dict) or self._run.change is None:
+            raise web.HTTPBadRequest(text="a change is one JSON object\n")
+        try:
+            return _json({"done": await self._run.change(wanted)})
+        except (EchoError, OSError) as fault:
+            return _json({"refused": str(fault)}, status=409)
+
+    async def _download(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        saved = {"Content-Disposition": f'attachment; filename="{name}"'}
+        if name == REPORT:
+            async with self._heavy:
+                return web.Response(text=await in_thread(self._report), content_type="text/html", headers=saved)
+        if name not in DOWNLOADS or not (path := self._run.directory / name).is_file():
+            raise web.HTTPNotFound(text="this run has no such file, or has not written it yet\n")
+        return web.FileResponse(path, headers=saved)
+
+    def _report(self) -> str:
+        directory = self._run.directory
+        return render(read_figures(directory), read_journal(directory, self._run.readers), now=time.time())
+
+
+def _curves_of(run_dir: Path) -> dict[str, Any]:
+    files = FigureFiles(run_dir)
+    files.look(is_last=True)
+    return curves(files)
+
+
+async def _harden(request: web.Request, answer: web.StreamResponse) -> None:
+    answer.headers.popall("Server", None)
+    for name, value in HEADERS.items():
+        answer.headers.setdefault(name, value)
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=encode(value), content_type="application/json", status=status)
+
+
+def _number(request: web.Request, name: str, otherwise: float) -> float:
+    """Return a number of the query, at least 0. Raise HTTPBadRequest if it is none."""
+    try:
+        number = float(request.query.get(name, otherwise))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise web.HTTPBadRequest(text=f"{name} is not a number\n")
+    return min(max(0.0, number), SOON)
+
+
+def _host_of(text: str) -> str:
+    try:
+        return urlsplit(f"//{text}").hostname or ""
+    except ValueError:
+        return ""
+
+
+# -- for whom it is started ------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def beside(run: Run, address: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """Serve the page of a run that this process leads for as long as the block runs, at `address` (HOST:PORT). Where it
+    cannot be served, say so; the run goes on without."""
+    _, token, last = _known(run.directory)
+    page = Dashboard(run, token=token or secrets.token_urlsafe(24))
+    try:
+        if url := await _open(page, *dashboard_address(address), last, say):
+            with suppress(OSError):
+                # On a full disk only the line below has it.
+                write_json(run.directory / ADDRESS, {"url": url, "token": page._token}, mode=0o600)
+            say(f"page {url}/?token={page._token}")
+        yield
+    finally:
+        await page.close()
+
+
+async def serve_files(run: Run, port: int, say: Callable[[str], None]) -> None:
+    """Serve a run from its files, on loopback, until this is cancelled. Raise UserError if the port is taken."""
+    page = Dashboard(run)
+    try:
+        say(f"page http://127.0.0.1:{await page.start('127.0.0.1', port)}/")
+        await asyncio.Event().wait()
+    except OSError as error:
+        raise UserError(f"cannot listen on port {port}: {error.strerror or error}: pass another --port") from error
+    finally:
+        await page.close()
+
+
+async def _open(page: Dashboard, host: str, port: int, last: int, say: Callable[[str], None]) -> str:
+    """Listen where is asked for, else where the run's page was `last`, so that an open page finds it again."""
+    try:
+        try:
+            port = await page.start(host, port or last)
+        except OSError:
+            if port or not last:
+                raise
+            say(f"port {last}, where this run's page was, is taken: it moves")
+            port = await page.start(host, 0)
+    except OSError as error:
+        say(f"no page: cannot listen on {host}:{port} ({error.strerror or error}); the run goes on without")
+        return ""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def url_of(run_dir: Path) -> str:
+    """Return where the page of a run that is led is, with its token; "" if it has none. Blocking."""
+    url, token, _ = _known(run_dir)
+    return url and f"{url}/?token={token}"
+
+
+def _known(run_dir: Path) -> tuple[str, str, int]:
+    """Return the page's address, token and port as last noted; nothing if the run never had one."""
+    try:
+        found = json.loads((run_dir / ADDRESS).read_text())
+        url, token = str(found["url"]), str(found["token"])
+        return url, token, urlsplit(url).port or 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", "", 0
+
+
+def public_page(
+    status: Callable[[], Mapping[str, Any]], config: Mapping[str, Any]
+) -> Callable[[web.Request], web.StreamResponse | None]:
+    """Return what answers a browser at the node's own port: the page for volunteers and its files, else None."""
+    state = PublicState(status, config)
+    files = {f"/public/{path.name}": path for path in STATIC.iterdir() if path.is_file()}
+    files["/"] = STATIC / "public.html"
+
+    def answer(request: web.Request) -> web.StreamResponse | None:
+        if request.method not in ("GET", "HEAD"):
+            return None
+        if request.path == "/public/state.json":
+            return web.Response(body=state.body(), content_type="application/json", headers=HEADERS)
+        path = files.get(request.path)
+        return None if path is None else web.FileResponse(path, headers=HEADERS)
+
+    return answer

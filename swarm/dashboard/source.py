@@ -1,0 +1,200 @@
+"""What the page shows of a run: of one that this process leads its node's status and its files, of any other its files
+alone. Nothing is read or reckoned while nobody looks.
+
+Files are read in a thread. The node's status is made on its event loop, once a second at most, and more rarely where it
+would take more than LOOK_SHARE of the loop's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swarm.dashboard.digest import digest
+from swarm.dashboard.feed import Feed
+from swarm.node.metrics import EVENTS
+from swarm.node.rundir import TIMELINE
+from swarm.node.timeline import Timeline
+from swarm.process import in_thread
+from swarm.report.figures import LINES_A_LOOK, Column, FigureFiles, Figures, Line
+from swarm.report.live import LOOK_SHARE
+from swarm.report.page import shown_config
+from swarm.report.samples import Read
+from swarm.rollout.changes import Changes
+
+LOOK_S = 1.0  # Between two looks: figures change once a step
+EVENTS_SHOWN = 200  # Newest events in a snapshot; older ones are asked for
+FORGET_S = 60.0  # Figures stay in memory for this long after the last reader, who may only have lost the connection
+STARTING = {"state": "starting"}
+
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run. The last three are those of its node, if this process leads it; `status` is None until the node is up."""
+
+    directory: Path
+    readers: Callable[[], Read]
+    status: Callable[[], Mapping[str, Any] | None] | None = None
+    change: Callable[[dict[str, Any]], Awaitable[str]] | None = None
+    timeline: Callable[[], Timeline] | None = None
+
+
+class Source:
+    """Publishes to `feed` what is new in `run`, for as long as `watch` runs. `changes` tells of each message."""
+
+    def __init__(self, run: Run, feed: Feed) -> None:
+        self.changes = Changes()
+        self._run = run
+        self._feed = feed
+        # Held from a look to its last message, so that a snapshot has exactly what the messages before it say.
+        self._lock = asyncio.Lock()
+        self._files: FigureFiles | None = None
+        self._recent: deque[Line] = deque(maxlen=EVENTS_SHOWN)
+        self._digest = b"{}"
+        self._made: tuple[int, bytes] = (-1, b"")
+        self._pause_s = LOOK_S
+        self._seen_at = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause_s)
+            if self._feed.readers:
+                self._seen_at = time.monotonic()
+            if time.monotonic() - self._seen_at < FORGET_S:
+                with suppress(OSError):
+                    # A disk that is away for a moment, or files without permission: looked at again.
+                    await self.look()
+            elif self._files is not None:
+                self._files, self._made = None, (-1, b"")
+                self._feed.forget()
+
+    async def look(self) -> None:
+        """Publish what is new, if anybody looks."""
+        async with self._lock:
+            if self._files is None:
+                return
+            before = self._feed.newest
+            steps, events = await in_thread(self._files.look)
+            self._recent.extend(events)
+            if max(len(steps), len(events)) == LINES_A_LOOK:
+                self._feed.forget()
+            elif steps:
+                self._feed.publish("steps", encode([numbers(line) for line in steps]))
+            if 0 < len(events) < LINES_A_LOOK:
+                self._feed.publish("events", encode(events))
+            if self._run.status is not None or steps or events:
+                self._reckon(self._files)
+                self._feed.publish("digest", self._digest)
+        if self._feed.newest != before:
+            self.changes.tell()
+
+    async def snapshot(self) -> tuple[int, bytes]:
+        """Return the number of the last message, and what the page shows with all of them, as JSON."""
+        async with self._lock:
+            if (files := self._files) is None:
+                files, self._seen_at = FigureFiles(self._run.directory), time.monotonic()
+                self._recent.extend((await in_thread(files.look))[1])
+                self._reckon(files)
+                self._feed.forget()
+                self._files = files
+            if self._made[0] != self._feed.newest:
+                self._made = self._feed.newest, await in_thread(partial(self._snapshot, files))
+            return self._made
+
+    def _reckon(self, files: FigureFiles) -> None:
+        began, found = time.monotonic(), files.figures
+        status = self._run.status() or STARTING if self._run.status else found.summary or last_status(found)
+        self._digest = encode(digest(status, found, now=time.time()))
+        self._pause_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
+
+    def _snapshot(self, files: FigureFiles) -> bytes:
+        found = files.figures
+        marks = [*found.marks, *found.passing]
+        return encode(
+            {
+                "boot": self._feed.boot,
+                "live": self._run.status is not None,
+                "name": self._run.directory.absolute().name,
+                "digest": msgspec.Raw(self._digest),
+                "config": shown_config(found.config),
+                **curves(files),
+                "marks": [{"step": step, "kind": text.partition(" ")[0], "text": text} for step, text in sorted(marks)],
+                "bounds": found.bounds,
+                "events": list(self._recent),
+                "event_counts": found.kinds,
+            }
+        )
+
+
+def last_status(found: Figures) -> dict[str, Any]:
+    """Return what the files of a run that ended without a summary say, in a status's words."""
+    metrics, measured = ({name: one.last for name, one in some.items()} for some in (found.columns, found.evaluated))
+    of = {"step": found.steps, "steps": found.config.get("steps"), "max_staleness": found.bound}
+    return {"state": found.state, **of, "metrics": metrics, "held_out": [measured] if measured else []}
+
+
+def curves(files: FigureFiles) -> dict[str, Any]:
+    """Return the run's curves. They are encoded one by one, so that the event loop gets its turn between them."""
+    found = files.figures
+    return {
+        "columns": {name: _curve(column) for name, column in found.columns.items()},
+        "evaluated": {name: _curve(column) for name, column in found.evaluated.items()},
+        "times": _curve(found.times),
+    }
+
+
+def _curve(column: Column) -> msgspec.Raw:
+    points = column.points()
+    named = {name: [getattr(point, name) for point in points] for name in ("mean", "low", "high")}
+    return msgspec.Raw(encode({"x": [point.step for point in points], **named}))
+
+
+def numbers(line: Line) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if isinstance(value, int | float)}
+
+
+def encode(value: Any) -> bytes:
+    """Return JSON in one line. What is no number becomes null, and what JSON has no form for its text."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which only a strange line of a file can have.
+        return _ENCODER.encode(json.loads(json.dumps(value, ensure_ascii=False, default=str).encode(errors="replace")))
+
+
+def older_events(run_dir: Path, before: int, count: int) -> dict[str, Any]:
+    """Return the last `count` events before number `before`, oldest first, and the number of the first. Blocking."""
+    try:
+        with (run_dir / EVENTS).open("rb") as file:
+            found = deque(enumerate(islice(file, before)), maxlen=count)
+    except FileNotFoundError:
+        return {"events": [], "next": None}
+    events = []
+    for _, line in found:
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            continue  # Torn by a crash
+    return {"events": events, "next": found[0][0] or None if found else None}
+
+
+def kept_timeline(run_dir: Path) -> tuple[Timeline, float]:
+    """Return what the run's file says of its timeline, and when it was written. Blocking."""
+    path = run_dir / TIMELINE
+    try:
+        return Timeline.of(json.loads(path.read_text())), path.stat().st_mtime
+    except (OSError, ValueError):
+        return Timeline(time.time()), time.time()
