@@ -24,7 +24,7 @@ from swarm.node.network import NetworkSettings, NodeNetwork
 from swarm.rollout.journal.entries import RecordedRun
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import Offer
-from swarm.rollout.tally import SamplerStats
+from swarm.rollout.tally import Recent, SamplerStats
 from swarm.settings import LeadConfig
 from swarm.types import NodeId, VersionId
 
@@ -42,7 +42,7 @@ def learner_of(directory: Path, samplers: int) -> LearnerNode:
     node._build(node._network)
     for number in range(samplers):
         offer = Offer(device_class=f"class-{number % 7}", nickname=f"rig {number}", cost_per_hour=0.3)
-        stats = SamplerStats(verdicts=Counter(accepted=number, stale=1), offer=offer)
+        stats = SamplerStats(recent=Recent(now=0.0), verdicts=Counter(accepted=number, stale=1), offer=offer)
         stats.installed = VersionId(incarnation=0, version=number % 4)
         name = NodeId(f"{number:032x}")
         node._rollouts.samplers[name] = stats
