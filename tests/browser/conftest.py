@@ -12,6 +12,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.browser.chromium import ABSENT, Watched, chromium, watched
+from tests.browser.swarms import Led, hostile_run
+from tests.integration.processes import swarm_in
 
 REQUIRED = os.environ.get("ECHO_NODE_PROGRAMS") == "required"
 """As in .ci/run as root, where a skip would hide that nothing of it was tested."""
@@ -42,3 +44,11 @@ def opened(browser: Browser) -> Iterator[Callable[..., Watched]]:
         yield make
         assert [page.complaints() for page in pages] == [[]] * len(pages)
         assert [page.elsewhere() for page in pages] == [[]] * len(pages)
+
+
+@pytest.fixture(scope="package")
+def hostile(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Led]:
+    """A live run of strangers who try to be more than text. Whoever ends it gives back another that lives."""
+    directory = tmp_path_factory.mktemp("hostile")
+    with swarm_in(directory) as swarm:
+        yield hostile_run(swarm, directory)
