@@ -1,0 +1,112 @@
+// The page: what the stream says goes into the store, and what changed there is drawn, once a frame at most.
+import { Curves } from "./curves.js";
+import { byId, copyButton, el, say, setTone } from "./dom.js";
+import { Events } from "./events.js";
+import { date, duration, number, plain, symbolOf } from "./format.js";
+import { Nodes } from "./nodes.js";
+import { Rollouts } from "./rollouts.js";
+import { Steering } from "./steering.js";
+import { Store } from "./store.js";
+import { connect } from "./stream.js";
+import { Swarm } from "./swarm.js";
+import { Tiles } from "./tiles.js";
+import { Timeline } from "./timeline.js";
+import { Versions } from "./versions.js";
+
+const store = new Store();
+const tiles = new Tiles(store);
+const curves = new Curves(store);
+const timeline = new Timeline(store);
+const nodes = new Nodes(store);
+const swarm = new Swarm(store, (node) => nodes.find(node));
+const versions = new Versions(store);
+const rollouts = new Rollouts(store);
+const events = new Events(store);
+const steering = new Steering(store);
+const facts = new Map();
+
+function draw() {
+  const changed = new Set(store.changed);
+  store.changed.clear();
+  if (changed.has("run")) restarted();
+  if (changed.has("digest")) {
+    header(store.digest);
+    nodes.draw();
+    swarm.draw();
+    versions.draw();
+    steering.draw();
+  }
+  if (changed.has("digest") || changed.has("steps")) tiles.draw(changed.has("steps"));
+  if (changed.has("steps")) {
+    curves.draw();
+    rollouts.stepped();
+  }
+  if (changed.has("events")) events.draw();
+}
+
+/** A snapshot came: of the first connection, of one that missed too much, or of a learner that began again. */
+function restarted() {
+  tell("connected", "");
+  timeline.restart();
+  events.restart();
+  rollouts.restart();
+  say(byId("run"), plain(store.name, 80) || "echo-node");
+  const body = byId("config-table").tBodies[0];
+  const text = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
+  const rows = Object.entries(store.config).slice(0, 500);
+  body.replaceChildren(...rows.map(([key, value]) => el("tr", {}, el("th", { scope: "row" }, plain(key, 80)), el("td", {}, plain(text(value), 1000)))));
+}
+
+function header(digest) {
+  const { symbol, tone } = symbolOf(digest.state);
+  const state = byId("state");
+  setTone(state, tone);
+  say(state.querySelector(".symbol"), symbol);
+  say(state.querySelector(".word"), plain(digest.state, 30));
+  say(byId("model"), [digest.model, digest.task].filter(Boolean).map((each) => plain(each, 120)).join(" · ") || "\u00a0");
+  const waits = digest.waits_for && !digest.bottleneck ? `waiting for ${digest.waits_for}` : digest.bottleneck;
+  say(byId("bottleneck"), plain(waits, 300) || "\u00a0");
+  const progress = byId("progress");
+  progress.max = Math.max(1, digest.steps || 1);
+  progress.value = digest.step ?? 0;
+  say(byId("steps"), `step ${number(digest.step)} of ${number(digest.steps)}`);
+  say(byId("alarm"), [digest.fault, digest.alarm].filter(Boolean).map((each) => `! ${plain(each, 300)}`).join(" "));
+  fact("version", plain(digest.version ?? "-", 20));
+  fact("time left", store.live ? duration(digest.time_left_s) : "-");
+  fact("running for", duration(Math.max(0, (digest.at ?? 0) - (digest.began ?? digest.at ?? 0))));
+  fact("since", date(digest.began));
+  if (digest.target !== null && digest.target !== undefined) fact("target", number(digest.target));
+  if (digest.swarm) fact("swarm", plain(digest.swarm, 200).slice(0, 16));
+  say(byId("join-line"), plain(digest.join || "echo-node join ADDRESS", 500));
+  const title = `${plain(digest.state, 30)} ${symbol} step ${number(digest.step)} · ${plain(store.name, 40) || "echo-node"}`;
+  if (document.title !== title) document.title = title;
+}
+
+function fact(name, value) {
+  let shown = facts.get(name);
+  if (shown === undefined) {
+    shown = el("dd");
+    facts.set(name, shown);
+    byId("facts").append(el("div", {}, el("dt", {}, name), shown));
+  }
+  say(shown, value);
+}
+
+const CONNECTIONS = {
+  connecting: ["◔", "connecting", ""], connected: ["●", "live", "good"], reconnecting: ["◌", "reconnecting", "warn"],
+  refused: ["⊘", "not allowed", "bad"],
+};
+
+function tell(state, detail) {
+  const [symbol, word, tone] = state === "connected" && !store.live && store.snapshots > 0 ? ["✓", "kept run", ""] : CONNECTIONS[state];
+  const shown = byId("connection");
+  setTone(shown, tone);
+  say(shown.querySelector(".symbol"), symbol);
+  say(shown.querySelector(".word"), detail ? `${word}: ${detail}` : word);
+  document.body.classList.toggle("away", state === "reconnecting" || state === "refused");
+}
+
+byId("join-line").after(copyButton(byId("join-line")));
+// The server has put the token into a cookie; in the address it would be seen over a shoulder, and in a bookmark.
+if (new URLSearchParams(location.search).has("token")) history.replaceState(null, "", location.pathname + location.hash);
+connect(store, draw, tell);

@@ -1,0 +1,153 @@
+// The table of nodes: any number of rows, of which only those on the screen exist.
+import { byId, el, say, setTone } from "./dom.js";
+import { duration, number, plain, rate, symbolOf } from "./format.js";
+
+const ROW = 32; // Pixels of a row, as in the stylesheet
+const MARGIN = 6; // Rows drawn above and below those that are seen, so that scrolling shows no gap
+const NAMES = new Intl.Collator("en", { numeric: true });
+const LEAST_FIRST = new Set(["name", "role", "state", "engine", "precision", "why", "lag", "last_seen_s"]);
+
+/** Column: its heading and how a value is written. What a newer learner adds gets its own name and `number`. */
+const COLUMNS = {
+  name: ["Name", null], role: ["Role", null], state: ["State", null], engine: ["Engine", null], precision: ["Precision", null],
+  version: ["Version", null], lag: ["Lag", number], tokens_per_s: ["Tokens/s", number], rollouts_per_s: ["Rollouts/s", number],
+  accepted: ["Accepted", number], stale: ["Stale", number], invalid: ["Invalid", number], up_bytes_per_s: ["Up", rate],
+  down_bytes_per_s: ["Down", rate], cost_per_hour: ["Cost/h", number], cost: ["Cost", number],
+  last_seen_s: ["Last seen", (value) => (value === null ? "-" : `${duration(value)} ago`)], why: ["Why", null],
+};
+
+export class Nodes {
+  constructor(store) {
+    this._store = store;
+    this._scroll = byId("node-scroll");
+    this._table = byId("node-table");
+    this._body = this._table.tBodies[0];
+    this._sort = { column: "role", falling: false };
+    this._columns = [];
+    this._rows = [];
+    this._pool = [];
+    this._found = null;
+    this._asked = 0;
+    const space = () => el("tr", { class: "space", "aria-hidden": "true" }, el("td", { colspan: "1" }));
+    [this._above, this._below] = [space(), space()];
+    this._body.append(this._above, this._below);
+    byId("node-filter").addEventListener("input", () => {
+      this._scroll.scrollTop = 0;
+      this.draw();
+    });
+    this._scroll.addEventListener("scroll", () => this._window(), { passive: true });
+    new ResizeObserver(() => this._window()).observe(this._scroll);
+  }
+
+  /** Sort and filter what the newest digest says, and draw the rows on the screen. */
+  draw() {
+    const { columns = [], rows = [] } = this._store.digest?.nodes ?? {};
+    if (this._columns.join() !== columns.join()) this._head(columns);
+    const words = byId("node-filter").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    const searched = ["name", "node", "role", "state", "engine", "precision", "why"].map((name) => columns.indexOf(name)).filter((at) => at >= 0);
+    const fits = (row) => {
+      const text = searched.map((at) => row[at] ?? "").join("\n").toLowerCase();
+      return words.every((word) => text.includes(word));
+    };
+    this._rows = words.length === 0 ? [...rows] : rows.filter(fits);
+    const [at, ways] = [columns.indexOf(this._sort.column), this._sort.falling ? -1 : 1];
+    const name = columns.indexOf("name");
+    if (at >= 0) this._rows.sort((a, b) => compared(a[at], b[at], ways) || compared(a[name], b[name], 1));
+    const count = rows.length === this._rows.length ? `${number(rows.length)} nodes` : `${number(this._rows.length)} of ${number(rows.length)} nodes`;
+    say(byId("node-count"), count);
+    this._table.setAttribute("aria-rowcount", String(this._rows.length + 1));
+    this._window();
+  }
+
+  /** Show the row of a node. */
+  find(node) {
+    byId("node-filter").value = "";
+    this._found = node;
+    this.draw();
+    const place = this._rows.findIndex((row) => row[this._columns.indexOf("node")] === node);
+    this._scroll.scrollTop = Math.max(0, place * ROW - this._scroll.clientHeight / 2);
+    this._scroll.scrollIntoView({ block: "center" });
+    this._scroll.focus({ preventScroll: true });
+    this._window();
+  }
+
+  _head(columns) {
+    this._columns = columns;
+    this._shown = columns.map((name, at) => ({ name, at })).filter(({ name }) => name !== "node");
+    const cells = this._shown.map(({ name }) => {
+      const button = el("button", { type: "button" }, COLUMNS[name]?.[0] ?? plain(name, 40));
+      button.addEventListener("click", () => this._sortBy(name));
+      const cell = el("th", { scope: "col", "aria-sort": "none", class: COLUMNS[name]?.[1] === null ? "" : "number" }, button);
+      cell.dataset.column = name;
+      return cell;
+    });
+    this._table.tHead.replaceChildren(el("tr", { "aria-rowindex": "1" }, ...cells));
+    for (const space of [this._above, this._below]) space.firstChild.colSpan = Math.max(1, this._shown.length);
+    for (const row of this._pool) row.row.remove();
+    this._pool = [];
+    this._arrows();
+  }
+
+  _sortBy(name) {
+    const again = this._sort.column === name;
+    this._sort = { column: name, falling: again ? !this._sort.falling : !LEAST_FIRST.has(name) };
+    this._arrows();
+    this._scroll.scrollTop = 0;
+    this.draw();
+  }
+
+  _arrows() {
+    for (const cell of this._table.tHead.rows[0].cells) {
+      const sorted = cell.dataset.column === this._sort.column;
+      cell.setAttribute("aria-sort", sorted ? (this._sort.falling ? "descending" : "ascending") : "none");
+    }
+  }
+
+  _window() {
+    if (this._columns.length === 0) return;
+    const first = Math.max(0, Math.floor(this._scroll.scrollTop / ROW) - MARGIN);
+    const count = Math.min(this._rows.length - first, Math.ceil(this._scroll.clientHeight / ROW) + 2 * MARGIN);
+    while (this._pool.length < count) this._pool.push(this._make());
+    this._pool.forEach((row, at) => {
+      row.row.hidden = at >= count;
+      if (at < count) this._fill(row, this._rows[first + at], first + at);
+    });
+    this._above.firstChild.style.height = `${first * ROW}px`;
+    this._below.firstChild.style.height = `${Math.max(0, this._rows.length - first - count) * ROW}px`;
+  }
+
+  _make() {
+    const cells = this._shown.map(({ name }, at) => el(at === 0 ? "th" : "td", { scope: at === 0 ? "row" : null, class: COLUMNS[name]?.[1] === null ? "" : "number" }));
+    const row = el("tr", {}, ...cells);
+    this._body.insertBefore(row, this._below);
+    return { row, cells, node: null };
+  }
+
+  _fill(shown, values, place) {
+    const node = values[this._columns.indexOf("node")];
+    shown.row.ariaRowIndex = String(place + 2);
+    shown.row.classList.toggle("found", node === this._found);
+    this._shown.forEach(({ name, at }, n) => {
+      const value = values[at];
+      const cell = shown.cells[n];
+      const write = COLUMNS[name] === undefined ? number : COLUMNS[name][1];
+      let text = write && (typeof value === "number" || value === null) ? write(value) : plain(value ?? "-", 120);
+      if (name === "name" && (value === null || value === "")) text = plain(node, 200).slice(0, 8);
+      if (name === "state" && value !== null) {
+        const { symbol, tone } = symbolOf(value);
+        text = `${symbol} ${text}`;
+        setTone(cell, tone);
+      }
+      say(cell, text);
+      if (name === "name" || name === "why") cell.title = name === "name" ? plain(`${value} ${node}`, 120) : text;
+    });
+  }
+}
+
+/** Unknown values last, whichever way the others go. */
+function compared(a, b, ways) {
+  const [none, other] = [a === null || a === undefined || a === "", b === null || b === undefined || b === ""];
+  if (none || other) return Number(none) - Number(other);
+  if (typeof a === "number" && typeof b === "number") return ways * (a - b);
+  return ways * NAMES.compare(String(a), String(b));
+}

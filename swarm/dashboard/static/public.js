@@ -1,0 +1,45 @@
+// The page for volunteers: what the run is for, how far it is, how to join, and who has given most.
+import { ask, byId, copyButton, el, say } from "./dom.js";
+import { brief, number, plain, share } from "./format.js";
+
+const POLL_MS = 5000;
+const LEADERS = 100;
+const TILES = [
+  ["Reward", (state) => number(state.reward)], ["Held-out", (state) => (typeof state.held_out === "number" && state.held_out <= 1 ? share(state.held_out) : number(state.held_out))],
+  ["Samplers now", (state) => number(state.samplers)], ["Rollouts accepted", (state) => number(state.rollouts)], ["Tokens accepted", (state) => brief(state.tokens)],
+];
+
+const values = TILES.map(([label]) => {
+  const value = el("span", { class: "value" }, "-");
+  byId("tiles").append(el("li", { class: "tile" }, el("span", { class: "label" }, label), value));
+  return value;
+});
+byId("join").append(copyButton(byId("join-line")));
+
+function show(state) {
+  say(byId("run"), plain(state.run, 80) || "echo-node");
+  document.title = `${plain(state.run, 80) || "echo-node"} · step ${number(state.step)}`;
+  say(byId("model"), [state.model, state.task].filter(Boolean).map((each) => plain(each, 120)).join(" · ") || "\u00a0");
+  say(byId("what"), plain(state.what, 2000) || "A language model learns by reinforcement, on machines that people lend.");
+  byId("progress").max = Math.max(1, state.steps || 1);
+  byId("progress").value = state.step ?? 0;
+  say(byId("steps"), `step ${number(state.step)} of ${number(state.steps)}`);
+  TILES.forEach(([, write], at) => say(values[at], write(state)));
+  say(byId("join-line"), plain(state.join, 500));
+  const leaders = (state.leaders ?? []).slice(0, LEADERS);
+  byId("nobody").hidden = leaders.length > 0;
+  byId("leaders").replaceChildren(...leaders.map((one, at) => el("tr", {},
+    el("td", { class: "number" }, String(at + 1)), el("th", { scope: "row" }, plain(one.name, 60) || "no name"), el("td", { class: "number" }, number(one.tokens)), el("td", { class: "number" }, number(one.rollouts)))));
+}
+
+async function poll() {
+  try {
+    if (!document.hidden) show(await ask("public/state.json"));
+    say(byId("said"), "\u00a0");
+  } catch {
+    say(byId("said"), "The learner does not answer just now; these are the last figures it gave.");
+  }
+  setTimeout(poll, POLL_MS);
+}
+
+poll();

@@ -1,0 +1,92 @@
+// The tiles: a number each, a sparkline of its column, and the details on demand.
+import { byId, colours, el, fit, onTheme, say, setTone } from "./dom.js";
+import { plain } from "./format.js";
+
+const POINTS = 120; // Newest points of a sparkline, about one a pixel of the narrowest tile
+const TILES = 24; // More than there are
+
+const TONES = { good: "▲ good", warn: "◆ look", bad: "✕ bad" };
+
+export class Tiles {
+  constructor(store) {
+    this._store = store;
+    this._list = byId("tiles");
+    this._tiles = new Map();
+    onTheme(() => this.draw(true));
+  }
+
+  draw(stepped) {
+    const tiles = (this._store.digest?.tiles ?? []).slice(0, TILES);
+    for (const tile of tiles) {
+      let shown = this._tiles.get(tile.id);
+      if (shown === undefined) {
+        shown = this._make(tile);
+        this._tiles.set(tile.id, shown);
+        this._list.append(shown.item);
+      }
+      say(shown.label, plain(tile.label, 40));
+      say(shown.value, plain(tile.text, 40));
+      shown.value.title = plain(tile.text, 40);
+      setTone(shown.value, tile.tone ?? "");
+      say(shown.tone, TONES[tile.tone] ? ` (${TONES[tile.tone].slice(2)})` : "");
+      this._details(shown, tile.details ?? []);
+      if (stepped || shown.series !== tile.series) {
+        shown.series = tile.series;
+        this._spark(shown);
+      }
+    }
+    for (const [id, shown] of this._tiles) {
+      if (tiles.some((tile) => tile.id === id)) continue;
+      shown.item.remove();
+      this._tiles.delete(id);
+    }
+  }
+
+  _make(tile) {
+    const [label, value] = [el("span", { class: "label" }), el("span", { class: "value" })];
+    const tone = el("span", { class: "hidden" });
+    const canvas = el("canvas", { "aria-hidden": "true" });
+    const list = el("dl");
+    const summary = el("summary", {}, "details");
+    summary.append(el("span", { class: "hidden" }, ` of ${plain(tile.label, 40)}`));
+    const more = el("details", {}, summary, list);
+    const item = el("li", { class: "tile", id: `tile-${plain(tile.id, 40)}` }, label, value, tone, canvas, more);
+    return { item, label, value, tone, canvas, list, more, rows: [], series: undefined };
+  }
+
+  _details(shown, details) {
+    shown.more.hidden = details.length === 0;
+    while (shown.rows.length > details.length) for (const each of shown.rows.pop()) each.remove();
+    details.slice(0, 32).forEach(([name, text], at) => {
+      if (shown.rows[at] === undefined) {
+        shown.rows[at] = [el("dt"), el("dd")];
+        shown.list.append(...shown.rows[at]);
+      }
+      say(shown.rows[at][0], plain(name, 60));
+      say(shown.rows[at][1], plain(text, 80));
+    });
+  }
+
+  _spark(shown) {
+    const { context, width, height } = fit(shown.canvas);
+    const ys = this._store.columns.get(shown.series)?.mean.slice(-POINTS) ?? [];
+    if (ys.length < 2 || width === 0) return;
+    const [low, high] = [Math.min(...ys), Math.max(...ys)];
+    const x = (at) => 2 + ((width - 6) * at) / (ys.length - 1);
+    const y = (value) => (high === low ? height / 2 : 4 + ((height - 8) * (high - value)) / (high - low));
+    context.beginPath();
+    ys.forEach((value, at) => context.lineTo(x(at), y(value)));
+    context.strokeStyle = colours().c0;
+    context.lineWidth = 1.6;
+    context.lineJoin = "round";
+    context.stroke();
+    context.lineTo(x(ys.length - 1), height);
+    context.lineTo(x(0), height);
+    context.fillStyle = `${colours().c0}22`;
+    context.fill();
+    context.beginPath();
+    context.arc(x(ys.length - 1), y(ys.at(-1)), 2.4, 0, 2 * Math.PI);
+    context.fillStyle = colours().c0;
+    context.fill();
+  }
+}
