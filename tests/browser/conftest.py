@@ -9,14 +9,19 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
-from tests.browser.chromium import ABSENT, Watched, chromium, watched
+from tests.browser.chromium import ABSENT, PATIENCE_MS, Watched, chromium, watched
 from tests.browser.swarms import Led, hostile_run
 from tests.integration.processes import swarm_in
 
 REQUIRED = os.environ.get("ECHO_NODE_PROGRAMS") == "required"
 """As in .ci/run as root, where a skip would hide that nothing of it was tested."""
+
+
+Opened = Callable[..., Watched]
+
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="package")
@@ -29,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def opened(browser: Browser) -> Iterator[Callable[..., Watched]]:
+def opened(browser: Browser) -> Iterator[Opened]:
     """Opens pages; at the end of the test none of them may have complained or asked another host."""
     with ExitStack() as stack:
         pages: list[Watched] = []

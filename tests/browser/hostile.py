@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -22,23 +23,22 @@ NICKNAME = "<img src=x onerror=hacked=1>\u202e"
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer() -> Any:
     """One token for each of WORDS: an engine without a model answers with the tokens of its prompt."""
     words = {word: number for number, word in enumerate((*SPECIAL, *WORDS))}
     core = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("\n"), "removed")
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", model_max_length=64
-    )
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", model_max_length=64)
 
 
 def hostile_model(directory: Path) -> Path:
     """Write a tiny model whose every token is one of WORDS."""
     config = tiny_model(0).config
     config.vocab_size = len(SPECIAL) + len(WORDS)
-    model = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(directory)
+    auto: Any = AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(directory)
     _tokenizer().save_pretrained(directory)
     return directory
 

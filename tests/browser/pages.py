@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal, NamedTuple
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.browser.chromium import NARROW, WIDE
 from tests.integration.processes import Learner, Node, eventually
@@ -59,7 +59,7 @@ def grave_faults(page: Page) -> list[str]:
 
 
 def faults_in(page: Page, scheme: Scheme, size: tuple[int, int]) -> list[str]:
-    """What is wrong with a page at that size and in that scheme: grave_faults, and whether it is wider than its window."""
+    """What is wrong with a page in that scheme and size: grave_faults, and whether it is wider than its window."""
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": size[0], "height": size[1]})
     # Two frames: what draws itself when its size changed has done it.
@@ -85,7 +85,26 @@ def passed_over(page: Page) -> list[str]:
         page.keyboard.press("Tab")
         reached.add(page.evaluate(FOCUSED))
     missing = [str(number) for number in range(count) if str(number) not in reached]
-    return [page.locator(f"[data-reached='{number}']").first.evaluate("(it) => it.outerHTML.slice(0, 200)") for number in missing]
+    return [
+        page.locator(f"[data-reached='{number}']").first.evaluate("(it) => it.outerHTML.slice(0, 200)")
+        for number in missing
+    ]
+
+
+def is_up(page: Page) -> None:
+    """Wait until the page shows figures and a sampler."""
+    expect(page.locator("#tile-reward .value")).to_contain_text("0")
+    expect(page.locator("#node-table tbody")).to_contain_text("sampler")
+
+
+def made_of_strangers(page: Page) -> list[str]:
+    """What only mark-up of strangers can have made, and marks that turn the writing of what follows."""
+    made: list[str] = page.evaluate(
+        "[...document.querySelectorAll('img, iframe, main script, a[href^=javascript]')].map((it) => it.outerHTML)"
+    )
+    text = page.locator("body").inner_text()
+    turned = [repr(mark) for mark in ("\u202e", "\u2066", "\x1b", "\0") if mark in text]
+    return [*made, *turned, *(["it ran"] if page.evaluate("window.hacked") else [])]
 
 
 STEP = "Number((document.getElementById('steps').textContent.match(/[0-9][0-9,]*/) ?? ['0'])[0].replaceAll(',', ''))"

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from tests.browser.chromium import NARROW, PATIENCE_MS, WIDE, Watched
+from tests.browser.chromium import NARROW, WIDE
+from tests.browser.conftest import Opened
 from tests.browser.hostile import IMAGE, NICKNAME, SCRIPT
-from tests.browser.pages import EVERY_WAY, Scheme, faults_in, passed_over, takes_steps_on
+from tests.browser.pages import EVERY_WAY, Scheme, faults_in, is_up, made_of_strangers, passed_over, takes_steps_on
 from tests.browser.swarms import Led
-
-Opened = Callable[..., Watched]
-
-expect.set_options(timeout=PATIENCE_MS)
 
 MOST_SHIFT = 0.1
 """Of Cumulative Layout Shift what is called good."""
 
 
-def _is_up(page: Page) -> None:
-    expect(page.locator("#tile-reward .value")).to_contain_text("0")
-    expect(page.locator("#node-table tbody")).to_contain_text("sampler")
-
-
 def test_it_is_quiet_asks_nobody_else_and_moves_nothing(hostile: Led, opened: Opened) -> None:
     """All of the page is looked at while steps come in; `opened` refuses complaints and other hosts."""
     watched = opened(hostile.page.url, viewport={"width": WIDE[0], "height": WIDE[1]})
-    _is_up(watched.page)
+    is_up(watched.page)
     for section in watched.page.locator("main section").all():
         section.scroll_into_view_if_needed()
         takes_steps_on(watched.page, 1)
@@ -39,28 +29,19 @@ def test_it_is_quiet_asks_nobody_else_and_moves_nothing(hostile: Led, opened: Op
 @pytest.mark.parametrize("size", [NARROW, WIDE], ids=["narrow", "wide"])
 def test_a_minute_of_updates_moves_nothing(hostile: Led, opened: Opened, size: tuple[int, int]) -> None:
     watched = opened(hostile.page.url, viewport={"width": size[0], "height": size[1]})
-    _is_up(watched.page)
+    is_up(watched.page)
     takes_steps_on(watched.page, 120)
     assert watched.shifted() < MOST_SHIFT
 
 
 def test_what_strangers_write_stays_text(hostile: Led, opened: Opened) -> None:
     page = opened(hostile.page.url).page
-    _is_up(page)
+    is_up(page)
     expect(page.locator("#node-table tbody")).to_contain_text("<img src=x onerror=hacked=1>")
     page.locator("#rollouts").scroll_into_view_if_needed()
     for written in (IMAGE, SCRIPT):
         expect(page.locator("#rollout-group")).to_contain_text(written)
-    assert _made_of_strangers(page) == []
-
-
-def _made_of_strangers(page: Page) -> list[str]:
-    """Elements that only mark-up of strangers can have made, and marks that turn the writing of what follows."""
-    made: list[str] = page.evaluate(
-        "[...document.querySelectorAll('img, iframe, main script, a[href^=javascript]')].map((it) => it.outerHTML)"
-    )
-    turned = [mark for mark in ("\u202e", "\u2066", "\x1b", "\0") if mark in page.locator("body").inner_text()]
-    return [*made, *turned, *(["it ran"] if page.evaluate("window.hacked") else [])]
+    assert made_of_strangers(page) == []
 
 
 @pytest.mark.parametrize(
@@ -69,19 +50,19 @@ def _made_of_strangers(page: Page) -> list[str]:
 )
 def test_everybody_can_use_it(hostile: Led, opened: Opened, scheme: Scheme, size: tuple[int, int]) -> None:
     page = opened(hostile.page.with_token).page
-    _is_up(page)
+    is_up(page)
     assert faults_in(page, scheme, size) == []
 
 
 def test_the_keyboard_reaches_all_controls(hostile: Led, opened: Opened) -> None:
     page = opened(hostile.page.with_token).page
-    _is_up(page)
+    is_up(page)
     assert passed_over(page) == []
 
 
 def test_the_keyboard_sorts_the_table_of_nodes(hostile: Led, opened: Opened) -> None:
     page = opened(hostile.page.url).page
-    _is_up(page)
+    is_up(page)
     heading = page.locator("#node-table th[data-column=name]")
     heading.get_by_role("button").focus()
     for way in ("ascending", "descending"):
@@ -94,5 +75,5 @@ def test_the_keyboard_sorts_the_table_of_nodes(hostile: Led, opened: Opened) -> 
 def test_names_are_shown_where_the_owner_meant_them(hostile: Led, opened: Opened) -> None:
     """A name with a mark that turns the writing does not turn the rest of the row."""
     page = opened(hostile.page.url).page
-    _is_up(page)
+    is_up(page)
     assert NICKNAME[-1] not in page.locator("#node-table").inner_text()

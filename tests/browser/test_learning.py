@@ -1,0 +1,30 @@
+"""A model learns, and the page shows it while it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Opened
+from tests.browser.pages import address_of
+from tests.integration.processes import swarm_in
+
+LEAST_RISE = 0.15
+"""Of the mean reward. Four right digits in wrong places earn a fifth; a model that only learns to stop earns less."""
+
+REWARD = "Number(document.querySelector('#tile-reward .value')?.textContent.split(' ')[0])"
+
+
+def test_the_curve_of_a_live_run_rises(tmp_path: Path, opened: Opened) -> None:
+    with swarm_in(tmp_path) as swarm:
+        swarm.lead_with(groups_per_step=32, group_size=16, learning_rate=1e-3, eval_prompts=0)
+        learner = swarm.lead("--model", "tiny", "--task", "copy", "--seed", "1", "--port", "0", "--steps", "200")
+        for name in ("one", "two"):
+            swarm.join(learner.url(), name=name)
+        page = opened(address_of(learner).url).page
+        page.wait_for_function(f"{REWARD} > 0")
+        first = page.evaluate(REWARD)
+        assert first < 0.2
+        page.wait_for_function(f"(least) => {REWARD} >= least", arg=first + LEAST_RISE, timeout=240_000)
+        expect(page.locator("#connection")).to_contain_text("connected")
