@@ -87,6 +87,23 @@ NICKNAME = "What others see beside this node's id."
 CODING_THREADS = "Threads that encode and decode weights."
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or per 1e9 bytes, in the swarm's one currency; 0 is free
+
+
+def dashboard_address(text: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT, such as 127.0.0.1:0 or [::1]:8080. Raise ValueError if it is none."""
+    host, _, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not (host and port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise ValueError("give HOST:PORT, such as 127.0.0.1:0, or off")
+    return host, int(port)
+
+
+def _check_dashboard(text: str) -> str:
+    if text != "off":
+        dashboard_address(text)
+    return text
+
+
 Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time varies
 
 Rewards = Annotated[
@@ -120,6 +137,15 @@ class LeadConfig(BaseModel):
     max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s."), RESUMED] = None
     max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s."), RESUMED] = None
     coding_threads: Annotated[Threads | None, Flag(SWARM, CODING_THREADS, "what the cores can spare"), RESUMED] = None
+    dashboard: Annotated[
+        str,
+        AfterValidator(_check_dashboard),
+        Flag(SWARM, "HOST:PORT of the live page, or off. Port 0 takes any free one; other hosts need the token."),
+        RESUMED,
+    ] = "127.0.0.1:0"
+    public_page: Annotated[
+        bool, Flag(SWARM, "Show browsers at this node's own port a page for volunteers."), RESUMED
+    ] = False
     run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/TASK-DATE-TIME"), RESUMED] = None
     state_dir: Annotated[
         Path | None,
@@ -478,6 +504,7 @@ class DemoConfig(BaseModel):
         Flag(MOST, "vllm or mlx has all samplers but the last draw with it; all has one with mlx too."),
     ] = "transformers"
     run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/demo-DATE-TIME")] = None
+    open: Annotated[bool, Flag(MOST, "Open the run's page in a browser.")] = False
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

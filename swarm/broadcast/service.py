@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from swarm.broadcast.transfers import (
     SEGMENT,
     TABLE,
     Link,
+    Transfer,
     Transfers,
 )
 from swarm.broadcast.version.codec import FULL_RATIO
@@ -45,6 +47,7 @@ from swarm.types import NodeId, VersionId
 
 ROSTER_S = 0.25  # How often the links are looked at; changes within this time go out together
 MAX_SHOWN = 8  # Versions whose spreading `status` shows
+MAX_LINKS = 2000  # Links that `status` names: more than a screen can draw
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,6 +196,7 @@ class BroadcastService:
         known of a version."""
         return {
             "topology": self._topology(),
+            "links": self._sends(),
             "streams": len(self._transfers.links),
             "stream_bytes_sent": self._transfers.sent_bytes,
             "uplink_bytes_per_s": round(self._transfers.uplink_bytes_per_s),
@@ -210,6 +214,25 @@ class BroadcastService:
         if all(member.is_leaf for member in self._members.values()):
             return "star: everything goes over the learner's uplink, because nobody can be dialled; add one relay"
         return self._planning.plan.scheme if self._planning.plan is not None else "nothing published"
+
+    def _sends(self) -> list[tuple[NodeId, NodeId, int | None, str | None]]:
+        """Return who sends to whom by the plan, how fast (of the learner's links alone), and the version under way."""
+        plan, me, links = self._planning.plan, self._station.me, self._transfers.links
+        pairs = ((parent, child) for tree in (plan.trees if plan else ()) for child, parent in tree.items())
+        if plan is None or not plan.trees:
+            senders = (me, *(node for node in links if self._station.public_at(node)))
+            pairs = ((sender, node) for sender in senders for node in links if node != sender)
+        newest = max(self._transfers.active, default=NO_VERSION)
+        done = self._spreading[newest].complete_s if newest in self._spreading else {}
+        return [
+            (
+                sender,
+                node,
+                round(links[node].bytes_per_s) if sender == me and node in links else None,
+                str(newest) if newest != NO_VERSION and node not in done else None,
+            )
+            for sender, node in dict.fromkeys(islice(pairs, MAX_LINKS))
+        ]
 
     def _begin(self, held: HeldVersion, *, resumed: bool = False) -> None:
         assert self._layout is not None
@@ -405,7 +428,18 @@ class BroadcastService:
             "complete": len(spreading.complete_s),
             "last_complete_s": round(max(spreading.complete_s.values(), default=0.0), 4),
             "repairs": sum(seeder.repairs for seeder in seeders) if seeders else None,
+            "progress": self._progress(transfer, spreading) if transfer is not None else {},
         }
+
+    def _progress(self, transfer: Transfer, spreading: Spreading) -> dict[NodeId, float]:
+        """Return which share of a version under way each receiver holds that does not have it all, as far as known."""
+        count = sum(len(part.chunks) for part in transfer.parts)
+        found = {}
+        for node in self._transfers.links.keys() - spreading.complete_s.keys():
+            couriers = [part.courier for part in transfer.parts if isinstance(part.courier, Seeder | TreeCourier)]
+            if held := sum(courier.held_by(node) for courier in couriers):
+                found[node] = round(held / count, 3)
+        return found
 
 
 def _refuse(node: NodeId, frame: Frame, payload: bytes) -> None:

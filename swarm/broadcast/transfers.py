@@ -63,6 +63,7 @@ MAX_EARLY = MAX_SEGMENTS
 _NOTES: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 KINDS = frozenset(int(kind) for kind in Kind)
 RATE_S = 1.0
+LINK_S = 10.0  # A version takes a link for a moment of each step: its rate is a mean over some of them
 PEAK_DECAY = 0.998  # Per second: the measured uplink is the best second so far, and halves in six minutes
 
 
@@ -229,6 +230,8 @@ class Transfers:
         sent = self.sent_bytes
         rate = (sent - self._sent_before) / (now - self._measured_at)
         self.uplink_bytes_per_s = max(rate, PEAK_DECAY * self.uplink_bytes_per_s)
+        for link in self.links.values():
+            link.measure(now - self._measured_at)
         self._sent_before, self._measured_at = sent, now
 
     @property
@@ -320,6 +323,8 @@ class Link:
         self.node = node
         self.stream = stream
         self.faults = 0
+        self.bytes_per_s = 0.0  # Mean of about the last LINK_S
+        self._sent_before = 0
         self._early: dict[tuple[VersionId, int], Have | Complete] = {}
         self._queue: deque[Outgoing] = deque()
         self._scratch = memoryview(bytearray(0))
@@ -346,6 +351,11 @@ class Link:
         frame = Frame(type_, len(payload), version, int(kind), index, segment=segment)
         self._queue.append(Outgoing(frame.pack(), payload))
         self.stream.wake()
+
+    def measure(self, elapsed_s: float) -> None:
+        """Note what was sent in the last seconds."""
+        sent, self._sent_before = self.stream.sent_bytes - self._sent_before, self.stream.sent_bytes
+        self.bytes_per_s += min(1.0, elapsed_s / LINK_S) * (sent / elapsed_s - self.bytes_per_s)
 
     def remember(self, version: VersionId, segment: int, note: Have | Complete) -> None:
         """Remember that the peer has opened a segment, in case this node opens it later."""

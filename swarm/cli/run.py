@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -20,7 +21,7 @@ from swarm.cli.options import Sections, with_settings
 from swarm.cli.own import finish, leave, limits, logs, pause, resume
 from swarm.cli.plan import plan
 from swarm.cli.redteam import redteam
-from swarm.cli.runs import audit, export_app, report, set_value, status, verify
+from swarm.cli.runs import audit, dashboard, export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
@@ -130,9 +131,22 @@ def lead(
             until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin)
         )
         return
+
+    def page(run_dir: Path) -> AbstractAsyncContextManager[None]:
+        from swarm.dashboard.server import beside
+        from swarm.dashboard.source import Run
+
+        if settings.dashboard == "off":
+            return nullcontext()
+        status = lambda: node.status() if node.is_up else None  # noqa: E731
+        run = Run(directory=run_dir, readers=node.readers, status=status, change=node._change)
+        return beside(run, settings.dashboard, view.say)
+
     dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
     view = LiveView(Console(), title="echo-node lead")
-    node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin)
+    node = LearnerNode(
+        settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin, beside=page
+    )
     reached = run_to_end(_show_until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin))
     raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
 
@@ -205,6 +219,7 @@ app.command("set")(set_value)
 app.command()(audit)
 app.command()(verify)
 app.command()(report)
+app.command()(dashboard)
 app.command()(plan)
 app.command()(simulate)
 app.command()(redteam)

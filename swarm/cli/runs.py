@@ -1,4 +1,4 @@
-"""Commands about an existing run: status, set, audit, verify, export, report. They need no model."""
+"""Commands about an existing run: status, set, audit, verify, export, report, dashboard. They need no model."""
 
 from __future__ import annotations
 
@@ -222,6 +222,44 @@ def report(
     if fault:
         typer.echo(f"echo-node: {fault}", err=True)
     typer.echo(f"report in {path}")
+
+
+def dashboard(
+    run_dir: RunDirectory,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes any free one.")] = 0,
+    opens: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Serve the live page of a run that is over, from its files, until Ctrl-C. Of a run that is led now it says where
+    its page is."""
+    from swarm.dashboard.server import known_address, serve_files
+    from swarm.dashboard.source import Run
+    from swarm.node.control import is_served
+
+    config = _config(run_dir)
+
+    def say(line: str) -> None:
+        typer.echo(printable(line))
+        if opens:
+            open_in_browser(line.removeprefix("page "))
+
+    if is_served(run_dir):
+        if not (known := known_address(run_dir)):
+            raise UserError(f"the run in {run_dir} is led now, without a page: its --dashboard is off")
+        say(f"page {known['url']}/?token={known['token']}")
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        asyncio.run(serve_files(Run(directory=run_dir, readers=lambda: _readers(run_dir, config)), port, say))
+    except KeyboardInterrupt:
+        return
+
+
+def open_in_browser(url: str) -> None:
+    """Open a page in the user's browser. Where there is none, nothing happens."""
+    import webbrowser
+
+    webbrowser.open(url)
 
 
 def _config(run_dir: Path) -> LeadConfig:

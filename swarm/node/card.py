@@ -29,11 +29,15 @@ class Card(Message, frozen=True):
 
 
 def sign_card(model: str, task: str, led_by: str, weights_bytes: int, key: SigningKey) -> bytes:
-    """Return a sealed card. Of paths on this machine only the last part is told."""
+    """Return a sealed card."""
+    return key.seal(CARD_CONTEXT, encode(card_of(model, task, led_by, weights_bytes)))
+
+
+def card_of(model: str, task: str, led_by: str, weights_bytes: int = 0) -> Card:
+    """Return what is told of a run: of paths on this machine only the last part."""
     kind, colon, rest = task.partition(":")
     told = f"{kind}{colon}{_without_directory(rest)}"
-    card = Card(model=_without_directory(model)[:64], task=told[:64], led_by=led_by, weights_bytes=weights_bytes)
-    return key.seal(CARD_CONTEXT, encode(card))
+    return Card(model=_without_directory(model)[:64], task=told[:64], led_by=led_by, weights_bytes=weights_bytes)
 
 
 def _without_directory(name: str) -> str:
@@ -50,13 +54,17 @@ def open_card(sealed: bytes, learner_key: bytes) -> Card | None:
         return None
 
 
+def purpose(card: Card) -> str:
+    by = f", led by {printable(card.led_by)}" if card.led_by else ""
+    return f"this swarm teaches {printable(card.model)} the task {printable(card.task)}{by}"
+
+
 def card_lines(card: Card, *, draws: bool, has_base: bool) -> Iterator[str]:
     """Yield what a volunteer is told before anything is fetched. `draws`: an engine will hold the weights too."""
     # The codec imports numpy, which nobody needs who only says hello.
     from swarm.broadcast.version.codec import FULL_RATIO
 
-    by = f", led by {printable(card.led_by)}" if card.led_by else ""
-    yield f"this swarm teaches {printable(card.model)} the task {printable(card.task)}{by}"
+    yield purpose(card)
     if card.weights_bytes:
         total = card.weights_bytes
         first = "only what differs from --base" if has_base else f"about {size(FULL_RATIO * total)}"

@@ -4,12 +4,17 @@ run or for one that is resumed."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from swarm.audit.auditor import Auditor
 from swarm.broadcast.service import BroadcastService
@@ -36,6 +41,7 @@ from swarm.node.publication import ROOM_S, InstallTracker, Publication
 from swarm.node.rundir import (
     LOGS,
     SUMMARY,
+    TIMELINE,
     Origin,
     begin_again,
     create_run_directory,
@@ -47,6 +53,7 @@ from swarm.node.rundir import (
     write_json,
 )
 from swarm.node.steps import Steps
+from swarm.node.timeline import Timeline
 from swarm.node.training import Training
 from swarm.node.watching import watch_clocks
 from swarm.process import in_thread
@@ -54,13 +61,16 @@ from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.journal.journal import Journal
+from swarm.rollout.messages import Beat
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.plane.rules import publication_period
 from swarm.settings import LeadConfig
 from swarm.tasks.reward_pool import Completion, RewardPool
-from swarm.types import NodeId, SamplingRules, Score, Unscored
+from swarm.types import NodeId, Prompt, SamplingRules, Score, Unscored
+
+TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
 
 class LearnerNode:
@@ -74,9 +84,11 @@ class LearnerNode:
         resume: bool = False,
         keep_bound: bool = False,
         origin: Origin | None = None,
+        beside: Callable[[Path], AbstractAsyncContextManager[None]] = lambda run_dir: nullcontext(),
     ) -> None:
         """`resume` continues the run in its directory, `keep_bound` with the bound that was last set there.
-        `origin` is the run whose model this run begins with."""
+        `origin` is the run whose model this run begins with. `beside` is entered while this node holds its run
+        directory: from before it listens until all of it has ended."""
         self._config = config
         self._keep_bound = keep_bound
         self._say = say
@@ -84,17 +96,20 @@ class LearnerNode:
         self._task = open_task(config, Progress(say))
         self._max_new_tokens = longest_completion(config, self._task)
         self._origin = origin
+        self._beside = beside
         self._run_dir = directory_of(config)
         self._had_logs = (self._run_dir / LOGS).is_dir()
         self._state = "starting"
         self._waits_for = "the network to open"
+        self._join = ""
         # Whether `status` can be called, and whether the user stopped the run before its end.
         self.is_up = self.is_stopped = False
         self._tracker = InstallTracker()
         self._rewards: RewardPool | None = None
         self._steps: Steps | None = None
-        self._is_kept = False
+        self._is_kept = self._has_prompts = False
         self._settings = lead_settings(config)
+        self.timeline = Timeline(time.time())
 
     async def run(self) -> bool:
         """Lead the run to its end. Return False if it missed its target, or if an alarm or the user ended it."""
@@ -104,7 +119,8 @@ class LearnerNode:
             await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin, self._say)
         with locked(self._run_dir):
             self._is_kept = True
-            return await self._run_alone()
+            async with self._beside(self._run_dir):
+                return await self._run_alone()
 
     def request_stop(self) -> bool:
         """End the run after the current step and a checkpoint. Return False if there is nothing to wait for."""
@@ -136,6 +152,7 @@ class LearnerNode:
         try:
             if self._resume:
                 check_data(self._run_dir, self._task)
+                self.timeline = await asyncio.to_thread(self._read_timeline)
             return await self._run(self._network)
         finally:
             state.release()
@@ -176,7 +193,9 @@ class LearnerNode:
         async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
             self._write_address()
             parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
-            beside = [group.create_task(work()) for work in (*parts, self._ahead.run, self._watch_room)]
+            beside = [
+                group.create_task(work()) for work in (*parts, self._ahead.run, self._watch_room, self._keep_timeline)
+            ]
             beside.append(group.create_task(watch_clocks(self._say)))
             reached = await self._lead()
             for task in beside:
@@ -205,6 +224,7 @@ class LearnerNode:
             ),
             before=self._log.spent,
             absent=self._log.absent,
+            given=self._recorded.given,
             emit=emit,
             say=self._say,
         )
@@ -219,6 +239,7 @@ class LearnerNode:
             sessions=network.sessions,
             emit=self._rollout_event,
             watch=self._provisioning,
+            heard=self._heard,
             prompts=self._ahead,
             absent=self._log.absent,
             reward_failure=self._config.reward_failure,
@@ -234,10 +255,18 @@ class LearnerNode:
             emit=emit,
             on_trained=self._log.metrics,
             on_divergence=lambda: self._publication.diverged(),
+            note=self.timeline.note,
         )
         self._best = BestModel(self._run_dir, self._training.held, emit=emit, say=self._say)
         self._publication = Publication(
-            network, self._broadcast, self._rollouts, self._training, self._journal, self._tracker, say=self._say
+            network,
+            self._broadcast,
+            self._rollouts,
+            self._training,
+            self._journal,
+            self._tracker,
+            note=self.timeline.note,
+            say=self._say,
         )
 
     async def _close(self, network: NodeNetwork) -> None:
@@ -250,8 +279,16 @@ class LearnerNode:
         await self._journal.close()
         step = self._steps.step if self._steps is not None else 0
         self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
+        await self._write_timeline()
         await asyncio.to_thread(self._log.close)
         self._remove_unless_kept()
+
+    def readers(self) -> tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]:
+        """Return what makes prompts by number and the text of token ids, from any thread. Raise UserError if the node
+        has not read its prompts yet."""
+        if not self._has_prompts:
+            raise UserError(f"the learner is starting: it waits for {self._waits_for}")
+        return self._prompts, self._prompts.decode
 
     def status(self) -> dict[str, Any]:
         """Return the node's status. The keys are described in docs/protocol.md."""
@@ -263,6 +300,7 @@ class LearnerNode:
             "fault": fault or self._training.save_fault,
             "run_dir": str(self._run_dir),
             "url": self._network.address.url,
+            "join": f"echo-node {self._join}" if self._join else "",
             "waits_for": self._waits_for,
             "step": 0,
             "steps": self._config.steps,
@@ -315,7 +353,7 @@ class LearnerNode:
                 await steps.leave_off()
             return False
         self._state, self._waits_for = "finished", "samplers to hear that the run is over"
-        summary = self.status()
+        summary = {**self.status(), "waits_for": ""}
         await self._rollouts.end("finished")
         await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
         # Written last: a learner that is killed before must be resumable, or its samplers would wait for ever.
@@ -378,6 +416,7 @@ class LearnerNode:
         finally:
             progress.stop()
         self._ahead.begin()
+        self._has_prompts = True
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
         fault = await asyncio.to_thread(note_life, self._run_dir, step=prepared.step, device=prepared.device)
         if fault:
@@ -460,12 +499,43 @@ class LearnerNode:
             say=self._say,
         )
 
+    # -- the timeline ----------------------------------------------------------------------------------------
+
+    def _heard(self, node: NodeId, beat: Beat, idle: str) -> None:
+        state = "standby" if idle else "fetch" if beat.installed is None else "draw" if beat.samples else "wait"
+        name = beat.offer.nickname if beat.offer else ""
+        self.timeline.heard(node, beat.did, state=state, now=time.time(), name=name)
+
+    def _read_timeline(self) -> Timeline:
+        try:
+            return Timeline.of(json.loads((self._run_dir / TIMELINE).read_bytes()))
+        except (OSError, ValueError) as error:
+            self._say(f"the timeline of what was done begins again: {error}")
+            return self.timeline
+
+    async def _keep_timeline(self) -> None:
+        while True:
+            await asyncio.sleep(TIMELINE_S)
+            await self._write_timeline()
+
+    async def _write_timeline(self) -> None:
+        """Replace the file. A full disk pauses the run, and the user hears that elsewhere."""
+        path, kept = self._run_dir / TIMELINE, self.timeline.kept(now=time.time())
+        partial_path = path.with_name(f"{TIMELINE}.partial")
+        with suppress(OSError):
+            await asyncio.to_thread(partial_path.write_bytes, msgspec.json.encode(kept))
+            await asyncio.to_thread(partial_path.replace, path)
+
     # -- words and figures -----------------------------------------------------------------------------------
 
     def _write_address(self) -> None:
         """Write where this node listens, so that programs can start samplers before the model is loaded."""
         network = self._network
         write_json(self._run_dir / "node.json", {"url": network.address.url, "join": network.join_line()})
+        address = network.address
+        is_plain = is_loopback(address.host) and not address.fingerprint
+        bootstrap = address.authority if is_plain else network.join_line()
+        self._join = f"join --role sampler --bootstrap {bootstrap}"
         swarm = network.status()["swarm"]
         self._say(f"learner of swarm {swarm} at {network.address.url}, run directory {self._run_dir}")
         if not is_loopback(host := self._config.host):
@@ -475,10 +545,7 @@ class LearnerNode:
 
     def _announce(self) -> None:
         address = self._network.address
-        command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
-        is_plain = is_loopback(address.host) and not address.fingerprint
-        bootstrap = address.authority if is_plain else self._network.join_line()
-        self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {bootstrap}")
+        self._say(f"a sampler joins with:  {os.environ.get('ECHO_NODE_COMMAND', 'echo-node')} {self._join}")
         if (here := EVERYWHERE.get(self._config.host)) is not None:
             self._say(f"on this machine also with:  --bootstrap {here}:{self._network.port}")
         if self._config.advertise is None and is_private(address.host):
@@ -489,6 +556,8 @@ class LearnerNode:
 
     def _rollout_event(self, kind: str, **fields: Any) -> None:
         self._log.event(kind, **fields)
+        if kind in ("sampler_left", "sampler_silent"):
+            self.timeline.note(fields["node"], "gone", time.time())
         if kind == "reward_failed":
             # A reward that only hangs ends the run after minutes; its author may be watching.
             more = f" ({fields['rollouts']} since the last such line)" if fields["rollouts"] > 1 else ""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from heapq import nlargest
 from statistics import median
 from typing import Any, Literal
 
@@ -40,6 +41,8 @@ probably finds the engine idle, so the smallest lag is that of the install alone
 DECIDING_SHARE = 0.2  # Largest share of a core that decisions may take: they share the event loop's core
 WATCHING_SHARE = 0.02  # The same where all samplers are active anyway and a decision only makes a prediction
 
+LEADERS = 100  # Samplers that gave most, as `status` names them
+
 BUDGET_TRIES_NOBODY = "to try any of them costs more than --budget-per-hour, so the learner waits: resume it with more"
 """Said when no rate is known yet and nobody is active."""
 
@@ -60,7 +63,8 @@ class LearnerParts:
 
 
 class Provisioning(SamplerWatch):
-    """`before` is what earlier lives of the run spent, `absent` the samplers that were there when the last life ended.
+    """`before` is what earlier lives of the run spent, `given` what samplers gave to them (rollouts and tokens),
+    `absent` the samplers that were there when the last life ended.
     `clock` returns monotonic seconds. `spent` is set once the run has reached its maximum cost."""
 
     def __init__(
@@ -71,6 +75,7 @@ class Provisioning(SamplerWatch):
         *,
         before: Spent,
         absent: Collection[NodeId] = (),
+        given: Mapping[NodeId, tuple[int, int]] | None = None,
         emit: Callable[..., None],
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -80,6 +85,7 @@ class Provisioning(SamplerWatch):
         self._around = around
         self._before = before
         self._absent = frozenset(absent)
+        self._given = {node: ("", *given) for node, given in (given or {}).items()}
         self._emit = emit
         self._say = say
         self._clock = clock
@@ -155,6 +161,11 @@ class Provisioning(SamplerWatch):
         return self._tracker.prepared_s(version) + complete_s + min(lags)
 
     def accepted(self, node: NodeId, tokens: Sequence[int]) -> None:
+        name, rollouts, count = self._given.get(node, ("", 0, 0))
+        if node in self._offers:
+            name = self._offers[node].nickname
+        if node in self._given or len(self._given) < MAX_NODES:
+            self._given[node] = name, rollouts + len(tokens), count + sum(tokens)
         self._estimator.generated(node, tokens, now=self._clock())
         self._book.accepted(node, rollouts=len(tokens), tokens=sum(tokens))
 
@@ -401,7 +412,8 @@ class Provisioning(SamplerWatch):
             "by_class": {name: asdict(tally) | {"cost": tally.cost} for name, tally in figures.by_class.items()},
             "by_node": {node: round(tally.cost, 6) for node, tally in self._book.by_node(now).items()},
         }
-        return {"capacity": capacity, "cost": cost}
+        leaders = nlargest(LEADERS, self._given.items(), key=lambda one: one[1][2])
+        return {"capacity": capacity, "cost": cost, "leaders": [[node, *given] for node, given in leaders]}
 
     def _inputs(self) -> dict[str, Any]:
         train_step_s, lengths = self._estimator.train_step_s(), self._estimator.lengths()

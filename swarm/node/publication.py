@@ -25,6 +25,7 @@ from swarm.broadcast.store.store import HeldVersion
 from swarm.gossip.records import Profile
 from swarm.node.best import hold_weights
 from swarm.node.network import NodeNetwork
+from swarm.node.timeline import PUBLICATION
 from swarm.node.training import PublishedStep, Training
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import VersionPublished
@@ -54,6 +55,8 @@ class InstallTracker:
         self._spreads: dict[VersionId, Spread] = {}
         self._installed: dict[NodeId, VersionId] = {}
         self.last_broadcast_s: float | None = None
+        self.on_everywhere: Callable[[], None] = lambda: None
+        """Called when all present samplers have the newest version."""
 
     def published(self, version: VersionId, *, now: float, stage_s: float = 0.0, prepared_s: float = 0.0) -> None:
         self._spreads[version] = Spread(published_at=now, stage_s=stage_s, prepared_s=prepared_s)
@@ -110,6 +113,8 @@ class InstallTracker:
         for version, spread in sorted(self._spreads.items()):
             if reached is not None and version <= reached and spread.is_open:
                 spread.is_open, self.last_broadcast_s = False, now - spread.published_at
+                if version == max(self._spreads):
+                    self.on_everywhere()
 
 
 ROOM_S = 1.0  # Pause between two tries on a full disk
@@ -128,8 +133,10 @@ class Publication:
         journal: Journal,
         tracker: InstallTracker,
         *,
+        note: Callable[..., None],
         say: Callable[[str], None],
     ) -> None:
+        """`note` adds to the timeline what this does."""
         self._network = network
         self._broadcast = broadcast
         self._rollouts = rollouts
@@ -147,6 +154,8 @@ class Publication:
         self.fault = ""
         """Why nothing can be published now; "" if something can."""
         network.on_generation = self._overtaken.set
+        self._note = partial(note, PUBLICATION)
+        tracker.on_everywhere = lambda: self._note("send", time.time(), time.time())
 
     @property
     def newest(self) -> VersionId:
@@ -235,6 +244,7 @@ class Publication:
         async with self._training.staging_lock:
             if self._training.staged_step != version.version:
                 return None
+            self._note("encode", time.time())
             return await self._broadcast.encode(self._training.staging, version)
 
     async def _announce(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
@@ -260,6 +270,7 @@ class Publication:
     async def _told(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
         version = held.head.version
         self.count += 1
+        self._note("send", time.time())
         self._network.set_profile(Profile(held=version, engine="learner"))
         now = time.monotonic()
         if staged_at is None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from swarm.errors import UserError
@@ -39,6 +40,7 @@ SAVE_AGAIN_S = 10.0  # Pause between two tries to write a checkpoint on a full d
 
 CLASS = re.compile(r"[\w.-]{1,24}/[\w.-]{1,24}/[\w.-]{1,24}")  # Of an engine, as samplers name theirs
 MAX_CLASSES = 16  # Told apart in a step; honest swarms have fewer
+RECENT = 9  # Steps that `status` speaks of: four may stall without moving their median
 
 
 class Steps:
@@ -81,6 +83,7 @@ class Steps:
         self._unsaid: dict[str, float] = {}
         self._stop = asyncio.Event()
         self._in_step = False
+        self._recent: deque[tuple[float, Counter[int]]] = deque(maxlen=RECENT)
         self.bound = bound
         self.held_out: list[dict[str, float]] = log.held_out
         self.last: dict[str, Any] = dict(log.last)
@@ -230,11 +233,14 @@ class Steps:
 
     def status(self) -> dict[str, Any]:
         """Return the part of the learner's status that is about steps."""
+        ages = sum((ages for _, ages in self._recent), Counter[int]())
         return {
             "step": self.step,
             "max_staleness": self.bound.max_staleness,
             "publish_every_steps": self.bound.publish_every_steps,
             "max_staleness_seen": self.max_staleness_seen,
+            "step_s": round(median(s for s, _ in self._recent), 4) if self._recent else None,
+            "ages": [ages[age] for age in range(max(ages, default=-1) + 1)],
             "held_out": self.held_out,
             "best": self._best.known,
             "metrics": self.last,
@@ -355,11 +361,14 @@ class Steps:
             "broadcast_s": broadcast_s,
             **self._tracker.newest_figures(),
             "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=now), 1),
+            "tokens_per_s": self._rollouts.tally.recent.per_s("tokens", now=now),
             "samplers": len(self._rollouts.samplers),
             "reward_failed_share": self._rollouts.failures.take_share(),
             **self._provisioning.stepped(waited_s=self._waited_s, period_s=period_s),
             **self._unsaid,
         }
+        answers = (s.rollout for group in batch for s in group.samples if s.rollout)
+        self._recent.append((period_s, Counter(staleness(a.oldest, step) for a in answers if a.oldest is not None)))
         self._recorded_at, self._unsaid = now, {}
         if self._auditing is not None:
             self._auditing.trained_s += trained.seconds

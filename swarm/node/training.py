@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -38,6 +38,7 @@ from swarm.learner.checkpoint.files import (
 from swarm.learner.messages import Audited, AuditRollout, Prepared, Saved, Trained, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.wire import Digest
+from swarm.node.timeline import LEARNER
 from swarm.process import in_thread
 from swarm.rollout.journal.entries import RecordedGroup
 from swarm.rollout.journal.journal import Journal
@@ -73,7 +74,9 @@ class Training:
         emit: Callable[..., None],
         on_trained: Callable[[dict[str, float]], None],
         on_divergence: Callable[[], None],
+        note: Callable[..., None],
     ) -> None:
+        """`note` adds to the timeline what the trainer does."""
         self._config = config
         self._journal = journal
         self._prompt = prompt
@@ -82,6 +85,7 @@ class Training:
         self._emit = emit
         self._on_trained = on_trained
         self._on_divergence = on_divergence
+        self._note = partial(note, LEARNER)
         self._trainer = TrainerProcess(
             run_dir, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config), say=say
         )
@@ -130,7 +134,8 @@ class Training:
 
     async def catch_up(self, step: int) -> None:
         """Train on the recorded batches before `step`, with a new child if one dies."""
-        await self._steadily(lambda: self._replay(step))
+        with self._busy("train"):
+            await self._steadily(lambda: self._replay(step))
 
     async def train(self, groups: list[TrainGroup]) -> Trained:
         """Take the next learner step. Its batch must be recorded already."""
@@ -141,7 +146,8 @@ class Training:
             await self._replay(step)
             return await self._trainer.train(step, groups, lineage)
 
-        trained = await self._steadily(attempt)
+        with self._busy("train"):
+            trained = await self._steadily(attempt)
         self._faults = 0
         self.step = step + 1
         await self._note_save(Saved(step=trained.saved_step, fault=trained.save_fault))
@@ -166,7 +172,8 @@ class Training:
             await self._stage()
 
         async with self.staging_lock:
-            await self._steadily(attempt, staging_held=True)
+            with self._busy("stage"):
+                await self._steadily(attempt, staging_held=True)
 
     async def save(self) -> None:
         """Begin a checkpoint of this step. It is written while training goes on."""
@@ -187,6 +194,14 @@ class Training:
         await self._trainer.stop()
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _busy(self, state: str) -> Iterator[None]:
+        self._note(state, time.time())
+        try:
+            yield
+        finally:
+            self._note("wait", time.time())
 
     def _newest(self) -> Checkpoint | None:
         # Usually the next checkpoint clears up, but there is none if the learner was killed at its last one.

@@ -15,6 +15,7 @@ from html import escape
 from typing import NamedTuple
 
 from swarm.report.figures import Column, Figures, Point
+from swarm.report.words import shown
 
 TEXT_SHOWN = 1500  # Characters of a prompt or a completion; of an event's field a tenth
 
@@ -26,13 +27,6 @@ def text(value: object, most: int = TEXT_SHOWN) -> str:
     plain = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in cut)
     more = f" [{len(words) - most} characters more]" if len(words) > most else ""
     return escape(plain) + more
-
-
-def shown(value: float | None) -> str:
-    """A value in few characters."""
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e12 else f"{value:.3g}"
 
 
 WIDTH, HEIGHT = 560, 250

@@ -1,4 +1,5 @@
-"""The figures of a run, from metrics.jsonl and events.jsonl, and curves with a bounded number of points."""
+"""The figures of a run, from metrics.jsonl and events.jsonl, and curves with a bounded number of points. Of a run that
+goes on each look reads what is new."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swarm.node.metrics import EVENTS, METRICS
 from swarm.node.rundir import CONFIG, SUMMARY, Life, read_lives
+from swarm.report.words import finite as _number
 
 MAX_POINTS = 300  # Of one curve, more than a screen shows: a page of 40 curves stays under 2 MB
 MAX_NAMES = 256  # Of figures; a task with many rewards has some dozens. More are not read.
@@ -23,6 +26,10 @@ MATTER = frozenset((*FAULTS, *CHANGES, "tensorboard_failed"))
 
 MARKED = ("alarm", "trainer_restarted", "diverged", "bound_set")  # Kinds of events that charts mark at their step
 LINE_BYTES = 1 << 20  # Longest line that is read as one; ours are a few kB
+LINES_A_LOOK = 4096  # Newest lines that a look returns of each file: more than a swarm of thousands writes in a second
+
+Line = Mapping[str, Any]
+"""A line of metrics.jsonl or events.jsonl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +74,21 @@ class Column:
         return found
 
 
+class _Ends:
+    """The first and the last of many events, in order."""
+
+    def __init__(self) -> None:
+        self._first: list[tuple[int, Line]] = []
+        self._last: deque[tuple[int, Line]] = deque(maxlen=EVENTS_KEPT)
+
+    def add(self, number: int, event: Line) -> None:
+        (self._first if len(self._first) < EVENTS_KEPT else self._last).append((number, event))
+
+    def __iter__(self) -> Iterator[tuple[int, Line]]:
+        yield from self._first
+        yield from self._last
+
+
 @dataclass(slots=True, kw_only=True)
 class Figures:
     """What the files of a run say. `torn` counts incomplete lines, such as the last one of a killed run."""
@@ -77,13 +99,21 @@ class Figures:
     columns: dict[str, Column] = field(default_factory=dict)
     evaluated: dict[str, Column] = field(default_factory=dict)  # Figures of held-out prompts, by policy version
     bounds: list[tuple[int, int]] = field(default_factory=list)  # (first step, S)
-    events: list[Mapping[str, Any]] = field(default_factory=list)  # First, last, and some between that matter, in order
+    times: Column = field(default_factory=Column)  # When each step ended, unix seconds
     marks: list[tuple[float, str]] = field(default_factory=list)  # Steps at which something happened, and what
     kinds: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     began: float | None = None
     ended: float | None = None
     torn: int = 0
+    _ends: _Ends = field(default_factory=_Ends)
+    _that_matter: _Ends = field(default_factory=_Ends)
+
+    @property
+    def events(self) -> list[Line]:
+        """The first events, the last ones, and some between that matter, in order."""
+        together = dict([*self._ends, *self._that_matter])
+        return [together[number] for number in sorted(together)]
 
     @property
     def bound(self) -> int:
@@ -103,60 +133,92 @@ class Figures:
         return self.columns[name].last if name in self.columns else None
 
 
+class FigureFiles:
+    """The files of a run that may go on: each look reads what was appended since the one before. Blocking."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.figures = Figures(config={}, summary=None, lives=[])
+        self._run_dir = run_dir
+        self._read: Counter[str] = Counter()
+
+    def look(self, *, is_last: bool = False) -> tuple[list[Line], list[Line]]:
+        """Return the new steps and events, of each the newest LINES_A_LOOK. A missing file has none, and half a last
+        line is left for the next look, unless this is the last."""
+        found, run_dir = self.figures, self._run_dir
+        found.config, found.summary = _json(run_dir / CONFIG) or {}, _json(run_dir / SUMMARY)
+        if len(found.bounds) < 2:
+            found.bounds = [(0, int(found.config.get("max_staleness", 0)))]
+        steps = deque((line for line in self._lines(METRICS, is_last) if _add_step(found, line)), LINES_A_LOOK)
+        events: deque[Line] = deque(maxlen=LINES_A_LOOK)
+        for event in self._lines(EVENTS, is_last):
+            _add_event(found, event)
+            events.append(event)
+        return list(steps), list(events)
+
+    def _lines(self, name: str, is_last: bool) -> Iterator[Line]:
+        """Every further line that is a JSON object. Counts the others, and notes the times."""
+        try:
+            file = (self._run_dir / name).open("rb")
+        except FileNotFoundError:
+            return
+        found = self.figures
+        with file:
+            file.seek(self._read[name])
+            while line := file.readline(LINE_BYTES):
+                if not (line.endswith(b"\n") or len(line) == LINE_BYTES or is_last):
+                    return
+                self._read[name] += len(line)
+                try:
+                    value = json.loads(line)
+                except ValueError:
+                    value = None
+                if not isinstance(value, dict):
+                    found.torn += 1
+                    continue
+                if (time := _number(value.get("time"))) is not None:
+                    found.began = time if found.began is None else min(found.began, time)
+                    found.ended = time if found.ended is None else max(found.ended, time)
+                yield value
+
+
 def read_figures(run_dir: Path) -> Figures:
     """All figures in `run_dir`; a missing file has none. Reads each file once."""
-    config = _json(run_dir / CONFIG) or {}
-    found = Figures(config=config, summary=_json(run_dir / SUMMARY), lives=read_lives(run_dir))
-    found.bounds.append((0, int(config.get("max_staleness", 0))))
-    for line in _lines(run_dir / "metrics.jsonl", found):
-        _add_step(found, line)
-    _add_events(found, run_dir / "events.jsonl")
-    return found
+    files = FigureFiles(run_dir)
+    files.look(is_last=True)
+    files.figures.lives = read_lives(run_dir)
+    return files.figures
 
 
-def _add_step(found: Figures, line: Mapping[str, Any]) -> None:
+def _add_step(found: Figures, line: Line) -> bool:
+    """Return whether the step is new: a resumed run repeats some."""
     step = _number(line.get("step"))
     if step is None or step <= found.steps:
-        return
+        return False
     found.steps = int(step)
+    if (time := _number(line.get("time"))) is not None:
+        found.times.add(step, time)
     for name, value in line.items():
         number = _number(value)
         # The events `evaluated` have the held-out figures too, with the version that each is of.
         told_elsewhere = name in ("step", "time") or name.startswith("eval_")
         if number is not None and not told_elsewhere:
             _add(found.columns, name, step, number)
+    return True
 
 
-class _Ends:
-    def __init__(self) -> None:
-        self._first: list[tuple[int, Mapping[str, Any]]] = []
-        self._last: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=EVENTS_KEPT)
-
-    def add(self, number: int, event: Mapping[str, Any]) -> None:
-        (self._first if len(self._first) < EVENTS_KEPT else self._last).append((number, event))
-
-    def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        yield from self._first
-        yield from self._last
-
-
-def _add_events(found: Figures, path: Path) -> None:
-    all_of_them, that_matter = _Ends(), _Ends()
-    for number, event in enumerate(_lines(path, found)):
-        kind = str(event.get("kind"))
-        found.kinds[kind] += 1
-        all_of_them.add(number, event)
-        if kind in MATTER:
-            that_matter.add(number, event)
-        if kind == "evaluated":
-            _add_evaluation(found, event)
-        step = _number(event.get("step"))
-        if kind == "bound_set" and step is not None:
-            _add_bound(found, int(step), event)
-        if kind in MARKED and step is not None and len(found.marks) < EVENTS_KEPT:
-            found.marks.append((step, f"{kind} {event.get('alarm', '')}".strip()))
-    together = dict([*all_of_them, *that_matter])
-    found.events = [together[number] for number in sorted(together)]
+def _add_event(found: Figures, event: Line) -> None:
+    kind, number = str(event.get("kind")), found.kinds.total()
+    found.kinds[kind] += 1
+    found._ends.add(number, event)
+    if kind in MATTER:
+        found._that_matter.add(number, event)
+    if kind == "evaluated":
+        _add_evaluation(found, event)
+    step = _number(event.get("step"))
+    if kind == "bound_set" and step is not None:
+        _add_bound(found, int(step), event)
+    if kind in MARKED and step is not None and len(found.marks) < EVENTS_KEPT:
+        found.marks.append((step, f"{kind} {event.get('alarm', '')}".strip()))
 
 
 def _add_bound(found: Figures, step: int, event: Mapping[str, Any]) -> None:
@@ -174,38 +236,6 @@ def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:
         if version is None or number is None or name in ("time", "version", "prompts", "samples"):
             continue
         _add(found.evaluated, name, version, number)
-
-
-def _lines(path: Path, found: Figures) -> Iterator[Mapping[str, Any]]:
-    """Every line that is a JSON object. Counts the others, and notes the times."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        while line := file.readline(LINE_BYTES):
-            try:
-                value = json.loads(line)
-            except ValueError:
-                value = None
-            if not isinstance(value, dict):
-                found.torn += 1
-                continue
-            if (time := _number(value.get("time"))) is not None:
-                found.began = time if found.began is None else min(found.began, time)
-                found.ended = time if found.ended is None else max(found.ended, time)
-            yield value
-
-
-def _number(value: object) -> float | None:
-    """`value` if it is a finite number, else None; true and false are none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _add(columns: dict[str, Column], name: str, step: float, value: float) -> None:

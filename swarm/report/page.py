@@ -14,9 +14,10 @@ from statistics import fmean
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.report.charts import CHART_STYLE, TEXT_SHOWN, draw, sections, shown, text
+from swarm.report.charts import CHART_STYLE, TEXT_SHOWN, draw, sections, text
 from swarm.report.figures import Figures, read_figures
 from swarm.report.samples import Journaled, Read, read_journal
+from swarm.report.words import shown
 
 STYLE = (
     CHART_STYLE
@@ -177,11 +178,16 @@ def _costs(found: Figures) -> str:
     return _section("Cost by class", _table("Cost by device class, in the swarm's currency", ("class", *names), rows))
 
 
-def _configuration(config: Mapping[str, Any]) -> str:
-    rows = [
-        (name, "not shown" if any(part in name.lower().split("_") for part in SECRETS) else json.dumps(value))
+def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, with "not shown" in place of secrets."""
+    return {
+        name: "not shown" if any(part in name.lower().split("_") for part in SECRETS) else value
         for name, value in config.items()
-    ]
+    }
+
+
+def _configuration(config: Mapping[str, Any]) -> str:
+    rows = [(name, json.dumps(value)) for name, value in shown_config(config).items()]
     return _section("Configuration", _table("config.json", ("setting", "value"), rows))
 
 

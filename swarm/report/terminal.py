@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from swarm.report.words import ID_LENGTH, bottleneck, counted, counts, in_bytes, learner_figures, nodes, part, told
 from swarm.types import printable
 
-ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
 NAME_WIDTH, VALUE_WIDTH = 15, 18  # Columns of a figure's name and value: two pairs fit into the live view
 Figures = list[tuple[str, str]]
 Row = tuple[str, ...]
@@ -25,28 +25,11 @@ Row = tuple[str, ...]
 # -- a learner at work ---------------------------------------------------------------------------------------
 
 
-def waiting_for(status: dict[str, Any] | None) -> str:
-    """What the learner waits for; "" while it works. `status` is None while it does not answer."""
-    if status is None:
-        return "the learner's process to start"
-    if status["state"] == "paused" or status.get("waits_for"):
-        return str(status["fault"] if status["state"] == "paused" else status["waits_for"])
-    samplers = status["samplers"]
-    if not samplers:
-        return "samplers: none is here" if status["metrics"] else "the first sampler to make contact"
-    if not any(sampler["installed"] for sampler in samplers):
-        return f"{_count(len(samplers), 'sampler')} to fetch and load the weights"
-    if not status["metrics"]:
-        wanted = status.get("batch_rollouts", 0)
-        return f"the first batch: {min(wanted, status['cost']['rollouts_accepted'])} of {wanted} rollouts"
-    return ""
-
-
 def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: int, title: str) -> RenderableType:
     """A panel about a node. Of a learner with the mean rewards of its steps as a curve."""
     is_learner = status is None or status["role"] == "learner"
-    waits = waiting_for(status) if is_learner else ""
-    parts: list[RenderableType] = [_line(f"waiting for {waits}")] if waits else []
+    why = bottleneck(status) if is_learner else ""
+    parts: list[RenderableType] = [Text(why)] if why else []
     if status is not None and not is_learner:
         parts.append(_grid(figures(status), width))
         if syncing := status.get("syncing"):
@@ -69,9 +52,9 @@ def plain_line(status: dict[str, Any] | None) -> str:
         known = [f"{name} {value}" for name, value in figures(status) if name in IN_A_LINE]
         return printable("; ".join([status["state"], *known]))
     state = status["state"] if status is not None else "starting"
-    waits = waiting_for(status)
+    why = bottleneck(status)
     known = [f"{name} {value}" for name, value in figures(status)] if status is not None else []
-    words = [state, *([f"waiting for {waits}"] if waits else []), *known]
+    words = [state, *([why] if why else []), *known]
     return printable("  ".join(words))
 
 
@@ -93,7 +76,7 @@ def status_screen(status: dict[str, Any], width: int, height: int | None) -> Ren
     """A node's figures, then as many of the nodes that it knows as fit into `height` lines; None: all of them."""
     known = _grid(figures(status), width)
     parts = [*_titles(status), known, Text()]
-    rows = _rows(status)
+    rows = [_row(node) for node in nodes(status)]
     if rows:
         # The last line of the screen is the prompt's, and one is the table's head.
         room = len(rows) if height is None else max(1, height - (len(parts) - 1 + known.row_count) - 2)
@@ -106,54 +89,25 @@ def status_screen(status: dict[str, Any], width: int, height: int | None) -> Ren
 
 def figures(status: dict[str, Any]) -> Figures:
     """Names and values of what a node has done, with units; those not known yet are left out."""
-    found = {"learner": _learner_figures, "sampler": _sampler_figures}.get(status["role"], _weight_figures)(status)
+    if status["role"] == "learner":
+        return [(name, value) for name, value in learner_figures(status).items() if value]
+    found = _sampler_figures(status) if status["role"] == "sampler" else _weight_figures(status)
     return [(name, value) for name, value in found if value]
-
-
-def _learner_figures(status: dict[str, Any]) -> Figures:
-    metrics, capacity, cost = status["metrics"], status["capacity"], status["cost"]
-    standby, accepted, is_paid = capacity["standby"], cost["rollouts_accepted"], bool(cost["cost_total"])
-    samplers = f"{len(status['samplers'])}" + (f", {standby} on standby" if standby else "")
-    of_bound = f", max {status['max_staleness_seen']} of {status['max_staleness']}"
-    aim = _value(metrics.get("staleness/aim"), "{:.1f}, ")
-    return [
-        ("step", f"{status['step']} of {status['steps']}"),
-        ("version", status["version"] or ""),
-        ("reward", _value(metrics.get("reward"), "{:.3f}")),
-        ("exact match", _value(metrics.get("exact_match"), "{:.3f}")),
-        ("held-out", _measured(status["held_out"][-1] if status["held_out"] else None)),
-        ("best held-out", _measured(status["best"])),
-        ("samplers", samplers if status["samplers"] else ""),
-        ("staleness", _value(metrics.get("staleness/mean"), "{:.1f}" + of_bound)),
-        ("staleness aim", _value(metrics.get("staleness/by"), aim + "by {}")),
-        ("accepted", f"{accepted:,} rollouts" if accepted else ""),
-        ("of all nodes", f"{status['rollouts_per_s']:.4g} rollouts/s" if accepted else ""),
-        ("dropped", _counts(status.get("rollouts_dropped"))),
-        ("withheld", _withheld(status.get("rollouts_withheld"))),
-        ("train step", _value(metrics.get("train_step_s"), "{:.2f} s")),
-        ("trainer held up", _value(metrics.get("stage_s") or None, "{:.2f} s")),
-        ("until published", _value(metrics.get("prepared_s") or None, "{:.2f} s")),
-        ("time to install", _value(status["broadcast_s"], "{:.2f} s")),
-        ("learner idle", _value(capacity["idle_share"], "{:.1%}")),
-        ("predicted idle", _value(capacity.get("predicted_idle_share"), "{:.1%}")),
-        ("cost", f"{cost['cost_total']:.2f}" if is_paid else ""),
-        ("cost of a step", _value(cost["cost_per_step"] if is_paid else None, "{:.4g}")),
-    ]
 
 
 def _sampler_figures(status: dict[str, Any]) -> Figures:
     return [
         ("engine", status.get("engine") or ""),
-        ("draws at once", _count(status["places"], "sample") if status.get("places") else ""),
+        ("draws at once", counted(status["places"], "sample") if status.get("places") else ""),
         ("engine has", status.get("installed") or ""),
         ("proven by", status.get("proof") or ""),
-        ("this node draws", _value(status.get("rollouts_per_s") or None, "{:.4g} rollouts/s")),
-        ("each sample", _value(status.get("tokens_per_s") or None, "{:.4g} tokens/s")),
-        ("last install", _value(status.get("install_s") or None, "{:.2f} s")),
-        ("drawing paused", _value(status.get("pause_s") or None, "{:.2f} s")),
+        ("this node draws", told(status.get("rollouts_per_s") or None, "{:.4g} rollouts/s")),
+        ("each sample", told(status.get("tokens_per_s") or None, "{:.4g} tokens/s")),
+        ("last install", told(status.get("install_s") or None, "{:.2f} s")),
+        ("drawing paused", told(status.get("pause_s") or None, "{:.2f} s")),
         ("accepted", _contributed(status)),
-        ("not accepted", _counts({name: n for name, n in status["verdicts"].items() if name != "accepted" and n})),
-        ("dropped", _counts(status.get("dropped"))),
+        ("not accepted", counts(status["verdicts"], without="accepted")),
+        ("dropped", counts(part(status, "dropped"))),
         *_weight_figures(status),
     ]
 
@@ -166,9 +120,9 @@ def _weight_figures(status: dict[str, Any]) -> Figures:
         ("syncing", _syncing(status.get("syncing"))),
         ("last version", _stages(status.get("versions"))),
         ("links", str(status.get("streams") or "")),
-        ("passed on", _bytes(status["stream_bytes_sent"]) if status.get("stream_bytes_sent") else ""),
-        ("uplink", f"{_bytes(status['uplink_bytes_per_s'])}/s" if status.get("uplink_bytes_per_s") else ""),
-        ("chunks refused", _counts(status.get("chunks_rejected"))),
+        ("passed on", in_bytes(status["stream_bytes_sent"]) if status.get("stream_bytes_sent") else ""),
+        ("uplink", f"{in_bytes(status['uplink_bytes_per_s'])}/s" if status.get("uplink_bytes_per_s") else ""),
+        ("chunks refused", counts(part(status, "chunks_rejected"))),
     ]
 
 
@@ -199,13 +153,13 @@ def _titles(status: dict[str, Any]) -> list[RenderableType]:
     address = (status.get("addresses") or [status.get("url") or "dials out only"])[0]
     swarm = f"swarm {status['swarm'][:ID_LENGTH]}" if status.get("swarm") else "in no swarm yet"
     line = "encrypted" if status.get("encrypted") else "not encrypted"
-    waits = waiting_for(status) if status["role"] == "learner" else ""
+    why = bottleneck(status) if status["role"] == "learner" else ""
     alarm, fault = status.get("alarm"), status.get("fault")
     notes = (
         f"{swarm} · {address} · {status.get('reachability', 'leaf')} · {line}",
         f"run directory {status['run_dir']}" if status.get("run_dir") else "",
-        f"waiting for {waits}" if waits else "",
-        f"fault: {fault}" if fault and fault != waits else "",
+        why,
+        f"fault: {fault}" if fault and str(fault) not in why else "",
         f"alarm: {alarm['text'] if isinstance(alarm, dict) else alarm}" if alarm else "",
         f"stopped by {status['stopped_by']}" if status.get("stopped_by") else "",
         str(status.get("advice") or ""),
@@ -218,41 +172,18 @@ HEADS = ("node", "what", "state", "weights", "rollouts/s", "accepted", "silent",
 """Of the table of nodes. Rates and counts are each node's own."""
 
 
-def _rows(status: dict[str, Any]) -> list[Row]:
-    samplers = status.get("samplers", [])
-    known = {sampler["node"] for sampler in samplers}
-    return [
-        *(_sampler_row(sampler) for sampler in samplers),
-        *(_member_row(one) for one in status.get("publics", []) if one["node"] not in known),
-        *(_member_row({**one, "state": "leaf"}) for one in status.get("leaves", []) if one["node"] not in known),
-    ]
-
-
-def _sampler_row(sampler: dict[str, Any]) -> Row:
+def _row(node: dict[str, Any]) -> Row:
+    behind = f" ({node['lag']} behind)" if node.get("lag") and node["role"] != "sampler" else ""
+    rate = told(node.get("rollouts_per_s") or None, "{:.4g}")
     return (
-        sampler.get("nickname") or sampler["node"][:ID_LENGTH],
-        sampler["device_class"] or "sampler",
-        "standby" if sampler["standby"] else "active" if sampler["installed"] else "fetching",
-        sampler["installed"] or "",
-        f"{sampler['rollouts_per_s']:.4g}" if sampler["rollouts_per_s"] else "",
-        f"{sampler['verdicts'].get('accepted', 0):,}",
-        f"{sampler['silent_s']:.1f} s",
-        sampler["standby"],
-    )
-
-
-def _member_row(member: dict[str, Any]) -> Row:
-    behind = f" ({member['lag']} behind)" if member.get("lag") else ""
-    leaves = f", {member['leaves']} leaves" if member.get("leaves") else ""
-    return (
-        member["node"][:ID_LENGTH],
-        member["role"] or "",
-        member["state"],
-        f"{member['held']}{behind}" if member["held"] else "",
-        "",
-        "",
-        f"{member['beat_s']:.1f} s",
-        str(member.get("address") or "").rpartition("/")[2] + leaves,
+        node["name"],
+        node.get("class") or node["role"] or "",
+        node["state"],
+        node["version"] + behind if node["version"] else "",
+        rate,
+        told(node.get("accepted"), "{:,.0f}"),
+        f"{node['last_seen_s']:.1f} s",
+        node["why"],
     )
 
 
@@ -293,34 +224,3 @@ def _line(words: str, style: str = "") -> Text:
 def _text(words: str) -> Text:
     """A remote node's words, without markup and control characters."""
     return Text(printable(words))
-
-
-def _counts(counts: dict[str, int] | None) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in (counts or {}).items())
-
-
-def _withheld(counts: dict[str, int] | None) -> str:
-    """By far the most are one liar's, if there is one."""
-    if not counts:
-        return ""
-    worst = max(counts, key=counts.__getitem__)
-    return f"{sum(counts.values()):,} rollouts, {counts[worst]:,} of {worst}"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _bytes(count: float) -> str:
-    units = ["TB", "GB", "MB", "kB", "B"]
-    while count >= 1000 and len(units) > 1:
-        count, _ = count / 1000, units.pop()
-    return f"{count:.3g} {units[-1]}"
-
-
-def _value(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
-
-
-def _measured(found: dict[str, Any] | None) -> str:
-    return f"{found['exact_match']:.3f}, version {found['version']}" if found else ""

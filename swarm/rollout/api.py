@@ -55,7 +55,7 @@ from swarm.rollout.plane.effects import (
 from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.rollout.scoring import RewardFailures, Scorer, Scoring
-from swarm.rollout.tally import SamplerStats, SamplerWatch, Tally, tell_accepted
+from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally, tell_accepted
 from swarm.types import NodeId, Prompt, RewardFailure, Rounding, Score, Unscored, VersionId, rounding_of
 
 MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
@@ -92,8 +92,9 @@ class Look(Protocol):
 
 class RolloutService:
     """The plane on an event loop. `sessions` identify the sender, `emit(kind, **fields)` writes an event, `watch` is
-    told about samplers. `absent` are the samplers that the learner had before its restart. Engines that round their
-    matrices to what is not among `accepts`, if that names any, get no leases."""
+    told about samplers, `heard` of each beat and why its sender is idle. `absent` are the samplers that the learner had
+    before its restart. Engines that round their matrices to what is not among `accepts`, if that names any, get no
+    leases."""
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class RolloutService:
         sessions: ServerSessions,
         emit: Callable[..., None],
         watch: SamplerWatch | None = None,
+        heard: Callable[[NodeId, Beat, str], None] = lambda node, beat, idle: None,
         prompts: PromptsAhead | None = None,
         limits: IntakeLimits | None = None,
         commit_s: float = COMMIT_S,
@@ -114,6 +116,7 @@ class RolloutService:
         self._sessions = sessions
         self._emit = emit
         self._watch = watch or SamplerWatch()
+        self._heard = heard
         self._prompts = prompts
         self._plane: RolloutPlane | None = None
         self._scoring: Scoring | None = None
@@ -239,6 +242,8 @@ class RolloutService:
         return {
             **self.tally.status(now=time.monotonic(), why_idle=self._why_idle),
             **(self._plane.counts() if self._plane else {}),
+            "rollouts_unscored": self._scoring.waiting if self._scoring else 0,
+            "reward_s": round(self._scoring.took_s, 4) if self._scoring else 0.0,
             **self._intake.counts(),
         }
 
@@ -301,7 +306,7 @@ class RolloutService:
         stats = self._hear(node, request.remote)
         stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
         if beat.offer is not None:
-            stats.offer = beat.offer
+            stats.offered(beat.offer, now=stats.heard_at)
             if not self._turned_down(beat.offer.precision):
                 self._watch.offered(node, beat.offer)
         newest, standby = None, ""
@@ -313,6 +318,7 @@ class RolloutService:
                 self._installed(node, installed)
                 # An open lease request of this node may now be answered with leases for the newer version.
                 self._chances.tell()
+        self._heard(node, beat, standby)
         dropped = self.tally.dropped_of(node)
         elsewhere = self.tally.is_elsewhere(node, beat.life)
         reply = BeatReply(newest=newest, finished=self.finished, dropped=dropped, standby=standby, elsewhere=elsewhere)
@@ -449,7 +455,7 @@ class RolloutService:
             except EchoError as error:
                 self._journal_error = error
                 raise
-            tell_accepted(self._watch, records)
+            tell_accepted(self._watch, self.tally, records, now=time.monotonic())
         if wanted:
             assert self._scoring is not None
             self._scoring.begin(wanted)
@@ -475,7 +481,7 @@ class RolloutService:
         if stats is None:
             if len(self.samplers) >= MAX_NODES:
                 raise Crowded(f"this learner already knows {MAX_NODES} samplers")
-            stats = self.samplers[node] = SamplerStats()
+            stats = self.samplers[node] = SamplerStats(recent=Recent(now=time.monotonic()))
             self._emit("sampler_joined", node=node)
         stats.heard_at = time.monotonic()
         if self._plane is not None:

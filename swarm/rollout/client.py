@@ -20,6 +20,7 @@ from swarm.rollout.messages import (
     MAX_SUBMITTED,
     Beat,
     BeatReply,
+    Did,
     HeldSamples,
     LeasedRollouts,
     LeaseReply,
@@ -131,6 +132,7 @@ class RolloutClient:
         rollouts_per_s: float,
         tokens_per_s: float = 0.0,
         offer: Offer | None = None,
+        did: tuple[Did, ...] = (),
     ) -> BeatReply:
         """Send a sign of life."""
         beat = Beat(
@@ -141,6 +143,7 @@ class RolloutClient:
             tokens_per_s=tokens_per_s,
             offer=offer,
             life=LIFE,
+            did=did,
         )
         data = await self._peer.post("/v1/beat", encode(beat), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
         return decode(data, BeatReply, cap_bytes=CONTROL_BODY_BYTES)

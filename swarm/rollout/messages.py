@@ -21,11 +21,14 @@ Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finishe
 WHY_LENGTH = 200  # Characters in a line that tells a person why a node waits
 ENGINE_CLASS_LENGTH = 64  # Of "transformers/float32/cpu" and the like
 DEVICE_CLASS_LENGTH = 64  # Characters in a device's product name
+MAX_DID = 32  # Spans in a beat, which is two seconds: a picture of the run shows no more
 
 Why = Annotated[str, msgspec.Meta(max_length=WHY_LENGTH)]
 Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 LineRate = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
+Doing = Literal["draw", "install", "fetch", "wait"]
+Did = tuple[Doing, Seconds, Seconds]
 
 
 class HeldSamples(Message, frozen=True):
@@ -85,7 +88,8 @@ class Offer(Message, frozen=True):
 class Beat(Message, frozen=True):
     """A sign of life. `installed` is the engine's version, `samples` how many samples the node holds, `tokens_per_s`
     the measured rate of one sample in a running batch (0: unknown), which sets the time limits of the node's leases.
-    `life` tells two processes of one node apart (0: unknown)."""
+    `life` tells two processes of one node apart (0: unknown). `did` is what it has done since the last beat: what, how
+    many seconds ago that began, and for how many seconds."""
 
     node: Id
     installed: VersionId | None
@@ -94,6 +98,7 @@ class Beat(Message, frozen=True):
     tokens_per_s: Rate = 0.0
     offer: Offer | None = None
     life: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    did: Annotated[tuple[Did, ...], msgspec.Meta(max_length=MAX_DID)] = ()
 
 
 class DroppedRollouts(Message, frozen=True):

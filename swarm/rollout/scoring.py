@@ -12,6 +12,7 @@ failures without a score between them, or MAX_OF_ONE if the reward has worked be
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
@@ -24,6 +25,7 @@ from swarm.types import NodeId, RewardFailure, Score, Unscored
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]
 """Returns the outcomes of the first few rollouts, at least of one."""
 
+LATELY = 0.2  # Weight of the newest group in how long groups wait for their rewards
 MAX_IN_A_ROW = 64  # A reward that fails for four completions of five does this with a chance of one in 1.6 million
 
 MAX_OF_ONE = 512  # One node may be broken, or may want the run to end: twice what it may hold at first
@@ -33,7 +35,8 @@ REASON_LENGTH = 400
 
 class Scoring:
     """Calls `scorer`, then `scored(wanted, outcomes)` with the outcomes for rollouts of one group. `fault` is an error
-    in scoring that is not the reward's (a full disk, say). It must end the run."""
+    in scoring that is not the reward's (a full disk, say). It must end the run. `waiting` rollouts have no reward yet;
+    `took_s` is how long a group waited for its rewards lately."""
 
     def __init__(
         self, scorer: Scorer, *, scored: Callable[[Sequence[ScoreWanted], Sequence[Score | Unscored]], None]
@@ -42,9 +45,12 @@ class Scoring:
         self._on_scored = scored
         self._tasks: set[asyncio.Task[None]] = set()
         self.fault: BaseException | None = None
+        self.waiting = 0
+        self.took_s = 0.0
 
     def begin(self, wanted: Sequence[ScoreWanted]) -> None:
         """Begin to score these rollouts. The caller keeps those of one group together."""
+        self.waiting += len(wanted)
         for _, group in groupby(wanted, key=lambda asked: asked.group_id):
             task = asyncio.create_task(self._score(list(group)))
             self._tasks.add(task)
@@ -56,8 +62,11 @@ class Scoring:
             self.fault = self.fault or fault
 
     async def _score(self, wanted: list[ScoreWanted]) -> None:
+        began = time.monotonic()
         while wanted:
             outcomes = await self._scorer(wanted)
+            self.waiting -= len(outcomes)
+            self.took_s += LATELY * (time.monotonic() - began - self.took_s)
             self._on_scored(wanted[: len(outcomes)], outcomes)
             wanted = wanted[len(outcomes) :]
 

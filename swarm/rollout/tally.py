@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,32 @@ from swarm.rollout.plane.leases import MAX_NODES
 from swarm.types import NodeId, VersionId
 
 RATE_WINDOW_S = 10.0  # Window of the rate in `status`: a few steps of a fast run
+RECENT_S = 30.0  # What was so long ago counts a third: a few batches of a slow sampler
+
+
+class Recent:
+    """Amounts by name, of which those of late count most. Times are monotonic seconds."""
+
+    def __init__(self, *, now: float) -> None:
+        self._began_at = self._at = now
+        self._sums: dict[str, float] = {}
+
+    def add(self, name: str, amount: float, *, now: float) -> None:
+        faded = math.exp((self._at - now) / RECENT_S)
+        self._sums, self._at = {one: value * faded for one, value in self._sums.items()}, now
+        self._sums[name] = self._sums.get(name, 0.0) + amount
+
+    def per_s(self, name: str, *, now: float) -> float:
+        window_s = max(1.0, -RECENT_S * math.expm1((self._began_at - now) / RECENT_S))
+        return round(self._sums.get(name, 0.0) * math.exp((self._at - now) / RECENT_S) / window_s, 1)
 
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStats:
-    """What the learner knows about one sampler."""
+    """What the learner knows about one sampler. `recent` are tokens that were accepted, and bytes of weights `up` and
+    `down`, as far as it tells."""
 
+    recent: Recent
     verdicts: Counter[str] = field(default_factory=Counter)
     installed: VersionId | None = None
     samples: int = 0
@@ -27,6 +48,22 @@ class SamplerStats:
     heard_at: float = 0.0
     questions: int = 0
     offer: Offer | None = None
+    offered_at: float = 0.0
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+
+    def offered(self, offer: Offer, *, now: float) -> None:
+        """Note what the sampler says of itself, and which traffic of weights it had since it said so before."""
+        if (before := self.offer) is not None and (elapsed_s := now - self.offered_at) > 0:
+            self.up_bytes_per_s = max(0, offer.sent_bytes - before.sent_bytes) / elapsed_s
+            self.down_bytes_per_s = max(0, offer.received_bytes - before.received_bytes) / elapsed_s
+        self.offer, self.offered_at = offer, now
+
+    def offered(self, offer: Offer) -> None:
+        """Take what it says of itself, at `heard_at`."""
+        before, self.offer = self.offer or offer, offer
+        self.recent.add("up", max(0, offer.sent_bytes - before.sent_bytes), now=self.heard_at)
+        self.recent.add("down", max(0, offer.received_bytes - before.received_bytes), now=self.heard_at)
 
 
 MAX_LIVES = 16  # Of one node that are told apart: all but the first of so many copies hear at their second beat
@@ -66,9 +103,11 @@ class Tally:
         self._lives: dict[NodeId, Lives] = {}
         self._accepted: deque[tuple[float, int]] = deque()
         self._began_at = 0.0
+        self.recent = Recent(now=0.0)
 
     def begin(self, *, now: float) -> None:
         self._began_at = now
+        self.recent = Recent(now=now)
 
     def judged(self, judged: list[Judged], *, now: float) -> None:
         """Count the verdicts of one submission."""
@@ -78,6 +117,11 @@ class Tally:
                 self.samplers[one.node].verdicts[one.counted_as] += 1
         if accepted := sum(one.counted_as == "accepted" for one in judged):
             self._accepted.append((now, accepted))
+
+    def accepted(self, node: NodeId, tokens: int, *, now: float) -> None:
+        """Count the tokens of accepted rollouts."""
+        for recent in (self.recent, *([self.samplers[node].recent] if node in self.samplers else [])):
+            recent.add("tokens", tokens, now=now)
 
     def overloaded(self, node: NodeId) -> None:
         """Count a submission that was refused unread as one, whatever it held. `node` is only the claimed sender."""
@@ -131,6 +175,7 @@ class Tally:
         """Return the figures for `status`. `why_idle` says why a node gets no leases, or ""."""
         return {
             "rollouts_per_s": round(self.rollouts_per_s(now=now), 1),
+            "tokens_per_s": self.recent.per_s("tokens", now=now),
             "verdicts": dict(self.verdicts),
             "rollouts_dropped": dict(self.dropped),
             "samplers": [
@@ -139,11 +184,16 @@ class Tally:
                     "installed": str(stats.installed) if stats.installed else None,
                     "samples": stats.samples,
                     "rollouts_per_s": round(stats.rollouts_per_s, 1),
+                    "tokens_per_s": stats.recent.per_s("tokens", now=now),
+                    "up_bytes_per_s": stats.recent.per_s("up", now=now),
+                    "down_bytes_per_s": stats.recent.per_s("down", now=now),
                     "silent_s": round(now - stats.heard_at, 1),
                     "engine": self.engine_of(node),
                     "device_class": stats.offer.device_class if stats.offer else "",
                     "nickname": stats.offer.nickname if stats.offer else "",
                     "cost_per_hour": stats.offer.cost_per_hour if stats.offer else 0.0,
+                    "up_bytes_per_s": stats.up_bytes_per_s,
+                    "down_bytes_per_s": stats.down_bytes_per_s,
                     "verdicts": dict(stats.verdicts),
                     "dropped": dict(self._dropped_of.get(node, {})),
                     "standby": why_idle(node),
@@ -169,11 +219,12 @@ class SamplerWatch:
         """Called when a sampler left, or `vanished` after it missed three beats."""
 
 
-def tell_accepted(watch: SamplerWatch, records: Sequence[object]) -> None:
-    """Tell `watch` about the accepted rollouts among `records`, by node."""
+def tell_accepted(watch: SamplerWatch, tally: Tally, records: Sequence[object], *, now: float) -> None:
+    """Tell `watch` about the accepted rollouts among `records`, by node, and count their tokens."""
     lengths: dict[NodeId, list[int]] = {}
     for one in records:
         if isinstance(one, RolloutAccepted):
             lengths.setdefault(one.node, []).append(one.rollout.length)
     for node, tokens in lengths.items():
         watch.accepted(node, tokens)
+        tally.accepted(node, sum(tokens), now=now)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from swarm.capacity.fleet import Lengths, mean_longest
 from swarm.errors import ChildFailed, UserError
 from swarm.process import Child, clean_environment
 from swarm.rollout.client import Answer, SealedLease
+from swarm.rollout.messages import MAX_DID, Did, Doing
 from swarm.sampler.engine import (
     EngineKind,
     EngineOptions,
@@ -121,6 +124,42 @@ def _smoothed(before: float, value: float, weight: float = RATE_SMOOTHING) -> fl
     return before + weight * (value - before) if before and value else value or before
 
 
+TOLD_S = 3600.0  # What was longer ago is no news to a learner that was away
+
+
+class Doings:
+    """What an engine does, as the learner is told: one thing after another, without a gap."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began: list[tuple[float, Doing]] = [(clock(), "fetch")]
+
+    def now(self, what: Doing, *, since_s: float = 0.0) -> None:
+        """Note that the engine does `what`, and has done so for `since_s`, whatever was noted meanwhile."""
+        since = max(self._began[0][0], self._clock() - since_s)
+        while self._began and self._began[-1][0] >= since:
+            self._began.pop()
+        if not self._began or self._began[-1][1] != what:
+            self._began.append((since, what))
+        if len(self._began) > MAX_DID:
+            self._leave_out()
+
+    def take(self) -> tuple[Did, ...]:
+        """Return what was done since the last call."""
+        now = self._clock()
+        ends = [*self._began, (now, "wait")]
+        self._began = [(now, self._began[-1][1])]
+        spans = ((what, now - began, ended - began) for (began, what), (ended, _) in pairwise(ends))
+        return tuple((what, min(TOLD_S, ago), min(TOLD_S, lasted)) for what, ago, lasted in spans if lasted > 0)
+
+    def _leave_out(self) -> None:
+        """Count the shortest span, and what follows if that is the same, to what came before."""
+        lengths = [ended - began for (began, _), (ended, _) in pairwise(self._began)]
+        shortest = min(range(1, len(lengths)), key=lengths.__getitem__)
+        is_same = self._began[shortest - 1][1] == self._began[shortest + 1][1]
+        del self._began[shortest : shortest + 1 + is_same]
+
+
 ENGINE_MODULE = "swarm.sampler.engine_child"
 
 ENGINE_VARIABLES = (
@@ -176,6 +215,7 @@ class EngineWorker:
         self.places = options.places or 1
         self.lockstep = True
         self.rates = Rates(self.places)
+        self.doings = Doings()
         self.last_install: Installed | None = None
         self.device_class: str = kind
         self._ended_at = 0.0
@@ -240,6 +280,8 @@ class EngineWorker:
         assert self.installed is None or head.version > self.installed
         self.installed = head.version
         self.last_install = done
+        self.doings.now("install", since_s=done.pause_s or done.seconds)
+        self.doings.now("draw" if self._drawing else "wait")
         return None
 
     async def draw_batch(self, leases: list[SealedLease], *, follows: bool = False) -> list[Answer]:
@@ -248,7 +290,8 @@ class EngineWorker:
         now = time.monotonic()
         between_s = now - self._ended_at if follows else 0.0
         jobs = tuple(_job(sealed, spec, now) for sealed in leases for spec in sealed.lease.samples)
-        generated = await self._child.call(Generate(jobs=jobs), Generated)
+        with self._draws():
+            generated = await self._child.call(Generate(jobs=jobs), Generated)
         self._ended_at = time.monotonic()
         self.rates.batch(generated, between_s)
         samples = iter(generated.samples)
@@ -260,15 +303,22 @@ class EngineWorker:
         return answers
 
     async def draw(self, sealed: SealedLease, spec: SampleSpec) -> Answer:
-        self._drawing += 1
-        try:
+        with self._draws():
             command = Generate(jobs=(_job(sealed, spec, time.monotonic()),))
             generated = await self._child.call(command, Generated)
             self.rates.sample(generated, self._drawing)
-        finally:
-            self._drawing -= 1
         (sampled,) = generated.samples
         return Answer(lease=sealed, rollouts=(_rollout(sealed.lease.group_id, spec.index, sampled),))
+
+    @contextmanager
+    def _draws(self) -> Iterator[None]:
+        self._drawing += 1
+        self.doings.now("draw")
+        try:
+            yield
+        finally:
+            self._drawing -= 1
+            self.doings.now("draw" if self._drawing else "wait")
 
     def check_fits(self, leases: list[SealedLease]) -> None:
         """Raise UserError if a sample is longer than this engine can draw. Submitting it as failed would spoil its

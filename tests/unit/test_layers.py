@@ -26,7 +26,10 @@ CORES = (
     "swarm.learner.alarms",
     "swarm.audit",
     "swarm.simulate",
+    "swarm.node.timeline",
     "swarm.node.waking",
+    "swarm.report.words",
+    "swarm.dashboard.digest",
 )
 """Rooms, and single modules of others."""
 
@@ -58,7 +61,7 @@ CROSSING = {
 """What a version costs a fleet is what the broadcast itself would plan for it, and a group is opened in a prediction by
 the rule that the rollout plane goes by."""
 
-ABOVE = ("swarm.node", "swarm.cli", "swarm.report", "swarm.redteam", "swarm.__main__")
+ABOVE = ("swarm.node", "swarm.cli", "swarm.dashboard", "swarm.report", "swarm.redteam", "swarm.__main__")
 ENGINES = tuple(f"swarm.sampler.{part}" for part in ("transformers", "vllm", "mlx", "proving", "room", "weights"))
 """What runs in the engine's process."""
 

@@ -251,6 +251,11 @@ class TreeCourier:
         self._whole_at: float | None = None
         self._complaints: dict[tuple[NodeId, int], None] = {}
 
+    def held_by(self, peer: NodeId) -> int:
+        """Return how many chunks a peer is known to hold; 0 for most whose parent is another node."""
+        link = self._links.get(peer)
+        return min(self._count, int.from_bytes(link.theirs).bit_count()) if link is not None else 0
+
     # -- routes and links ------------------------------------------------------------------------------------
 
     def set_routes(self, routes: Routing, *, now: float) -> None:

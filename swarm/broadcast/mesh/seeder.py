@@ -96,6 +96,7 @@ class Seeder:
             after._before = self
         self._resumed = resumed
         self._peers: dict[NodeId, _Peer] = {}
+        self._count = count
         self._undealt: deque[int] = deque(range(count))
         self._again: deque[int] = deque()
         self._waiting_for: dict[int, int] = {}
@@ -109,6 +110,13 @@ class Seeder:
     def dealt(self) -> bool:
         """True if every chunk was dealt, and every forwarder has passed on its chunks."""
         return not (self._undealt or self._again or self._waiting_for)
+
+    def held_by(self, peer: NodeId) -> int:
+        """Return about how many chunks a peer holds: what forwarders passed on, or what it said it holds."""
+        if (at := self._peers.get(peer)) is None:
+            return 0
+        settled = self._count - len(self._undealt) - len(self._again) - len(self._waiting_for) - len(at.copies)
+        return self._count if at.complete else max(0, settled, int.from_bytes(at.has).bit_count())
 
     # -- links -----------------------------------------------------------------------------------------------
 

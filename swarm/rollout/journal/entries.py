@@ -140,3 +140,4 @@ class RecordedRun:
     published: VersionPublished | None
     bound: BoundSet | None
     replaced: int = 0
+    given: Mapping[NodeId, tuple[int, int]] = field(default_factory=dict)  # Accepted rollouts and tokens, by node

@@ -107,6 +107,13 @@ def decode_payload(payload: bytes) -> Rollout:
     return _ROLLOUT.decode(payload)
 
 
+MAX_GIVEN = 4096  # Nodes whose rollouts are counted, those that gave most: as many as a learner knows at a time
+GIVEN = (
+    "SELECT n.name, count(*), sum(r.tokens) FROM rollouts r JOIN nodes n ON n.id = r.node "
+    "GROUP BY r.node ORDER BY sum(r.tokens) DESC LIMIT ?"
+)
+
+
 def read_run(connection: sqlite3.Connection, segments: Path) -> tuple[RecordedRun, list[tuple[int, int]]]:
     """Return where the run stands, and the waiting rollouts (number and index) whose payloads are lost."""
     groups: list[RecordedGroup] = []
@@ -130,6 +137,7 @@ def read_run(connection: sqlite3.Connection, segments: Path) -> tuple[RecordedRu
         published=read_version(connection),
         bound=None if bound is None else BoundSet(max_staleness=bound[0], publish_every_steps=bound[1]),
         replaced=replaced,
+        given={node: (rollouts, tokens) for node, rollouts, tokens in connection.execute(GIVEN, (MAX_GIVEN,))},
     )
     return run, lost
 

@@ -18,6 +18,17 @@ def test_a_version_is_broadcast_when_the_last_sampler_holds_it() -> None:
     assert tracker.last_broadcast_s == 3.5
 
 
+def test_it_tells_when_the_newest_version_is_everywhere_and_not_of_older_ones() -> None:
+    tracker, told = InstallTracker(), list[int]()
+    tracker.on_everywhere = lambda: told.append(1)
+    for number in (1, 2):
+        tracker.published(v(number), now=0.0)
+    tracker.installed(ALICE, v(1), now=1.0)
+    assert told == []
+    tracker.installed(ALICE, v(2), now=2.0)
+    assert told == [1]
+
+
 def test_a_newer_version_counts_for_the_older_ones() -> None:
     tracker = InstallTracker()
     tracker.published(v(1), now=0.0)

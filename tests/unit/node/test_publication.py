@@ -18,7 +18,7 @@ from swarm.node.publication import InstallTracker, Publication
 from swarm.rollout.journal.entries import VersionPublished
 from swarm.rollout.journal.journal import Journal
 from swarm.types import VersionId
-from tests.builders import v
+from tests.builders import ALICE, v
 from tests.unit.broadcast.test_receiver import SIZE, LearnerHost, World
 
 
@@ -44,6 +44,7 @@ class Life:
         self.learner, self.journal = learner, journal
         self.network = Network()
         self.told: list[VersionId] = []
+        self.did: list[str] = []
         self.said: list[str] = []
         training = SimpleNamespace(
             published=None, staged_step=0, stage_s=0.5, staging=directory / "staging.bin", stage=self._stage
@@ -55,7 +56,14 @@ class Life:
         self.step = 0
         self.tracker = InstallTracker()
         self.publication = Publication(
-            network, learner.service, rollouts, self.training, journal, self.tracker, say=self.said.append
+            network,
+            learner.service,
+            rollouts,
+            self.training,
+            journal,
+            self.tracker,
+            note=lambda lane, state, *times: self.did.append(state if len(times) == 1 else f"end of {state}"),
+            say=self.said.append,
         )
 
     async def _published(self, version: VersionId) -> None:
@@ -99,6 +107,8 @@ async def test_what_was_published_and_recorded_stands(world: World) -> None:
         assert await first.resume_at(0) == v(0)
         first.step = 3
         await first.publication.publish(3)
+        first.tracker.installed(ALICE, v(3), now=0.0)
+        assert first.did == ["encode", "send", "encode", "send", "end of send"]
     async with life(world) as second:
         assert await second.resume_at(3) == v(3)
         assert second.told == [v(3)]

@@ -89,6 +89,7 @@ class Run:
         self.events: list[str] = []
         self.steps: list[int] = []
         self.diverged = 0
+        self.did: list[str] = []
         self.training = Training(
             directory,
             LeadConfig(),
@@ -99,6 +100,7 @@ class Run:
             emit=lambda kind, **fields: self.events.append(kind),
             on_trained=lambda figures: self.steps.append(int(figures["step"])),
             on_divergence=self._note,
+            note=lambda lane, state, began: self.did.append(state),
         )
         self.child = Child(self.training.staging)
         self.training._trainer = cast(Any, self.child)
@@ -135,6 +137,7 @@ async def test_it_catches_up_on_the_recorded_batches_in_their_order(run: Run) ->
     assert run.steps == [1, 2, 3, 4]
     assert run.training.step == BATCHES
     assert run.said == ["training again on the recorded batches 0 to 3"]
+    assert run.did == ["train", "wait"]
 
 
 @pytest.mark.parametrize("call", ["train", "stage", "save"])
@@ -149,6 +152,8 @@ async def test_a_child_that_dies_in_any_call_is_brought_to_where_it_was(run: Run
     else:
         await run.training.save()
     assert run.child.starts == 2
+    assert set(run.did[:4]) == {"train", "stage", "wait"}
+    assert run.did[-1] == "wait"
     assert run.events == ["trainer_restarted"]
     assert run.child.trained[:4] == [0, 1, 0, 1]
     assert run.child.step == run.training.step == (3 if call == "train" else 2)

@@ -12,7 +12,8 @@ from rich.console import Console, RenderableType
 from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork
-from swarm.report.terminal import figures, live_view, plain_line, sparkline, status_screen, waiting_for
+from swarm.report.terminal import figures, live_view, plain_line, sparkline, status_screen
+from swarm.report.words import waiting_for
 from swarm.rollout.journal.entries import RecordedRun
 from swarm.rollout.journal.journal import Journal
 from swarm.settings import LeadConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.rollout import tally
+from swarm.rollout.messages import Offer
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB
 
@@ -38,3 +39,35 @@ def test_of_two_processes_of_one_node_the_second_gives_way_and_a_restarted_one_d
     assert heard(0, 0) == [False, False], "a sampler of an older release does not say which it is"
     assert not known.is_elsewhere(BOB, 5)
     assert [known.is_elsewhere(BOB, life) for life in (6, 7, 5, 6, 7, 5)] == [False, False, False, True, True, False]
+
+
+def test_a_rate_is_of_late_and_that_of_a_young_sampler_is_not_diluted() -> None:
+    recent = tally.Recent(now=100.0)
+    assert recent.per_s("tokens", now=100.0) == 0
+    for second in range(1, 11):
+        recent.add("tokens", 50, now=100.0 + second)
+    assert recent.per_s("tokens", now=110.0) == pytest.approx(50, rel=0.1)
+    for second in range(11, 300):
+        recent.add("up", 7, now=100.0 + second)
+    assert recent.per_s("up", now=400.0) < 7
+    assert recent.per_s("tokens", now=400.0) < 0.1
+
+
+def test_what_a_sampler_moved_is_the_difference_of_two_offers_and_a_restart_is_no_traffic() -> None:
+    stats = tally.SamplerStats(recent=tally.Recent(now=0.0))
+    for second, (sent, received) in enumerate(((5_000, 9_000), (6_000, 9_000), (100, 50), (100, 2_050))):
+        stats.heard_at = float(second)
+        stats.offered(Offer(sent_bytes=sent, received_bytes=received))
+    assert stats.recent.per_s("up", now=3.0) == pytest.approx(1_000 / 3, rel=0.1)
+    assert stats.recent.per_s("down", now=3.0) == pytest.approx(2_000 / 3, rel=0.1)
+
+
+def test_tokens_are_counted_in_all_and_of_each_sampler_that_is_there() -> None:
+    known = tally.Tally()
+    known.begin(now=0.0)
+    known.samplers[ALICE] = tally.SamplerStats(recent=tally.Recent(now=0.0))
+    for node, tokens in ((ALICE, 300), (BOB, 600)):
+        known.accepted(node, tokens, now=1.0)
+    status = known.status(now=1.0, why_idle=lambda node: "")
+    assert status["tokens_per_s"] == 900
+    assert [one["tokens_per_s"] for one in status["samplers"]] == [300]

@@ -1,0 +1,185 @@
+"""What the page shows of a run, from its node's status and its files: header, tiles, nodes, links, versions.
+
+Pure, and total: whatever a status has in it, the result is bounded and is JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Protocol
+
+from swarm.report.words import (
+    ID_LENGTH,
+    JOIN_LENGTH,
+    MOST_CHARACTERS,
+    STAGES,
+    bottleneck,
+    discarded,
+    finite,
+    learner_figures,
+    mean_length,
+    newest_stages,
+    nodes,
+    number,
+    part,
+    parts,
+    told,
+    words,
+)
+from swarm.types import printable
+
+MOST_NODES, MOST_LINKS, MOST_VERSIONS = 4096, 2000, 8  # A learner serves no more nodes, and names no more of the others
+MOST_ITEMS = 1025  # Of any other list: an age for each bound that can be set
+TEXTS = ("node", "name", "role", "state", "engine", "precision", "version", "why", "class")
+COLUMNS = (
+    *TEXTS[:7],
+    *("lag", "tokens_per_s", "rollouts_per_s", "accepted", "stale", "invalid", "up_bytes_per_s", "down_bytes_per_s"),
+    *("cost_per_hour", "cost", "last_seen_s", "why", "class"),
+)
+TILES: tuple[tuple[str, str, str, str | None, tuple[str, ...]], ...] = (
+    ("reward", "Reward", "reward", "reward", ("exact match",)),
+    ("held_out", "Held-out", "held-out", "exact_match", ("best held-out",)),
+    ("rollouts_per_s", "Rollouts", "of all nodes", "rollouts_per_s", ("accepted",)),
+    ("tokens_per_s", "Tokens", "tokens", None, ("tokens accepted",)),
+    ("busy", "Learner busy", "learner busy", None, ("step takes", "train step", "predicted idle")),
+    ("staleness", "Staleness", "staleness", "staleness/mean", ("staleness aim",)),
+    ("discarded", "Discarded", "discarded", None, ("refused", "dropped", "withheld")),
+    ("broadcast", "Broadcast", "time to install", "broadcast_s", STAGES),
+    ("samplers", "Samplers", "samplers", "active", ("active",)),
+    ("cost", "Cost", "cost of an hour", "cost_total", ("cost", "cost of a step", "of a million tokens")),
+)
+"""Id, label, the figure that it shows, the column of its curve, and figures beside it."""
+
+STATES = {"alive": "active", "suspect": "silent"}  # Gossip's words
+SILENT_BEATS = 1.5  # Missed before a sampler is shown as silent; after three it is gone
+LITTLE = 0.1  # Share of the time or of the rollouts that may be lost before a tile says so by its tone
+SIZES = ("raw_bytes", "encoded_bytes", "sent_bytes", "stage_s", "prepared_s", "last_complete_s", "repairs", "complete")
+
+
+class Known(Protocol):
+    """What is used of report.figures.Figures."""
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def began(self) -> float | None: ...
+
+
+def digest(status: Mapping[str, Any], figures: Known, *, now: float) -> dict[str, Any]:
+    """`now` is the wall clock, in seconds."""
+    config, ages = figures.config, status.get("ages")
+    return {
+        "at": now,
+        **{name: words(status, name) for name in ("state", "fault", "waits_for", "node", "swarm", "version")},
+        "join": words(status, "join", JOIN_LENGTH),
+        **{name: words(config, name) for name in ("model", "task")},
+        **{name: int(number(status, name)) for name in ("step", "steps")},
+        "alarm": words(part(status, "alarm"), "text"),
+        "target": finite(config.get("target")),
+        "time_left_s": _time_left_s(status),
+        "began": finite(figures.began),
+        "bottleneck": bottleneck(status),
+        "tiles": _tiles(status),
+        "nodes": {"columns": list(COLUMNS), "rows": list(islice(_rows(status, config), MOST_NODES))},
+        "links": _links(status.get("links")),
+        "versions": _versions(status),
+        "staleness": {
+            "bound": number(status, "max_staleness"),
+            "counts": [finite(count) or 0 for count in ages[:MOST_ITEMS]] if isinstance(ages, list) else [],
+        },
+        **{name: _plain(status.get(name)) or [] for name in ("settings", "barred")},
+    }
+
+
+def _time_left_s(status: Mapping[str, Any]) -> float | None:
+    """Steps left, at the median pace of the last ones; None while nothing is known of it, or nothing happens."""
+    left, step_s = number(status, "steps") - number(status, "step"), finite(status.get("step_s"))
+    return left * step_s if step_s is not None and left >= 0 and status.get("state") == "running" else None
+
+
+def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the terminal says, ordered. A tile whose text is "" is not known yet."""
+    known, metrics, capacity = learner_figures(status), part(status, "metrics"), part(status, "capacity")
+    held_out: Mapping[str, Any] = next(reversed(parts(status, "held_out")), {})
+    idle, bound, lost = finite(capacity.get("idle_share")), number(status, "max_staleness"), discarded(status)
+    accepted, rate = number(part(status, "cost"), "rollouts_accepted"), number(status, "rollouts_per_s")
+    known |= {stage: f"{seconds:.3g} s" for stage, seconds in newest_stages(status).items()}
+    known["active"] = told(capacity.get("active"), "{:.0f}")
+    known["learner busy"] = "" if idle is None else f"{1 - idle:.1%}"
+    values = {
+        "reward": metrics.get("reward"),
+        "held_out": held_out.get("exact_match"),
+        "rollouts_per_s": rate,
+        "tokens_per_s": rate * mean_length(status),
+        "busy": None if idle is None else 1 - idle,
+        "staleness": metrics.get("staleness/mean"),
+        "discarded": lost,
+        "broadcast": status.get("broadcast_s"),
+        "samplers": capacity.get("active"),
+        "cost": part(status, "cost").get("cost_per_hour"),
+    }
+    tones = {
+        "busy": "warn" if (idle or 0.0) > max(LITTLE, number(capacity, "idle_target")) else "",
+        "staleness": "bad" if number(metrics, "staleness/max") > bound else "",
+        "discarded": "warn" if lost > LITTLE * (lost + accepted) else "",
+    }
+    tiles = []
+    for name, label, figure, series, beside in TILES:
+        text, _, rest = known[figure].partition(", ")
+        said = [["and", rest], *([one, known.get(one, "")] for one in beside)]
+        tile = {"id": name, "label": label, "text": text, "value": finite(values[name]) if text else None}
+        tiles.append(
+            {**tile, "series": series, "tone": tones.get(name, ""), "details": [one for one in said if one[1]]}
+        )
+    return tiles
+
+
+def _rows(status: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[list[Any]]:
+    silent_s = SILENT_BEATS * number(config, "beat_s")
+    own = {"role": "learner", "lag": 0, "last_seen_s": 0.0, "up_bytes_per_s": status.get("uplink_bytes_per_s")}
+    name = words(config, "nickname", 64) or words(status, "node", ID_LENGTH)
+    yield _row({**status, **own, "name": name, "rollouts_per_s": None, "why": words(status, "waits_for")})
+    for node in nodes(status):
+        state = str(node.get("state"))
+        is_silent = node["role"] == "sampler" and 0 < silent_s < node["last_seen_s"]
+        yield _row({**node, "state": "silent" if is_silent else STATES.get(state, state)})
+
+
+def _row(node: Mapping[str, Any]) -> list[Any]:
+    return [_text(node.get(name)) or None if name in TEXTS else finite(node.get(name)) for name in COLUMNS]
+
+
+def _links(found: object) -> list[list[Any]]:
+    links = found[:MOST_LINKS] if isinstance(found, list | tuple) else ()
+    whole = [one for one in links if isinstance(one, list | tuple) and len(one) == 4]
+    return [[_text(sender), _text(to), finite(rate), _text(version) or None] for sender, to, rate, version in whole]
+
+
+def _versions(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    broadcasts = part(status, "broadcasts")
+    found = []
+    for version in list(broadcasts)[-MOST_VERSIONS:]:
+        one = part(broadcasts, version)
+        shares = {name: _plain(part(one, name)) for name in ("codecs", "installed_s", "progress")}
+        of = max(number(status, "streams"), number(one, "complete"))
+        found.append({"version": _text(version), **{name: finite(one.get(name)) for name in SIZES}, **shares, "of": of})
+    return found
+
+
+def _text(value: object) -> str:
+    return printable(value[:MOST_CHARACTERS]) if isinstance(value, str) else ""
+
+
+def _plain(value: object, depth: int = 3) -> Any:
+    """`value` as bounded JSON: finite numbers, printable words, and not too many of either."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return value if finite(value) is not None else None
+    if isinstance(value, dict) and depth:
+        return {_text(name): _plain(one, depth - 1) for name, one in islice(value.items(), MOST_NODES)}
+    if isinstance(value, list | tuple) and depth:
+        return [_plain(one, depth - 1) for one in value[:MOST_ITEMS]]
+    return _text(value)

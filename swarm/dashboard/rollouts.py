@@ -1,0 +1,73 @@
+"""Groups of rollouts out of a run's journal, newest first. Blocking; a run that goes on is only read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import Damaged, UserError
+from swarm.report.samples import Read
+from swarm.rollout.journal.index import FINISHES, reading
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, group_rows, rollout_rows
+from swarm.rollout.journal.segments import read_payload
+
+TEXT_CHARS = 20_000  # Of one text: more than anybody reads in a list
+ANSWER_CHARS = 2_000_000  # Of one answer: with a thousand rollouts in a group each is cut shorter
+GROUPS = 50  # In one answer
+
+ANY_ROLLOUT = "number < ? AND EXISTS (SELECT 1 FROM rollouts WHERE rollouts.number = groups.number)"
+
+
+def read_groups(run_dir: Path, read: Read, *, before: int, count: int) -> dict[str, Any]:
+    """Return up to `count` groups below number `before`, as the page shows them, and the number to go on from."""
+    if not (run_dir / DATABASE).is_file():
+        return {"groups": [], "next": None, "fault": "the run has recorded nothing yet"}
+    found: list[dict[str, Any]] = []
+    left, lost = ANSWER_CHARS, 0
+    try:
+        with reading(run_dir / DATABASE) as journal:
+            order = f"number DESC LIMIT {min(count, GROUPS) + 1}"
+            rows = list(group_rows(journal, ANY_ROLLOUT, before, order=order))
+            for group in rows[:-1] if len(rows) > min(count, GROUPS) else rows:
+                if left <= 0:
+                    break
+                one = _group(group, rollout_rows(journal, group.number), run_dir / SEGMENTS, read)
+                left -= sum(len(rollout["completion"]) for rollout in one["rollouts"])
+                lost += sum(rollout["lost"] for rollout in one["rollouts"])
+                found.append(one)
+    except (Damaged, UserError) as fault:
+        return {"groups": found, "next": None, "fault": str(fault)}
+    words = f"the texts of {lost} rollouts are damaged or no longer kept" if lost else ""
+    return {"groups": found, "next": found[-1]["group"] if len(found) < len(rows) else None, "fault": words}
+
+
+def _group(group: GroupRow, rows: list[RolloutRow], segments: Path, read: Read) -> dict[str, Any]:
+    prompt = read[0](group.number)
+    chars = min(TEXT_CHARS, ANSWER_CHARS // max(1, len(rows)))
+    return {
+        "group": group.number,
+        "step": None if group.step is None else group.step + 1,
+        "dropped": group.reason,
+        "prompt": prompt.text[:TEXT_CHARS],
+        "wanted": prompt.answer[:TEXT_CHARS],
+        "rollouts": [_rollout(group, row, segments, read, chars) for row in rows],
+    }
+
+
+def _rollout(group: GroupRow, row: RolloutRow, segments: Path, read: Read, chars: int) -> dict[str, Any]:
+    payload, score = read_payload(segments, row.place), row.score
+    rollout = None if payload is None else decode_payload(payload)
+    return {
+        "index": row.idx,
+        "reward": row.reward,
+        "exact": None if row.exact is None else bool(row.exact),
+        "finish": FINISHES[row.finish],
+        "tokens": row.tokens,
+        "node": row.node,
+        "staleness": None if group.step is None else group.step - row.oldest,
+        "spans": [[str(span.version), span.end - span.start] for span in rollout.spans] if rollout else [],
+        "parts": {name[:64]: value for name, value in score.parts.items()} if score else {},
+        "completion": read[1](rollout.tokens().tolist())[:chars] if rollout else "",
+        "lost": rollout is None,
+    }

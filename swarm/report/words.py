@@ -1,0 +1,336 @@
+"""What a status says, in words: one source for the terminal, the page and the report.
+
+Everything here is pure, and takes any status: what strangers sent, or an older file says, is left out where it is not
+what it should be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from statistics import fmean, median
+from typing import Any
+
+from swarm.types import printable
+
+MOST_CHARACTERS = 400  # Of anybody's words in one place
+MOST_COUNTED = 16  # Reasons told beside one another
+ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
+JOIN_LENGTH = 4096  # A join line names eight addresses at most
+BUSY = 0.02  # Idle share below which nobody asks what a learner waits for
+
+
+def finite(value: object) -> float | None:
+    """`value` if it is a finite number, else None; true and false are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def number(known: Mapping[str, Any], name: str) -> float:
+    """A figure of `known`; 0 if it is missing or is none."""
+    return finite(known.get(name)) or 0.0
+
+
+def part(known: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A mapping within `known`; {} if it is missing or is none."""
+    found = known.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def parts(known: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The mappings in a list within `known`."""
+    found = known.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def members(known: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The mappings in a mapping within `known`, in its order."""
+    return [one for one in part(known, name).values() if isinstance(one, dict)]
+
+
+def words(known: Mapping[str, Any], name: str, most: int = MOST_CHARACTERS) -> str:
+    """Anybody's words within `known`: one line without escapes, of `most` characters; "" if there are none."""
+    found = known.get(name)
+    return printable(found[:most]) if isinstance(found, str) else ""
+
+
+def told(value: object, form: str) -> str:
+    """A figure in its form; "" if there is none."""
+    return "" if (found := finite(value)) is None else form.format(found)
+
+
+def shown(value: float | None) -> str:
+    """A value in few characters."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e12 else f"{value:.3g}"
+
+
+def counted(count: float, what: str) -> str:
+    return f"{count:.0f} {what}{'' if count == 1 else 's'}"
+
+
+def counts(known: Mapping[str, Any], *, without: str = "") -> str:
+    """How many of each."""
+    found = [(name, finite(count)) for name, count in known.items() if name != without]
+    return ", ".join(f"{count:,.0f} {printable(str(name)[:40])}" for name, count in found[:MOST_COUNTED] if count)
+
+
+def in_bytes(count: float) -> str:
+    units = ["TB", "GB", "MB", "kB", "B"]
+    while count >= 1000 and len(units) > 1:
+        count, _ = count / 1000, units.pop()
+    return f"{count:.3g} {units[-1]}"
+
+
+# -- what a learner waits for, and why -----------------------------------------------------------------------
+
+
+def waiting_for(status: Mapping[str, Any] | None) -> str:
+    """What the learner waits for; "" while it works. `status` is None while it does not answer."""
+    if status is None:
+        return "the learner's process to start"
+    if status.get("state") == "paused" or status.get("waits_for"):
+        return words(status, "fault" if status.get("state") == "paused" else "waits_for")
+    samplers = parts(status, "samplers")
+    if not samplers:
+        return "samplers: none is here" if status.get("metrics") else "the first sampler to make contact"
+    if not any(sampler.get("installed") for sampler in samplers):
+        return f"{counted(len(samplers), 'sampler')} to fetch and load the weights"
+    if not status.get("metrics"):
+        wanted, accepted = number(status, "batch_rollouts"), number(part(status, "cost"), "rollouts_accepted")
+        return f"the first batch: {min(wanted, accepted):.0f} of {wanted:.0f} rollouts"
+    return ""
+
+
+def bottleneck(status: Mapping[str, Any] | None) -> str:
+    """What keeps the learner from going faster, in one sentence: what was measured, and what binds by the capacity
+    model's prediction. "" once the run is over."""
+    state, waits = ("", "") if status is None else (status.get("state"), waiting_for(status))
+    if status is None or (waits and state != "paused"):
+        return f"waiting for {waiting_for(status)}"
+    if state in ("paused", "finished"):
+        return f"paused: {waits}" if state == "paused" else ""
+    capacity = part(status, "capacity")
+    standby, idle = number(capacity, "standby"), finite(capacity.get("idle_share"))
+    if standby and not number(capacity, "active"):
+        reasons = (words(sampler, "standby") for sampler in parts(status, "samplers"))
+        return f"all {counted(standby, 'sampler')} wait on standby: {next(filter(None, reasons), 'none is chosen')}"
+    if idle is None:
+        return "what binds is known after the second step"
+    if idle <= max(BUSY, number(capacity, "idle_target")):
+        return f"nothing binds: the learner is busy {_share(1 - idle)} of the time"
+    return f"learner idle {_share(idle)}: {_rewards(status) or _binds(status, capacity)}"
+
+
+def _rewards(status: Mapping[str, Any]) -> str:
+    """Rewards bind if more rollouts wait for theirs than are being drawn, and for most of a step."""
+    unscored, took_s, step_s = (number(status, name) for name in ("rollouts_unscored", "reward_s", "step_s"))
+    if unscored <= number(status, "samples_leased") or took_s < step_s / 2:
+        return ""
+    return f"rewards bind: {unscored:,.0f} rollouts wait for theirs, {took_s:.2g} s where a step takes {step_s:.2g} s"
+
+
+def _binds(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
+    why = words(capacity, "why")
+    match capacity.get("binds"):
+        case "rate" if why.startswith("the budget"):
+            return why
+        case "rate":
+            return _too_few(status, capacity) or why
+        case "broadcast":
+            return _slow_version(status) or why
+        case "generation":
+            return _long_answers(status, part(capacity, "inputs")) or why
+        case "learner":
+            audit = number(part(status, "metrics"), "audit/time_share")
+            of_audit = f", and {_share(audit)} of its time is the audit" if audit >= BUSY else ""
+            return f"these samplers should keep it idle {_share(number(capacity, 'predicted_idle_share'))}{of_audit}"
+    return "what binds is known once an install was timed"
+
+
+def _too_few(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
+    """How many more samplers would do: what is missing of the rate that the model needs, over the rate that one more of
+    a class gives in time. That is the median of its measured rates, times the share of the active samplers' rates that
+    is in time. The class is the cheapest per rollout that is here; among equals the most common one."""
+    needed, useful = finite(capacity.get("rollouts_per_s_needed")), number(capacity, "rollouts_per_s_useful")
+    rates, active = defaultdict[tuple[float, str], list[float]](list), 0.0
+    for sampler in parts(status, "samplers"):
+        rate = number(part(part(part(capacity, "inputs"), "by_node"), words(sampler, "node")), "rollouts_per_s")
+        if rate > 0:
+            rates[number(sampler, "cost_per_hour") / rate, words(sampler, "device_class", 40)].append(rate)
+            active += 0.0 if sampler.get("standby") else rate
+    if needed is None or not useful or not active:
+        return ""
+    if needed <= useful:
+        return f"samplers are the bottleneck, though {useful:.3g} rollouts/s should come in time and {needed:.3g} do"
+    cheapest = min(price for price, _ in rates)
+    chosen = max((len(found), name, median(found)) for (price, name), found in rates.items() if price == cheapest)
+    more = math.ceil((needed - useful) / (chosen[2] * min(1.0, useful / active)))
+    of_class = f" of class {chosen[1]}" if chosen[1] else ""
+    return f"samplers are the bottleneck; {more:,} more{of_class} would do"
+
+
+STAGES = ("staging", "encoding", "sending", "installing")
+
+
+def stages(version: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each stage of a version, from the learner's step to the last engine; none that is not over."""
+    sent_s, installed_s = number(version, "last_complete_s"), number(part(version, "installed_s"), "100")
+    seconds = (number(version, "stage_s"), number(version, "prepared_s"), sent_s, installed_s - sent_s)
+    return {name: s for name, s in zip(STAGES, seconds, strict=True) if s > 0}
+
+
+def newest_stages(status: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the newest version that all samplers have; {} before there is one."""
+    versions = reversed(members(status, "broadcasts"))
+    return next((s for s in map(stages, versions) if "installing" in s), {})
+
+
+def _slow_version(status: Mapping[str, Any]) -> str:
+    found = newest_stages(status)
+    period_s = number(status, "step_s") * max(1.0, number(status, "publish_every_steps"))
+    longest = max(found, key=lambda name: found[name], default="")
+    return f"broadcast binds: {found[longest]:.2g} of {period_s:.2g} s are {longest}" if found else ""
+
+
+def _long_answers(status: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    """A place's time for a completion, and what the bound leaves for it (capacity/model.py, slack_s)."""
+    workers, bound = members(inputs, "by_node"), number(status, "max_staleness")
+    rate = sum(number(worker, "rollouts_per_s") for worker in workers)
+    places = sum(number(worker, "samples_at_once") for worker in workers if worker.get("rollouts_per_s"))
+    left_s = (bound + 1 - number(status, "publish_every_steps")) * number(inputs, "train_step_s")
+    return (
+        f"generation binds: a completion takes {places / rate:.2g} s, and a bound of {bound:.0f} leaves {left_s:.2g} s"
+        " for it and for the broadcast"
+        if rate
+        else ""
+    )
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+# -- the nodes of a swarm ------------------------------------------------------------------------------------
+
+INVALID = ("malformed", "future", "duplicate", "barred")  # Verdicts that a sampler in order gets by accident at most
+
+
+def mean_length(status: Mapping[str, Any]) -> float:
+    """Tokens of an accepted completion; 0 before there was one."""
+    lengths = part(part(status, "capacity"), "inputs").get("lengths")
+    known = [n for n in map(finite, islice(lengths, 64)) if n is not None] if isinstance(lengths, list) else []
+    return fmean(known) if known else number(part(status, "metrics"), "completions/mean_length")
+
+
+def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What any node's status says of each other node, by the names of the page's columns; samplers come first."""
+    newest, length, costs = words(status, "version", 40), mean_length(status), part(part(status, "cost"), "by_node")
+    known = set()
+    for sampler in parts(status, "samplers"):
+        known.add(node := words(sampler, "node"))
+        verdicts, rate = part(sampler, "verdicts"), number(sampler, "rollouts_per_s")
+        engine, _, rest = words(sampler, "engine", 80).partition("/")
+        yield {
+            **sampler,
+            "name": words(sampler, "nickname", 64) or node[:ID_LENGTH],
+            "role": "sampler",
+            "state": "standby" if sampler.get("standby") else "active" if sampler.get("installed") else "fetching",
+            "engine": engine,
+            "precision": rest.partition("/")[0],
+            "version": words(sampler, "installed", 40),
+            "lag": _lag(newest, words(sampler, "installed", 40)),
+            "tokens_per_s": rate * length if length else None,
+            "accepted": number(verdicts, "accepted"),
+            "stale": number(verdicts, "stale") + number(part(sampler, "dropped"), "stale"),
+            "invalid": sum(number(verdicts, name) for name in INVALID),
+            "cost": costs.get(node),
+            "last_seen_s": number(sampler, "silent_s"),
+            "why": words(sampler, "standby"),
+            "class": words(sampler, "device_class", 40),
+        }
+    members = (*parts(status, "publics"), *({**one, "state": "leaf"} for one in parts(status, "leaves")))
+    for member in members:
+        if (node := words(member, "node")) not in known:
+            yield {
+                **member,
+                "name": node[:ID_LENGTH],
+                "version": words(member, "held", 40),
+                "last_seen_s": number(member, "beat_s"),
+                "why": words(member, "address").rpartition("/")[2]
+                + told(member.get("leaves") or None, ", {:.0f} leaves"),
+            }
+
+
+def _lag(newest: str, held: str) -> int | None:
+    """Versions between two of one incarnation."""
+    (life, _, last), (same, _, at) = newest.partition("."), held.partition(".")
+    return int(last) - int(at) if life == same and last.isdecimal() and at.isdecimal() else None
+
+
+# -- a learner's figures -------------------------------------------------------------------------------------
+
+
+def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
+    """Names and values of what a learner has done, with units; "" for those not known yet."""
+    metrics, capacity, cost = (part(status, name) for name in ("metrics", "capacity", "cost"))
+    accepted, total, standby = number(cost, "rollouts_accepted"), number(cost, "cost_total"), capacity.get("standby")
+    samplers = told(len(parts(status, "samplers")) or None, "{:.0f}")
+    of_bound = f", max {number(status, 'max_staleness_seen'):.0f} of {number(status, 'max_staleness'):.0f}"
+    by, tokens_per_s = words(metrics, "staleness/by", 40), number(status, "rollouts_per_s") * mean_length(status)
+    per_token, lost = finite(cost.get("cost_per_token")), discarded(status)
+    return {
+        "step": f"{number(status, 'step'):.0f} of {number(status, 'steps'):.0f}",
+        "version": words(status, "version", 40),
+        "reward": told(metrics.get("reward"), "{:.3f}"),
+        "exact match": told(metrics.get("exact_match"), "{:.3f}"),
+        "held-out": _measured(next(reversed(parts(status, "held_out")), {})),
+        "best held-out": _measured(part(status, "best")),
+        "samplers": samplers + (told(standby or None, ", {:.0f} on standby") if samplers else ""),
+        "staleness": told(metrics.get("staleness/mean"), "{:.1f}" + of_bound),
+        "staleness aim": (told(metrics.get("staleness/aim"), "{:.1f}, ") + f"by {by}") if by else "",
+        "accepted": f"{accepted:,.0f} rollouts" if accepted else "",
+        "of all nodes": f"{number(status, 'rollouts_per_s'):.4g} rollouts/s" if accepted else "",
+        "tokens": f"{shown(tokens_per_s)} tokens/s" if accepted and tokens_per_s else "",
+        "tokens accepted": told(cost.get("tokens_accepted") or None, "{:,.0f}"),
+        "discarded": f"{lost:,.0f} rollouts" if lost or accepted else "",
+        "refused": counts(part(status, "verdicts"), without="accepted"),
+        "dropped": counts(part(status, "rollouts_dropped")),
+        "withheld": _withheld(part(status, "rollouts_withheld")),
+        "train step": told(metrics.get("train_step_s"), "{:.2f} s"),
+        "trainer held up": told(metrics.get("stage_s") or None, "{:.2f} s"),
+        "until published": told(metrics.get("prepared_s") or None, "{:.2f} s"),
+        "time to install": told(status.get("broadcast_s"), "{:.2f} s"),
+        "step takes": told(status.get("step_s"), "{:.3g} s"),
+        "learner idle": told(capacity.get("idle_share"), "{:.1%}"),
+        "predicted idle": told(capacity.get("predicted_idle_share"), "{:.1%}"),
+        "cost": f"{total:.2f}" if total else "",
+        "cost of an hour": told(cost.get("cost_per_hour") or None, "{:.2f}"),
+        "of a million tokens": told(1e6 * per_token if per_token else None, "{:.4g}"),
+        "cost of a step": told(cost.get("cost_per_step") if total else None, "{:.4g}"),
+    }
+
+
+def discarded(status: Mapping[str, Any]) -> float:
+    """Rollouts that were drawn in vain: refused, dropped after they were accepted, or withheld from training."""
+    ways = [part(status, name) for name in ("verdicts", "rollouts_dropped", "rollouts_withheld")]
+    return sum(number(way, name) for way in ways for name in way if name != "accepted")
+
+
+def _withheld(found: Mapping[str, Any]) -> str:
+    """By far the most are one liar's, if there is one."""
+    worst = max(found, key=lambda name: number(found, name), default="")
+    total = sum(number(found, name) for name in found)
+    return f"{total:,.0f} rollouts, {number(found, worst):,.0f} of {printable(worst[:40])}" if total else ""
+
+
+def _measured(found: Mapping[str, Any]) -> str:
+    return told(found.get("exact_match"), f"{{:.3f}}, version {number(found, 'version'):.0f}")
