@@ -62,10 +62,10 @@ class Flag:
 
 class Change(Enum):
     """When a setting of a run may be changed. A setting without this mark is fixed: the recorded batches depend on it,
-    and training on them with another value would be another run."""
+    and training on them with another value would be another run. What is set while it runs is recorded with them."""
 
     RESUMED = "when the run is resumed"
-    RUNNING = "then, and by `echo-node set` while the learner runs"
+    RUNNING = "by `echo-node set` while the learner runs"
 
 
 RESUMED, RUNNING = Change
@@ -154,13 +154,13 @@ class LeadConfig(BaseModel):
     ] = None
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Seed of prompts, samples and batches.")] = 0
     device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ..."), RESUMED] = "auto"
-    max_staleness: Annotated[Bound, Flag(MOST, "S: 0 is on-policy, 1 and more overlap."), RUNNING] = 2
+    max_staleness: Annotated[Bound, Flag(MOST, "S: 0 is on-policy, 1 and more overlap."), RESUMED, RUNNING] = 2
     freshness: Annotated[
         Freshness,
         Flag(LEARNING, "adaptive keeps rollouts as young as the fleet allows, off opens them as early as S allows."),
         RESUMED,
     ] = "adaptive"
-    publish_every_steps: Annotated[Whole, Flag(LEARNING, "K, at most S + 1."), RESUMED] = 1
+    publish_every_steps: Annotated[Whole, Flag(LEARNING, "K, at most S + 1."), RESUMED, RUNNING] = 1
     hold_s: Annotated[
         float,
         Field(ge=0),
@@ -180,6 +180,7 @@ class LeadConfig(BaseModel):
         float | None,
         Field(gt=0, le=1),
         Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4; tenfold for an adapter"),
+        RUNNING,
     ] = None
     adapter: Annotated[
         int | None, Field(ge=1, le=1024), Flag(LEARNING, "Rank: train an adapter (LoRA); the model is frozen.", "none")
@@ -289,6 +290,7 @@ class LeadConfig(BaseModel):
         Field(gt=0, le=1e12),
         Flag(MONEY, "End the run, with a checkpoint, once it has cost this much."),
         RESUMED,
+        RUNNING,
     ] = None
     cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine per hour."), RESUMED] = 0.0
     egress_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic, per 1e9 bytes."), RESUMED] = 0.0
@@ -348,9 +350,8 @@ class LeadConfig(BaseModel):
         return self.loss_normalisation or ("rollouts" if self.objective == "gspo" else "tokens")
 
 
-CHANGEABLE = {
-    name: mark for name, field in LeadConfig.model_fields.items() for mark in field.metadata if isinstance(mark, Change)
-}  # Settings that may differ when a run is resumed, and when
+# Settings that may differ when a run is resumed
+CHANGEABLE = frozenset(name for name, field in LeadConfig.model_fields.items() if RESUMED in field.metadata)
 
 
 CLOCK_TIME = r"([01]?\d|2[0-3]):([0-5]\d)"

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -26,6 +27,7 @@ from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 from swarm.extras import lacking, require
+from swarm.node.dials import DIALS
 from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config, read_toml
 from swarm.types import printable
 
@@ -65,6 +67,7 @@ Examples, with the line that `lead` prints:
   echo-node join --bootstrap echo1:...
   echo-node join --bootstrap echo1:... --role relay
 """
+SET_KEYS = "\b\nKeys:\n" + "\n".join(f"  {key:<20} {dial.help}" for key, dial in DIALS.items())
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings; options override it.", rich_help_panel=MOST)
@@ -139,7 +142,7 @@ def lead(
         if settings.dashboard == "off":
             return nullcontext()
         status = lambda: node.status() if node.is_up else None  # noqa: E731
-        run = Run(directory=run_dir, readers=node.readers, status=status, change=node._change)
+        run = Run(directory=run_dir, readers=node.readers, status=status, change=partial(node.change, by="page"))
         return beside(run, settings.dashboard, view.say)
 
     dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
@@ -215,7 +218,7 @@ app.command()(status)
 app.command()(doctor)
 for own in (pause, resume, finish, leave, limits, logs):
     app.command()(own)
-app.command("set")(set_value)
+app.command("set", epilog=SET_KEYS)(set_value)
 app.command()(audit)
 app.command()(verify)
 app.command()(report)

@@ -15,6 +15,7 @@ import typer
 
 from swarm.cli.own import StateDir, ask_own
 from swarm.errors import Damaged, UserError
+from swarm.node.dials import DIALS, checked
 from swarm.types import printable
 
 if TYPE_CHECKING:
@@ -35,19 +36,19 @@ export_app = typer.Typer(help="Write parts of a run for other programs.")
 
 
 def set_value(
-    name: Annotated[str, typer.Argument(help="max-staleness, or max_staleness as in a file; nothing else can be set.")],
-    value: Annotated[int, typer.Argument(min=0, help="The new S.")],
-    run_dir: Annotated[Path | None, typer.Option(help="Default: of the one learner that runs under runs/.")] = None,
+    words: Annotated[
+        list[str], typer.Argument(metavar="[RUN] KEY=VALUE...", help="RUN: default, the one that runs under runs/.")
+    ],
 ) -> None:
-    """Change a setting of a running learner. It runs on this machine; the change holds from the next step on."""
+    """Change a running learner, on this machine: its pace, its budget, who takes part; or pause it, or end it."""
     from swarm.node.control import ask_for
-    from swarm.settings import CHANGEABLE, RUNNING
 
-    setting = name.replace("-", "_")
-    if CHANGEABLE.get(setting) is not RUNNING:
-        can = ", ".join(one.replace("_", "-") for one, when in CHANGEABLE.items() if when is RUNNING)
-        raise UserError(f"{name} cannot be set on a running learner: {can} can")
-    typer.echo(asyncio.run(ask_for(run_dir or _the_running_one(), {setting: value})))
+    is_run = "=" not in words[0] and words[0].replace("-", "_") not in DIALS
+    pairs = [word.partition("=") for word in words[is_run:]]
+    if not all(equals for _, equals, _ in pairs) or not pairs:
+        raise UserError("write KEY=VALUE, such as max_staleness=4; `echo-node set --help` lists the keys")
+    wanted = checked({key: value for key, _, value in pairs})
+    typer.echo(asyncio.run(ask_for(Path(words[0]) if is_run else _the_running_one(), wanted)))
 
 
 def audit(
@@ -55,19 +56,12 @@ def audit(
     node: Annotated[
         str | None, typer.Option(help="Show the evidence against this sampler, rollout by rollout.")
     ] = None,
-    let_in: Annotated[
-        str | None, typer.Option(help="Let this sampler back in, as a newcomer; the run goes on.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show which samplers were caught in a run, by what, and the evidence: rollouts that their seeds do not draw."""
     from swarm.node.auditing import evidence_in
-    from swarm.node.control import ask_for
 
     directory = run_dir or _the_running_one()
-    if let_in is not None:
-        typer.echo(asyncio.run(ask_for(directory, {"let_in": let_in})))
-        return
     if not directory.is_dir():
         raise UserError(f"there is no run directory {directory}")
     found = [one for one in evidence_in(directory) if node in {None, one["node"]}]
@@ -287,7 +281,7 @@ def _the_running_one() -> Path:
 
     found = [path.parent for path in Path("runs").glob(f"*/{SOCKET}") if is_served(path.parent)]
     if len(found) != 1:
-        raise UserError(f"{len(found) or 'no'} learners run under runs/ here: name one with --run-dir")
+        raise UserError(f"{len(found) or 'no'} learners run under runs/ here: name its run directory")
     return found[0]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from swarm.dashboard.digest import digest
 from swarm.dashboard.feed import Feed
 from swarm.node.metrics import EVENTS
 from swarm.process import in_thread
@@ -134,10 +135,6 @@ class Source:
                 "event_counts": found.kinds,
             }
         )
-
-
-def digest(status: Mapping[str, Any], figures: Figures, *, now: float) -> dict[str, Any]:
-    return {"at": now, "state": status.get("state", ""), "step": figures.steps, "tiles": []}
 
 
 def encode(value: Any) -> bytes:

@@ -172,11 +172,13 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Take one learner step on these groups. `lineage` is the digest of all batches up to and with this one."""
+    """Take one learner step on these groups. `lineage` is the digest of all batches up to and with this one. The peak
+    of the learning rate is `learning_rate`, or that of Prepare if it is None."""
 
     step: int
     groups: tuple[TrainGroup, ...]
     lineage: bytes = b""
+    learning_rate: float | None = None
 
 
 class Trained(msgspec.Struct, frozen=True):

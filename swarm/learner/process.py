@@ -68,9 +68,12 @@ class TrainerProcess:
         command = prepare_command(config, **places, longest_completion=longest_completion, resume=resume)
         return await self._child.call(command, Prepared)
 
-    async def train(self, step: int, groups: list[TrainGroup], lineage: bytes = b"") -> Trained:
+    async def train(
+        self, step: int, groups: list[TrainGroup], lineage: bytes = b"", learning_rate: float | None = None
+    ) -> Trained:
         """One learner step. `lineage` is the digest of all batches with this one."""
-        return await self._child.call(Train(step=step, groups=tuple(groups), lineage=lineage), Trained)
+        command = Train(step=step, groups=tuple(groups), lineage=lineage, learning_rate=learning_rate)
+        return await self._child.call(command, Trained)
 
     async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...]) -> Audited:
         return await self._child.call(Audit(path=str(path), rollouts=rollouts), Audited)

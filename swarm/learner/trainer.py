@@ -124,6 +124,7 @@ class Trainer:
     def step(self, command: Train) -> Trained:
         """One learner step: a few optimiser steps over the batch, or none if no group has any variance."""
         began = time.monotonic()
+        self._update.learning_rate = command.learning_rate or self._command.learning_rate
         try:
             compared = self._comparison.found(command.groups, command.step, self._update.compare)
             figures, alarms = self._update.step(command.groups, command.step, compared)

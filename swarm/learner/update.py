@@ -145,6 +145,7 @@ class Update:
         check_rules(command.learning)
         self._command = command
         self._at = learning
+        self.learning_rate = command.learning_rate  # Its peak: what was set since then, or this
         self._objective = OBJECTIVES[command.learning.objective]
         learning.policy.module.entropy_pulls = command.learning.entropy_weight > 0
         self.alarms = Alarms(command.alarms)
@@ -334,7 +335,7 @@ class Update:
             floor=command.learning_rate_floor,
         )
         for group in self._at.optimizer.param_groups:
-            group["lr"] = command.learning_rate * share * self.alarms.state.learning_rate_scale
+            group["lr"] = self.learning_rate * share * self.alarms.state.learning_rate_scale
 
 
 def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: int, floor: float) -> float:

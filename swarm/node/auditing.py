@@ -5,7 +5,7 @@ copies no bytes; Training stages into a new file as long as the name exists. A b
 that what a caught sampler gave can be drawn again by others, and the journal never holds a batch with it.
 
 A caught sampler has a file with the evidence in RUN_DIR/caught. It outlives the process, and the sampler is barred as
-long as it is there: `echo-node audit --let-in NODE` removes it.
+long as it is there: `echo-node set let_in=NODE` removes it. So has one that the run's owner refuses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 
 from swarm.audit.auditor import KEPT_EVIDENCE, Auditor, Calibration, Caught, Finding
-from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.rundir import write_json
 from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes
@@ -32,6 +31,7 @@ TIME_SHARE = 0.015
 """Of the time of all steps, for samplers that are neither new nor suspicious: with those that are it is to be 2 %."""
 CLASSES = Path(__file__).parents[1] / "audit" / "classes.toml"
 CAUGHT = "caught"
+REFUSED = "refused by this run's owner"
 
 Audit = Callable[[Path, tuple[AuditRollout, ...]], Awaitable[Audited]]
 
@@ -54,6 +54,17 @@ def evidence_in(run_dir: Path) -> list[dict[str, Any]]:
 
 def _files(run_dir: Path) -> list[Path]:
     return sorted((run_dir / CAUGHT).glob("*.json"))
+
+
+def bar_file(run_dir: Path, node: NodeId) -> Path:
+    return run_dir / CAUGHT / f"{node}.json"
+
+
+def note_refused(run_dir: Path, node: NodeId, *, step: int) -> None:
+    """Keep for later lives that the owner refuses a sampler. Blocking."""
+    (run_dir / CAUGHT).mkdir(exist_ok=True)
+    known = {"node": node, "why": REFUSED, "detector": "owner", "step": step, "engine": ""}
+    write_json(bar_file(run_dir, node), {**known, "audited_rollouts": 0, "evidence": []})
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +207,10 @@ class Auditing:
                 found.append(node)
         return found
 
-    def let_in(self, node: NodeId) -> None:
-        """Forget what is known of a sampler, as an operator wants. UserError if it was not caught."""
-        if not self._auditor.forget(node) and self._file(node) not in _files(self._directory.parent):
-            raise UserError(f"node {node} was not caught in this run: `echo-node audit` names those that were")
+    def let_in(self, node: NodeId) -> bool:
+        """Forget what is known of a sampler, as an operator wants. Return whether anything was."""
         self._against.pop(node, None)
-        self._file(node).unlink(missing_ok=True)
+        return self._auditor.forget(node)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -269,7 +278,7 @@ class Auditing:
         )
 
     def _write(self, verdict: Caught, why: str) -> None:
-        path = self._file(verdict.node)
+        path = bar_file(self._directory.parent, verdict.node)
         path.parent.mkdir(exist_ok=True)
         if len(_files(self._directory.parent)) >= MAX_NODES:
             return  # Keys cost nothing: theirs must not fill the disk. A restart knows no more of this one.
@@ -277,6 +286,3 @@ class Auditing:
         known = {"node": verdict.node, "why": why, "detector": verdict.detector, "step": self.step}
         engine = self._class_of(verdict.node)
         write_json(path, {**known, "engine": engine, "audited_rollouts": verdict.audited, "evidence": evidence})
-
-    def _file(self, node: NodeId) -> Path:
-        return self._directory.with_name(CAUGHT) / f"{node}.json"

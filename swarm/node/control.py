@@ -25,7 +25,7 @@ LINE_BYTES = 4096  # Longest request or answer: both are one short line
 
 CALL_S = 10.0  # Time limit of a request at both ends: an answer does not wait for the change to take effect
 
-PLACES = {"learner": "its run directory with --run-dir", "node": "its state directory with --state-dir"}
+PLACES = {"learner": "its run directory", "node": "its state directory with --state-dir"}
 
 Change = Callable[[dict[str, Any]], Awaitable[str]]
 """Carries out a request and returns a line that says what was done. A UserError says why it was refused."""

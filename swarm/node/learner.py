@@ -7,9 +7,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from swarm.node.best import BestModel
 from swarm.node.card import sign_card
 from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
+from swarm.node.dials import checked
 from swarm.node.identity import StateDirectory
 from swarm.node.joining import lead_settings
 from swarm.node.metrics import RunLog
@@ -52,7 +52,7 @@ from swarm.node.rundir import (
     remove_run_directory,
     write_json,
 )
-from swarm.node.steps import Steps
+from swarm.node.steps import PAUSE, Steps
 from swarm.node.timeline import Timeline
 from swarm.node.training import Training
 from swarm.node.watching import watch_clocks
@@ -70,6 +70,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import NodeId, Prompt, SamplingRules, Score, Unscored
 
+GO_ON = "`echo-node set paused=false` goes on"
 TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
 
@@ -190,7 +191,7 @@ class LearnerNode:
 
     async def _take_part(self) -> bool:
         self.is_up = True
-        async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
+        async with control(self._run_dir, partial(self.change, by="socket")), asyncio.TaskGroup() as group:
             self._write_address()
             parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
             beside = [
@@ -294,14 +295,15 @@ class LearnerNode:
         """Return the node's status. The keys are described in docs/protocol.md."""
         newest = self._broadcast.newest
         fault = self._fault()
+        is_held = self._steps is not None and self._steps.is_paused and self._state == "running"
         return {
             **self._network.status(),
-            "state": "paused" if fault else self._state,
+            "state": "paused" if fault else "paused by its owner" if is_held else self._state,
             "fault": fault or self._training.save_fault,
             "run_dir": str(self._run_dir),
             "url": self._network.address.url,
             "join": f"echo-node {self._join}" if self._join else "",
-            "waits_for": self._waits_for,
+            "waits_for": GO_ON if is_held else self._waits_for,
             "step": 0,
             "steps": self._config.steps,
             "batch_rollouts": self._config.groups_per_step * self._config.group_size,
@@ -315,6 +317,8 @@ class LearnerNode:
             "metrics": {},
             "alarm": None,
             "stopped_by": "",
+            "settings": [],
+            "barred": [],
             **(self._steps.status() if self._steps is not None else {}),
             **self._rollouts.status(),
             **self._provisioning.status(),
@@ -343,6 +347,9 @@ class LearnerNode:
         await self._publication.go_on(steps.step, bound.publish_every_steps)
         # Announce only now, when settings that do not work have been refused.
         self._announce()
+        if (self._run_dir / PAUSE).exists():
+            self._say(f"paused by its owner, as before: {GO_ON}")
+            steps.pause(True)
         self._state, self._waits_for = "running", ""
         await steps.run()
         if not self.is_stopped:
@@ -365,12 +372,17 @@ class LearnerNode:
         wanted = self._config.max_staleness
         if self._keep_bound and self._recorded.bound is not None:
             wanted = self._recorded.bound.max_staleness
+        was = self._recorded.bound
         bound = BoundSet(
-            max_staleness=wanted, publish_every_steps=publication_period(self._config.publish_every_steps, wanted)
+            max_staleness=wanted,
+            publish_every_steps=publication_period(self._config.publish_every_steps, wanted),
+            step=self._recorded.next_batch,
+            learning_rate=was.learning_rate if was else None,
         )
         await self._journal.write([bound])
-        if (was := self._recorded.bound) is not None and was.max_staleness != wanted:
-            self._log.event("bound_set", was=was.max_staleness, step=self._training.step, **asdict(bound))
+        if was is not None and was.max_staleness != wanted:
+            change = {"key": "max_staleness", "before": was.max_staleness, "after": wanted, "by": "resume"}
+            self._log.event("set", **change, step=self._training.step)
         return bound
 
     async def _watch_room(self) -> None:
@@ -387,17 +399,25 @@ class LearnerNode:
     def _fault(self) -> str:
         return self._journal.fault or self._publication.fault
 
-    async def _change(self, request: dict[str, Any]) -> str:
-        if self._steps is None:
-            raise UserError("the learner is starting: ask again in a moment")
-        if fault := self._fault():
-            raise UserError(f"the learner is paused: {fault}")
-        match request:
-            case {"max_staleness": int() as wanted} if len(request) == 1:
-                return await self._steps.set_bound(wanted)
-            case {"let_in": str() as node} if len(request) == 1:
-                return self._steps.let_in(NodeId(node))
-        raise UserError("only max-staleness can be set, to a whole number")
+    async def change(self, request: Mapping[str, Any], *, by: str) -> str:
+        """Change what a run's owner may change while it runs (node/dials.py), and return a line for each change.
+        UserError says why one cannot be made; those before it hold."""
+        lines: list[str] = []
+        for key, value in checked(request).items():
+            if self._steps is None or self._state not in ("running", "finishing"):
+                raise UserError(f"the learner is {self._state}: nothing can be changed now")
+            if fault := self._fault():
+                raise UserError(f"the learner is paused: {fault}")
+            lines.append(self._stop(by) if key == "stop" else await self._steps.change(key, value, by=by))
+        return "\n".join(lines) or "nothing was to be changed"
+
+    def _stop(self, by: str) -> str:
+        """End the run as the first Ctrl-C does."""
+        assert self._steps is not None
+        self.is_stopped, self._state = True, "stopping"
+        self._waits_for = self._steps.request_stop()
+        self._log.event("set", key="stop", before=None, after="after-step", step=self._steps.step, by=by)
+        return f"stopping; waiting for {self._waits_for}" if self._waits_for else "stopping"
 
     async def _prepare(self) -> Prepared:
         self._say("loading the model")
@@ -462,10 +482,10 @@ class LearnerNode:
         # In a thread, because the prompts of the open groups are made again.
         restored = await in_thread(partial(plane.restore, self._recorded, now=time.monotonic()))
         # A crash may have come between a verdict and the return of what the caught sampler gave.
+        for node, why in (await asyncio.to_thread(barred_in, self._run_dir)).items():
+            restored += plane.bar(node, why)
         if (auditing := self._auditing()) is not None:
             self._publication.kept_at = auditing.place
-            for node, why in (await asyncio.to_thread(barred_in, self._run_dir)).items():
-                restored += plane.bar(node, why)
         self._rollouts.open(plane, score, self._journal, restored)
         return Steps(
             config,
@@ -481,6 +501,7 @@ class LearnerNode:
             self._best,
             LearningSignal(self._prompts.decode, self._max_new_tokens),
             auditing,
+            run_dir=self._run_dir,
             say=self._say,
         )
 

@@ -64,8 +64,8 @@ class LearnerParts:
 
 class Provisioning(SamplerWatch):
     """`before` is what earlier lives of the run spent, `given` what samplers gave to them (rollouts and tokens),
-    `absent` the samplers that were there when the last life ended.
-    `clock` returns monotonic seconds. `spent` is set once the run has reached its maximum cost."""
+    `absent` the samplers that were there when the last life ended. `clock` returns monotonic seconds. `spent` is set
+    once the run has reached `max_cost`, which may be changed."""
 
     def __init__(
         self,
@@ -116,6 +116,7 @@ class Provisioning(SamplerWatch):
         self._due = asyncio.Event()
         self._opened = asyncio.Event()
         self.spent = asyncio.Event()
+        self.max_cost = config.max_cost
 
     # -- news of samplers ------------------------------------------------------------------------------------
 
@@ -361,7 +362,7 @@ class Provisioning(SamplerWatch):
         """Return what this life has cost. Report it once when the run has reached its maximum cost."""
         self._count_egress()
         figures = self._book.figures(self._clock())
-        total, most = self._before.total + figures.total, self._config.max_cost
+        total, most = self._before.total + figures.total, self.max_cost
         if most is not None and total >= most and not self.spent.is_set():
             self.spent.set()
             self._emit("cost_reached", cost_total=total, max_cost=most, step=self._step)

@@ -252,6 +252,11 @@ def write_config(path: Path, config: LeadConfig, origin: dict[str, Any] | None =
     write_json(path / CONFIG, values)
 
 
+def change_config(path: Path, **changes: Any) -> None:
+    """Change settings of the run in `path`, for its next life."""
+    write_json(path / CONFIG, {**read_values(path), **changes})
+
+
 def resumed_config(
     path: Path, flags: dict[str, Any], file: Path | None = None, *, finished: bool = False
 ) -> LeadConfig:
@@ -264,7 +269,7 @@ def resumed_config(
     if not known.get("port"):
         known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, file, {**flags, "run_dir": path}, before=known)
-    for name in sorted(given.keys() - CHANGEABLE.keys()):
+    for name in sorted(given.keys() - CHANGEABLE):
         # Compare parsed values: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
         if getattr(config, name) != getattr(before, name):
             raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")

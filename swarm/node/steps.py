@@ -11,18 +11,22 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from swarm.errors import UserError
 from swarm.learner.messages import Trained
 from swarm.node.alarms import AlarmLog, LearningSignal, rewards_failed
-from swarm.node.auditing import Auditing
+from swarm.node.auditing import REFUSED, Auditing, bar_file, note_refused
 from swarm.node.best import BestModel
+from swarm.node.dials import described
 from swarm.node.joining import unless_stopped
 from swarm.node.metrics import RunLog
 from swarm.node.provisioning import Provisioning
 from swarm.node.publication import InstallTracker, Publication
+from swarm.node.rundir import change_config
 from swarm.node.training import Training, step_figures, train_group
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
@@ -35,7 +39,8 @@ from swarm.settings import LeadConfig
 from swarm.types import NodeId, Prompt
 
 STALL_S = 30.0  # After this long without a batch the learner says what it waits for
-MAX_BOUND = 1024  # Largest max_staleness: learning from older rollouts makes no sense
+PAUSE = "paused"  # File in the run directory: a pause lasts as long as it exists, whoever restarts the learner
+BARRED_SHOWN = 256  # The newest, in what everybody may ask for
 SAVE_AGAIN_S = 10.0  # Pause between two tries to write a checkpoint on a full disk: each copies the whole model
 
 CLASS = re.compile(r"[\w.-]{1,24}/[\w.-]{1,24}/[\w.-]{1,24}")  # Of an engine, as samplers name theirs
@@ -44,7 +49,7 @@ RECENT = 9  # Steps that `status` speaks of: four may stall without moving their
 
 
 class Steps:
-    """The run's learner steps. `bound` is what the user can change during the run: S and the publication period."""
+    """The run's learner steps, and what its owner changes about them while it runs (node/dials.py)."""
 
     def __init__(
         self,
@@ -62,9 +67,11 @@ class Steps:
         signal: LearningSignal,
         auditing: Auditing | None = None,
         *,
+        run_dir: Path,
         say: Callable[[str], None],
     ) -> None:
         self._config = config
+        self._run_dir = run_dir
         self._training = training
         self._publication = publication
         self._rollouts = rollouts
@@ -72,7 +79,7 @@ class Steps:
         self._tracker = tracker
         self._log = log
         self._provisioning = provisioning
-        self._recorded_at = self._waited_s = 0.0
+        self._recorded_at = self._waiting_since = self._waited_s = 0.0
         self._held_out_prompts = held_out_prompts
         self._best = best
         self._signal = signal
@@ -82,6 +89,10 @@ class Steps:
         self._alarms = AlarmLog(emit=log.event, say=say)
         self._unsaid: dict[str, float] = {}
         self._stop = asyncio.Event()
+        self._save_wanted = asyncio.Event()
+        self._setting = asyncio.Lock()
+        self._every_steps = config.publish_every_steps  # As asked for; a low bound shortens it
+        self.is_paused = False
         self._in_step = False
         self._recent: deque[tuple[float, Counter[int]]] = deque(maxlen=RECENT)
         self.bound = bound
@@ -148,14 +159,6 @@ class Steps:
         if self._auditing is not None:
             await asyncio.to_thread(self._auditing.prune, self.step - self.bound.max_staleness)
 
-    def let_in(self, node: NodeId) -> str:
-        """Take rollouts of a caught sampler again, and know nothing of it, as of a newcomer."""
-        if self._auditing is None:
-            raise UserError("this run has no audit, so nobody was caught")
-        self._auditing.let_in(node)
-        self._rollouts.unbar(node)
-        return f"node {node} is let in again, as a newcomer"
-
     async def leave_off(self) -> None:
         """Write a checkpoint of this step, so that no batch has to be trained on again. Try only once: the run can
         also continue from the journal."""
@@ -211,26 +214,6 @@ class Steps:
             await self._training.save()
             await self._training.flush()
 
-    async def set_bound(self, max_staleness: int) -> str:
-        """Change S from the next batch on. Return a line for the user."""
-        if not 0 <= max_staleness <= MAX_BOUND:
-            raise UserError(f"max-staleness {max_staleness} is not from 0 to {MAX_BOUND}")
-        before = self.bound.max_staleness
-        period = publication_period(self._config.publish_every_steps, max_staleness)
-        bound = BoundSet(max_staleness=max_staleness, publish_every_steps=period)
-        await self._journal.write([bound])
-        # Changed here, before the next await, because the caller may give up at any await.
-        self.bound = bound
-        if max_staleness < before:
-            self._publication.due.set()
-        await self._rollouts.set_bound(max_staleness)
-        self._log.event(
-            "bound_set", was=before, max_staleness=max_staleness, publish_every_steps=period, step=self.step
-        )
-        line = f"max-staleness is {max_staleness} (was {before}), published every {period} steps"
-        self._say(line)
-        return line
-
     def status(self) -> dict[str, Any]:
         """Return the part of the learner's status that is about steps."""
         ages = sum((ages for _, ages in self._recent), Counter[int]())
@@ -247,6 +230,84 @@ class Steps:
             "alarm": self._alarms.last,
             "stopped_by": self._alarms.stopped_by,
             "rollouts_withheld": self._alarms.withheld,
+            "settings": described(self._changeable()),
+            "barred": list(self._rollouts.barred)[-BARRED_SHOWN:],
+        }
+
+    # -- what the run's owner changes ------------------------------------------------------------------------
+
+    async def change(self, key: str, value: Any, *, by: str) -> str:
+        """Change what node/dials.py names, with an event `set`, and return a line for the user. UserError if it cannot
+        be changed. What has to outlive this life is in the journal, in config.json, in PAUSE or in caught/."""
+        before = self._changeable().get(key)
+        match key:
+            case "paused":
+                (self._run_dir / PAUSE).touch() if value else (self._run_dir / PAUSE).unlink(missing_ok=True)
+                self.pause(value)
+            case "max_cost":
+                change_config(self._run_dir, max_cost=value)
+                self._provisioning.max_cost = value
+            case "refuse":
+                note_refused(self._run_dir, value, step=self.step)
+                self._rollouts.bar(value, REFUSED)
+            case "let_in":
+                self._let_in(value)
+            case "checkpoint":
+                value = self._save_now()
+            case _:
+                await self._set_bound(key, value)
+        self._log.event("set", key=key, before=before, after=value, step=self.step, by=by)
+        line = f"{key} is {_shown(value)}" + (f" (was {_shown(before)})" if key in self._changeable() else "")
+        self._say(line)
+        return line
+
+    def pause(self, paused: bool) -> None:
+        """Take no further batch while `paused`. Samplers did not let the learner wait before the end of a pause."""
+        self.is_paused = paused
+        self._recorded_at = self._waiting_since = time.monotonic()
+        self._rollouts.pause(paused)
+
+    async def _set_bound(self, key: str, value: Any) -> None:
+        """Change S, the period or the learning rate from the next batch on."""
+        if key == "publish_every_steps":
+            if value > (most := self.bound.max_staleness + 1):
+                raise UserError(f"{key} {value} is above max_staleness + 1, which is {most}: raise max_staleness first")
+            # With the bound, because a configuration is refused whose period is too long for it.
+            change_config(self._run_dir, max_staleness=self.bound.max_staleness, publish_every_steps=value)
+            self._every_steps = value
+        async with self._setting:
+            before, bound = self.bound, replace(self.bound, step=self._rollouts.taken, **{key: value})
+            period = publication_period(self._every_steps, bound.max_staleness)
+            bound = replace(bound, publish_every_steps=period)
+            await self._journal.write([bound])
+            self.bound = bound
+        if bound.max_staleness < before.max_staleness:
+            self._publication.due.set()
+        await self._rollouts.set_bound(bound.max_staleness)
+
+    def _let_in(self, node: NodeId) -> None:
+        """Know nothing of a sampler any more, as of a newcomer."""
+        was_known = self._auditing is not None and self._auditing.let_in(node)
+        if not was_known and node not in self._rollouts.barred:
+            raise UserError(f"node {node} is not barred: `echo-node audit` names those that are")
+        bar_file(self._run_dir, node).unlink(missing_ok=True)
+        self._rollouts.unbar(node)
+
+    def _save_now(self) -> int:
+        """Have a checkpoint written, after the step under way if there is one. Return of which step."""
+        step = self.step + self._in_step
+        if step == (self._training.saved_step or 0):
+            raise UserError(f"step {step} has its checkpoint" if step else "no step was taken yet")
+        self._save_wanted.set()
+        return step
+
+    def _changeable(self) -> dict[str, Any]:
+        return {
+            "paused": self.is_paused,
+            "max_staleness": self.bound.max_staleness,
+            "publish_every_steps": self.bound.publish_every_steps,
+            "learning_rate": self.bound.learning_rate or self._config.resolved_learning_rate,
+            "max_cost": self._provisioning.max_cost,
         }
 
     # -- waiting ---------------------------------------------------------------------------------------------
@@ -258,15 +319,16 @@ class Steps:
         if self._is_enough():
             await unless_stopped(self._stop, publishing)
             return None
-        began = time.monotonic()
+        self._waiting_since = time.monotonic()
         batch = asyncio.create_task(self._rollouts.next_batch(self._auditing))
         try:
             while not batch.done():
-                due = asyncio.create_task(self._publication.due.wait())
+                asked = [asyncio.create_task(one.wait()) for one in (self._publication.due, self._save_wanted)]
                 try:
-                    await self._first_of(batch, due, *([] if publishing.done() else [publishing]))
+                    await self._first_of(batch, *asked, *([] if publishing.done() else [publishing]))
                 finally:
-                    due.cancel()
+                    for task in asked:
+                        task.cancel()
                 if publishing.done():
                     publishing.result()
                 if batch.done():
@@ -278,7 +340,10 @@ class Steps:
                     await unless_stopped(self._stop, publishing)
                     await unless_stopped(self._stop, self._publication.publish(self.step))
                     self._publication.due.clear()
-            self._waited_s = time.monotonic() - began
+                if self._save_wanted.is_set():
+                    self._save_wanted.clear()
+                    await self.leave_off()
+            self._waited_s = time.monotonic() - self._waiting_since
             return batch.result()
         finally:
             batch.cancel()
@@ -305,6 +370,8 @@ class Steps:
             enough.cancel()
 
     def _say_stall(self) -> None:
+        if self.is_paused:
+            return
         counts = self._rollouts.status()
         samplers, leased = len(self._rollouts.samplers), counts["samples_leased"]
         self._say(f"waiting for rollouts: {samplers} samplers, {leased} samples leased")
@@ -318,7 +385,8 @@ class Steps:
 
     async def _save_if_due(self) -> None:
         again = bool(self._training.save_fault) and time.monotonic() - self._save_failed_at > SAVE_AGAIN_S
-        if self.step % self._config.checkpoint_every_steps == 0 or again:
+        if self.step % self._config.checkpoint_every_steps == 0 or again or self._save_wanted.is_set():
+            self._save_wanted.clear()
             self._save_failed_at = time.monotonic()
             await self._training.save()
 
@@ -402,3 +470,7 @@ def _held_out_line(figures: Mapping[str, float]) -> str:
     if figures["samples"] == 1:
         return f"held-out exact match {figures['exact_match']:.3f}"
     return f"held-out pass@1 {figures['pass_at_1']:.3f}, pass@{figures['samples']} {figures['pass_at_k']:.3f}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()

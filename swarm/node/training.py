@@ -140,11 +140,10 @@ class Training:
     async def train(self, groups: list[TrainGroup]) -> Trained:
         """Take the next learner step. Its batch must be recorded already."""
         step = self.step
-        lineage = await asyncio.to_thread(self._journal.lineage, step + 1)
 
         async def attempt() -> Trained:
             await self._replay(step)
-            return await self._trainer.train(step, groups, lineage)
+            return await self._train(groups)
 
         with self._busy("train"):
             trained = await self._steadily(attempt)
@@ -255,16 +254,20 @@ class Training:
             self._say(f"training again on the recorded batches {self.step} to {step - 1}")
         while self.step < step:
             recorded = await asyncio.to_thread(self._journal.batch, self.step)
-            lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
             # In a thread too, because the prompts are made again.
-            groups = await in_thread(partial(self._groups_of, recorded))
-            trained = await self._trainer.train(self.step, groups, lineage)
+            trained = await self._train(await in_thread(partial(self._groups_of, recorded)))
             self.step += 1
             scores = [one.score for group in recorded for one in group.rollouts if one.score]
             self._on_trained(step_figures(self.step, scores, trained))
             if self.published is not None and self.published.step == self.step:
                 async with nullcontext() if staging_held else self.staging_lock:
                     await self._compare(self.published.content)
+
+    async def _train(self, groups: list[TrainGroup]) -> Trained:
+        """Have the child take its next step as the journal has it: what it says is the same in every life."""
+        lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
+        learning_rate = await asyncio.to_thread(self._journal.learning_rate, self.step)
+        return await self._trainer.train(self.step, groups, lineage, learning_rate)
 
     async def _stage(self) -> None:
         await asyncio.to_thread(self._own_staging)

@@ -20,11 +20,11 @@ MAX_POINTS = 300  # Of one curve, more than a screen shows: a page of 40 curves 
 MAX_NAMES = 256  # Of figures; a task with many rewards has some dozens. More are not read.
 EVENTS_KEPT = 100  # From each end of a run, and as many again of those that matter
 FAULTS = ("alarm", "best_failed", "checkpoint_failed", "decision_failed", "diverged", "public_died", "reward_failed")
-CHANGES = ("bound_set", "cost_reached", "paused", "prepared", "stopped", "trainer_restarted", "unpaused")
+CHANGES = ("set", "cost_reached", "paused", "prepared", "stopped", "trainer_restarted", "unpaused")
 MATTER = frozenset((*FAULTS, *CHANGES, "tensorboard_failed"))
 """Kinds of events that are kept from the middle of a long run too: faults, restarts and changes by hand."""
 
-MARKED = ("alarm", "trainer_restarted", "diverged", "bound_set")  # Kinds of events that charts mark at their step
+MARKED = ("alarm", "trainer_restarted", "diverged", "set")  # Kinds of events that charts mark at their step
 LINE_BYTES = 1 << 20  # Longest line that is read as one; ours are a few kB
 LINES_A_LOOK = 4096  # Newest lines that a look returns of each file: more than a swarm of thousands writes in a second
 
@@ -215,18 +215,19 @@ def _add_event(found: Figures, event: Line) -> None:
     if kind == "evaluated":
         _add_evaluation(found, event)
     step = _number(event.get("step"))
-    if kind == "bound_set" and step is not None:
+    if kind == "set" and event.get("key") == "max_staleness" and step is not None:
         _add_bound(found, int(step), event)
     if kind in MARKED and step is not None and len(found.marks) < EVENTS_KEPT:
-        found.marks.append((step, f"{kind} {event.get('alarm', '')}".strip()))
+        what = f"{event.get('key')}={event.get('after')}" if kind == "set" else event.get("alarm", "")
+        found.marks.append((step, f"{kind} {what}".strip()))
 
 
 def _add_bound(found: Figures, step: int, event: Mapping[str, Any]) -> None:
-    was = _number(event.get("was"))
+    was = _number(event.get("before"))
     if len(found.bounds) == 1 and was is not None:
         # The configuration is that of the newest life, which may have begun with another S.
         found.bounds[0] = (0, int(was))
-    found.bounds.append((step, int(_number(event.get("max_staleness")) or 0)))
+    found.bounds.append((step, int(_number(event.get("after")) or 0)))
 
 
 def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:

@@ -167,7 +167,7 @@ class RolloutService:
             if look is None or not (unseen := look.unseen(plane.full_batch())):
                 break
             for node, why in (await look.look(unseen)).items():
-                self._perform(plane.bar(node, why[:WHY_LENGTH]))
+                self.bar(node, why)
         if look is not None:
             for node in look.droppers(plane.leased.take_outcomes()):
                 plane.leased.hold_to_one(node)
@@ -187,9 +187,30 @@ class RolloutService:
             await self._ready.wait(seen, None if until is None else max(0.0, until - time.monotonic()))
             seen = self._ready.count
 
+    @property
+    def taken(self) -> int:
+        """How many batches were taken, which is the number of the next one."""
+        return self._opened.next_batch
+
+    @property
+    def barred(self) -> Mapping[NodeId, str]:
+        """Who is barred, and why."""
+        return self._plane.barred if self._plane else {}
+
+    def bar(self, node: NodeId, why: str) -> None:
+        """Give a sampler nothing more, and have others draw what it gave that is not yet in a batch."""
+        self._perform(self._opened.bar(node, why[:WHY_LENGTH]))
+
     def unbar(self, node: NodeId) -> None:
         """Take rollouts of a sampler again that was barred."""
         self._opened.unbar(node)
+        self._chances.tell()
+
+    def pause(self, paused: bool) -> None:
+        """While `paused`, give no leases and take no batch. Samplers whose requests are held open hear of the end."""
+        self._opened.pause(paused)
+        self._ready.tell()
+        self._chances.tell()
 
     async def set_bound(self, max_staleness: int) -> None:
         """Change S from the next batch on."""
@@ -306,7 +327,7 @@ class RolloutService:
         stats = self._hear(node, request.remote)
         stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
         if beat.offer is not None:
-            stats.offered(beat.offer, now=stats.heard_at)
+            stats.offered(beat.offer)
             if not self._turned_down(beat.offer.precision):
                 self._watch.offered(node, beat.offer)
         newest, standby = None, ""

@@ -48,16 +48,6 @@ class SamplerStats:
     heard_at: float = 0.0
     questions: int = 0
     offer: Offer | None = None
-    offered_at: float = 0.0
-    up_bytes_per_s: float | None = None
-    down_bytes_per_s: float | None = None
-
-    def offered(self, offer: Offer, *, now: float) -> None:
-        """Note what the sampler says of itself, and which traffic of weights it had since it said so before."""
-        if (before := self.offer) is not None and (elapsed_s := now - self.offered_at) > 0:
-            self.up_bytes_per_s = max(0, offer.sent_bytes - before.sent_bytes) / elapsed_s
-            self.down_bytes_per_s = max(0, offer.received_bytes - before.received_bytes) / elapsed_s
-        self.offer, self.offered_at = offer, now
 
     def offered(self, offer: Offer) -> None:
         """Take what it says of itself, at `heard_at`."""
@@ -192,8 +182,6 @@ class Tally:
                     "device_class": stats.offer.device_class if stats.offer else "",
                     "nickname": stats.offer.nickname if stats.offer else "",
                     "cost_per_hour": stats.offer.cost_per_hour if stats.offer else 0.0,
-                    "up_bytes_per_s": stats.up_bytes_per_s,
-                    "down_bytes_per_s": stats.down_bytes_per_s,
                     "verdicts": dict(stats.verdicts),
                     "dropped": dict(self._dropped_of.get(node, {})),
                     "standby": why_idle(node),

@@ -97,10 +97,13 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundSet:
-    """The staleness bound and the publication period from now on."""
+    """The staleness bound and the publication period from now on, and the peak of the learning rate from batch `step`
+    on; None is the configured one."""
 
     max_staleness: int
     publish_every_steps: int
+    step: int = 0
+    learning_rate: float | None = None
 
 
 Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken

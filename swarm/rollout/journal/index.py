@@ -37,7 +37,7 @@ from swarm.rollout.journal.entries import (
 from swarm.rollout.journal.segments import Stored, no_room
 from swarm.types import NodeId
 
-SCHEMA_VERSION = 3  # Version of the tables below, kept in the database's user_version
+SCHEMA_VERSION = 4  # Version of the tables below, kept in the database's user_version
 
 WAL_PAGES = 4096  # Pages of 4 kB in the log before SQLite moves them to the database: a hundred transactions
 BUSY_S = 30.0  # Longest wait for another process; readers such as `verify` hold no lock that a writer waits for
@@ -88,7 +88,8 @@ CREATE TABLE versions(
     version INTEGER NOT NULL, incarnation INTEGER NOT NULL, content BLOB NOT NULL, PRIMARY KEY(version, incarnation)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE bounds(
-    id INTEGER PRIMARY KEY, max_staleness INTEGER NOT NULL, publish_every_steps INTEGER NOT NULL
+    id INTEGER PRIMARY KEY, max_staleness INTEGER NOT NULL, publish_every_steps INTEGER NOT NULL,
+    step INTEGER NOT NULL, learning_rate REAL
 ) STRICT;
 """
 """`batches.lineage` is h_{step + 1}. `rollouts.parts` is a msgpack map of rewards by name, NULL if there are none.
@@ -253,8 +254,8 @@ class Index:
                 self._publish(entry)
             elif isinstance(entry, BoundSet):
                 self.connection.execute(
-                    "INSERT INTO bounds(max_staleness, publish_every_steps) VALUES (?, ?)",
-                    (entry.max_staleness, entry.publish_every_steps),
+                    "INSERT INTO bounds(max_staleness, publish_every_steps, step, learning_rate) VALUES (?, ?, ?, ?)",
+                    (entry.max_staleness, entry.publish_every_steps, entry.step, entry.learning_rate),
                 )
 
     def _accept(self, entries: Sequence[RolloutAccepted], nodes: Mapping[str, int], stored: Iterator[Stored]) -> None:

@@ -48,6 +48,7 @@ from swarm.rollout.journal.reading import (
     count_batches,
     has_whole_batch,
     read_batch,
+    read_bound,
     read_run,
     read_version,
     synced_batches,
@@ -169,6 +170,12 @@ class Journal:
         """Return the digest of all batches before `step`, empty for 0. Raise LookupError if they are not recorded."""
         with reading(self._directory / DATABASE) as found:
             return read_lineage(found, step)
+
+    def learning_rate(self, step: int) -> float | None:
+        """Return the peak of the learning rate that was set for batch `step`; None if none was."""
+        with reading(self._directory / DATABASE) as found:
+            bound = read_bound(found, step)
+        return bound.learning_rate if bound else None
 
     def check_batches(self, first: int) -> None:
         """Raise Damaged unless all recorded batches from `first` on are unchanged and can be trained on again."""

@@ -123,9 +123,6 @@ def read_run(connection: sqlite3.Connection, segments: Path) -> tuple[RecordedRu
         groups.append(group)
         lost += missing
     (last,) = connection.execute("SELECT max(number) FROM groups").fetchone()
-    bound = connection.execute(
-        "SELECT max_staleness, publish_every_steps FROM bounds ORDER BY id DESC LIMIT 1"
-    ).fetchone()
     batches = count_batches(connection)
     (replaced,) = connection.execute(
         "SELECT count(*) FROM groups WHERE reason = ? AND dropped_at = ?", (NO_VARIANCE, batches)
@@ -135,11 +132,23 @@ def read_run(connection: sqlite3.Connection, segments: Path) -> tuple[RecordedRu
         opened=0 if last is None else last + 1,
         groups=tuple(groups),
         published=read_version(connection),
-        bound=None if bound is None else BoundSet(max_staleness=bound[0], publish_every_steps=bound[1]),
+        bound=read_bound(connection),
         replaced=replaced,
         given={node: (rollouts, tokens) for node, rollouts, tokens in connection.execute(GIVEN, (MAX_GIVEN,))},
     )
     return run, lost
+
+
+def read_bound(connection: sqlite3.Connection, step: int | None = None) -> BoundSet | None:
+    """Return the bound that was set last before batch `step`, or at all if that is None."""
+    row = connection.execute(
+        "SELECT max_staleness, publish_every_steps, step, learning_rate FROM bounds WHERE ?1 IS NULL OR step <= ?1 "
+        "ORDER BY id DESC LIMIT 1",
+        (step,),
+    ).fetchone()
+    if row is None:
+        return None
+    return BoundSet(max_staleness=row[0], publish_every_steps=row[1], step=row[2], learning_rate=row[3])
 
 
 def read_batch(connection: sqlite3.Connection, segments: Path, step: int) -> list[RecordedGroup]:

@@ -35,7 +35,10 @@ TABLES: dict[str, tuple[dict[str, Any], int]] = {
     "groups": (get_type_hints(GroupRow), 1),
     "rollouts": ({**get_type_hints(RolloutRow, include_extras=True), "node": int}, 2),
     "batches": ({"step": int, "max_staleness": int, "lineage": bytes}, 1),
-    "bounds": ({"id": int, "max_staleness": int, "publish_every_steps": int}, 1),
+    "bounds": (
+        {"id": int, "max_staleness": int, "publish_every_steps": int, "step": int, "learning_rate": float | None},
+        1,
+    ),
 }
 """The tables to copy: the types of their columns, and how many of the first columns are the primary key."""
 

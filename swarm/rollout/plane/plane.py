@@ -151,6 +151,7 @@ RETURN_S = 30.0
 
 ROUND_STEPS = 0.25  # By how much older a held-out round may make the data, so that the learner need not wait for it
 MAX_PUBLISHED = 1024  # Versions of this life that are remembered; any older one may have been published
+PAUSED = "this run's owner paused it"  # What waiting samplers are told
 MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then the prompt is to blame, not the samplers
 
 
@@ -209,6 +210,7 @@ class RolloutPlane:
         self._ending: Refusal | None = None
         self.standby: Mapping[NodeId, str] = {}  # Nodes that get no leases, and why
         self.barred: dict[NodeId, str] = {}  # Nodes that get nothing and from which nothing is taken, and why
+        self.paused = False  # Whether nobody gets leases and no batch is taken. What is leased comes in
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
         """Continue where the records of an earlier process end. Call it before anything else. Samples that were leased
@@ -362,7 +364,7 @@ class RolloutPlane:
 
     def why_idle(self, node: NodeId) -> str:
         """Return why `node` gets no leases; "" if it may."""
-        return self.barred.get(node) or self.standby.get(node, "")
+        return self.barred.get(node) or (PAUSED if self.paused else self.standby.get(node, ""))
 
     def _withdraw(self, group: Group, index: int) -> list[Effect]:
         self.leased.withdraw(group, index)
@@ -374,6 +376,8 @@ class RolloutPlane:
 
     def can_take(self, *, now: float) -> bool:
         """Return whether batch `next_batch` is full and has waited for leased samples that it would make stale."""
+        if self.paused:
+            return False
         self._looked_at, waited = now, self._pacing.waits
         may = self._may_take(now)
         # A waiting learner lets samplers have what pacing refused them.
@@ -393,7 +397,7 @@ class RolloutPlane:
 
     def hold_until(self) -> float | None:
         """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
-        return self._pacing.hold_until()
+        return None if self.paused else self._pacing.hold_until()
 
     def take(self) -> tuple[list[Group], list[Effect]]:
         """Take batch `next_batch`, which must be ready, and drop groups that are too old for the next one."""
@@ -405,6 +409,11 @@ class RolloutPlane:
         self._replaced = 0
         self._pacing.taken(now=self._looked_at)
         return batch, [taken, *self._expire()]
+
+    def pause(self, paused: bool) -> None:
+        """Begin or end a pause. How long it was says nothing about how long a step takes."""
+        self.paused = paused
+        self._pacing.interrupted()
 
     def set_bound(self, max_staleness: int) -> list[Effect]:
         """Change S from the next batch on."""
@@ -453,7 +462,7 @@ class RolloutPlane:
         at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
         grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
         # A node on standby gets held-out prompts only, and only if every node is on standby.
-        if node in self.barred:
+        if node in self.barred or self.paused:
             return grant
         if node not in self.standby or (self._round.open and self.leased.nodes() <= self.standby.keys()):
             self._fill(grant, held)

@@ -222,6 +222,10 @@ class Pacing:
             self._step_s = smoothed(self._step_s, now - self._taken_at, weight=STEP_WEIGHT)
         self._ready_at, self._missing, self._taken_at = None, 0, now
 
+    def interrupted(self) -> None:
+        """Leave the time since the last batch out of the time of a step."""
+        self._taken_at = None
+
     def _lower_aim(self) -> None:
         if self.waits:
             self._surpluses.clear()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.learner.messages import Train
+from swarm.learner.messages import Save, Train
+from swarm.learner.trainer import Trainer
 from swarm.learner.update import scheduled_share
 from swarm.types import Schedule
 from tests.unit.trainers import group, trainer_in
@@ -47,3 +48,31 @@ def test_a_learner_step_takes_the_scheduled_rate(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, learning_rate=1e-2, schedule="linear", steps=11)
     rates = [trainer.step(Train(step=step, groups=(group([1.0, 0.0]),))).metrics["learning_rate"] for step in (0, 1, 6)]
     assert rates == pytest.approx([1e-2, 1e-2, 5e-3])
+
+
+def test_a_rate_that_was_set_is_scaled_by_the_schedule_and_gives_what_a_run_with_it_gives(tmp_path: Path) -> None:
+    """Bit for bit, and after a checkpoint too: the rate is no part of what a checkpoint holds."""
+    trainer = trainer_in(tmp_path / "set", learning_rate=1e-2, schedule="linear", steps=11)
+    as_set = [_step(trainer, step, rate) for step, rate in ((0, None), (1, None), (6, 2e-3))]
+    assert as_set == pytest.approx([1e-2, 1e-2, 1e-3])
+    twin = trainer_in(tmp_path / "twin", learning_rate=1e-2, schedule="linear", steps=11)
+    for step in (0, 1):
+        _step(twin, step, None)
+    twin.save(Save(directory=str(tmp_path / "kept"), step=2))
+    twin.flush()
+    resumed = trainer_in(
+        tmp_path / "resumed", learning_rate=1e-2, schedule="linear", steps=11, resume=tmp_path / "kept"
+    )
+    assert _step(resumed, 6, 2e-3) == as_set[-1]
+    _step(twin, 6, None)
+    assert weights(resumed) == weights(trainer) != weights(twin)
+    assert _step(trainer, 7, None) == pytest.approx(4e-3), "without one the configured one holds"
+
+
+def _step(trainer: Trainer, step: int, rate: float | None) -> float:
+    command = Train(step=step, groups=(group([1.0, 0.0, 0.5]),), learning_rate=rate)
+    return trainer.step(command).metrics["learning_rate"]
+
+
+def weights(trainer: Trainer) -> dict[str, bytes]:
+    return {name: one.detach().numpy().tobytes() for name, one in trainer._model.named_parameters()}

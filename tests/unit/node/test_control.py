@@ -119,7 +119,7 @@ async def test_the_one_learner_that_runs_is_found_among_those_that_were_killed(
     async with control(running, change):
         assert _the_running_one() == running
         async with control(other, change):
-            with pytest.raises(UserError, match="2 learners run under runs/ here: name one with --run-dir"):
+            with pytest.raises(UserError, match="2 learners run under runs/ here: name its run directory"):
                 _the_running_one()
 
 

@@ -16,11 +16,14 @@ from swarm.errors import UserError
 from swarm.learner.messages import Alarm, Trained
 from swarm.node import steps as steps_module
 from swarm.node.alarms import FLAT_GROUPS, FLAT_STEPS, LearningSignal
+from swarm.node.auditing import REFUSED, barred_in
 from swarm.node.best import BestModel
+from swarm.node.dials import DIALS
 from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
 from swarm.node.publication import InstallTracker
-from swarm.node.steps import MAX_BOUND, Steps
+from swarm.node.rundir import resumed_config, write_config
+from swarm.node.steps import PAUSE, Steps
 from swarm.rollout.journal.entries import BoundSet, Entry
 from swarm.rollout.journal.journal import JournalFailed
 from swarm.rollout.plane.effects import Evaluated, ScoreWanted
@@ -39,16 +42,29 @@ class Rollouts:
 
     def __init__(self) -> None:
         self.bounds: list[int] = []
+        self.taken = 0
+        self.barred: dict[NodeId, str] = {}
+        self.pauses: list[bool] = []
         self.evaluations = 0
         self.samplers: dict[str, Any] = {}
         self.tally = Tally()
         self.failures = RewardFailures(lambda kind, **fields: None, "zero")
         self.asked, self.evaluating, self.starved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.batches: list[list[Group]] = []
+        self.coming: asyncio.Future[list[Group]] | None = None
         self.right: dict[int, bool] = {}  # by version, whether its rounds are answered and how
 
     async def set_bound(self, max_staleness: int) -> None:
         self.bounds.append(max_staleness)
+
+    def pause(self, paused: bool) -> None:
+        self.pauses.append(paused)
+
+    def bar(self, node: NodeId, why: str) -> None:
+        self.barred[node] = why
+
+    def unbar(self, node: NodeId) -> None:
+        del self.barred[node]
 
     async def end(self, reason: str) -> None: ...
 
@@ -56,6 +72,9 @@ class Rollouts:
         self.asked.set()
         if self.batches:
             return self.batches.pop()
+        if self.coming is not None:
+            coming, self.coming = self.coming, None
+            return await coming
         self.starved.set()
         return await asyncio.get_running_loop().create_future()
 
@@ -84,9 +103,11 @@ class Training:
         self.save_fault = ""
         self.saved_step: int | None = None
         self.full_for = self.saves = 0
+        self.saved = asyncio.Event()
 
     async def save(self) -> None:
         self.saves += 1
+        self.saved.set()
 
     async def flush(self) -> None:
         if self.saves:
@@ -128,9 +149,13 @@ class Loop:
         given: Any = self.journal
         rollouts: Any = self.rollouts
         self.spent = asyncio.Event()
-        provisioning: Any = SimpleNamespace(spent=self.spent, stepped=lambda **_: {})
+        self.waited: list[float] = []
+        self.provisioning = SimpleNamespace(spent=self.spent, stepped=self._stepped, max_cost=None)
+        config = LeadConfig(max_staleness=4, publish_every_steps=5, **values)
+        write_config(directory, config)
+        self.directory = directory
         self.steps = Steps(
-            LeadConfig(max_staleness=4, publish_every_steps=5, **values),
+            config,
             BoundSet(max_staleness=4, publish_every_steps=5),
             training,
             self.publication,
@@ -138,12 +163,29 @@ class Loop:
             given,
             InstallTracker(),
             self.log,
-            provisioning,
+            cast(Any, self.provisioning),
             [],
             BestModel(directory, self.training.held, emit=self.log.event, say=self.said.append),
             LearningSignal(str, 8),
+            run_dir=directory,
             say=self.said.append,
         )
+
+    async def set(self, key: str, value: Any) -> str:
+        return await self.steps.change(key, value, by="socket")
+
+    def told(self) -> list[tuple[Any, ...]]:
+        """Key, before, after and step of each event `set`."""
+        events = [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
+        return [(e["key"], e["before"], e["after"], e["step"]) for e in events if e["kind"] == "set"]
+
+    def resumes_with(self) -> LeadConfig:
+        return resumed_config(self.directory, {})
+
+    def _stepped(self, *, waited_s: float, period_s: float) -> dict[str, Any]:
+        assert waited_s <= period_s
+        self.waited.append(waited_s)
+        return {}
 
     async def _publish(self, step: int) -> None:
         self.publication.newest = v(step)
@@ -165,10 +207,9 @@ async def test_the_period_follows_the_bound_and_comes_back(
     """K = min(what the user asked for, S + 1): with a longer one no rollout would be fresh enough."""
     loop = Loop(tmp_path)
     for bound in bounds:
-        line = await loop.steps.set_bound(bound)
+        line = await loop.set("max_staleness", bound)
     assert loop.steps.bound == BoundSet(max_staleness=bounds[-1], publish_every_steps=period)
     assert line == loop.said[-1]
-    assert line.endswith(f"published every {period} steps")
     assert loop.rollouts.bounds == list(bounds)
     assert loop.journal.entries[-1] == loop.steps.bound
     status = loop.steps.status()
@@ -183,41 +224,180 @@ async def test_a_resumed_run_says_once_that_its_bound_is_another(
     node: Any = SimpleNamespace(
         _config=LeadConfig(max_staleness=wanted),
         _keep_bound=False,
-        _recorded=SimpleNamespace(bound=BoundSet(max_staleness=4, publish_every_steps=1)),
+        _recorded=SimpleNamespace(
+            bound=BoundSet(max_staleness=4, publish_every_steps=1, learning_rate=3e-5), next_batch=8
+        ),
         _journal=ListJournal(),
         _log=RunLog(tmp_path),
         _training=SimpleNamespace(step=7),
     )
-    assert await LearnerNode._bound(node) == BoundSet(max_staleness=wanted, publish_every_steps=1)
+    bound = BoundSet(max_staleness=wanted, publish_every_steps=1, step=8, learning_rate=3e-5)
+    assert await LearnerNode._bound(node) == bound
     node._log.close()
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert [(event["was"], event["max_staleness"], event["step"]) for event in events] == told
+    assert [(event["before"], event["after"], event["step"]) for event in events] == told
+    assert all((event["kind"], event["key"], event["by"]) == ("set", "max_staleness", "resume") for event in events)
 
 
 async def test_a_lower_bound_makes_a_publication_due_and_a_higher_one_does_not(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
-    await loop.steps.set_bound(8)
+    await loop.set("max_staleness", 8)
     assert not loop.publication.due.is_set()
-    await loop.steps.set_bound(7)
+    await loop.set("max_staleness", 7)
     assert loop.publication.due.is_set()
-
-
-@pytest.mark.parametrize("bound", [-1, MAX_BOUND + 1])
-async def test_a_bound_that_is_none_is_refused(tmp_path: Path, bound: int) -> None:
-    loop = Loop(tmp_path)
-    with pytest.raises(UserError, match=f"max-staleness {bound} is not from 0 to {MAX_BOUND}"):
-        await loop.steps.set_bound(bound)
-    assert loop.steps.bound.max_staleness == 4
-    assert loop.journal.entries == []
 
 
 async def test_a_bound_that_is_not_recorded_does_not_hold(tmp_path: Path) -> None:
     loop = Loop(tmp_path, journal=BrokenJournal())
     with pytest.raises(JournalFailed):
-        await loop.steps.set_bound(0)
+        await loop.set("max_staleness", 0)
     assert loop.steps.bound.max_staleness == 4
     assert loop.rollouts.bounds == []
     assert not loop.publication.due.is_set()
+    assert loop.told() == []
+
+
+# -- what the run's owner changes ----------------------------------------------------------------------------
+
+
+async def test_each_change_is_an_event_with_what_held_before_and_after(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, step=3)
+    assert await loop.set("max_staleness", 2) == "max_staleness is 2 (was 4)"
+    assert await loop.set("publish_every_steps", 2) == "publish_every_steps is 2 (was 3)"
+    assert await loop.set("learning_rate", 1e-5) == "learning_rate is 1e-05 (was 0.001)"
+    assert await loop.set("max_cost", 7.5) == "max_cost is 7.5 (was none)"
+    assert await loop.set("max_cost", None) == "max_cost is none (was 7.5)"
+    assert await loop.set("paused", True) == "paused is true (was false)"
+    assert await loop.set("refuse", ALICE) == f"refuse is {ALICE}"
+    assert await loop.set("let_in", ALICE) == f"let_in is {ALICE}"
+    assert loop.told() == [
+        ("max_staleness", 4, 2, 3),
+        ("publish_every_steps", 3, 2, 3),
+        ("learning_rate", 1e-3, 1e-5, 3),
+        ("max_cost", None, 7.5, 3),
+        ("max_cost", 7.5, None, 3),
+        ("paused", False, True, 3),
+        ("refuse", None, ALICE, 3),
+        ("let_in", None, ALICE, 3),
+    ]
+
+
+async def test_the_table_of_what_can_be_set_has_the_present_values(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    await loop.set("learning_rate", 1e-5)
+    table = {one["key"]: one for one in loop.steps.status()["settings"]}
+    assert table.keys() == DIALS.keys()
+    assert {key: one["value"] for key, one in table.items() if one["value"] is not None} == {
+        "paused": False,
+        "max_staleness": 4,
+        "publish_every_steps": 5,
+        "learning_rate": 1e-5,
+    }
+    assert (table["max_staleness"]["min"], table["max_staleness"]["max"]) == (0, 1024)
+    assert (table["publish_every_steps"]["min"], table["publish_every_steps"]["max"]) == (1, 5)
+    assert (table["learning_rate"]["min"], table["learning_rate"]["max"]) == (0, 1)
+    assert {one["kind"] for one in table.values()} == {"bool", "int", "float", "node", "action"}
+    assert all(one["help"] for one in table.values())
+
+
+async def test_a_period_that_the_bound_does_not_allow_is_refused_and_another_outlives_the_learner(
+    tmp_path: Path,
+) -> None:
+    loop = Loop(tmp_path)
+    await loop.set("max_staleness", 1)
+    with pytest.raises(UserError, match="is above max_staleness \\+ 1, which is 2: raise max_staleness first"):
+        await loop.set("publish_every_steps", 3)
+    await loop.set("publish_every_steps", 2)
+    assert loop.steps.bound == BoundSet(max_staleness=1, publish_every_steps=2)
+    kept = loop.resumes_with()
+    assert (kept.max_staleness, kept.publish_every_steps) == (1, 2)
+
+
+async def test_a_learning_rate_is_recorded_with_the_batch_that_it_holds_from(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, step=6)
+    loop.rollouts.taken = 7
+    await loop.set("learning_rate", 2e-6)
+    await loop.set("max_staleness", 3)
+    first, second = loop.journal.entries
+    assert isinstance(first, BoundSet)
+    assert isinstance(second, BoundSet)
+    assert (first.step, first.learning_rate, first.max_staleness) == (7, 2e-6, 4)
+    assert (second.learning_rate, second.max_staleness) == (2e-6, 3), "the bound keeps the rate"
+    assert loop.resumes_with().learning_rate == 1e-3, "it would be that of the batches before too"
+
+
+async def test_changes_that_come_together_all_hold(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    await asyncio.gather(loop.set("learning_rate", 2e-6), loop.set("max_staleness", 3), loop.set("learning_rate", 3e-6))
+    assert (loop.steps.bound.max_staleness, loop.steps.bound.learning_rate) == (3, 3e-6)
+    assert loop.journal.entries[-1] == loop.steps.bound
+
+
+async def test_a_budget_holds_at_once_and_for_later_lives(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    await loop.set("max_cost", 12.5)
+    assert loop.provisioning.max_cost == 12.5
+    assert loop.resumes_with().max_cost == 12.5
+
+
+async def test_a_pause_outlives_the_learner_until_its_owner_ends_it(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    await loop.set("paused", True)
+    assert (tmp_path / PAUSE).exists()
+    assert loop.steps.status()["settings"][0]["value"] is True
+    await loop.set("paused", False)
+    assert not (tmp_path / PAUSE).exists()
+    assert loop.rollouts.pauses == [True, False]
+
+
+async def test_a_pause_is_no_time_that_samplers_let_the_learner_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(steps_module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    loop = Loop(tmp_path, steps=200)
+    coming: asyncio.Future[list[Group]] = asyncio.get_running_loop().create_future()
+    loop.rollouts.coming = coming
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.asked.wait()
+    await loop.set("paused", True)
+    now[0] += 3600
+    loop.steps._say_stall()
+    assert not any("waiting for rollouts" in line for line in loop.said)
+    await loop.set("paused", False)
+    now[0] += 5
+    coming.set_result([answered()])
+    await loop.rollouts.starved.wait()
+    running.cancel()
+    assert loop.waited == [5.0]
+
+
+async def test_who_is_refused_is_barred_in_later_lives_too_until_let_in(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    await loop.set("refuse", ALICE)
+    assert loop.rollouts.barred == barred_in(tmp_path) == {ALICE: REFUSED}
+    assert loop.steps.status()["barred"] == [ALICE]
+    await loop.set("let_in", ALICE)
+    assert loop.rollouts.barred == barred_in(tmp_path) == {}
+    with pytest.raises(UserError, match=f"node {ALICE} is not barred"):
+        await loop.set("let_in", ALICE)
+    assert len(loop.told()) == 2
+
+
+async def test_a_checkpoint_is_written_while_the_learner_waits_and_only_once(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
+    with pytest.raises(UserError, match="no step was taken yet"):
+        await loop.set("checkpoint", "now")
+    loop.rollouts.batches = [[answered()]]
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.starved.wait()
+    assert await loop.set("checkpoint", "now") == "checkpoint is 1"
+    await loop.training.saved.wait()
+    with pytest.raises(UserError, match="step 1 has its checkpoint"):
+        await loop.set("checkpoint", "now")
+    running.cancel()
+    assert loop.training.saves == 1
+    assert loop.told() == [("checkpoint", None, 1, 1)]
 
 
 # -- resumed -------------------------------------------------------------------------------------------------

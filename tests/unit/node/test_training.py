@@ -17,6 +17,7 @@ from swarm.errors import ChildFailed
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup
 from swarm.net.wire import digest
 from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figures, train_group
+from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.journal.journal import Journal
 from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, NodeId, Score, Span
@@ -37,6 +38,7 @@ class Child:
         self.half_prepared_at: set[int] = set()
         self.gone = False
         self.trained: list[int] = []
+        self.rates: list[tuple[int, float | None]] = []
         self.other_weights = False
 
     async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
@@ -50,11 +52,14 @@ class Child:
             layout=LAYOUT, parameters=1, trained=1, vocab_size=14, context_tokens=64, stop_token_ids=(2,), device="cpu"
         )
 
-    async def train(self, step: int, groups: list[TrainGroup], lineage: bytes = b"") -> Trained:
+    async def train(
+        self, step: int, groups: list[TrainGroup], lineage: bytes = b"", learning_rate: float | None = None
+    ) -> Trained:
         self._live("train", step)
         assert step == self.step
+        self.rates.append((step, learning_rate))
         rewards = [one.reward for group in groups for one in group.rollouts]
-        self.state = digest(self.state + repr((rewards, self.other_weights)).encode() + lineage)
+        self.state = digest(self.state + repr((rewards, learning_rate, self.other_weights)).encode() + lineage)
         self.step += 1
         self.trained.append(step)
         return Trained(metrics={"reward": sum(rewards)}, seconds=0.0)
@@ -138,6 +143,20 @@ async def test_it_catches_up_on_the_recorded_batches_in_their_order(run: Run) ->
     assert run.training.step == BATCHES
     assert run.said == ["training again on the recorded batches 0 to 3"]
     assert run.did == ["train", "wait"]
+
+
+async def test_batches_are_trained_on_again_at_the_rates_that_were_set_for_them(run: Run, journal: Journal) -> None:
+    for step, rate in ((2, 1e-5), (4, 1e-7)):
+        await journal.write([BoundSet(max_staleness=2, publish_every_steps=1, step=step, learning_rate=rate)])
+    await run.training.catch_up(3)
+    content = await run.content()
+    await journal.write([*group(BATCHES, batch=BATCHES), taken(BATCHES, BATCHES)])
+    await journal.write([BoundSet(max_staleness=2, publish_every_steps=1, step=3, learning_rate=1e-6)])
+    run.child.dies_at = [("stage", 3)]
+    assert await run.content() == content
+    await run.training.catch_up(BATCHES + 1)
+    first = [(0, None), (1, None), (2, 1e-5)]
+    assert run.child.rates == [*first, *first, (3, 1e-6), (4, 1e-6)], "what was set last holds"
 
 
 @pytest.mark.parametrize("call", ["train", "stage", "save"])

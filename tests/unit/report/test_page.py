@@ -195,20 +195,22 @@ def test_the_bound_is_drawn_as_it_was_set(tmp_path: Path) -> None:
     run_dir = run_in(tmp_path / "run", max_staleness=2)
     log_steps(run_dir, 10, **{"staleness/mean": lambda s: 1.0, "staleness/max": lambda s: 2.0})
     log = RunLog(run_dir)
-    log.event("bound_set", max_staleness=4, publish_every_steps=1, step=5)
+    log.event("set", key="max_staleness", before=2, after=4, step=5, by="page")
+    log.event("set", key="learning_rate", before=1e-3, after=1e-4, step=7, by="page")
     log.close()
     page = report_of(run_dir)
     (stairs,) = re.findall(r'class="limit" d="(M[^"]+)"><title>max_staleness', page)
     assert stairs.count("H") == 2
     assert stairs.count("V") == 1
     assert "<dd>2 / 4</dd>" in page
+    assert read_figures(run_dir).marks == [(5, "set max_staleness=4"), (7, "set learning_rate=0.0001")]
 
 
 def test_the_bound_of_a_former_life_is_not_that_of_the_configuration(tmp_path: Path) -> None:
     run_dir = run_in(tmp_path / "run", max_staleness=1)
     log_steps(run_dir, 10, **{"staleness/max": lambda s: 4.0 if s < 6 else 1.0})
     log = RunLog(run_dir)
-    log.event("bound_set", was=4, max_staleness=1, publish_every_steps=1, step=5)
+    log.event("set", key="max_staleness", before=4, after=1, step=5, by="resume")
     log.close()
     assert read_figures(run_dir).bounds == [(0, 4), (5, 1)]
     assert "<dd>4 / 4</dd>" in report_of(run_dir)
