@@ -47,6 +47,7 @@ function draw() {
 /** A snapshot came: of the first connection, of one that missed too much, or of a learner that began again. */
 function restarted() {
   tell("connected", "");
+  byId("main").classList.remove("fresh"); // Until now there was nothing to see, and the first figures move much
   timeline.restart();
   events.restart();
   rollouts.restart();

@@ -175,7 +175,7 @@ export class Chart {
     const { left, top, width, height } = plot.bbox;
     const ratio = uPlot.pxRatio;
     ctx.save();
-    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.font = `bold ${11 * ratio}px system-ui, sans-serif`;
     ctx.textAlign = "center";
     ctx.lineWidth = ratio;
     for (const { x, kind } of this._room.marks()) {
@@ -236,6 +236,7 @@ export class Chart {
       const middle = now ?? (low + high) / 2;
       const half = ((high - low) / 2) * (event.key === "-" ? 2 : 0.5);
       this._room.zoomTo(middle - half, middle + half);
+      if (now !== null) plot.setCursor({ left: plot.valToPos(now, "x"), top: 10 }, true, true);
     } else if (event.key === "Escape") {
       this._room.reset();
     } else return;
@@ -266,7 +267,7 @@ export class Chart {
     context.moveTo(0, 14);
     context.lineTo(52, 14);
     context.stroke();
-    const button = el("button", { type: "button", class: "key", "aria-pressed": "true" }, canvas, plain(curve.name, 60), " ", el("b"));
+    const button = el("button", { type: "button", class: "key", "aria-pressed": "true", title: plain(curve.name, 120) }, canvas, el("span", { class: "name" }, plain(curve.name, 60)), " ", el("b"));
     button.addEventListener("click", () => {
       const hide = !this._hidden.has(curve.name);
       if (hide) this._hidden.add(curve.name);

@@ -13,12 +13,13 @@ export class Events {
     this._older = [];
     this._before = null;
     this._end = false;
+    this._kind = null;
     byId("event-kind").addEventListener("change", () => this.draw());
     byId("event-older").addEventListener("click", () => this._load());
   }
 
   restart() {
-    [this._older, this._before, this._end] = [[], null, false];
+    [this._older, this._before, this._end, this._kind] = [[], null, false, null];
   }
 
   draw() {
@@ -26,12 +27,22 @@ export class Events {
     const kind = byId("event-kind").value;
     const all = [...this._older, ...this._store.events];
     const found = kind === "" ? all : all.filter((event) => event.kind === kind);
-    const body = byId("event-table").tBodies[0];
-    body.replaceChildren(...found.slice(-SHOWN).reverse().map(row));
+    this._rows(found, kind);
     const count = Object.values(this._store.counts).reduce((sum, each) => sum + each, 0);
     const told = found.length === 0 ? "No event of this kind is loaded." : `${number(Math.min(SHOWN, found.length))} of ${number(kind === "" ? Math.max(count, found.length) : Math.max(this._store.counts[kind] ?? 0, found.length))} shown.`;
     say(byId("event-said"), this._end ? `${told} These go back to the beginning.` : told);
     byId("event-older").disabled = this._end;
+  }
+
+  /** Put new rows above those that are there; make all of them again only for another choice. */
+  _rows(found, kind) {
+    const body = byId("event-table").tBodies[0];
+    const last = kind === this._kind && body.rows.length > 0 ? found.lastIndexOf(this._last) : -1;
+    const fresh = found.slice(last < 0 ? -SHOWN : last + 1).slice(-SHOWN).reverse().map(row);
+    if (last < 0) body.replaceChildren(...fresh);
+    else body.prepend(...fresh);
+    while (body.rows.length > SHOWN) body.lastChild.remove();
+    [this._kind, this._last] = [kind, found.at(-1)];
   }
 
   _kinds() {
@@ -65,6 +76,7 @@ export class Events {
       button.disabled = false;
       return;
     }
+    this._kind = null;
     this.draw();
   }
 }

@@ -72,13 +72,25 @@ function onEllipses(learner, rings, turn, width, height) {
   const places = new Map([[learner, [width / 2, height / 2]]]);
   let circle = 0;
   rings.forEach((ring, depth) => {
-    ring.forEach((node, at) => {
-      // Neighbours take turns on the circles of their depth.
-      const radius = (room * (circle + 1 + (at % counts[depth]) + 0.4)) / (circles + 0.4);
-      const angle = turn.get(node) - Math.PI / 2;
+    const radii = Array.from({ length: counts[depth] }, (_, at) => (room * (circle + at + 1.4)) / (circles + 0.4));
+    const turns = takingTurns(radii);
+    ring.forEach((node) => {
+      const [radius, angle] = [turns(), turn.get(node) - Math.PI / 2];
       places.set(node, [width / 2 + Math.cos(angle) * radius * stretch, height / 2 + Math.sin(angle) * radius * tall]);
     });
     circle += counts[depth];
   });
   return places;
+}
+
+/** Neighbours take turns on the circles of their depth; a wider circle gets more of them. */
+function takingTurns(radii) {
+  const owed = radii.map(() => 0);
+  const sum = radii.reduce((all, radius) => all + radius, 0);
+  return () => {
+    radii.forEach((radius, at) => { owed[at] += radius / sum; });
+    const next = owed.indexOf(Math.max(...owed));
+    owed[next] -= 1;
+    return radii[next];
+  };
 }

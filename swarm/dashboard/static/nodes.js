@@ -5,6 +5,8 @@ import { duration, number, plain, rate, symbolOf } from "./format.js";
 const ROW = 32; // Pixels of a row, as in the stylesheet
 const MARGIN = 6; // Rows drawn above and below those that are seen, so that scrolling shows no gap
 const NAMES = new Intl.Collator("en", { numeric: true });
+const WIDE = { name: 13, state: 8, engine: 11, why: 18, last_seen_s: 9, rollouts_per_s: 8, precision: 8 }; // rem; others:
+const NARROW = 7; // Columns keep their widths, so that figures that change move nothing
 const LEAST_FIRST = new Set(["name", "role", "state", "engine", "precision", "why", "lag", "last_seen_s"]);
 
 /** Column: its heading and how a value is written. What a newer learner adds gets its own name and `number`. */
@@ -52,11 +54,22 @@ export class Nodes {
     this._rows = words.length === 0 ? [...rows] : rows.filter(fits);
     const [at, ways] = [columns.indexOf(this._sort.column), this._sort.falling ? -1 : 1];
     const name = columns.indexOf("name");
-    if (at >= 0) this._rows.sort((a, b) => compared(a[at], b[at], ways) || compared(a[name], b[name], 1));
+    const rank = this._ranked(rows, columns.indexOf("node"), name);
+    if (at >= 0) this._rows.sort((a, b) => compared(a[at], b[at], ways) || rank(a) - rank(b));
     const count = rows.length === this._rows.length ? `${number(rows.length)} nodes` : `${number(this._rows.length)} of ${number(rows.length)} nodes`;
     say(byId("node-count"), count);
     this._table.setAttribute("aria-rowcount", String(this._rows.length + 1));
     this._window();
+  }
+
+  /** The order by name, which breaks ties; kept while the nodes are the same, because it takes the most time. */
+  _ranked(rows, node, name) {
+    const key = rows.map((row) => row[node]).join();
+    if (key !== this._rankedOf) {
+      this._rankedOf = key;
+      this._ranks = new Map([...rows].sort((a, b) => compared(a[name], b[name], 1)).map((row, at) => [row[node], at]));
+    }
+    return (row) => this._ranks.get(row[node]);
   }
 
   /** Show the row of a node. */
@@ -79,9 +92,11 @@ export class Nodes {
       button.addEventListener("click", () => this._sortBy(name));
       const cell = el("th", { scope: "col", "aria-sort": "none", class: COLUMNS[name]?.[1] === null ? "" : "number" }, button);
       cell.dataset.column = name;
+      cell.style.width = `${WIDE[name] ?? NARROW}rem`;
       return cell;
     });
     this._table.tHead.replaceChildren(el("tr", { "aria-rowindex": "1" }, ...cells));
+    this._table.style.width = `${this._shown.reduce((sum, { name }) => sum + (WIDE[name] ?? NARROW), 0)}rem`;
     for (const space of [this._above, this._below]) space.firstChild.colSpan = Math.max(1, this._shown.length);
     for (const row of this._pool) row.row.remove();
     this._pool = [];
@@ -146,6 +161,7 @@ export class Nodes {
 
 /** Unknown values last, whichever way the others go. */
 function compared(a, b, ways) {
+  if (a === b) return 0;
   const [none, other] = [a === null || a === undefined || a === "", b === null || b === undefined || b === ""];
   if (none || other) return Number(none) - Number(other);
   if (typeof a === "number" && typeof b === "number") return ways * (a - b);

@@ -73,7 +73,7 @@ export class Steering {
     const form = this._forms.get(one.key);
     if (form === undefined) return;
     if (one.kind === "node") {
-      nodesInto(form.field, one.key === "let_in" ? barred(digest) : present(digest));
+      nodesInto(form.field, digest, one.key === "let_in");
       return;
     }
     if (one.kind === "action") return;
@@ -125,6 +125,8 @@ function valueOf(one, field) {
   return field.value === "" ? null : Number(field.value);
 }
 
+const listed = new WeakMap(); // What each list of nodes was made from
+
 function present({ nodes }) {
   const { columns = [], rows = [] } = nodes ?? {};
   const [id, name, role] = ["node", "name", "role"].map((column) => columns.indexOf(column));
@@ -136,10 +138,12 @@ function barred(digest) {
   return (digest.barred ?? []).map((node) => [node, names.get(node) ?? plain(node, 200).slice(0, 8)]);
 }
 
-function nodesInto(select, nodes) {
-  const key = nodes.map(([node, name]) => `${node} ${name}`).join();
-  if (select.dataset.nodes === key) return;
-  select.dataset.nodes = key;
+function nodesInto(select, digest, refused) {
+  // Raw: to clean a thousand names each second would take longer than all the rest of this form.
+  const key = JSON.stringify(refused ? digest.barred : (digest.nodes?.rows ?? []).map((row) => row.slice(0, 2)));
+  if (listed.get(select) === key) return;
+  listed.set(select, key);
+  const nodes = refused ? barred(digest) : present(digest);
   const chosen = select.value;
   const none = el("option", { value: "" }, nodes.length ? "choose a node" : "no node");
   select.replaceChildren(none, ...nodes.map(([node, name]) => el("option", { value: node }, `${name} (${plain(node, 200).slice(0, 8)})`)));

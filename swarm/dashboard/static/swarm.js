@@ -7,6 +7,8 @@ const NAMED = 28; // Nodes that all get a label; of more only the learner and th
 const NEAR = 14; // Pixels from a node at which it is read
 const SETTLE_MS = 10_000; // At least between two layouts of the same nodes: links come and go with each version
 
+const FIELDS = ["node", "name", "role", "state", "engine", "version", "tokens_per_s", "last_seen_s", "why"];
+const WIDTHS = 5; // Of lines, so that lines of one width are drawn at once: a thousand single strokes take 30 ms
 const TONES = { good: "c2", warn: "c4", bad: "limit", "": "c5" };
 
 export class Swarm {
@@ -60,11 +62,12 @@ export class Swarm {
 
   _take(digest) {
     const columns = digest.nodes?.columns ?? [];
-    const at = Object.fromEntries(columns.map((name, place) => [name, place]));
+    const at = FIELDS.map((name) => [name, columns.indexOf(name)]);
     this._nodes = new Map();
     this._learner = digest.node ?? null;
     for (const row of digest.nodes?.rows ?? []) {
-      const node = Object.fromEntries(columns.map((name) => [name, row[at[name]]]));
+      const node = {};
+      for (const [name, place] of at) node[name] = row[place];
       this._nodes.set(node.node, node);
       if (node.role === "learner") this._learner = node.node;
     }
@@ -95,42 +98,57 @@ export class Swarm {
 
   _paint(links) {
     const { context } = fit(this._canvas);
+    const crowd = this._nodes.size > NAMED;
     const most = links.reduce((found, [, , each]) => Math.max(found, each ?? 0), 1);
-    const busy = links.length > 200;
-    context.lineCap = "round";
-    for (const mine of [false, true]) {
-      for (const [from, to, each] of links) {
-        const [a, b] = [this._places.get(from), this._places.get(to)];
-        if (!a || !b || (from === this._read || to === this._read) !== mine) continue;
-        context.strokeStyle = mine ? colours().c1 : colours().c5;
-        context.globalAlpha = mine ? 1 : busy ? 0.22 : 0.5;
-        context.lineWidth = each > 0 ? (busy ? 0.5 : 0.8) + (busy ? 2 : 5) * Math.sqrt(each / most) : 0.5;
-        context.beginPath();
-        context.moveTo(a[0], a[1]);
-        context.lineTo(b[0], b[1]);
-        context.stroke();
-        if (!busy && this._nodes.size <= NAMED) arrow(context, a, b);
-      }
+    const lines = new Map();
+    const mine = [];
+    for (const [from, to, each] of links) {
+      const ends = [this._places.get(from), this._places.get(to)];
+      if (!ends[0] || !ends[1]) continue;
+      const width = each > 0 ? Math.ceil(WIDTHS * Math.sqrt(each / most)) : 0;
+      if (from === this._read || to === this._read) mine.push([ends, width]);
+      else grouped(lines, width).push(ends);
     }
+    context.lineCap = "round";
+    context.strokeStyle = colours().c5;
+    context.globalAlpha = links.length > 200 ? 0.3 : 0.5;
+    for (const [width, ends] of lines) drawLines(context, ends, width, crowd);
     context.globalAlpha = 1;
-    for (const node of this._nodes.values()) this._dot(context, node);
+    context.strokeStyle = colours().c1;
+    for (const [ends, width] of mine) drawLines(context, [ends], width, crowd);
+    this._dots(context);
     this._labels(context);
   }
 
-  _dot(context, node) {
-    const spot = this._places.get(node.node);
-    if (!spot) return;
-    const [x, y] = spot;
-    const tone = symbolOf(node.state).tone;
-    const large = node.role === "learner" ? 11 : node.role === "relay" ? 6 : this._nodes.size > 300 ? 3.4 : this._nodes.size > 60 ? 4.5 : 7;
-    context.fillStyle = context.strokeStyle = node.role === "learner" ? colours().c0 : colours()[TONES[tone]];
+  /** All dots of one sign, colour and size at once. */
+  _dots(context) {
+    const groups = new Map();
+    const small = this._nodes.size > 300 ? 3.4 : this._nodes.size > 60 ? 4.5 : 7;
+    for (const node of this._nodes.values()) {
+      const spot = this._places.get(node.node);
+      if (!spot) continue;
+      const size = { learner: 11, relay: Math.max(6, small) }[node.role] ?? small;
+      const sign = node.role === "learner" ? "star" : node.role === "relay" && node.state === "active" ? "square" : node.state;
+      const colour = node.role === "learner" ? "c0" : TONES[symbolOf(node.state).tone];
+      grouped(groups, `${sign} ${colour} ${size}`, { sign, colour, size }).push(spot);
+      if (node.node !== this._read) continue;
+      context.strokeStyle = colours().ink;
+      context.lineWidth = 1.6;
+      context.beginPath();
+      context.arc(spot[0], spot[1], size + 4, 0, 2 * Math.PI);
+      context.stroke();
+    }
     context.lineWidth = 1.6;
-    shape(context, node.role === "learner" ? "star" : node.role === "relay" && node.state === "active" ? "square" : node.state, x, y, large);
-    if (node.node !== this._read) return;
-    context.strokeStyle = colours().ink;
-    context.beginPath();
-    context.arc(x, y, large + 4, 0, 2 * Math.PI);
-    context.stroke();
+    for (const spots of groups.values()) {
+      const { sign, colour, size } = spots.of;
+      context.fillStyle = context.strokeStyle = colours()[colour];
+      context.beginPath();
+      for (const [x, y] of spots) trace(context, sign, x, y, size);
+      context.setLineDash(sign === "silent" ? [2, 2] : []);
+      if (OUTLINED.has(sign)) context.stroke();
+      else context.fill();
+    }
+    context.setLineDash([]);
   }
 
   _labels(context) {
@@ -214,48 +232,64 @@ function nameOf(node) {
   return plain(node.name || String(node.node).slice(0, 8), 40);
 }
 
-function arrow(context, [ax, ay], [bx, by]) {
-  const angle = Math.atan2(by - ay, bx - ax);
-  const [x, y] = [(ax + 2 * bx) / 3, (ay + 2 * by) / 3];
+/** The list of a group, which is made at its first member. */
+function grouped(groups, key, of) {
+  let group = groups.get(key);
+  if (group === undefined) {
+    group = [];
+    group.of = of;
+    groups.set(key, group);
+  }
+  return group;
+}
+
+function drawLines(context, lines, width, crowd) {
+  context.lineWidth = 0.6 + width * (crowd ? 0.45 : 1);
+  context.beginPath();
+  for (const [a, b] of lines) {
+    context.moveTo(a[0], a[1]);
+    context.lineTo(b[0], b[1]);
+  }
+  context.stroke();
+  if (crowd) return;
   context.lineWidth = 1.5;
   context.beginPath();
-  for (const side of [-2.6, 2.6]) {
-    context.moveTo(x, y);
-    context.lineTo(x + 7 * Math.cos(angle + side), y + 7 * Math.sin(angle + side));
+  for (const [a, b] of lines) {
+    const angle = Math.atan2(b[1] - a[1], b[0] - a[0]);
+    const [x, y] = [(a[0] + 2 * b[0]) / 3, (a[1] + 2 * b[1]) / 3];
+    for (const side of [-2.6, 2.6]) {
+      context.moveTo(x, y);
+      context.lineTo(x + 7 * Math.cos(angle + side), y + 7 * Math.sin(angle + side));
+    }
   }
   context.stroke();
 }
 
-/** A state's sign, drawn and not written: a thousand glyphs take five times as long. */
-function shape(context, state, x, y, size) {
-  context.beginPath();
-  if (state === "star") {
-    for (let at = 0; at < 10; at += 1) {
+const OUTLINED = new Set(["dead", "gone", "left", "refused", "standby", "silent"]);
+
+/** A state's sign as a path: drawn and not written, a thousand glyphs take five times as long. */
+function trace(context, sign, x, y, size) {
+  if (sign === "star") {
+    for (let at = 0; at <= 10; at += 1) {
       const [radius, angle] = [at % 2 ? size * 0.48 : size, (Math.PI * at) / 5 - Math.PI / 2];
-      context.lineTo(x + radius * Math.cos(angle), y + radius * Math.sin(angle));
+      const [px, py] = [x + radius * Math.cos(angle), y + radius * Math.sin(angle)];
+      if (at === 0) context.moveTo(px, py);
+      else context.lineTo(px, py);
     }
-    context.fill();
-  } else if (state === "fetching" || state === "installing") {
+  } else if (sign === "fetching" || sign === "installing") {
     context.moveTo(x, y - size);
     context.lineTo(x + size, y + size * 0.8);
     context.lineTo(x - size, y + size * 0.8);
-    context.fill();
-  } else if (state === "square" || state === "leaf") {
+    context.closePath();
+  } else if (sign === "square" || sign === "leaf") {
     context.rect(x - size * 0.8, y - size * 0.8, size * 1.6, size * 1.6);
-    context.fill();
-  } else if (["dead", "gone", "left", "refused"].includes(state)) {
+  } else if (["dead", "gone", "left", "refused"].includes(sign)) {
     for (const side of [-1, 1]) {
       context.moveTo(x - size * 0.8, y - side * size * 0.8);
       context.lineTo(x + size * 0.8, y + side * size * 0.8);
     }
-    context.stroke();
-  } else if (state === "standby" || state === "silent") {
-    context.arc(x, y, size * 0.85, 0, 2 * Math.PI);
-    context.setLineDash(state === "silent" ? [2, 2] : []);
-    context.stroke();
-    context.setLineDash([]);
   } else {
-    context.arc(x, y, size, 0, 2 * Math.PI);
-    context.fill();
+    context.moveTo(x + size * 0.9, y);
+    context.arc(x, y, size * 0.9, 0, 2 * Math.PI);
   }
 }

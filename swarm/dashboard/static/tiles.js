@@ -30,9 +30,10 @@ export class Tiles {
       setTone(shown.value, tile.tone ?? "");
       say(shown.tone, TONES[tile.tone] ? ` (${TONES[tile.tone].slice(2)})` : "");
       this._details(shown, tile.details ?? []);
-      if (stepped || shown.series !== tile.series) {
+      if (!stepped) remember(shown.history, tile.value);
+      if (stepped || shown.series !== tile.series || !this._column(tile)) {
         shown.series = tile.series;
-        this._spark(shown);
+        this._spark(shown, this._column(tile)?.mean.slice(-POINTS) ?? shown.history);
       }
     }
     for (const [id, shown] of this._tiles) {
@@ -40,6 +41,13 @@ export class Tiles {
       shown.item.remove();
       this._tiles.delete(id);
     }
+  }
+
+  /** The steps' figure that a tile shows; held-out figures are of versions, and kept apart. */
+  _column(tile) {
+    const { columns, evaluated } = this._store;
+    if (tile.id !== "held_out") return columns.get(tile.series);
+    return evaluated.get(tile.series) ?? evaluated.get("exact_match") ?? evaluated.get("reward");
   }
 
   _make(tile) {
@@ -51,7 +59,7 @@ export class Tiles {
     summary.append(el("span", { class: "hidden" }, ` of ${plain(tile.label, 40)}`));
     const more = el("details", {}, summary, list);
     const item = el("li", { class: "tile", id: `tile-${plain(tile.id, 40)}` }, label, value, tone, canvas, more);
-    return { item, label, value, tone, canvas, list, more, rows: [], series: undefined };
+    return { item, label, value, tone, canvas, list, more, rows: [], history: [], series: undefined };
   }
 
   _details(shown, details) {
@@ -67,9 +75,8 @@ export class Tiles {
     });
   }
 
-  _spark(shown) {
+  _spark(shown, ys) {
     const { context, width, height } = fit(shown.canvas);
-    const ys = this._store.columns.get(shown.series)?.mean.slice(-POINTS) ?? [];
     if (ys.length < 2 || width === 0) return;
     const [low, high] = [Math.min(...ys), Math.max(...ys)];
     const x = (at) => 2 + ((width - 6) * at) / (ys.length - 1);
@@ -89,4 +96,11 @@ export class Tiles {
     context.fillStyle = colours().c0;
     context.fill();
   }
+}
+
+/** What a tile without a figure of steps showed while this page was open. */
+function remember(history, value) {
+  if (typeof value !== "number") return;
+  history.push(value);
+  if (history.length > POINTS) history.shift();
 }

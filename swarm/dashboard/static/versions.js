@@ -3,7 +3,7 @@ import { byId, colours, el, fit, onResize, onTheme, say } from "./dom.js";
 import { bytes, duration, number, plain, share } from "./format.js";
 
 const ROWS = 8; // Newest versions in the table
-const BEHIND = 8; // Nodes with a bar of their own: those furthest behind
+const BEHIND = 4; // Nodes with a bar of their own: those furthest behind
 const AGES = 12; // Bars of the histogram; older rollouts share the last
 
 const COLUMNS = [
@@ -62,33 +62,34 @@ export class Versions {
     this._bars(progress.filter(([, part]) => part < 1).slice(0, BEHIND));
   }
 
-  /** A cell for each node, those furthest behind on the left. */
+  /** A cell for each node, those furthest behind on the left; of more nodes than pixels, every few share one. */
   _cells(parts) {
     const { context, width, height } = fit(this._strip);
-    const wide = width / Math.max(1, parts.length);
-    const gap = wide > 4 ? 1 : 0;
-    parts.forEach((part, at) => {
+    const cells = Math.min(parts.length, width);
+    const gap = width / cells > 4 ? 1 : 0;
+    for (let at = 0; at < cells; at += 1) {
+      const part = Math.max(0, Math.min(1, parts[Math.floor((at * parts.length) / cells)]));
+      const [left, right] = [Math.round((at * width) / cells), Math.round(((at + 1) * width) / cells) - gap];
       context.fillStyle = colours().grid;
-      context.fillRect(at * wide, 0, Math.max(0.5, wide - gap), height);
+      context.fillRect(left, 0, right - left, height);
       context.fillStyle = part >= 1 ? colours().c2 : colours().c1;
-      const high = Math.max(0, Math.min(1, part)) * height;
-      context.fillRect(at * wide, height - high, Math.max(0.5, wide - gap), high);
-    });
+      context.fillRect(left, height * (1 - part), right - left, height * part);
+    }
   }
 
+  /** Places for the bars are there when they are empty too, so that nothing below them moves. */
   _bars(behind) {
-    const names = this._names();
-    while (this._behind.children.length > behind.length) this._behind.lastChild.remove();
-    behind.forEach(([node, part], at) => {
-      let item = this._behind.children[at];
-      if (item === undefined) {
-        item = el("li", {}, el("span"), el("progress", { max: "1" }), el("span"));
-        this._behind.append(item);
-      }
-      const name = names.get(node) ?? plain(node, 200).slice(0, 8);
-      say(item.children[0], name);
+    const name = this._names();
+    while (this._behind.children.length < BEHIND) {
+      this._behind.append(el("li", {}, el("span"), el("progress", { max: "1", value: "0", "aria-label": "Progress" }), el("span")));
+    }
+    [...this._behind.children].forEach((item, at) => {
+      item.style.visibility = at < behind.length ? "visible" : "hidden";
+      if (at >= behind.length) return;
+      const [node, part] = behind[at];
+      say(item.children[0], name(node));
       item.children[1].value = part;
-      item.children[1].ariaLabel = `Progress of ${name}`;
+      item.children[1].ariaLabel = `Progress of ${name(node)}`;
       say(item.children[2], share(part));
     });
   }
@@ -96,21 +97,24 @@ export class Versions {
   _names() {
     const { columns = [], rows = [] } = this._store.digest.nodes ?? {};
     const [id, name] = [columns.indexOf("node"), columns.indexOf("name")];
-    return new Map(rows.filter((row) => row[name]).map((row) => [row[id], plain(row[name], 40)]));
+    return (node) => plain(rows.find((row) => row[id] === node)?.[name] || String(node).slice(0, 8), 40);
   }
 
   _table() {
     const table = byId("version-table");
     const head = COLUMNS.map(([name], at) => el("th", { scope: "col", class: at === 0 ? "" : "number" }, name));
     this._rows = Array.from({ length: ROWS }, () => {
-      const cells = COLUMNS.map((_, at) => el(at === 0 ? "th" : "td", { scope: at === 0 ? "row" : null, class: at === 0 ? "" : "number" }, "\u00a0"));
-      return { row: el("tr", {}, ...cells), cells };
+      const cells = COLUMNS.map((_, at) => el(at === 0 ? "th" : "td", { scope: at === 0 ? "row" : null, class: at === 0 ? "" : "number" }));
+      return { row: el("tr", { hidden: true }, ...cells), cells };
     });
     table.append(el("caption", {}, "Newest versions; the times are from publication until so many nodes had it"), el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...this._rows.map(({ row }) => row)));
   }
 
   _fill(versions) {
-    this._rows.forEach(({ cells }, at) => cells.forEach((cell, n) => say(cell, versions[at] ? COLUMNS[n][1](versions[at]) : "\u00a0")));
+    this._rows.forEach(({ row, cells }, at) => {
+      row.hidden = at >= versions.length;
+      if (at < versions.length) cells.forEach((cell, n) => say(cell, COLUMNS[n][1](versions[at])));
+    });
   }
 
   _ages({ bound, counts }) {
