@@ -53,7 +53,8 @@ def rounding_of(engine_class: str) -> Rounding:
 
 def printable(words: str) -> str:
     """Return the words of others for a terminal or a log: one line, without escapes or marks that reverse it."""
-    return "".join(c if c.isprintable() else "?" for c in words)
+    # Nearly all are: asked as a whole that takes a hundredth of the time.
+    return words if words.isprintable() else "".join(c if c.isprintable() else "?" for c in words)
 
 
 class VersionId(Message, frozen=True, order=True):

@@ -220,8 +220,10 @@ class BroadcastService:
         plan, me, links = self._planning.plan, self._station.me, self._transfers.links
         pairs = ((parent, child) for tree in (plan.trees if plan else ()) for child, parent in tree.items())
         if plan is None or not plan.trees:
-            senders = (me, *(node for node in links if self._station.public_at(node)))
-            pairs = ((sender, node) for sender in senders for node in links if node != sender)
+            # In a mesh each sends what it was dealt to all others; two leaves cannot reach one another.
+            dialled = {me, *(node for node in links if self._station.public_at(node))}
+            every = ((one, to) for one in (me, *links) for to in links if one != to)
+            pairs = (pair for pair in every if not dialled.isdisjoint(pair))
         newest = max(self._transfers.active, default=NO_VERSION)
         done = self._spreading[newest].complete_s if newest in self._spreading else {}
         return [

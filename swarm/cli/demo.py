@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import time
+import webbrowser
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,8 @@ from rich.console import Console
 from swarm.broadcast.publishing import base_of_file
 from swarm.broadcast.store.place import sweep
 from swarm.broadcast.version.manifest import read_layout
-from swarm.cli.runs import open_in_browser, verify_directory
-from swarm.dashboard.server import known_address
+from swarm.cli.runs import verify_directory
+from swarm.dashboard.server import url_of
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.net.client import PeerClient, plain_address
 from swarm.node.rundir import LOGS
@@ -84,7 +85,7 @@ class Demo:
         try:
             learner = await self._start("learner", *self._lead_arguments())
             url = await learner_url(self._run_dir, learner, self._logs / "learner.log")
-            self._show_page(known_address(self._run_dir))
+            self._show_page(url_of(self._run_dir))
             if self._options.kill_learner:
                 self._say(f"kills are drawn with --kill-seed {self._kill_seed}")
                 self._draw_kill()
@@ -101,13 +102,11 @@ class Demo:
             self._say(f"breach: {breach}")
         return self._finish(time.monotonic() - began, report)
 
-    def _show_page(self, known: dict[str, str]) -> None:
-        # Its learner has said so if it could not serve any.
-        if known:
-            page = f"{known['url']}/?token={known['token']}"
+    def _show_page(self, page: str) -> None:
+        if page:
             self._say(f"page {page}")
-            if self._options.open:
-                open_in_browser(page)
+        if page and self._options.open:
+            webbrowser.open(page)
 
     def _lead_arguments(self) -> list[str]:
         options = self._options

@@ -28,7 +28,7 @@ from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 from swarm.extras import lacking, require
 from swarm.node.dials import DIALS
-from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config, read_toml
+from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config
 from swarm.types import printable
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ Examples, with the line that `lead` prints:
   echo-node join --bootstrap echo1:...
   echo-node join --bootstrap echo1:... --role relay
 """
-SET_KEYS = "\b\nKeys:\n" + "\n".join(f"  {key:<20} {dial.help}" for key, dial in DIALS.items())
+SET_KEYS = "\n\n".join(f"{key}: {dial.help}" for key, dial in DIALS.items())
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings; options override it.", rich_help_panel=MOST)
@@ -125,6 +125,8 @@ def lead(
     # A second of imports, after everything that takes none to refuse.
     from rich.console import Console
 
+    from swarm.dashboard import server as dashboard_server
+    from swarm.dashboard.source import Run
     from swarm.node.checking import check_run
     from swarm.node.learner import LearnerNode
     from swarm.report.live import LiveView
@@ -135,21 +137,22 @@ def lead(
         )
         return
 
-    def page(run_dir: Path) -> AbstractAsyncContextManager[None]:
-        from swarm.dashboard.server import beside
-        from swarm.dashboard.source import Run
-
+    def beside(run_dir: Path) -> AbstractAsyncContextManager[None]:
         if settings.dashboard == "off":
             return nullcontext()
-        status = lambda: node.status() if node.is_up else None  # noqa: E731
-        run = Run(directory=run_dir, readers=node.readers, status=status, change=partial(node.change, by="page"))
-        return beside(run, settings.dashboard, view.say)
+        run = Run(
+            directory=run_dir,
+            readers=node.readers,
+            status=lambda: node.status() if node.is_up else None,
+            change=partial(node.change, by="page"),
+            timeline=lambda: node.timeline,
+        )
+        return dashboard_server.beside(run, settings.dashboard, view.say)
 
-    dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
+    shown = settings.model_dump(mode="json")
+    page = dashboard_server.public_page(lambda: node.status(), shown) if settings.public_page else None
     view = LiveView(Console(), title="echo-node lead")
-    node = LearnerNode(
-        settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin, beside=page
-    )
+    node = LearnerNode(settings, view.say, resume=resume is not None, origin=origin, beside=beside, page=page)
     reached = run_to_end(_show_until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin))
     raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
 

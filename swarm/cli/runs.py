@@ -37,7 +37,7 @@ export_app = typer.Typer(help="Write parts of a run for other programs.")
 
 def set_value(
     words: Annotated[
-        list[str], typer.Argument(metavar="[RUN] KEY=VALUE...", help="RUN: default, the one that runs under runs/.")
+        list[str], typer.Argument(metavar="KEY=VALUE", help="First RUN, unless only one learner runs under runs/.")
     ],
 ) -> None:
     """Change a running learner, on this machine: its pace, its budget, who takes part; or pause it, or end it."""
@@ -225,7 +225,9 @@ def dashboard(
 ) -> None:
     """Serve the live page of a run that is over, from its files, until Ctrl-C. Of a run that is led now it says where
     its page is."""
-    from swarm.dashboard.server import known_address, serve_files
+    import webbrowser
+
+    from swarm.dashboard.server import serve_files, url_of
     from swarm.dashboard.source import Run
     from swarm.node.control import is_served
 
@@ -234,26 +236,18 @@ def dashboard(
     def say(line: str) -> None:
         typer.echo(printable(line))
         if opens:
-            open_in_browser(line.removeprefix("page "))
+            webbrowser.open(line.removeprefix("page "))
 
     if is_served(run_dir):
-        if not (known := known_address(run_dir)):
-            raise UserError(f"the run in {run_dir} is led now, without a page: its --dashboard is off")
-        say(f"page {known['url']}/?token={known['token']}")
+        if not (url := url_of(run_dir)):
+            raise UserError(f"the run in {run_dir} is led now, without a page (--dashboard off)")
+        say(f"page {url}")
         return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         asyncio.run(serve_files(Run(directory=run_dir, readers=lambda: _readers(run_dir, config)), port, say))
     except KeyboardInterrupt:
         return
-
-
-def open_in_browser(url: str) -> None:
-    """Open a page in the user's browser. Where there is none, nothing happens."""
-    import webbrowser
-
-    webbrowser.open(url)
 
 
 def _config(run_dir: Path) -> LeadConfig:

@@ -142,9 +142,8 @@ def _rows(status: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[list
     name = words(config, "nickname", 64) or words(status, "node", ID_LENGTH)
     yield _row({**status, **own, "name": name, "rollouts_per_s": None, "why": words(status, "waits_for")})
     for node in nodes(status):
-        state = str(node.get("state"))
         is_silent = node["role"] == "sampler" and 0 < silent_s < node["last_seen_s"]
-        yield _row({**node, "state": "silent" if is_silent else STATES.get(state, state)})
+        yield _row({**node, "state": "silent" if is_silent else STATES.get(node["state"], node["state"])})
 
 
 def _row(node: Mapping[str, Any]) -> list[Any]:

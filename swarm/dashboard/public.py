@@ -43,7 +43,7 @@ def public_state(status: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
     """Samplers have the names that their owners chose, else the beginning of their ids. What they gave counts since the
     run began; those that are barred are left out."""
     card = card_of(words(config, "model"), words(config, "task"), words(config, "nickname", NAME_LENGTH))
-    cost, leaders, barred = part(status, "cost"), status.get("leaders"), status.get("barred") or ()
+    cost, leaders, barred = part(status, "cost"), status.get("leaders"), status.get("barred")
     given = [one for one in leaders if isinstance(one, list) and len(one) == 4] if isinstance(leaders, list) else []
     named = [dict(zip(("node", "name", "rollouts", "tokens"), one, strict=True)) for one in given]
     held_out: Mapping[str, Any] = next(reversed(parts(status, "held_out")), {})
@@ -66,6 +66,6 @@ def public_state(status: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
                 **{name: int(number(one, name)) for name in ("rollouts", "tokens")},
             }
             for one in named[:MOST_LEADERS]
-            if one["node"] not in barred
+            if not (isinstance(barred, list) and one["node"] in barred)
         ],
     }

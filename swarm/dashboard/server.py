@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import os
+import math
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,16 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from swarm.dashboard.feed import Feed
+from swarm.dashboard.public import PublicState
 from swarm.dashboard.rollouts import read_groups
-from swarm.dashboard.source import Run, Source, encode, older_events
+from swarm.dashboard.source import Run, Source, curves, encode, kept_timeline, older_events
 from swarm.errors import EchoError, UserError
 from swarm.net.hosts import address_of, is_loopback
 from swarm.node.metrics import EVENTS, METRICS
-from swarm.node.rundir import CONFIG, SUMMARY
+from swarm.node.rundir import CONFIG, SUMMARY, TIMELINE, write_json
+from swarm.node.timeline import Timeline
 from swarm.process import in_thread
-from swarm.report.figures import read_figures
+from swarm.report.figures import FigureFiles, read_figures
 from swarm.report.page import render
 from swarm.report.samples import Read, read_journal
 from swarm.settings import dashboard_address
@@ -42,10 +44,11 @@ PING_S = 15.0  # Proxies close what is silent for a minute
 STALLED_S = 60.0  # A reader that takes nothing for this long is let go; it comes back by itself if it is there
 CLOSE_S = 0.5  # What readers get at the end to take the last messages
 CHANGE_BYTES = 4096  # Of a request to change something, as on the socket
-EVENTS_MOST = 1000  # In one answer
+EVENTS_MOST, RUNS_MOST = 1000, 500  # In one answer
+SOON = 2.0**53  # Of what is numbered, more than there is
 
-DOWNLOADS = (METRICS, EVENTS, CONFIG, SUMMARY, "timeline.json")
-REPORT = "report.html"
+DOWNLOADS = (METRICS, EVENTS, CONFIG, SUMMARY, TIMELINE)
+REPORT = "report.html"  # Made when it is asked for
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -57,8 +60,8 @@ HEADERS = {
 
 FORM = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>echo-node</title>
-</head><body><main><h1>echo-node</h1><p>This page needs the token of its run. It is in the line <code>page</code> that
-the learner printed, and in dashboard.json in the run directory.</p>
+</head><body><main><h1>echo-node</h1><p>This page needs the token of its run. The line <code>page</code> that the
+learner printed has it, and dashboard.json in the run directory.</p>
 <form action="/" method="get"><label>Token <input name="token" type="password" autocomplete="off" required></label>
 <button>Open</button></form></main></body></html>
 """
@@ -75,46 +78,53 @@ class Dashboard:
         self._feed = Feed(secrets.token_hex(4))
         self._source = Source(run, self._feed)
         self._read: Read | None = None
-        # Reading a journal or a whole run takes a core: one at a time.
+        self._kept: tuple[Timeline, float] | None = None
+        # What reads a journal, or a whole run, takes a core: one at a time.
         self._heavy = asyncio.Lock()
         self._is_closing = False
         self._watching: asyncio.Task[None] | None = None
         app = web.Application(middlewares=[self._guard], client_max_size=CHANGE_BYTES)
-        app.router.add_get("/", self._page)
-        app.router.add_get("/api/stream", self._stream)
-        app.router.add_get("/api/rollouts", self._rollouts)
-        app.router.add_get("/api/events", self._events)
-        app.router.add_get("/api/timeline", self._timeline)
-        app.router.add_post("/api/set", self._set)
-        app.router.add_get("/download/{name}", self._download)
-        app.router.add_static("/static/", STATIC)
+        app.add_routes(
+            [
+                web.get("/", self._page),
+                web.static("/static/", STATIC),
+                web.get("/api/stream", self._stream),
+                web.get("/api/timeline", self._timeline),
+                web.get("/api/rollouts", self._rollouts),
+                web.get("/api/events", self._events),
+                web.get("/api/runs", self._runs),
+                web.get("/api/run", self._other_run),
+                web.post("/api/set", self._set),
+                web.get("/download/{name}", self._download),
+            ]
+        )
         app.on_response_prepare.append(_harden)
         app.on_shutdown.append(self._end_streams)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S, handler_cancellation=True)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port. Raise OSError if that is not possible."""
-        self._host = host
-        self._is_open = is_loopback(host)
+        """Listen, and return the port. Raise OSError if that is not possible; it may be tried again."""
         if self._runner.server is None:
             await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
-        self._port = int(self._runner.addresses[0][1])
+        self._is_open = is_loopback(host)
+        self._names = {host.lower(), "localhost", socket.gethostname().lower()}
+        port = int(self._runner.addresses[0][1])
+        # Cookies know no ports, and two learners of one machine have two tokens.
+        self._cookie = f"echo-node-{port}"
         self._watching = asyncio.create_task(self._source.watch())
-        return self._port
+        return port
 
     async def close(self) -> None:
-        """Tell everybody the last state, and end. Takes CLOSE_S at most."""
+        """Tell everybody the last state, and end. Takes twice CLOSE_S at most."""
         if self._watching is not None:
             self._watching.cancel()
         await self._runner.cleanup()
 
     async def _end_streams(self, app: web.Application) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._source.look()
-        except TimeoutError:
-            pass
         self._is_closing = True
         self._source.changes.tell()
 
@@ -122,27 +132,19 @@ class Dashboard:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self._is_named(request.host):
-            raise web.HTTPForbidden(text="open this page by this machine's address: this name is not known here\n")
+        name = _host_of(request.host)
+        if address_of(name) is None and name not in self._names:
+            raise web.HTTPForbidden(text="open this page by this machine's address: that name is not known here\n")
         given = request.query.get("token")
         if request.path == "/" and given is not None and self._is_token(given):
-            # Away from the address bar, the history and what the browser tells others.
+            # Away from the address bar, the history, and what a browser tells others.
             answer = web.HTTPSeeOther("/")
-            answer.set_cookie(self._cookie, given, httponly=True, samesite="Strict", path="/")
+            answer.set_cookie(self._cookie, given, httponly=True, samesite="Strict")
             raise answer
-        reads = request.method in ("GET", "HEAD")
-        if not (self._is_open and reads) and not self._has_token(request):
+        is_open = self._is_open and request.method in ("GET", "HEAD")
+        if not (is_open or self._has_token(request)):
             return web.Response(status=401, text=FORM, content_type="text/html")
         return await handler(request)
-
-    def _is_named(self, host: str) -> bool:
-        name = urlsplit(f"//{host}").hostname or ""
-        return address_of(name) is not None or name in ("localhost", self._host.lower(), socket.gethostname().lower())
-
-    @property
-    def _cookie(self) -> str:
-        # Cookies know no ports, and two learners of one machine have two tokens.
-        return f"echo-node-{self._port}"
 
     def _has_token(self, request: web.Request) -> bool:
         return self._is_token(request.cookies.get(self._cookie, ""))
@@ -166,11 +168,10 @@ class Dashboard:
             while True:
                 seen, is_last = self._source.changes.count, self._is_closing
                 if (messages := self._feed.take(reader)) is None:
-                    number, snapshot = await self._source.snapshot()
-                    self._feed.given(reader, number)
-                    said = self._said(number, "snapshot", b'{"can_set":%b,' % encode(can_set) + snapshot[1:])
+                    reader.place, snapshot = await self._source.snapshot()
+                    said = self._said(reader.place, "snapshot", b'{"can_set":%b,' % encode(can_set) + snapshot[1:])
                 else:
-                    said = b"".join(self._said(one.number, one.event, one.data) for one in messages) or b": ping\n\n"
+                    said = b"".join(self._said(*message) for message in messages) or b": ping\n\n"
                 async with asyncio.timeout(STALLED_S):
                     await answer.write(said)
                 if is_last:
@@ -181,13 +182,23 @@ class Dashboard:
             request.transport.abort()
             return answer
         finally:
-            self._feed.leave(reader)
+            self._feed.readers.discard(reader)
 
     def _said(self, number: int, event: str, data: bytes) -> bytes:
-        return b"id: %b\nevent: %b\ndata: %b\n\n" % (self._feed.id_of(number).encode(), event.encode(), data)
+        return b"id: %b-%d\nevent: %b\ndata: %b\n\n" % (self._feed.boot.encode(), number, event.encode(), data)
+
+    async def _timeline(self, request: web.Request) -> web.Response:
+        began, ended = _number(request, "from", 0.0), _number(request, "to", SOON)
+        if self._run.timeline is not None:
+            timeline, now = self._run.timeline(), time.time()
+        else:
+            if self._kept is None:
+                self._kept = await in_thread(partial(kept_timeline, self._run.directory))
+            timeline, now = self._kept
+        return _json(timeline.answer(request.query.get("lanes", "").split(","), began, ended, now=now))
 
     async def _rollouts(self, request: web.Request) -> web.Response:
-        before, count = _whole(request, "before", 2**62), _whole(request, "count", 20)
+        before, count = int(_number(request, "before", SOON)), int(_number(request, "count", 20))
         async with self._heavy:
             try:
                 if self._read is None:
@@ -198,12 +209,21 @@ class Dashboard:
             return _json(await in_thread(work))
 
     async def _events(self, request: web.Request) -> web.Response:
-        before, count = _whole(request, "before", 2**62), min(EVENTS_MOST, _whole(request, "count", 200))
-        events, place = await in_thread(partial(older_events, self._run.directory, before, count))
-        return _json({"events": events, "next": place})
+        before, count = int(_number(request, "before", SOON)), int(_number(request, "count", 200))
+        return _json(await in_thread(partial(older_events, self._run.directory, before, min(count, EVENTS_MOST))))
 
-    async def _timeline(self, request: web.Request) -> web.Response:
-        return _json({"now": 0, "began": 0, "recent_s": 600, "states": [], "all": [], "spans": {}})
+    async def _runs(self, request: web.Request) -> web.Response:
+        return _json({"runs": sorted(await in_thread(self._others), reverse=True)[:RUNS_MOST]})
+
+    async def _other_run(self, request: web.Request) -> web.Response:
+        async with self._heavy:
+            if (found := (await in_thread(self._others)).get(request.query.get("name", ""))) is None:
+                raise web.HTTPNotFound(text="there is no such run beside this one\n")
+            return _json(await in_thread(partial(_curves_of, found)))
+
+    def _others(self) -> dict[str, Path]:
+        own = self._run.directory.absolute()
+        return {path.parent.name: path.parent for path in own.parent.glob(f"*/{CONFIG}") if path.parent != own}
 
     async def _set(self, request: web.Request) -> web.Response:
         if not self._has_token(request):
@@ -214,10 +234,8 @@ class Dashboard:
             wanted = json.loads(await request.read())
         except ValueError:
             wanted = None
-        if not isinstance(wanted, dict):
+        if not isinstance(wanted, dict) or self._run.change is None:
             raise web.HTTPBadRequest(text="a change is one JSON object\n")
-        if self._run.change is None:
-            return _json({"refused": "this run is not led now"}, status=409)
         try:
             return _json({"done": await self._run.change(wanted)})
         except (EchoError, OSError) as fault:
@@ -228,15 +246,20 @@ class Dashboard:
         saved = {"Content-Disposition": f'attachment; filename="{name}"'}
         if name == REPORT:
             async with self._heavy:
-                page = await in_thread(partial(_report, self._run))
-            return web.Response(text=page, content_type="text/html", headers=saved)
+                return web.Response(text=await in_thread(self._report), content_type="text/html", headers=saved)
         if name not in DOWNLOADS or not (path := self._run.directory / name).is_file():
-            raise web.HTTPNotFound(text=f"this run has no {name} yet\n" if name in DOWNLOADS else "not found\n")
+            raise web.HTTPNotFound(text="this run has no such file, or has not written it yet\n")
         return web.FileResponse(path, headers=saved)
 
+    def _report(self) -> str:
+        directory = self._run.directory
+        return render(read_figures(directory), read_journal(directory, self._run.readers), now=time.time())
 
-def _report(run: Run) -> str:
-    return render(read_figures(run.directory), read_journal(run.directory, run.readers), now=time.time())
+
+def _curves_of(run_dir: Path) -> dict[str, Any]:
+    files = FigureFiles(run_dir)
+    files.look(is_last=True)
+    return curves(files)
 
 
 async def _harden(request: web.Request, answer: web.StreamResponse) -> None:
@@ -249,20 +272,47 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=encode(value), content_type="application/json", status=status)
 
 
-def _whole(request: web.Request, name: str, otherwise: int) -> int:
-    """Return a whole number of the query. Raise HTTPBadRequest if it is none."""
-    text = request.query.get(name, str(otherwise))
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise web.HTTPBadRequest(text=f"{name} is a whole number\n")
-    return min(int(text), 2**62)
+def _number(request: web.Request, name: str, otherwise: float) -> float:
+    """Return a number of the query, at least 0. Raise HTTPBadRequest if it is none."""
+    try:
+        number = float(request.query.get(name, otherwise))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise web.HTTPBadRequest(text=f"{name} is not a number\n")
+    return min(max(0.0, number), SOON)
+
+
+def _host_of(text: str) -> str:
+    try:
+        return urlsplit(f"//{text}").hostname or ""
+    except ValueError:
+        return ""
+
+
+# -- for whom it is started ------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def beside(run: Run, address: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """Serve the page of a run that this process leads for as long as the block runs, at `address` (HOST:PORT). Where it
+    cannot be served, say so; the run goes on without."""
+    _, token, last = _known(run.directory)
+    page = Dashboard(run, token=token or secrets.token_urlsafe(24))
+    try:
+        if url := await _open(page, *dashboard_address(address), last, say):
+            write_json(run.directory / ADDRESS, {"url": url, "token": page._token}, mode=0o600)
+            say(f"page {url_of(run.directory)}")
+        yield
+    finally:
+        await page.close()
 
 
 async def serve_files(run: Run, port: int, say: Callable[[str], None]) -> None:
     """Serve a run from its files, on loopback, until this is cancelled. Raise UserError if the port is taken."""
     page = Dashboard(run)
     try:
-        port = await page.start("127.0.0.1", port)
-        say(f"page http://127.0.0.1:{port}/")
+        say(f"page http://127.0.0.1:{await page.start('127.0.0.1', port)}/")
         await asyncio.Event().wait()
     except OSError as error:
         raise UserError(f"cannot listen on port {port}: {error.strerror or error}: pass another --port") from error
@@ -270,59 +320,53 @@ async def serve_files(run: Run, port: int, say: Callable[[str], None]) -> None:
         await page.close()
 
 
-@asynccontextmanager
-async def beside(run: Run, address: str, say: Callable[[str], None]) -> AsyncIterator[None]:
-    """Serve the page of a run that this process leads for as long as the block runs, at `address` (HOST:PORT). Where it
-    cannot be served, say so, and have the run go on without."""
-    before = known_address(run.directory)
-    page = Dashboard(run, token=before.get("token") or secrets.token_urlsafe(24))
-    host, port = dashboard_address(address)
-    url = await _open(page, host, port, _port_of(before.get("url", "")), say)
-    if url is not None:
-        _note(run.directory, {"url": url, "token": page._token})
-        say(f"page {url}/?token={page._token}")
-    try:
-        yield
-    finally:
-        await page.close()
-
-
-async def _open(page: Dashboard, host: str, port: int, last: int, say: Callable[[str], None]) -> str | None:
+async def _open(page: Dashboard, host: str, port: int, last: int, say: Callable[[str], None]) -> str:
+    """Listen where is asked for, else where the run's page was `last`, so that an open page finds it again."""
     try:
         try:
             port = await page.start(host, port or last)
         except OSError:
             if port or not last:
                 raise
-            say(f"port {last} of this run's page is taken: the page moves")
+            say(f"port {last}, where this run's page was, is taken: it moves")
             port = await page.start(host, 0)
     except OSError as error:
-        say(f"no page: cannot listen on {host}:{port}: {error.strerror or error}; the run goes on without")
-        return None
+        say(f"no page: cannot listen on {host}:{port} ({error.strerror or error}); the run goes on without")
+        return ""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"
 
 
-def known_address(run_dir: Path) -> dict[str, str]:
-    """Return url and token of the run's page, as last noted; nothing if it never had one. Blocking."""
+def url_of(run_dir: Path) -> str:
+    """Return where the page of a run that is led is, with its token; "" if it has none. Blocking."""
+    url, token, _ = _known(run_dir)
+    return url and f"{url}/?token={token}"
+
+
+def _known(run_dir: Path) -> tuple[str, str, int]:
+    """Return the page's address, token and port as last noted; nothing if the run never had one."""
     try:
         found = json.loads((run_dir / ADDRESS).read_text())
-    except (OSError, ValueError):
-        return {}
-    return {name: value for name, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+        url, token = str(found["url"]), str(found["token"])
+        return url, token, urlsplit(url).port or 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", "", 0
 
 
-def _port_of(url: str) -> int:
-    try:
-        return urlsplit(url).port or 0
-    except ValueError:
-        return 0
+def public_page(
+    status: Callable[[], Mapping[str, Any]], config: Mapping[str, Any]
+) -> Callable[[web.Request], web.StreamResponse | None]:
+    """Return what answers a browser at the node's own port: the page for volunteers and its files, else None."""
+    state = PublicState(status, config)
+    files = {f"/public/{path.name}": path for path in STATIC.iterdir() if path.is_file()}
+    files["/"] = STATIC / "public.html"
 
+    def answer(request: web.Request) -> web.StreamResponse | None:
+        if request.method not in ("GET", "HEAD"):
+            return None
+        if request.path == "/public/state.json":
+            return web.Response(body=state.body(), content_type="application/json", headers=HEADERS)
+        path = files.get(request.path)
+        return None if path is None else web.FileResponse(path, headers=HEADERS)
 
-def _note(run_dir: Path, values: dict[str, Any]) -> None:
-    path = run_dir / ADDRESS
-    partial_file = path.with_name(path.name + ".partial")
-    partial_file.unlink(missing_ok=True)
-    os.close(os.open(partial_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    partial_file.write_text(json.dumps(values) + "\n")
-    partial_file.replace(path)
+    return answer

@@ -1,8 +1,8 @@
-"""What the page shows of a run: of one that this process leads, its node's status beside its files; of any other its
-files alone. Nothing is read or reckoned while nobody looks.
+"""What the page shows of a run: of one that this process leads its node's status and its files, of any other its files
+alone. Nothing is read or reckoned while nobody looks.
 
-The files are read in a thread. The node's status is made on its event loop, once a second at most and more rarely where
-that would take more than LOOK_SHARE of the loop's time.
+Files are read in a thread. The node's status is made on its event loop, once a second at most, and more rarely where it
+would take more than LOOK_SHARE of the loop's time.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ import msgspec
 from swarm.dashboard.digest import digest
 from swarm.dashboard.feed import Feed
 from swarm.node.metrics import EVENTS
+from swarm.node.rundir import TIMELINE
+from swarm.node.timeline import Timeline
 from swarm.process import in_thread
-from swarm.report.figures import LINE_BYTES, LINES_A_LOOK, Column, FigureFiles, Figures, Line
+from swarm.report.figures import LINES_A_LOOK, Column, FigureFiles, Line
 from swarm.report.live import LOOK_SHARE
 from swarm.report.page import shown_config
 from swarm.report.samples import Read
@@ -31,34 +34,36 @@ from swarm.rollout.changes import Changes
 
 LOOK_S = 1.0  # Between two looks: figures change once a step
 EVENTS_SHOWN = 200  # Newest events in a snapshot; older ones are asked for
-FORGET_S = 60.0  # The figures stay in memory for this long after the last reader, who may only have lost the connection
+FORGET_S = 60.0  # Figures stay in memory for this long after the last reader, who may only have lost the connection
+STARTING = {"state": "starting"}
 
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run. `status`, `change` and `timeline` are those of its node, if this process leads it; `status` returns None
-    until the node is up."""
+    """A run. The last three are those of its node, if this process leads it; `status` is None until the node is up."""
 
     directory: Path
     readers: Callable[[], Read]
     status: Callable[[], Mapping[str, Any] | None] | None = None
     change: Callable[[dict[str, Any]], Awaitable[str]] | None = None
+    timeline: Callable[[], Timeline] | None = None
 
 
 class Source:
     """Publishes to `feed` what is new in `run`, for as long as `watch` runs. `changes` tells of each message."""
 
     def __init__(self, run: Run, feed: Feed) -> None:
-        self.run = run
         self.changes = Changes()
+        self._run = run
         self._feed = feed
         # Held from a look to its last message, so that a snapshot has exactly what the messages before it say.
         self._lock = asyncio.Lock()
         self._files: FigureFiles | None = None
+        self._recent: deque[Line] = deque(maxlen=EVENTS_SHOWN)
         self._digest = b"{}"
-        self._made: tuple[int, bytes] | None = None
+        self._made: tuple[int, bytes] = (-1, b"")
         self._pause_s = LOOK_S
         self._seen_at = 0.0
 
@@ -67,125 +72,117 @@ class Source:
             await asyncio.sleep(self._pause_s)
             if self._feed.readers:
                 self._seen_at = time.monotonic()
-            if self._files is not None and time.monotonic() - self._seen_at < FORGET_S:
+            if time.monotonic() - self._seen_at < FORGET_S:
                 await self.look()
             elif self._files is not None:
-                self._files, self._made = None, None
+                self._files, self._made = None, (-1, b"")
                 self._feed.forget()
 
     async def look(self) -> None:
         """Publish what is new, if anybody looks."""
         async with self._lock:
-            if self._files is not None:
-                self._publish(*await in_thread(self._files.look))
+            if self._files is None:
+                return
+            steps, events = await in_thread(self._files.look)
+            self._recent.extend(events)
+            if max(len(steps), len(events)) == LINES_A_LOOK:
+                self._feed.forget()
+            elif steps:
+                self._feed.publish("steps", encode([numbers(line) for line in steps]))
+            if 0 < len(events) < LINES_A_LOOK:
+                self._feed.publish("events", encode(events))
+            if self._run.status is not None or steps or events:
+                self._reckon(self._files)
+                self._feed.publish("digest", self._digest)
         self.changes.tell()
 
     async def snapshot(self) -> tuple[int, bytes]:
-        """Return everything that the page shows at first, as JSON, and the number of the last message that it has."""
+        """Return the number of the last message, and what the page shows with all of them, as JSON."""
         async with self._lock:
-            if self._files is None:
-                self._files, self._seen_at = FigureFiles(self.run.directory), time.monotonic()
-                await in_thread(self._files.look)
-                self._look_at_status()
+            if (files := self._files) is None:
+                files, self._seen_at = FigureFiles(self._run.directory), time.monotonic()
+                self._recent.extend((await in_thread(files.look))[1])
+                self._reckon(files)
                 self._feed.forget()
-            if self._made is None or self._made[0] != self._feed.newest:
-                number = self._feed.newest
-                self._made = number, await in_thread(partial(self._snapshot, self._files.figures))
+                self._files = files
+            if self._made[0] != self._feed.newest:
+                self._made = self._feed.newest, await in_thread(partial(self._snapshot, files))
             return self._made
 
-    def _publish(self, steps: Sequence[Line], events: Sequence[Line]) -> None:
-        if max(len(steps), len(events)) >= LINES_A_LOOK:
-            self._feed.forget()
-        elif steps:
-            self._feed.publish("steps", encode([numbers(line) for line in steps]))
-        if events and len(events) < LINES_A_LOOK:
-            self._feed.publish("events", encode(events))
-        if self.run.status is not None or steps or events:
-            self._look_at_status()
-            self._feed.publish("digest", self._digest)
-
-    def _look_at_status(self) -> None:
-        began = time.monotonic()
-        assert self._files is not None
-        found = self._files.figures
-        if self.run.status is None:
-            status = found.summary or {"state": found.state}
-        else:
-            status = self.run.status() or {"state": "starting"}
+    def _reckon(self, files: FigureFiles) -> None:
+        began, found = time.monotonic(), files.figures
+        status = self._run.status() or STARTING if self._run.status else found.summary or {"state": found.state}
         self._digest = encode(digest(status, found, now=time.time()))
         self._pause_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
 
-    def _snapshot(self, found: Figures) -> bytes:
-        """In a thread: some hundred thousand numbers, encoded curve by curve so that others get their turn between."""
-        events, before = older_events(self.run.directory, None, EVENTS_SHOWN)
+    def _snapshot(self, files: FigureFiles) -> bytes:
+        found = files.figures
+        marks = [*found.marks, *found.passing]
         return encode(
             {
                 "boot": self._feed.boot,
-                "live": self.run.status is not None,
-                "name": self.run.directory.absolute().name,
+                "live": self._run.status is not None,
+                "name": self._run.directory.absolute().name,
                 "digest": msgspec.Raw(self._digest),
                 "config": shown_config(found.config),
-                "columns": curves(found.columns),
-                "evaluated": curves(found.evaluated),
-                "times": curve(found.times),
-                "marks": [{"step": step, "kind": text.partition(" ")[0], "text": text} for step, text in found.marks],
+                **curves(files),
+                "marks": [{"step": step, "kind": text.partition(" ")[0], "text": text} for step, text in sorted(marks)],
                 "bounds": found.bounds,
-                "events": events,
-                "events_before": before,
+                "events": list(self._recent),
                 "event_counts": found.kinds,
             }
         )
 
 
-def encode(value: Any) -> bytes:
-    """JSON in one line; what is no number becomes null, and what JSON has no word for its text."""
-    try:
-        return _ENCODER.encode(value)
-    except UnicodeEncodeError:
-        # Half a surrogate pair, which only a strange line of a file can have.
-        text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="replace")
-        return _ENCODER.encode(json.loads(text))
+def curves(files: FigureFiles) -> dict[str, Any]:
+    """Return the run's curves. They are encoded one by one, so that the event loop gets its turn between them."""
+    found = files.figures
+    return {
+        "columns": {name: _curve(column) for name, column in found.columns.items()},
+        "evaluated": {name: _curve(column) for name, column in found.evaluated.items()},
+        "times": _curve(found.times),
+    }
+
+
+def _curve(column: Column) -> msgspec.Raw:
+    points = column.points()
+    named = {name: [getattr(point, name) for point in points] for name in ("mean", "low", "high")}
+    return msgspec.Raw(encode({"x": [point.step for point in points], **named}))
 
 
 def numbers(line: Line) -> dict[str, Any]:
     return {name: value for name, value in line.items() if isinstance(value, int | float)}
 
 
-def curves(columns: Mapping[str, Column]) -> dict[str, msgspec.Raw]:
-    return {name: msgspec.Raw(encode(curve(column))) for name, column in columns.items()}
+def encode(value: Any) -> bytes:
+    """Return JSON in one line. What is no number becomes null, and what JSON has no form for its text."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which only a strange line of a file can have.
+        return _ENCODER.encode(json.loads(json.dumps(value, ensure_ascii=False, default=str).encode(errors="replace")))
 
 
-def curve(column: Column) -> dict[str, list[float]]:
-    points = column.points()
-    return {
-        "x": [point.step for point in points],
-        "mean": [point.mean for point in points],
-        "low": [point.low for point in points],
-        "high": [point.high for point in points],
-    }
-
-
-def older_events(run_dir: Path, before: int | None, count: int) -> tuple[list[Line], int | None]:
-    """Return the last `count` events that end at byte `before` of the file (None: its end), oldest first, and the byte
-    at which they begin, if there are older ones. Blocking."""
+def older_events(run_dir: Path, before: int, count: int) -> dict[str, Any]:
+    """Return the last `count` events before number `before`, oldest first, and the number of the first. Blocking."""
     try:
         with (run_dir / EVENTS).open("rb") as file:
-            end = min(before, file.seek(0, 2)) if before is not None else file.seek(0, 2)
-            begin = max(0, end - LINE_BYTES)
-            file.seek(begin)
-            lines = file.read(end - begin).splitlines(keepends=True)
+            found = deque(enumerate(islice(file, before)), maxlen=count)
     except FileNotFoundError:
-        return [], None
-    if lines and not lines[-1].endswith(b"\n"):
-        end -= len(lines.pop())
-    if begin and lines:
-        del lines[0]
-    taken: deque[bytes] = deque(lines, maxlen=count)
-    place = end - sum(map(len, taken))
-    found = []
-    for line in taken:
+        return {"events": [], "next": None}
+    events = []
+    for _, line in found:
         try:
-            found.append(json.loads(line))
+            events.append(json.loads(line))
         except ValueError:
-            continue
-    return [one for one in found if isinstance(one, dict)], place if 0 < place < end else None
+            continue  # Torn by a crash
+    return {"events": events, "next": found[0][0] or None if found else None}
+
+
+def kept_timeline(run_dir: Path) -> tuple[Timeline, float]:
+    """Return what the run's file says of its timeline, and when it was written. Blocking."""
+    path = run_dir / TIMELINE
+    try:
+        return Timeline.of(json.loads(path.read_text())), path.stat().st_mtime
+    except (OSError, ValueError):
+        return Timeline(time.time()), time.time()

@@ -103,7 +103,8 @@ async def _answer(line: bytes, change: Change) -> dict[str, str]:
         request = json.loads(line)
         if not isinstance(request, dict):
             raise UserError("a request is one JSON object")
-        return {"done": await change(request)}
+        # It goes on if the caller gives up, or something could hold that no event tells of.
+        return {"done": await asyncio.shield(change(request))}
     except (EchoError, OSError) as error:
         return {"refused": str(error)}
 

@@ -28,7 +28,7 @@ class Dial(NamedTuple):
 NODE = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 FIELDS = {name: field for name, field in LeadConfig.model_fields.items() if RUNNING in field.metadata}
 DIALS = {
-    "paused": Dial("bool", bool, "true: take no batch and give no leases, until false."),
+    "paused": Dial("bool", bool, "true takes no further batch and gives no leases, until false."),
     **{
         name: Dial("int" if field.annotation is int else "float", field.annotation, mark.help, tuple(field.metadata))
         for name, field in FIELDS.items()
@@ -37,8 +37,8 @@ DIALS = {
     },
     "refuse": Dial("node", NODE, "Bar this sampler, and have others draw what it gave."),
     "let_in": Dial("node", NODE, "Take rollouts of a barred sampler again, as of a newcomer."),
-    "checkpoint": Dial("action", Literal["now"], "now: write one of the newest step."),
-    "stop": Dial("action", Literal["after-step"], "after-step: end as after one Ctrl-C."),
+    "checkpoint": Dial("action", Literal["now"], "now writes one of the newest step."),
+    "stop": Dial("action", Literal["after-step"], "after-step ends the run as one Ctrl-C does."),
 }
 UNITS = {"max_staleness": "steps", "publish_every_steps": "steps"}
 
@@ -48,7 +48,7 @@ def checked(request: Mapping[str, Any]) -> dict[str, Any]:
     a limit, and hyphens for underscores. Raise UserError for anything else."""
     found: dict[str, Any] = {}
     for given, value in request.items():
-        key, text = given.replace("-", "_"), str(value).strip()
+        key, text = given.replace("-", "_"), " ".join(str(value).split())
         if (dial := DIALS.get(key)) is None:
             meant = closest(key, DIALS) or f"; there are {', '.join(DIALS)}"
             raise UserError(f"{given[:64]} cannot be set on a running learner{meant}")

@@ -22,6 +22,7 @@ from swarm.broadcast.version.manifest import LAYOUT_BYTES
 from swarm.errors import UserError
 from swarm.learner.messages import Prepared
 from swarm.net.hosts import is_loopback, is_private
+from swarm.net.server import Page
 from swarm.net.signing import swarm_id_of
 from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal
@@ -83,21 +84,21 @@ class LearnerNode:
         say: Callable[[str], None],
         *,
         resume: bool = False,
-        keep_bound: bool = False,
         origin: Origin | None = None,
         beside: Callable[[Path], AbstractAsyncContextManager[None]] = lambda run_dir: nullcontext(),
+        page: Page | None = None,
     ) -> None:
-        """`resume` continues the run in its directory, `keep_bound` with the bound that was last set there.
-        `origin` is the run whose model this run begins with. `beside` is entered while this node holds its run
-        directory: from before it listens until all of it has ended."""
+        """`resume` continues the run in its directory. `origin` is the run whose model this run begins with. `beside` is
+        entered while this node holds its run directory: from before it listens until all of it has ended. `page` answers
+        browsers at its port."""
         self._config = config
-        self._keep_bound = keep_bound
         self._say = say
         self._resume = resume
         self._task = open_task(config, Progress(say))
         self._max_new_tokens = longest_completion(config, self._task)
         self._origin = origin
         self._beside = beside
+        self._page = page
         self._run_dir = directory_of(config)
         self._had_logs = (self._run_dir / LOGS).is_dir()
         self._state = "starting"
@@ -177,7 +178,8 @@ class LearnerNode:
             await self._journal.start()
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
             self._sign_card(0)
-            await network.start(routes, self.status, on_stream=self._broadcast.accept, beat_s=self._config.beat_s)
+            beat_s, accept = self._config.beat_s, self._broadcast.accept
+            await network.start(routes, self.status, on_stream=accept, beat_s=beat_s, page=self._page)
             async with network.swarm(network.key.public_bytes, self._config.round_s):
                 # First of all: if others announced our own earlier version to us, it would look like a later life's.
                 network.published(newest_head(self._run_dir / "versions", network.key.public_bytes))
@@ -368,11 +370,8 @@ class LearnerNode:
         return reached
 
     async def _bound(self) -> BoundSet:
-        """Return the bound that was set last or that the configuration asks for, and record it."""
-        wanted = self._config.max_staleness
-        if self._keep_bound and self._recorded.bound is not None:
-            wanted = self._recorded.bound.max_staleness
-        was = self._recorded.bound
+        """Return the bound that the configuration asks for, and record it."""
+        wanted, was = self._config.max_staleness, self._recorded.bound
         bound = BoundSet(
             max_staleness=wanted,
             publish_every_steps=publication_period(self._config.publish_every_steps, wanted),

@@ -33,10 +33,12 @@ LIVES_KEPT = 100  # Entries kept of a run that is resumed very often: the first 
 Life = dict[str, Any]
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:
     """Write `value` for people to read. Replace the file atomically, so that a reader never finds half of it."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    partial.unlink(missing_ok=True)
+    with open(partial, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        file.write(json.dumps(value, indent=2, default=str) + "\n")
     partial.replace(path)
 
 

@@ -272,8 +272,6 @@ class Steps:
         if key == "publish_every_steps":
             if value > (most := self.bound.max_staleness + 1):
                 raise UserError(f"{key} {value} is above max_staleness + 1, which is {most}: raise max_staleness first")
-            # With the bound, because a configuration is refused whose period is too long for it.
-            change_config(self._run_dir, max_staleness=self.bound.max_staleness, publish_every_steps=value)
             self._every_steps = value
         async with self._setting:
             before, bound = self.bound, replace(self.bound, step=self._rollouts.taken, **{key: value})
@@ -281,6 +279,8 @@ class Steps:
             bound = replace(bound, publish_every_steps=period)
             await self._journal.write([bound])
             self.bound = bound
+            # The learning rate stays that of the batches before: those after have theirs in the journal.
+            change_config(self._run_dir, max_staleness=bound.max_staleness, publish_every_steps=period)
         if bound.max_staleness < before.max_staleness:
             self._publication.due.set()
         await self._rollouts.set_bound(bound.max_staleness)
@@ -428,7 +428,7 @@ class Steps:
             **self._rollouts.age(mean_staleness=fmean(ages), broadcast_steps=(broadcast_s or 0.0) / period_s),
             "broadcast_s": broadcast_s,
             **self._tracker.newest_figures(),
-            "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=now), 1),
+            "rollouts_per_s": self._rollouts.tally.recent.per_s("rollouts", now=now),
             "tokens_per_s": self._rollouts.tally.recent.per_s("tokens", now=now),
             "samplers": len(self._rollouts.samplers),
             "reward_failed_share": self._rollouts.failures.take_share(),

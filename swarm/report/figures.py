@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ MATTER = frozenset((*FAULTS, *CHANGES, "tensorboard_failed"))
 """Kinds of events that are kept from the middle of a long run too: faults, restarts and changes by hand."""
 
 MARKED = ("alarm", "trainer_restarted", "diverged", "set")  # Kinds of events that charts mark at their step
+PASSING = ("checkpoint", "sampler_joined", "sampler_left", "sampler_silent", "public_died", "prepared")
+PASSING_KEPT = 500  # Of what is marked on the live page alone: a large swarm has many that come and go
 LINE_BYTES = 1 << 20  # Longest line that is read as one; ours are a few kB
 LINES_A_LOOK = 4096  # Newest lines that a look returns of each file: more than a swarm of thousands writes in a second
 
@@ -101,6 +104,9 @@ class Figures:
     bounds: list[tuple[int, int]] = field(default_factory=list)  # (first step, S)
     times: Column = field(default_factory=Column)  # When each step ended, unix seconds
     marks: list[tuple[float, str]] = field(default_factory=list)  # Steps at which something happened, and what
+    passing: deque[tuple[float, str]] = field(
+        default_factory=lambda: deque(maxlen=PASSING_KEPT)
+    )  # The newest of others
     kinds: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     began: float | None = None
@@ -127,6 +133,11 @@ class Figures:
             return str(self.summary.get("state", "finished"))
         last = self.events[-1] if self.events else {}
         return "stopped" if last.get("kind") == "stopped" else "going on, or killed"
+
+    def step_at(self, time: float | None) -> float:
+        """Return the last step that had ended at `time`, in unix seconds; 0 if none had."""
+        before = bisect_right(self.times.values, time) if time is not None else 0
+        return self.times.steps[before - 1] if before else 0.0
 
     def last(self, name: str) -> float | None:
         """The newest value of a figure."""
@@ -220,6 +231,9 @@ def _add_event(found: Figures, event: Line) -> None:
     if kind in MARKED and step is not None and len(found.marks) < EVENTS_KEPT:
         what = f"{event.get('key')}={event.get('after')}" if kind == "set" else event.get("alarm", "")
         found.marks.append((step, f"{kind} {what}".strip()))
+    elif kind in PASSING:
+        at = found.step_at(_number(event.get("time"))) if step is None else step
+        found.passing.append((at, f"{kind} {str(event.get('node') or '')[:12]}".strip()))
 
 
 def _add_bound(found: Figures, step: int, event: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ MOST_CHARACTERS = 400  # Of anybody's words in one place
 MOST_COUNTED = 16  # Reasons told beside one another
 ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
 JOIN_LENGTH = 4096  # A join line names eight addresses at most
-BUSY = 0.02  # Idle share below which nobody asks what a learner waits for
+BUSY = 0.05  # Idle share up to which nobody asks what a learner waits for, unless its user set a higher target
 
 
 def finite(value: object) -> float | None:
@@ -263,6 +263,8 @@ def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {
                 **member,
                 "name": node[:ID_LENGTH],
+                "role": words(member, "role", 20),
+                "state": words(member, "state", 20),
                 "version": words(member, "held", 40),
                 "last_seen_s": number(member, "beat_s"),
                 "why": words(member, "address").rpartition("/")[2]

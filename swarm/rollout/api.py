@@ -55,7 +55,7 @@ from swarm.rollout.plane.effects import (
 from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.rollout.scoring import RewardFailures, Scorer, Scoring
-from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally, tell_accepted
+from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally
 from swarm.types import NodeId, Prompt, RewardFailure, Rounding, Score, Unscored, VersionId, rounding_of
 
 MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
@@ -194,8 +194,7 @@ class RolloutService:
 
     @property
     def barred(self) -> Mapping[NodeId, str]:
-        """Who is barred, and why."""
-        return self._plane.barred if self._plane else {}
+        return self._opened.barred
 
     def bar(self, node: NodeId, why: str) -> None:
         """Give a sampler nothing more, and have others draw what it gave that is not yet in a batch."""
@@ -476,7 +475,7 @@ class RolloutService:
             except EchoError as error:
                 self._journal_error = error
                 raise
-            tell_accepted(self._watch, self.tally, records, now=time.monotonic())
+            self.tally.accepted(records, self._watch, now=time.monotonic())
         if wanted:
             assert self._scoring is not None
             self._scoring.begin(wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +14,7 @@ from swarm.rollout.plane.effects import Judged
 from swarm.rollout.plane.leases import MAX_NODES
 from swarm.types import NodeId, VersionId
 
-RATE_WINDOW_S = 10.0  # Window of the rate in `status`: a few steps of a fast run
-RECENT_S = 30.0  # What was so long ago counts a third: a few batches of a slow sampler
+RECENT_S = 20.0  # What was so long ago counts a third: a few steps of a fast run, a batch or two of a slow sampler
 
 
 class Recent:
@@ -31,6 +30,7 @@ class Recent:
         self._sums[name] = self._sums.get(name, 0.0) + amount
 
     def per_s(self, name: str, *, now: float) -> float:
+        # A young run has not filled the window yet. Divide by at least a second, or the rate would be noise.
         window_s = max(1.0, -RECENT_S * math.expm1((self._began_at - now) / RECENT_S))
         return round(self._sums.get(name, 0.0) * math.exp((self._at - now) / RECENT_S) / window_s, 1)
 
@@ -91,12 +91,9 @@ class Tally:
         self._dropped_of: dict[NodeId, Counter[str]] = {}
         self._engines: dict[NodeId, str] = {}
         self._lives: dict[NodeId, Lives] = {}
-        self._accepted: deque[tuple[float, int]] = deque()
-        self._began_at = 0.0
         self.recent = Recent(now=0.0)
 
     def begin(self, *, now: float) -> None:
-        self._began_at = now
         self.recent = Recent(now=now)
 
     def judged(self, judged: list[Judged], *, now: float) -> None:
@@ -105,13 +102,19 @@ class Tally:
             self.verdicts[one.counted_as] += 1
             if one.node in self.samplers:
                 self.samplers[one.node].verdicts[one.counted_as] += 1
-        if accepted := sum(one.counted_as == "accepted" for one in judged):
-            self._accepted.append((now, accepted))
+        self.recent.add("rollouts", sum(one.counted_as == "accepted" for one in judged), now=now)
 
-    def accepted(self, node: NodeId, tokens: int, *, now: float) -> None:
-        """Count the tokens of accepted rollouts."""
-        for recent in (self.recent, *([self.samplers[node].recent] if node in self.samplers else [])):
-            recent.add("tokens", tokens, now=now)
+    def accepted(self, records: Sequence[object], watch: SamplerWatch, *, now: float) -> None:
+        """Count the tokens of the accepted rollouts among `records`, and tell `watch` about these by node."""
+        lengths: dict[NodeId, list[int]] = {}
+        for one in records:
+            if isinstance(one, RolloutAccepted):
+                lengths.setdefault(one.node, []).append(one.rollout.length)
+        for node, tokens in lengths.items():
+            watch.accepted(node, tokens)
+            self.recent.add("tokens", sum(tokens), now=now)
+            if node in self.samplers:
+                self.samplers[node].recent.add("tokens", sum(tokens), now=now)
 
     def overloaded(self, node: NodeId) -> None:
         """Count a submission that was refused unread as one, whatever it held. `node` is only the claimed sender."""
@@ -151,20 +154,10 @@ class Tally:
         counts = self._dropped_of.get(node, Counter())
         return tuple(DroppedRollouts(reason=reason, rollouts=count) for reason, count in sorted(counts.items()))
 
-    def rollouts_per_s(self, *, now: float) -> float:
-        """Return the accepted rollouts per second in the last RATE_WINDOW_S."""
-        while self._accepted and now - self._accepted[0][0] > RATE_WINDOW_S:
-            self._accepted.popleft()
-        if not self._accepted:
-            return 0.0
-        # A young run has not filled the window yet. Divide by at least a second, or the rate would be noise.
-        window_s = max(1.0, min(RATE_WINDOW_S, now - self._began_at))
-        return sum(count for _, count in self._accepted) / window_s
-
     def status(self, *, now: float, why_idle: Callable[[NodeId], str]) -> dict[str, Any]:
         """Return the figures for `status`. `why_idle` says why a node gets no leases, or ""."""
         return {
-            "rollouts_per_s": round(self.rollouts_per_s(now=now), 1),
+            "rollouts_per_s": self.recent.per_s("rollouts", now=now),
             "tokens_per_s": self.recent.per_s("tokens", now=now),
             "verdicts": dict(self.verdicts),
             "rollouts_dropped": dict(self.dropped),
@@ -205,14 +198,3 @@ class SamplerWatch:
 
     def gone(self, node: NodeId, *, vanished: bool) -> None:
         """Called when a sampler left, or `vanished` after it missed three beats."""
-
-
-def tell_accepted(watch: SamplerWatch, tally: Tally, records: Sequence[object], *, now: float) -> None:
-    """Tell `watch` about the accepted rollouts among `records`, by node, and count their tokens."""
-    lengths: dict[NodeId, list[int]] = {}
-    for one in records:
-        if isinstance(one, RolloutAccepted):
-            lengths.setdefault(one.node, []).append(one.rollout.length)
-    for node, tokens in lengths.items():
-        watch.accepted(node, tokens)
-        tally.accepted(node, sum(tokens), now=now)

@@ -1,4 +1,4 @@
-"""Owners who pause, resume and end their nodes, as real processes."""
+"""Owners who pause, change and end their nodes and their runs, as real processes."""
 
 from __future__ import annotations
 
@@ -176,3 +176,49 @@ def test_of_two_relays_with_one_identity_one_ends_and_the_other_goes_on(swarm: S
 
     eventually(is_known, other, "the swarm knows where the other one is")
     assert other.process.poll() is None
+
+
+def change(learner: Learner, *words: str) -> str:
+    """What the command says about the learner's run."""
+    done = command("set", str(learner.run_dir), *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_paused_run_waits_over_a_restart_and_goes_on_when_its_owner_says_so(swarm: Swarm) -> None:
+    learner = swarm.lead(*ENDLESS)
+    first, second = (swarm.scripted(learner.url(), name=name) for name in ("first", "second"))
+    eventually(lambda: learner.status()["step"] > 1, learner, "it takes steps")
+    assert change(learner, "paused=true") == "paused is true (was false)\n"
+    assert learner.status()["state"] == "paused by its owner"
+    eventually(lambda: not learner.status()["samples_leased"], learner, "what was leased comes in")
+    eventually(lambda: "this run's owner paused it" in str(first.status()), first, "samplers hear why they wait")
+    change(learner, "checkpoint=now")
+    kept = learner.status()["step"]
+    eventually(lambda: [e["step"] for e in learner.events() if e["kind"] == "checkpoint"] == [kept], learner, "it is")
+
+    learner.kill()
+    again = swarm.resume(learner, name="again")
+    eventually(lambda: again.says("paused by its owner, as before"), again, "it is paused still")
+    assert (again.status()["state"], again.status()["step"]) == ("paused by its owner", kept)
+    refused = first.status()["node"]
+    assert change(again, f"refuse={refused}", "paused=false").count("\n") == 2
+    assert again.status()["barred"] == [refused]
+    eventually(lambda: again.status()["step"] > kept + 3, second, "the other draws all")
+    assert second.status()["verdicts"]["accepted"] > first.status()["verdicts"].get("accepted", 0)
+    eventually(lambda: "refused by this run's owner" in str(first.status()), first, "it hears why")
+    assert change(again, f"let-in={refused}") == f"let_in is {refused}\n"
+    assert again.status()["barred"] == []
+    assert change(again, "stop=after-step").startswith("stopping; waiting for ")
+    assert again.wait() == 130
+    told = [(e["key"], e["before"], e["after"]) for e in again.events() if e["kind"] == "set"]
+    assert told == [
+        ("paused", False, True),
+        ("checkpoint", None, kept),
+        ("refuse", None, refused),
+        ("paused", True, False),
+        ("let_in", None, refused),
+        ("stop", None, "after-step"),
+    ]
+    assert {event["by"] for event in again.events() if event["kind"] == "set"} == {"socket"}

@@ -68,7 +68,7 @@ def test_a_full_disk_pauses_the_run_and_breaks_nothing(swarm: Swarm, disk: Path)
     assert f"the disk of {learner.run_dir}" in fault
     assert "free " in fault
     eventually(lambda: learner.says(f"paused: the disk of {learner.run_dir}"), learner, "the learner says so")
-    refused = command("set", "max-staleness", "0", "--run-dir", str(learner.run_dir))
+    refused = command("set", str(learner.run_dir), "max-staleness=0")
     assert refused.returncode == 2
     assert "has no room for" in refused.stderr
     assert command("verify", str(learner.run_dir)).returncode == 0

@@ -253,6 +253,7 @@ def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm, tmp_pat
     assert "--seed cannot change when a run is resumed" in line
     _tear(learner.run_dir / "metrics.jsonl")
     _tear(learner.run_dir / "events.jsonl")
+    _damage(learner.run_dir / "timeline.json")
     root = learner.run_dir / "checkpoints"
     before, newest = whole_checkpoints(root)[-2:]
     _damage(newest.path / "trainer.safetensors")
@@ -262,6 +263,7 @@ def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm, tmp_pat
     assert again.url() == url
     line = f"training again on the recorded batches {before.step} to"
     eventually(lambda: again.says(line), again, "the checkpoint before the damaged one is used")
+    assert again.says("the timeline of what was done begins again: ")
     second = _refused("lead", "--resume", str(learner.run_dir), "--state-dir", str(tmp_path / "other"), "--port", "0")
     assert "another learner leads the run" in second
     _takes(again, 2)
@@ -279,6 +281,7 @@ def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm, tmp_pat
     more = swarm.resume(last, "--steps", str(steps + 4), name="more")
     late = swarm.scripted(more.url(), name="late")
     assert more.wait() == 0, more.output()
+    assert not more.says("the timeline of what was done begins again")
     _says_goodbye(late)
     _is_one_run(more, steps + 4)
 
@@ -360,7 +363,7 @@ def test_weights_that_cannot_be_made_again_are_replaced_by_a_later_incarnation(s
 
 
 def _set(run_dir: Path, value: int) -> str:
-    done = command("set", "max-staleness", str(value), "--run-dir", str(run_dir))
+    done = command("set", str(run_dir), f"max-staleness={value}")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -387,38 +390,66 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
     assert max(line["staleness/max"] for line in _lines(learner, "metrics.jsonl")) == 4
 
-    assert _set(run_dir, 0) == "max-staleness is 0 (was 4), published every 1 steps"
+    assert _set(run_dir, 0) == "max_staleness is 0 (was 4)"
     _takes(learner, 4)
-    assert _set(run_dir, 2) == "max-staleness is 2 (was 0), published every 3 steps"
+    assert _set(run_dir, 2) == "max_staleness is 2 (was 0)"
     _takes(learner, 8)
-    assert "max-staleness 2000 is not from 0 to 1024" in _refused(
-        "set", "max-staleness", "2000", "--run-dir", str(run_dir)
-    )
-    assert "cannot be set" in _refused("set", "steps", "3", "--run-dir", str(run_dir))
+    assert learner.status()["publish_every_steps"] == 3
+    assert "less than or equal to 1024" in _refused("set", str(run_dir), "max-staleness=2000")
+    assert "cannot be set" in _refused("set", str(run_dir), "steps=3")
     learner.kill()
     assert [row[0] for row in _rows(learner, "SELECT max_staleness FROM bounds ORDER BY rowid")] == [4, 0, 2]
-    assert "no learner runs in" in _refused("set", "max-staleness", "1", "--run-dir", str(run_dir))
+    assert "no learner runs in" in _refused("set", str(run_dir), "max-staleness=1")
     assert socket.exists()  # a killed learner leaves it behind
 
     again = swarm.resume(learner, name="again")
     _takes(again, 2)
     status = again.status()
     assert (status["max_staleness"], status["publish_every_steps"]) == (2, 3)
-    assert _set(run_dir, 4) == "max-staleness is 4 (was 2), published every 5 steps"
+    assert _set(run_dir, 4) == "max_staleness is 4 (was 2)"
     _takes(again, 2)
-    assert _set(run_dir, 1) == "max-staleness is 1 (was 4), published every 2 steps"
+    assert _set(run_dir, 1) == "max_staleness is 1 (was 4)"
     _takes(again, 3)
     again.signal(signal.SIGTERM)
     again.wait()
     assert not socket.exists()
-    assert "no learner runs in" in _refused("set", "max-staleness", "1", "--run-dir", str(run_dir))
+    assert "no learner runs in" in _refused("set", str(run_dir), "max-staleness=1")
     bounds = [row[0] for row in _rows(again, "SELECT max_staleness FROM batches ORDER BY step")]
     assert [bound for i, bound in enumerate(bounds) if bound != bounds[i - 1] or i == 0] == [4, 0, 2, 4, 1]
-    told = [line for line in _lines(again, "events.jsonl") if line["kind"] == "bound_set"]
-    assert [(line["was"], line["max_staleness"]) for line in told] == [(4, 0), (0, 2), (2, 4), (4, 1)]
+    told = [line for line in _lines(again, "events.jsonl") if line["kind"] == "set"]
+    assert {(line["key"], line["by"]) for line in told} == {("max_staleness", "socket")}
+    assert [(line["before"], line["after"]) for line in told] == [(4, 0), (0, 2), (2, 4), (4, 1)]
     _bounds_are_kept(again)
     _verified(again)
     assert sampler.process.poll() is None
+
+
+@pytest.mark.long
+def test_batches_are_trained_on_again_at_the_learning_rate_that_was_set_for_them(swarm: Swarm) -> None:
+    """By a trainer that is started again, and by a learner: weights that were published come out bit for bit."""
+    swarm.lead_with(warmup_steps=0)
+    learner = swarm.lead("--port", "0", "--learning-rate", "1e-3", *ENDLESS)
+    swarm.scripted(learner.url(), name="sampler")
+    _takes(learner, 3)
+    assert command("set", str(learner.run_dir), "learning-rate=1e-4").stdout == "learning_rate is 0.0001 (was 0.001)\n"
+    _takes(learner, 3)
+    trainer = next(child for child in learner.children() if "swarm.learner.trainer" in " ".join(child.cmdline()))
+    trainer.kill()
+    eventually(lambda: learner.says("training again on the recorded batches 0 to "), learner, "it trains again")
+    _takes(learner, 2)
+    assert command("set", str(learner.run_dir), "learning-rate=2e-4").returncode == 0
+    _takes(learner, 2)
+    learner.kill()
+    again = swarm.resume(learner, name="again")
+    _takes(again, 2)
+    assert again.says("training again on the recorded batches 0 to ")
+    assert "diverged" not in _kinds(again)
+    rates = [line["learning_rate"] for line in _lines(again, "metrics.jsonl")]
+    assert [rate for i, rate in enumerate(rates) if i == 0 or rate != rates[i - 1]] == [1e-3, 1e-4, 2e-4]
+    table = {one["key"]: one["value"] for one in again.status()["settings"]}
+    assert table["learning_rate"] == 2e-4
+    again.kill()
+    _verified(again)
 
 
 # -- a trainer that stands still -----------------------------------------------------------------------------

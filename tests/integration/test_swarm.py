@@ -124,6 +124,11 @@ def test_a_run_ends_and_says_goodbye(swarm: Swarm) -> None:
     assert not list((learner.run_dir / "checkpoints").glob("*.partial"))
     _is_exported(learner.run_dir, _verified(learner.run_dir))
     _is_reported(learner.run_dir)
+    lanes = json.loads((learner.run_dir / "timeline.json").read_text())["lanes"]
+    assert {"train", "wait", "stage"} <= lanes.pop("learner")["ms"].keys()
+    assert {"encode", "send"} == lanes.pop("publication")["ms"].keys()
+    (lane,) = lanes.values()
+    assert {"fetch", "install", "draw", "wait", "gone"} <= lane["ms"].keys()
 
 
 def _is_reported(run_dir: Path) -> None:

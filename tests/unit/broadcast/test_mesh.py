@@ -265,3 +265,17 @@ def test_a_segment_is_dealt_when_all_of_the_one_before_is() -> None:
     assert second.next_for(peer, now=0.0) is None
     first.heard(peer, Credit(copies=2, forwards=0, epoch=0, copied=(0,)), now=0.1)
     assert second.next_for(peer, now=0.1) == Send(0, Kind.FRESH)
+
+
+def test_the_seeder_knows_about_how_much_each_peer_holds() -> None:
+    mesh = mesh_of(count=100, publics=3, leaves=2)
+    seeder = mesh.nodes[SEEDER]
+    assert isinstance(seeder, Seeder)
+    peers = [node for node in mesh.nodes if node != SEEDER]
+    assert [seeder.held_by(peer) for peer in (*peers, NodeId("a stranger"))] == [0] * 6
+    mesh.begin(20)
+    off = [seeder.held_by(peer) - (100 - getattr(mesh.nodes[peer], "_missing", 0)) for peer in peers]
+    assert min(seeder.held_by(peer) for peer in peers) > 0
+    assert max(map(abs, off)) <= 35, "what a forwarder holds and has not passed on is not counted"
+    mesh.run(limit_s=5)
+    assert [seeder.held_by(peer) for peer in peers] == [100] * 5

@@ -13,9 +13,10 @@ import pytest
 
 from benchmarks.payload import layout_of, write_weights
 from swarm.broadcast import receiver as receiver_module
+from swarm.broadcast.forest.planner import PeerProfile, plan_of
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.receiver import OtherModel, Receiver
-from swarm.broadcast.service import BroadcastService
+from swarm.broadcast.service import MAX_LINKS, BroadcastService
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
 from swarm.errors import PeerUnreachable
@@ -207,7 +208,29 @@ async def test_version_after_version_comes_whole_to_publics_and_leaves(world: Wo
     status = learner.service.status()
     await until(lambda: learner.service.status()["broadcasts"]["0.3"]["complete"] == 4)
     assert status["streams"] == 4
+    me, nodes = KEY.node_id, [host.node for host in hosts]
+    two_leaves = {(nodes[2], nodes[3]), (nodes[3], nodes[2])}
+    to_all = {(sender, node) for sender in (me, *nodes) for node in nodes if node != sender} - two_leaves
+    assert {(sender, node) for sender, node, _, _ in learner.service.status()["links"]} == to_all
+    assert {rate is None for sender, _, rate, _ in status["links"] if sender != me} == {True}
+    assert {rate is None for sender, _, rate, _ in status["links"] if sender == me} == {False}
+    await until(lambda: {version for *_, version in learner.service.status()["links"]} == {None})
     assert hosts[0].receiver.status()["map"] == "0.3"
+
+
+@pytest.mark.parametrize("count", [60, 600])
+async def test_in_a_forest_the_links_are_those_of_the_trees_as_many_as_can_be_drawn(world: World, count: int) -> None:
+    learner = await world.learner()
+    profiles = [
+        PeerProfile(node=NodeId(f"{at:032x}"), public=at % 2 == 0, uplink_bytes_per_s=1e6) for at in range(count)
+    ]
+    plan = plan_of(PeerProfile(node=KEY.node_id, public=True, uplink_bytes_per_s=1e7), profiles, 10**7)
+    learner.service._planning.plan = plan
+    links = [(sender, node) for sender, node, _, _ in learner.service.status()["links"]]
+    assert plan.pairs() >= set(links)
+    assert len(set(links)) == len(links) <= MAX_LINKS
+    assert {node for _, node in links} == {profile.node for profile in profiles}
+    assert count > 100 or set(links) == plan.pairs()
 
 
 async def test_deltas_that_were_published_meanwhile_are_applied_in_order(world: World, tmp_path: Path) -> None:
@@ -217,9 +240,14 @@ async def test_deltas_that_were_published_meanwhile_are_applied_in_order(world: 
     for number in range(3):
         await learner.publish(number)
     assert len(learner.service._transfers.active) == 3
+    assert {version for *_, version in learner.service.status()["links"]} == {"0.2"}
+    progress = [found["progress"] for found in learner.service.status()["broadcasts"].values()]
+    assert all(0 < share <= 1 for shares in progress for share in shares.values())
+    await until(lambda: any(found["progress"] for found in learner.service.status()["broadcasts"].values()))
     await until(lambda: all(len(host.receiver.status()["chunks_held"]) == 3 for host in hosts))
     await until(lambda: all(host.holds(2) for host in hosts))
     assert {host.weights() for host in hosts} == {expected(tmp_path, 2)}
+    await until(lambda: not any(found["progress"] for found in learner.service.status()["broadcasts"].values()))
 
 
 async def test_a_full_version_makes_the_ones_before_needless(world: World, tmp_path: Path) -> None:

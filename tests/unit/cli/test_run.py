@@ -16,6 +16,7 @@ from swarm import __version__
 from swarm.cli import run as cli
 from swarm.cli.run import app
 from swarm.errors import UserError
+from swarm.node.dials import DIALS
 from swarm.settings import SECTIONS, Flag, JoinConfig, LeadConfig
 
 
@@ -124,7 +125,7 @@ def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_set_takes_the_name_of_the_flag_and_of_the_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
-    status, _, said = run(monkeypatch, capsys, "set", name, "3", "--run-dir", str(tmp_path))
+    status, _, said = run(monkeypatch, capsys, "set", str(tmp_path), f"{name}=3")
     assert (status, said.count("\n")) == (2, 1)
     assert "no learner runs in" in said
 
@@ -133,8 +134,25 @@ def test_set_takes_the_name_of_the_flag_and_of_the_file(
 def test_a_value_that_set_cannot_take_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
 ) -> None:
-    status, _, said = run(monkeypatch, capsys, "set", "max-staleness", "--", value)
+    status, _, said = run(monkeypatch, capsys, "set", f"max-staleness={value}")
     assert (status, said.count("\n")) == (2, 1)
+    assert said.startswith(f"echo-node: max_staleness {value}: input should be ")
+
+
+@pytest.mark.parametrize("words", [("max-staleness", "4"), ("runs/x",), ("runs/x", "paused=true", "stop")])
+def test_set_without_a_value_says_how_to_write_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    status, _, said = run(monkeypatch, capsys, "set", *words)
+    assert (status, said.count("\n")) == (2, 1)
+    assert said.startswith("echo-node: write KEY=VALUE, ")
+
+
+def test_the_help_of_set_names_all_that_can_be_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, help_text, _ = run(monkeypatch, capsys, "set", "-h")
+    assert [key for key in DIALS if f"{key}: " not in help_text] == []
 
 
 def test_the_shell_completes_commands_options_and_values() -> None:

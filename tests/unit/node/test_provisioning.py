@@ -35,7 +35,14 @@ DECISIONS = 26
 class Swarm:
     """A learner's provisioning, its samplers, and what came of them."""
 
-    def __init__(self, *, before: Spent | None = None, absent: tuple[NodeId, ...] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        before: Spent | None = None,
+        absent: tuple[NodeId, ...] = (),
+        given: Mapping[NodeId, tuple[int, int]] | None = None,
+        **settings: Any,
+    ) -> None:
         self.now = 1000.0
         self.standby: Mapping[NodeId, str] = {}
         self.events: list[tuple[str, str]] = []
@@ -58,6 +65,7 @@ class Swarm:
             ),
             before=before or Spent(),
             absent=absent,
+            given=given,
             emit=lambda kind, **fields: self.events.append((kind, fields.get("node", ""))),
             say=self.said.append,
             clock=lambda: self.now,
@@ -346,3 +354,15 @@ async def test_a_choice_that_fails_leaves_everything_as_it_is() -> None:
     assert swarm.active() == before
     assert swarm.events[-1] == ("decision_failed", "")
     assert "who is active stays as it is" in swarm.said[-1]
+
+
+async def test_what_a_sampler_gave_is_counted_over_all_lives_of_the_run() -> None:
+    swarm = Swarm(given={NodeId("a1"): (3, 700), NodeId("gone"): (9, 900)})
+    swarm.offer("a1", nickname="ada")
+    swarm.offer("b1")
+    swarm.provisioning.accepted(NodeId("a1"), [100, 200])
+    swarm.provisioning.accepted(NodeId("b1"), [5])
+    leaders = [["a1", "ada", 5, 1000], ["gone", "", 9, 900], ["b1", "", 1, 5]]
+    assert swarm.provisioning.status()["leaders"] == leaders
+    swarm.provisioning.gone(NodeId("a1"), vanished=True)
+    assert swarm.provisioning.status()["leaders"] == leaders, "who left keeps place and name"

@@ -223,7 +223,6 @@ async def test_a_resumed_run_says_once_that_its_bound_is_another(
     """Or its report would draw the steps before under the new one."""
     node: Any = SimpleNamespace(
         _config=LeadConfig(max_staleness=wanted),
-        _keep_bound=False,
         _recorded=SimpleNamespace(
             bound=BoundSet(max_staleness=4, publish_every_steps=1, learning_rate=3e-5), next_batch=8
         ),
@@ -307,10 +306,11 @@ async def test_a_period_that_the_bound_does_not_allow_is_refused_and_another_out
     await loop.set("max_staleness", 1)
     with pytest.raises(UserError, match="is above max_staleness \\+ 1, which is 2: raise max_staleness first"):
         await loop.set("publish_every_steps", 3)
-    await loop.set("publish_every_steps", 2)
-    assert loop.steps.bound == BoundSet(max_staleness=1, publish_every_steps=2)
+    await loop.set("publish_every_steps", 1)
+    await loop.set("max_staleness", 2)
+    assert loop.steps.bound == BoundSet(max_staleness=2, publish_every_steps=1)
     kept = loop.resumes_with()
-    assert (kept.max_staleness, kept.publish_every_steps) == (1, 2)
+    assert (kept.max_staleness, kept.publish_every_steps) == (2, 1)
 
 
 async def test_a_learning_rate_is_recorded_with_the_batch_that_it_holds_from(tmp_path: Path) -> None:
@@ -633,3 +633,17 @@ async def test_a_version_that_was_measured_and_not_kept_before_a_crash_is_kept_b
     assert (tmp_path / "best" / "model.safetensors").read_bytes()[-1] == 10
     again = Loop(tmp_path, step=10, steps=200)
     assert again.steps.status()["best"] == loop.steps.status()["best"]
+
+
+async def test_status_tells_the_pace_and_the_ages_of_the_last_steps(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
+    assert (loop.steps.status()["step_s"], loop.steps.status()["ages"]) == (None, [])
+    # Of version 0 all: the batch of step n has rollouts of age n.
+    loop.rollouts.batches = [[answered()] for _ in range(steps_module.RECENT + 1)]
+    loop.publication.newest = v(steps_module.RECENT + 1)
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.starved.wait()
+    running.cancel()
+    status = loop.steps.status()
+    assert status["ages"] == [0, *([2] * steps_module.RECENT)], "the first batch is too long ago"
+    assert 0 < status["step_s"] < 5

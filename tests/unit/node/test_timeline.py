@@ -203,5 +203,5 @@ def test_spans_are_bounded(lengths: list[float]) -> None:
             timeline.note(NODE, ("draw", "wait")[number % 2], at, at + length)
             at += length
         found = spans(timeline, NODE, now=at)
-        assert len(found) == min(20, len(lengths))
+        assert min(20, len(lengths)) <= len(found) <= 20 + rules.TRIMMED
         assert found[-1][2] == pytest.approx(at - BEGAN, abs=0.002)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from swarm.rollout import tally
+from swarm.rollout.journal.entries import RolloutAccepted
 from swarm.rollout.messages import Offer
 from swarm.types import NodeId
-from tests.builders import ALICE, BOB
+from tests.builders import ALICE, BOB, rollout
 
 
 def test_of_who_names_another_class_of_engine_than_before_none_is_known() -> None:
@@ -66,8 +67,15 @@ def test_tokens_are_counted_in_all_and_of_each_sampler_that_is_there() -> None:
     known = tally.Tally()
     known.begin(now=0.0)
     known.samplers[ALICE] = tally.SamplerStats(recent=tally.Recent(now=0.0))
-    for node, tokens in ((ALICE, 300), (BOB, 600)):
-        known.accepted(node, tokens, now=1.0)
+    told: list[tuple[NodeId, list[int]]] = []
+    watch = tally.SamplerWatch()
+    watch.accepted = lambda node, tokens: told.append((node, list(tokens)))  # type: ignore[method-assign]
+    records = [
+        RolloutAccepted(number=0, node=node, rollout=rollout(tokens=range(length)), next_batch=0)
+        for node, length in ((ALICE, 100), (BOB, 600), (ALICE, 200))
+    ]
+    known.accepted(records, watch, now=1.0)
+    assert told == [(ALICE, [100, 200]), (BOB, [600])]
     status = known.status(now=1.0, why_idle=lambda node: "")
     assert status["tokens_per_s"] == 900
     assert [one["tokens_per_s"] for one in status["samplers"]] == [300]

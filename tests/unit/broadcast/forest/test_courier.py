@@ -249,3 +249,12 @@ def test_at_the_end_the_last_chunks_of_a_slow_parent_are_pulled_from_who_is_whol
     core.heard(A, Complete(), now=1.0)
     now = ticked(core, 1.0, 3.0)
     assert wants(core, [PARENT, A, LEARNER], now) == {A: tuple(range(39, 29, -1))}
+
+
+def test_a_source_knows_what_its_children_hold() -> None:
+    core = source(10, [[A], []])
+    core.join(A, leaf=False, now=0.0)
+    core.heard(A, Have(bitmap=bytes([0b11, 0])), now=0.0)
+    assert (core.held_by(A), core.held_by(B)) == (2, 0)
+    core.heard(A, Complete(), now=1.0)
+    assert core.held_by(A) == 10

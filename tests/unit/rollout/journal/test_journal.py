@@ -546,3 +546,15 @@ async def test_the_segment_that_is_written_is_not_pruned(tmp_path: Path) -> None
         assert await journal.prune(oldest_step=0, keep_rollouts=0) == 0
         await journal.write(group(1, batch=0))
         assert len(journal.load().groups[0].rollouts) == SIZE
+
+
+async def test_what_each_node_gave_is_read_back(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write([*group(0), *group(1)])
+        given = journal.load().given
+    rows = [entry for entry in (*group(0), *group(1)) if isinstance(entry, RolloutAccepted)]
+    assert given == {
+        node: (len(own), sum(one.rollout.length for one in own))
+        for node in dict.fromkeys(one.node for one in rows)
+        if (own := [one for one in rows if one.node == node])
+    }

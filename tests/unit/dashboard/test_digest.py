@@ -1,0 +1,191 @@
+"""What the page and its public part show: what the terminal says, bounded, and JSON whatever a status holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.dashboard.digest import COLUMNS, MOST_LINKS, Known, digest
+from swarm.dashboard.public import PublicState, public_state
+from swarm.report.terminal import figures as terminal_figures
+from swarm.report.terminal import live_view
+from tests.unit.report.test_terminal import printed
+from tests.unit.report.test_words import RECORDED
+
+RECORD: dict[str, Any] = json.loads(RECORDED.read_text())
+
+
+def files(**config: Any) -> Known:
+    return cast(Known, SimpleNamespace(config=config, began=1000.0))
+
+
+CONFIG = {"model": "tiny", "task": "digits", "nickname": "ada", "beat_s": 1.0, "target": 0.9}
+
+
+def test_a_recorded_status_has_every_key_of_the_page() -> None:
+    shown = digest(RECORD, files(**CONFIG), now=1060.0)
+    assert shown["bottleneck"]
+    assert (shown["model"], shown["task"], shown["target"], shown["began"], shown["at"]) == (
+        *("tiny", "digits"),
+        *(0.9, 1000.0, 1060.0),
+    )
+    assert (shown["step"], shown["steps"], shown["version"]) == (RECORD["step"], RECORD["steps"], RECORD["version"])
+    assert shown["join"].startswith("echo-node join --role sampler --bootstrap 127.0.0.1:")
+    assert shown["time_left_s"] == pytest.approx((RECORD["steps"] - RECORD["step"]) * RECORD["step_s"])
+    assert shown["staleness"] == {"bound": 2, "counts": RECORD["ages"]}
+    assert sum(RECORD["ages"]) == 9 * RECORD["batch_rollouts"]
+    assert shown["links"] == RECORD["links"]
+    assert {sender for sender, *_ in shown["links"]} >= {RECORD["node"]}
+    newest = shown["versions"][-1]
+    assert newest["version"] == list(RECORD["broadcasts"])[-1]
+    assert newest.keys() >= {
+        "raw_bytes",
+        "encoded_bytes",
+        "sent_bytes",
+        "codecs",
+        "stage_s",
+        "prepared_s",
+        "installed_s",
+    }
+    assert newest["of"] == 3
+
+
+def test_tiles_say_what_the_terminal_says() -> None:
+    known = dict(terminal_figures(RECORD))
+    tiles = {tile["id"]: tile for tile in digest(RECORD, files(), now=0.0)["tiles"]}
+    assert list(tiles) == [
+        *("reward", "held_out", "rollouts_per_s", "tokens_per_s", "busy", "staleness", "discarded", "broadcast"),
+        *("samplers", "cost"),
+    ]
+    assert tiles["reward"]["text"] == known["reward"]
+    assert tiles["reward"]["value"] == RECORD["metrics"]["reward"]
+    assert tiles["rollouts_per_s"]["text"] == known["of all nodes"]
+    assert f"{tiles['staleness']['text']}, {tiles['staleness']['details'][0][1]}" == known["staleness"]
+    assert tiles["broadcast"]["text"] == known["time to install"]
+    assert [name for name, _ in tiles["broadcast"]["details"]] == ["staging", "encoding", "sending", "installing"]
+    assert tiles["busy"]["value"] == pytest.approx(1 - RECORD["capacity"]["idle_share"])
+    lost = {**RECORD, "verdicts": {"accepted": 10, "stale": 3}, "rollouts_dropped": {"bound_lowered": 4}}
+    discarded = next(tile for tile in digest(lost, files(), now=0.0)["tiles"] if tile["id"] == "discarded")
+    assert discarded["value"] == 7
+    assert discarded["details"] == [["refused", "3 stale"], ["dropped", "4 bound_lowered"]]
+
+
+def test_the_terminal_and_the_page_name_the_same_bottleneck() -> None:
+    sentence = digest(RECORD, files(), now=0.0)["bottleneck"]
+    on_terminal = printed(live_view(RECORD, [], 200, "echo-node lead"), width=200)
+    assert sentence in on_terminal
+
+
+def test_a_node_s_row_has_what_the_learner_knows_of_it() -> None:
+    late = {**RECORD["samplers"][1], "silent_s": 2.5, "nickname": "bob", "verdicts": {"stale": 2, "malformed": 1}}
+    samplers = [RECORD["samplers"][0], late]
+    rows = digest({**RECORD, "samplers": samplers, "publics": []}, files(**CONFIG), now=0.0)["nodes"]["rows"]
+    learner, first, second = (dict(zip(COLUMNS, row, strict=True)) for row in rows)
+    assert (learner["role"], learner["name"], learner["version"]) == ("learner", "ada", RECORD["version"])
+    assert (first["state"], second["state"], second["name"]) == ("active", "silent", "bob")
+    assert (second["stale"], second["invalid"], second["last_seen_s"]) == (2, 1, 2.5)
+    assert first["up_bytes_per_s"] is not None
+
+
+@pytest.mark.parametrize("state", ["paused", "finishing", "starting"])
+def test_no_time_left_is_told_of_a_run_that_stands_still(state: str) -> None:
+    assert digest({**RECORD, "state": state}, files(), now=0.0)["time_left_s"] is None
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("\x1b[2J\u202e" * 300),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, one in inner for found in _paths(one, (*path, key)))]
+
+
+PATHS = [path for path in _paths(RECORD) if path]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(PATHS), ANYTHING), max_size=6),
+    st.dictionaries(st.sampled_from(("model", "task", "nickname", "target", "beat_s")), ANYTHING),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_status_gives_bounded_json(changes: list[tuple[tuple[Any, ...], Any]], config: dict[str, Any]) -> None:
+    status = json.loads(RECORDED.read_text())
+    for (*way, last), value in changes:
+        place = status
+        for key in way:
+            place = place[key] if isinstance(place, dict | list) and _has(place, key) else {}
+        if isinstance(place, dict) or _has(place, last):
+            place[last] = value
+    for shown in (digest(status, files(**config), now=0.0), public_state(status, config)):
+        again = json.loads(json.dumps(shown, allow_nan=False))
+        assert again.keys() == shown.keys()
+        assert all(len(text) <= 4096 and text.isprintable() for text in _texts(again))
+
+
+def _has(place: Any, key: Any) -> bool:
+    return key in place if isinstance(place, dict) else isinstance(key, int) and key < len(place)
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for one in inner for text in _texts(one)]
+
+
+def test_a_swarm_of_any_size_is_bounded() -> None:
+    many = [["a" * 32, f"{at:032x}", 1, "0.3"] for at in range(3 * MOST_LINKS)]
+    shown = digest({**RECORD, "links": many, "samplers": RECORD["samplers"] * 3000}, files(), now=0.0)
+    assert len(shown["links"]) == MOST_LINKS
+    assert len(shown["nodes"]["rows"]) == 4096
+
+
+# -- the page for volunteers ---------------------------------------------------------------------------------
+
+
+def test_the_public_page_shows_nothing_private(tmp_path: Path) -> None:
+    private = tmp_path / "models" / "secret-lab"
+    private.mkdir(parents=True)
+    config = {**CONFIG, "model": str(private), "task": f"examples:{private}/data.jsonl", "run_dir": str(tmp_path)}
+    shown = public_state({**RECORD, "run_dir": str(tmp_path)}, config)
+    assert (shown["model"], shown["task"], shown["run"]) == ("secret-lab", "examples:data.jsonl", "ada")
+    assert shown["what"] == "this swarm teaches secret-lab the task examples:data.jsonl, led by ada"
+    text = json.dumps(shown)
+    assert str(tmp_path) not in text
+    others = [url for sampler in RECORD["publics"] for url in [sampler["address"]]]
+    assert others
+    assert not any(url.rpartition("/")[2] in text for url in others)
+
+
+def test_who_gave_most_comes_first_under_the_chosen_name() -> None:
+    leaders = [["a" * 32, "bob\x1b[2J", 5, 900], ["b" * 32, "", 7, 800], ["c" * 32, "liar", 9, 700], ["odd"], None]
+    shown = public_state({**RECORD, "leaders": leaders, "barred": ["c" * 32]}, CONFIG)
+    assert shown["leaders"] == [
+        {"name": "bob?[2J", "rollouts": 5, "tokens": 900},
+        {"name": "b" * 12, "rollouts": 7, "tokens": 800},
+    ]
+
+
+def test_the_public_state_is_made_once_a_second_however_many_ask() -> None:
+    now, asked = [0.0], [0]
+
+    def status() -> dict[str, Any]:
+        asked[0] += 1
+        return RECORD
+
+    public = PublicState(status, CONFIG, clock=lambda: now[0])
+    bodies = {public.body() for _ in range(50)}
+    assert (len(bodies), asked[0]) == (1, 1)
+    now[0] = 1.0
+    assert json.loads(public.body())["step"] == RECORD["step"]
+    assert asked[0] == 2

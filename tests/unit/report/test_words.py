@@ -1,0 +1,191 @@
+"""The sentence that names the bottleneck, each case made from a status that a learner really gave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.report.words import bottleneck, counts, learner_figures, nodes, stages, words
+
+RECORDED = Path(__file__).parent / "status.json"
+
+
+@pytest.fixture
+def status() -> dict[str, Any]:
+    """Of a learner with three samplers, in the middle of a run, as `GET /v1/status` answered it."""
+    found: dict[str, Any] = json.loads(RECORDED.read_text())
+    return found
+
+
+def changed(status: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """`status` with other values: those of a mapping within it are changed one by one."""
+    inner = {name: {**status[name], **value} for name, value in changes.items() if isinstance(status.get(name), dict)}
+    return {**status, **changes, **inner}
+
+
+def with_samplers(status: dict[str, Any], *samplers: tuple[str, float, float, str]) -> dict[str, Any]:
+    """With samplers of these classes, measured rates, prices and reasons to wait."""
+    like = status["samplers"][0]
+    told = [
+        {**like, "node": f"{at:032x}", "device_class": name, "cost_per_hour": price, "standby": why}
+        for at, (name, _, price, why) in enumerate(samplers)
+    ]
+    by_node = {
+        f"{at:032x}": {"rollouts_per_s": rate, "samples_at_once": 8} for at, (_, rate, *_) in enumerate(samplers)
+    }
+    return changed(status, samplers=told, capacity={"inputs": {**status["capacity"]["inputs"], "by_node": by_node}})
+
+
+def rate_binds(status: dict[str, Any], needed: float | None, useful: float, **more: Any) -> dict[str, Any]:
+    return changed(
+        status,
+        capacity={
+            **{"idle_share": 0.38, "binds": "rate", "why": "the model says why"},
+            **{"rollouts_per_s_needed": needed, "rollouts_per_s_useful": useful, **more},
+        },
+    )
+
+
+TWO = (("rtx4090", 2.0, 0.0, ""), ("rtx4090", 2.0, 0.0, ""))
+
+
+def test_what_a_learner_waits_for_comes_first(status: dict[str, Any]) -> None:
+    assert bottleneck(None) == "waiting for the learner's process to start"
+    assert bottleneck(changed(status, state="starting", waits_for="the prompts")) == "waiting for the prompts"
+    assert bottleneck(changed(status, samplers=[])) == "waiting for samplers: none is here"
+    none_yet = {**status, "samplers": [], "metrics": {}}
+    assert bottleneck(none_yet) == "waiting for the first sampler to make contact"
+    full = changed(status, state="paused", fault="the disk of /runs is full")
+    assert bottleneck(full) == "paused: the disk of /runs is full"
+    assert bottleneck(changed(status, state="finished")) == ""
+
+
+def test_a_busy_learner_waits_for_nothing(status: dict[str, Any]) -> None:
+    busy = changed(status, capacity={"idle_share": 0.0184})
+    assert bottleneck(busy) == "nothing binds: the learner is busy 98 % of the time"
+    assert bottleneck(changed(status, capacity={"idle_share": None})) == "what binds is known after the second step"
+
+
+@pytest.mark.parametrize(
+    ("samplers", "needed", "useful", "said"),
+    [
+        # Each gives 2/s of which all is in time: 3.2/s are missing.
+        (TWO, 7.2, 4.0, "2 more of class rtx4090 would do"),
+        # Of what they draw half comes in time, so one more adds 1/s.
+        (TWO, 5.2, 2.0, "4 more of class rtx4090 would do"),
+        # The cheapest per rollout, though others are more and faster.
+        (
+            (*TWO[:1], ("t4", 1.0, 0.1, ""), ("a100", 4.0, 4.0, ""), ("a100", 4.0, 4.0, "")),
+            12.0,
+            11.0,
+            "1 more of class",
+        ),
+        (
+            (("t4", 1.0, 0.1, ""), ("a100", 4.0, 4.0, ""), ("a100", 4.0, 4.0, "")),
+            12.0,
+            9.0,
+            "3 more of class t4 would do",
+        ),
+        # Where all are free, the most common class.
+        ((*TWO, ("t4", 1.0, 0.0, "")), 9.0, 5.0, "2 more of class rtx4090 would do"),
+        # One that waits has a rate, and is none of those that deliver.
+        ((*TWO, ("rtx4090", 2.0, 0.0, "you are dear")), 7.2, 4.0, "2 more of class rtx4090 would do"),
+        ((("", 2.0, 0.0, ""),), 3.0, 2.0, "1 more would do"),
+    ],
+)
+def test_how_many_more_samplers_would_do(
+    status: dict[str, Any], samplers: Any, needed: float, useful: float, said: str
+) -> None:
+    slow = rate_binds(with_samplers(status, *samplers), needed, useful)
+    assert bottleneck(slow).startswith(f"learner idle 38 %: samplers are the bottleneck; {said}")
+
+
+def test_where_more_samplers_would_not_do_the_model_says_why(status: dict[str, Any]) -> None:
+    for hopeless in (rate_binds(status, None, 4.0), rate_binds(status, 8.0, 0.0)):
+        assert bottleneck(hopeless) == "learner idle 38 %: the model says why"
+    poor = rate_binds(status, 9.0, 4.0, why="the budget of 2.00 per hour pays for samplers that keep it idle 38%")
+    assert bottleneck(poor).startswith("learner idle 38 %: the budget of 2.00 per hour")
+    odd = rate_binds(status, 4.0, 5.0)
+    assert bottleneck(odd).endswith("though 5 rollouts/s should come in time and 4 do")
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ({"prepared_s": 4.0}, "4 of 9 s are encoding"),
+        ({"stage_s": 5.0}, "5 of 9 s are staging"),
+        ({"last_complete_s": 6.0, "installed_s": {"100": 7.0}}, "6 of 9 s are sending"),
+        ({"last_complete_s": 1.0, "installed_s": {"100": 7.0}}, "6 of 9 s are installing"),
+    ],
+)
+def test_the_longest_stage_of_the_last_version_that_all_have_is_named(
+    status: dict[str, Any], version: dict[str, Any], said: str
+) -> None:
+    whole = {"stage_s": 0.1, "prepared_s": 0.2, "last_complete_s": 0.3, "installed_s": {"100": 0.5}, **version}
+    under_way = {"stage_s": 0.1, "prepared_s": 8.0, "last_complete_s": 0.0, "installed_s": {"100": None}}
+    slow = {**status, "broadcasts": {"0.5": whole, "0.6": under_way}, "step_s": 4.5, "publish_every_steps": 2}
+    assert bottleneck(changed(slow, capacity={"idle_share": 0.3, "binds": "broadcast"})) == (
+        f"learner idle 30 %: broadcast binds: {said}"
+    )
+    assert stages(under_way).keys() == {"staging", "encoding"}
+
+
+def test_what_else_binds_is_told_with_its_figures(status: dict[str, Any]) -> None:
+    idle = changed(status, capacity={"idle_share": 0.25, "binds": "generation"})
+    long = with_samplers({**idle, "max_staleness": 2, "publish_every_steps": 1}, *TWO)
+    long["capacity"]["inputs"]["train_step_s"] = 1.5
+    assert bottleneck(long) == (
+        "learner idle 25 %: generation binds: a completion takes 4 s, and a bound of 2 leaves 3 s for it and for the"
+        " broadcast"
+    )
+    slow_rewards = {**idle, "rollouts_unscored": 230, "samples_leased": 12, "reward_s": 3.0, "step_s": 4.0}
+    assert bottleneck(slow_rewards) == (
+        "learner idle 25 %: rewards bind: 230 rollouts wait for theirs, 3 s where a step takes 4 s"
+    )
+    hidden = changed({**slow_rewards, "samples_leased": 500}, capacity={"binds": None})
+    assert bottleneck(hidden) == "learner idle 25 %: what binds is known once an install was timed"
+    audited = changed(
+        status,
+        capacity={"idle_share": 0.1, "binds": "learner", "predicted_idle_share": 0.0},
+        metrics={"audit/time_share": 0.08},
+    )
+    assert bottleneck(audited) == (
+        "learner idle 10 %: these samplers should keep it idle 0 %, and 8 % of its time is the audit"
+    )
+
+
+def test_all_on_standby_is_told_with_the_reason(status: dict[str, Any]) -> None:
+    waiting = with_samplers(status, ("t4", 1.0, 9.0, "the budget is spent"), ("t4", 1.0, 9.0, "the budget is spent"))
+    waiting = changed(waiting, capacity={"active": 0, "standby": 2})
+    assert bottleneck(waiting) == "all 2 samplers wait on standby: the budget is spent"
+
+
+def test_words_of_others_are_cut_and_cleaned() -> None:
+    hostile = {"reason": "a\x1b[2Jb\u202ec" + "x" * 1000, "number": 3}
+    assert words(hostile, "reason", 12) == "a?[2Jb?cxxxx"
+    assert words(hostile, "number") == words(hostile, "nothing") == ""
+    assert counts({"stale\n": 3, "none": 0, "odd": "x", "accepted": 9}, without="accepted") == "3 stale?"
+
+
+def test_each_node_is_told_once(status: dict[str, Any]) -> None:
+    told = list(nodes(status))
+    assert [one["node"] for one in told] == [one["node"] for one in status["samplers"]]
+    first = told[0]
+    assert (first["role"], first["state"], first["class"]) == ("sampler", "active", "transformers")
+    assert (first["engine"], first["precision"]) == ("transformers", "float32")
+    assert first["lag"] == int(status["version"][2:]) - int(status["samplers"][0]["installed"][2:])
+    relay = {"node": "f" * 32, "role": "relay", "state": "suspect", "held": "0.3", "lag": 4, "beat_s": 1.5}
+    leaf = {"node": "e" * 32, "role": None, "beat_s": 0.5, "held": None, "lag": None}
+    *_, last, end = nodes({**status, "publics": [relay], "leaves": [leaf, *status["samplers"]]})
+    assert (last["name"], last["role"], last["state"], last["lag"]) == ("f" * 12, "relay", "suspect", 4)
+    assert (end["node"], end["state"]) == ("e" * 32, "leaf")
+
+
+def test_nothing_in_a_status_is_taken_on_trust() -> None:
+    assert set(learner_figures({}).values()) == {"", "step 0 of 0"[5:]}
+    odd = {"metrics": [1], "samplers": {"a": 1}, "capacity": None, "held_out": [None, 3], "best": "x", "state": 7}
+    assert set(learner_figures(odd).values()) == {"", "0 of 0"}
+    assert bottleneck(odd)
