@@ -26,7 +26,7 @@ from swarm.node.metrics import EVENTS
 from swarm.node.rundir import TIMELINE
 from swarm.node.timeline import Timeline
 from swarm.process import in_thread
-from swarm.report.figures import LINES_A_LOOK, Column, FigureFiles, Line
+from swarm.report.figures import LINES_A_LOOK, Column, FigureFiles, Figures, Line
 from swarm.report.live import LOOK_SHARE
 from swarm.report.page import shown_config
 from swarm.report.samples import Read
@@ -111,8 +111,12 @@ class Source:
 
     def _reckon(self, files: FigureFiles) -> None:
         began, found = time.monotonic(), files.figures
-        status = self._run.status() or STARTING if self._run.status else found.summary or {"state": found.state}
-        self._digest = encode(digest(status, found, now=time.time()))
+        if self._run.status is not None:
+            shown = digest(self._run.status() or STARTING, found, now=time.time())
+        else:
+            # Nobody waits for anything any more.
+            shown = digest(found.summary or _left(found), found, now=time.time()) | {"bottleneck": ""}
+        self._digest = encode(shown)
         self._pause_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
 
     def _snapshot(self, files: FigureFiles) -> bytes:
@@ -152,6 +156,19 @@ def _curve(column: Column) -> msgspec.Raw:
 
 def numbers(line: Line) -> dict[str, Any]:
     return {name: value for name, value in line.items() if isinstance(value, int | float)}
+
+
+def _left(found: Figures) -> dict[str, Any]:
+    """The status of a run that ended without writing one, as far as its files tell."""
+    return {
+        "state": found.state,
+        "step": found.steps,
+        "steps": found.config.get("steps"),
+        "max_staleness": found.bounds[-1][1] if found.bounds else None,
+        "metrics": {name: column.last for name, column in found.columns.items()},
+        "held_out": [{name: column.last for name, column in found.evaluated.items()}],
+        "broadcast_s": found.last("broadcast_s"),
+    }
 
 
 def encode(value: Any) -> bytes:

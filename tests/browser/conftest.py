@@ -52,8 +52,15 @@ def opened(browser: Browser) -> Iterator[Opened]:
 
 
 @pytest.fixture(scope="package")
-def hostile(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Led]:
-    """A live run of strangers who try to be more than text. Whoever ends it gives back another that lives."""
+def hostile_swarm(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Led]:
     directory = tmp_path_factory.mktemp("hostile")
     with swarm_in(directory) as swarm:
         yield hostile_run(swarm, directory)
+
+
+@pytest.fixture
+def hostile(hostile_swarm: Led) -> Led:
+    """A live run of strangers who try to be more than text. A test may kill its learner."""
+    if hostile_swarm.learner.process.poll() is not None:
+        hostile_swarm.resume()
+    return hostile_swarm

@@ -15,13 +15,20 @@ STEPS_PER_S = 2.0
 """About the pace of the hostile run: the page has something to show in seconds, and the run stays small."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Led:
-    """A learner that leads now, and its page."""
+    """A run, the learner that leads it or led it last, and its page, which is the same in all lives."""
 
     swarm: Swarm
     learner: Learner
     page: Address
+    lives: int = 1
+
+    def resume(self) -> None:
+        """Go on with a run whose learner has ended."""
+        self.lives += 1
+        self.learner = self.swarm.resume(self.learner, name=f"life-{self.lives}")
+        assert address_of(self.learner) == self.page
 
 
 def hostile_run(swarm: Swarm, directory: Path) -> Led:
