@@ -37,7 +37,12 @@ class Address(NamedTuple):
 
 def address_of(learner: Learner) -> Address:
     path = learner.run_dir / "dashboard.json"
-    eventually(lambda: path.exists() and learner.says("page http"), learner, "the page is served")
+
+    def served() -> bool:
+        assert learner.process.poll() is None, learner.output()
+        return path.exists() and learner.says("page http")
+
+    eventually(served, learner, "the page is served")
     return Address(**json.loads(path.read_text()))
 
 

@@ -18,7 +18,7 @@ REWARD = "Number(document.querySelector('#tile-reward .value')?.textContent.spli
 
 def test_the_curve_of_a_live_run_rises(tmp_path: Path, opened: Opened) -> None:
     with swarm_in(tmp_path) as swarm:
-        swarm.lead_with(groups_per_step=32, group_size=16, learning_rate=1e-3, eval_prompts=0)
+        swarm.lead_with(groups_per_step=32, group_size=16, learning_rate=1e-3)
         learner = swarm.lead("--model", "tiny", "--task", "copy", "--seed", "1", "--port", "0", "--steps", "200")
         for name in ("one", "two"):
             swarm.join(learner.url(), name=name)
@@ -27,4 +27,4 @@ def test_the_curve_of_a_live_run_rises(tmp_path: Path, opened: Opened) -> None:
         first = page.evaluate(REWARD)
         assert first < 0.2
         page.wait_for_function(f"(least) => {REWARD} >= least", arg=first + LEAST_RISE, timeout=240_000)
-        expect(page.locator("#connection")).to_contain_text("connected")
+        expect(page.locator("#connection")).to_contain_text("live")
