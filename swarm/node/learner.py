@@ -88,9 +88,9 @@ class LearnerNode:
         beside: Callable[[Path], AbstractAsyncContextManager[None]] = lambda run_dir: nullcontext(),
         page: Page | None = None,
     ) -> None:
-        """`resume` continues the run in its directory. `origin` is the run whose model this run begins with. `beside` is
-        entered while this node holds its run directory: from before it listens until all of it has ended. `page` answers
-        browsers at its port."""
+        """`resume` continues the run in its directory. `origin` is the run whose model this run begins with. `beside`
+        is entered while this node holds its run directory: from before it listens until all of it has ended. `page`
+        answers browsers at its port."""
         self._config = config
         self._say = say
         self._resume = resume

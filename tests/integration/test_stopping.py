@@ -8,9 +8,11 @@ import pty
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +28,23 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
         yield processes
 
 
+def fetched(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
 @pytest.mark.slow
 def test_a_stopped_learner_keeps_what_it_says_and_another_run_begins_with_its_model(swarm: Swarm) -> None:
     learner = swarm.lead("--learning-rate", "1e-3", *ENDLESS)
     sampler = swarm.scripted(learner.url(), name="sampler")
     eventually(lambda: learner.status()["step"] >= 3, learner, "three steps")
+    page = json.loads((learner.run_dir / "dashboard.json").read_text())
+    assert f"page {page['url']}/?token={page['token']}" in learner.output().splitlines()
+    rollouts = fetched(f"{page['url']}/api/rollouts?count=2")
+    assert [len(group["rollouts"]) for group in rollouts["groups"]] == [4, 4]
+    assert rollouts["groups"][0]["prompt"].endswith("=")
+    assert {"learner", "publication"} < {one["lane"] for one in fetched(f"{page['url']}/api/timeline")["all"]}
+    assert command("dashboard", str(learner.run_dir)).stdout == f"page {page['url']}/?token={page['token']}\n"
     sampler.signal(signal.SIGINT)
     assert sampler.wait() == 0
     assert "leaving; " in sampler.output()
@@ -62,6 +76,8 @@ def test_a_stopped_learner_keeps_what_it_says_and_another_run_begins_with_its_mo
     resumed = swarm.resume(learner, name="resumed")
     eventually(lambda: resumed.status()["state"] == "running", resumed, "it runs")
     assert resumed.status()["step"] == step
+    assert json.loads((learner.run_dir / "dashboard.json").read_text()) == page
+    assert fetched(f"{page['url']}/api/runs") == {"runs": ["fork"]}
     assert "training again" not in resumed.output()
 
 

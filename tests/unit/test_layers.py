@@ -30,6 +30,7 @@ CORES = (
     "swarm.node.waking",
     "swarm.report.words",
     "swarm.dashboard.digest",
+    "swarm.dashboard.feed",
 )
 """Rooms, and single modules of others."""
 

@@ -1,0 +1,389 @@
+"""The page's server with real clients: who may ask and change what, and what a stream tells whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from swarm.dashboard import server, source
+from swarm.dashboard.feed import Feed
+from swarm.dashboard.server import ADDRESS, Dashboard, beside
+from swarm.dashboard.source import Run
+from swarm.errors import UserError
+from swarm.node.metrics import RunLog
+from swarm.node.rundir import create_run_directory
+from swarm.node.timeline import Timeline
+from swarm.report.samples import Read
+from swarm.settings import LeadConfig
+
+TOKEN = "a-token"
+JSON = {"X-Echo-Node": "1"}
+
+
+class Led:
+    """A run that is led by a stand-in: real files, a status of a few words."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "run"
+        create_run_directory(self.directory, LeadConfig(run_dir=self.directory))
+        self.log = RunLog(self.directory)
+        self.changes: list[dict[str, Any]] = []
+        self.looked = 0
+        self.is_up = True
+
+    def step(self, number: int, **figures: float) -> None:
+        self.log.metrics({"step": number, "time": 1000.0 + number, "reward": number / 10, **figures})
+
+    def run(self) -> Run:
+        def status() -> dict[str, Any] | None:
+            self.looked += 1
+            return {"state": "running", "step": self.log.last.get("step", 0)} if self.is_up else None
+
+        async def change(request: dict[str, Any]) -> str:
+            if "max_staleness" not in request:
+                raise UserError("only max-staleness can be set")
+            self.changes.append(request)
+            return "max-staleness is 4"
+
+        return Run(
+            directory=self.directory,
+            readers=no_readers,
+            status=status,
+            change=change,
+            timeline=lambda: Timeline(0.0),
+        )
+
+
+def no_readers() -> Read:
+    raise UserError("the run never came to its first step")
+
+
+Serve = Callable[..., Awaitable[str]]
+
+
+@pytest.fixture
+def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Led:
+    monkeypatch.setattr(source, "LOOK_S", 0.01)
+    monkeypatch.setattr(source, "LOOK_SHARE", 1.0)
+    return Led(tmp_path)
+
+
+@pytest.fixture
+async def serve(led: Led) -> AsyncIterator[Serve]:
+    pages: list[Dashboard] = []
+
+    async def started(host: str = "127.0.0.1", token: str | None = TOKEN, run: Run | None = None) -> str:
+        page = Dashboard(run or led.run(), token=token)
+        pages.append(page)
+        return f"http://127.0.0.1:{await page.start(host, 0)}"
+
+    yield started
+    for page in pages:
+        await page.close()
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        yield session
+
+
+class Stream:
+    """What a stream says, event by event."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+        self.last_id = ""
+
+    async def next(self) -> tuple[str, Any]:
+        fields: dict[str, str] = {}
+        async with asyncio.timeout(20):
+            while True:
+                if not (read := await self._answer.content.readuntil(b"\n")):
+                    raise EOFError
+                line = read.decode().rstrip("\n")
+                if not line and fields:
+                    self.last_id = fields["id"]
+                    return fields["event"], json.loads(fields["data"])
+                name, _, value = line.partition(": ")
+                if name:
+                    fields[name] = value
+
+    async def rest(self) -> set[str]:
+        """The events up to the end."""
+        heard = set()
+        while True:
+            try:
+                heard.add((await self.next())[0])
+            except EOFError:
+                return heard
+
+    async def until(self, kind: str) -> Any:
+        """The next event of a kind; digests come every moment."""
+        while True:
+            event, data = await self.next()
+            if event == kind:
+                return data
+            assert event == "digest"
+
+
+async def opened(browser: aiohttp.ClientSession, url: str, last_id: str = "") -> Stream:
+    answer = await browser.get(
+        f"{url}/api/stream", headers={"Last-Event-ID": last_id} if last_id else {}, read_bufsize=1 << 20
+    )
+    assert (answer.status, answer.content_type) == (200, "text/event-stream")
+    return Stream(answer)
+
+
+async def test_a_stream_begins_with_everything_and_goes_on_with_what_is_new(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession
+) -> None:
+    led.step(1, entropy=2.0)
+    led.log.event("evaluated", version=0, exact_match=0.25)
+    led.log.event("checkpoint", step=1)
+    stream = await opened(browser, await serve())
+    event, snapshot = await stream.next()
+    assert event == "snapshot"
+    assert (snapshot["live"], snapshot["can_set"], snapshot["name"]) == (True, False, "run")
+    assert (snapshot["digest"]["state"], snapshot["digest"]["step"]) == ("running", 1)
+    assert snapshot["columns"]["entropy"] == {"x": [1.0], "mean": [2.0], "low": [2.0], "high": [2.0]}
+    assert snapshot["evaluated"]["exact_match"]["x"] == [0.0]
+    assert snapshot["times"]["mean"] == [1001.0]
+    assert snapshot["marks"] == [{"step": 1.0, "kind": "checkpoint", "text": "checkpoint"}]
+    assert snapshot["bounds"] == [[0, 2]]
+    assert [event["kind"] for event in snapshot["events"]] == ["evaluated", "checkpoint"]
+    assert snapshot["event_counts"] == {"evaluated": 1, "checkpoint": 1}
+    led.step(2)
+    assert await stream.until("steps") == [{"step": 2, "time": 1002.0, "reward": 0.2}]
+    led.log.event("checkpoint", step=2)
+    assert [event["step"] for event in await stream.until("events")] == [2]
+    assert (await stream.until("digest"))["step"] == 2
+
+
+async def test_a_reader_that_comes_back_is_told_what_it_missed_and_nothing_twice(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession
+) -> None:
+    url = await serve()
+    stays, leaves = await opened(browser, url), await opened(browser, url)
+    await stays.next()
+    await leaves.next()
+    led.step(1)
+    await leaves.until("steps")
+    leaves._answer.close()
+    led.step(2)
+    await stays.until("steps")
+    await stays.until("steps")
+    again = await opened(browser, url, leaves.last_id)
+    assert [line["step"] for line in await again.until("steps")] == [2]
+    event, snapshot = await (await opened(browser, url, "other-3")).next()
+    assert (event, snapshot["columns"]["reward"]["x"]) == ("snapshot", [1.0, 2.0])
+
+
+async def test_a_reader_that_was_away_for_too_long_gets_everything_again(
+    led: Led, browser: aiohttp.ClientSession, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "Feed", partial(Feed, kept=2))
+    url = await serve()
+    stays, leaves = await opened(browser, url), await opened(browser, url)
+    await stays.next()
+    await leaves.next()
+    leaves._answer.close()
+    for step in range(1, 5):
+        led.step(step)
+        await stays.until("steps")
+    event, snapshot = await (await opened(browser, url, leaves.last_id)).next()
+    assert (event, snapshot["columns"]["reward"]["x"]) == ("snapshot", [1.0, 2.0, 3.0, 4.0])
+
+
+async def test_nothing_is_reckoned_while_nobody_looks(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "FORGET_S", 0.0)
+    url = await serve()
+    await asyncio.sleep(0.05)
+    assert led.looked == 0
+    stream = await opened(browser, url)
+    await stream.next()
+    stream._answer.close()
+    seen = -1
+    while seen != led.looked:
+        seen = led.looked
+        await asyncio.sleep(0.1)
+    led.step(1)
+    event, snapshot = await (await opened(browser, url, stream.last_id)).next()
+    assert (event, snapshot["columns"]["reward"]["x"]) == ("snapshot", [1.0])
+
+
+async def test_before_the_node_is_up_its_page_says_that_it_starts(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession
+) -> None:
+    led.is_up = False
+    _, snapshot = await (await opened(browser, await serve())).next()
+    assert snapshot["digest"]["state"] == "starting"
+
+
+async def test_a_change_needs_the_token_as_a_cookie_and_a_header_of_the_page(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession
+) -> None:
+    url = await serve()
+
+    async def change(wanted: object, **headers: str) -> tuple[int, str]:
+        async with browser.post(f"{url}/api/set", json=wanted, headers=headers) as answer:
+            return answer.status, await answer.text()
+
+    wanted = {"max_staleness": 4}
+    assert (await change(wanted, **JSON))[0] == 401
+    assert (await browser.get(f"{url}/?token=wrong")).status == 200
+    assert (await change(wanted, **JSON))[0] == 401
+    async with browser.get(f"{url}/?token={TOKEN}", allow_redirects=False) as answer:
+        assert (answer.status, answer.headers["Location"]) == (303, "/")
+        cookie = answer.headers["Set-Cookie"]
+        assert cookie.startswith(f"echo-node-{url.rpartition(':')[2]}={TOKEN}; ")
+        assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
+    assert (await change(wanted))[0] == 403
+    assert led.changes == []
+    assert await change(wanted, **JSON) == (200, '{"done":"max-staleness is 4"}')
+    assert await change({"steps": 1}, **JSON) == (409, '{"refused":"only max-staleness can be set"}')
+    assert (await change([1], **JSON))[0] == 400
+    assert (await change({"x": "y" * 5000}, **JSON))[0] == 413
+    assert led.changes == [wanted]
+    _, snapshot = await (await opened(browser, url)).next()
+    assert snapshot["can_set"]
+
+
+async def test_a_page_that_others_can_reach_tells_nothing_without_the_token(
+    serve: Serve, browser: aiohttp.ClientSession
+) -> None:
+    url = await serve("0.0.0.0")
+    paths = ("/", "/api/stream", "/api/events", "/static/style.css", "/download/config.json", "/?token=x", "/nowhere")
+    for path in paths:
+        async with browser.get(url + path) as answer:
+            assert answer.status == 401, path
+            assert "run directory" in await answer.text()
+    async with browser.get(f"{url}/?token={TOKEN}") as answer:
+        assert answer.status == 200
+    for path in ("/", "/api/events", "/static/style.css", "/download/config.json"):
+        assert (await browser.get(url + path)).status == 200, path
+
+
+async def test_a_name_that_somebody_else_gave_this_machine_is_refused(
+    serve: Serve, browser: aiohttp.ClientSession
+) -> None:
+    url = await serve()
+    for name, status in (
+        ("evil.example", 403),
+        ("evil.example:80", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("[", 403),
+        ("localhost:1", 200),
+        ("[::1]:1", 200),
+        ("10.1.2.3", 200),
+        (socket.gethostname(), 200),
+    ):
+        assert (await browser.get(f"{url}/api/events", headers={"Host": name})).status == status, name
+
+
+async def test_every_answer_forbids_what_the_page_does_not_need(serve: Serve, browser: aiohttp.ClientSession) -> None:
+    url = await serve()
+    for path in ("/", "/api/events", "/api/stream", "/static/app.js", "/download/metrics.jsonl", "/nowhere"):
+        async with browser.get(url + path) as answer:
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; "), path
+            assert "unsafe" not in answer.headers["Content-Security-Policy"]
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Referrer-Policy"] == "no-referrer"
+            assert "Server" not in answer.headers
+            assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+async def test_only_named_files_of_a_run_can_be_fetched(led: Led, serve: Serve, browser: aiohttp.ClientSession) -> None:
+    led.step(1)
+    (led.directory / ADDRESS).write_text("secret")
+    (led.directory.parent / "other").mkdir()
+    (led.directory.parent / "other" / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    (led.directory.parent / "other" / "config.json").write_text("{}")
+    url = await serve()
+
+    async def fetch(path: str) -> tuple[int, str]:
+        async with browser.get(URL(url + path, encoded=True)) as answer:
+            return answer.status, await answer.text()
+
+    assert (await fetch("/download/metrics.jsonl"))[1].startswith('{"step": 1')
+    assert "<h1>copy on tiny</h1>" in (await fetch("/download/report.html"))[1]
+    outside = (ADDRESS, "..%2fother%2fmetrics.jsonl", "journal.db", "identity", "summary.json", "%00")
+    for name in outside:
+        assert (await fetch(f"/download/{name}"))[0] == 404, name
+    assert (await fetch("/static/../server.py"))[0] == 404
+    assert (await fetch("/static/..%2fserver.py"))[0] == 404
+    assert await fetch("/api/runs") == (200, '{"runs":["other"]}')
+    assert json.loads((await fetch("/api/run?name=other"))[1])["columns"]["reward"]["mean"] == [0.5]
+    for name in ("run", "..", "", "other%2f..%2frun"):
+        assert (await fetch(f"/api/run?name={name}"))[0] == 404, name
+    assert (await fetch("/api/events?before=x"))[0] == 400
+    assert (await fetch("/api/timeline?from=nan"))[0] == 400
+
+
+async def test_older_events_are_given_by_their_number(led: Led, serve: Serve, browser: aiohttp.ClientSession) -> None:
+    for number in range(10):
+        led.log.event("checkpoint", step=number)
+    with (led.directory / "events.jsonl").open("a") as file:
+        file.write('{"torn')
+    url = await serve()
+
+    async def steps(query: str) -> tuple[list[int], int | None]:
+        found = await (await browser.get(f"{url}/api/events?{query}")).json()
+        return [event["step"] for event in found["events"]], found["next"]
+
+    assert await steps("before=10&count=3") == ([7, 8, 9], 7)
+    assert await steps("before=7&count=5") == ([2, 3, 4, 5, 6], 2)
+    assert await steps("before=2&count=5") == ([0, 1], None)
+    assert await steps("before=0") == ([], None)
+    assert await steps("count=2") == ([9], 9)
+
+
+async def test_at_the_end_everybody_hears_the_last_state_and_the_server_is_gone(
+    led: Led, browser: aiohttp.ClientSession
+) -> None:
+    page = Dashboard(led.run(), token=TOKEN)
+    url = f"http://127.0.0.1:{await page.start('127.0.0.1', 0)}"
+    streams = [await opened(browser, url) for _ in range(3)]
+    for stream in streams:
+        await stream.next()
+    led.step(1)
+    led.log.event("stopped", state="finished")
+    await page.close()
+    for stream in streams:
+        assert {"steps", "events", "digest"} <= await stream.rest()
+
+
+async def test_a_run_that_goes_on_has_its_page_where_it_was(led: Led) -> None:
+    said: list[str] = []
+    async with beside(led.run(), "127.0.0.1:0", said.append):
+        first = json.loads((led.directory / ADDRESS).read_text())
+        assert stat.S_IMODE(os.stat(led.directory / ADDRESS).st_mode) == 0o600
+        assert said == [f"page {first['url']}/?token={first['token']}"]
+    async with beside(led.run(), "127.0.0.1:0", said.append):
+        assert json.loads((led.directory / ADDRESS).read_text()) == first
+    port = int(first["url"].rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        said.clear()
+        async with beside(led.run(), "127.0.0.1:0", said.append):
+            moved = json.loads((led.directory / ADDRESS).read_text())
+            assert moved["token"] == first["token"]
+            assert moved["url"] != first["url"]
+            assert said[0] == f"port {port}, where this run's page was, is taken: it moves"
+        said.clear()
+        async with beside(led.run(), f"127.0.0.1:{port}", said.append):
+            assert len(said) == 1
+            assert said[0].startswith(f"no page: cannot listen on 127.0.0.1:{port} (")
+            assert said[0].endswith("address already in use); the run goes on without")
