@@ -51,6 +51,7 @@ function restarted() {
   timeline.restart();
   events.restart();
   rollouts.restart();
+  byId("file-summary").hidden = store.live; // It is written at the end
   say(byId("run"), plain(store.name, 80) || "echo-node");
   const body = byId("config-table").tBodies[0];
   const text = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
@@ -94,7 +95,7 @@ function fact(name, value) {
 }
 
 const CONNECTIONS = {
-  connecting: ["◔", "connecting", ""], connected: ["●", "live", "good"], reconnecting: ["◌", "reconnecting", "warn"],
+  connecting: ["◔", "connecting", ""], connected: ["●", "connected", "good"], reconnecting: ["◌", "reconnecting", "warn"],
   refused: ["⊘", "not allowed", "bad"],
 };
 

@@ -1,6 +1,6 @@
 // One chart: uPlot for the drawing, a legend with the newest values, and a line that reads the point under the cursor.
 import { colours, el, onResize, onSeen, say } from "./dom.js";
-import { brief, clock, date, number, plain } from "./format.js";
+import { brief, clock, date, number, plain, spoken } from "./format.js";
 
 const HEIGHT = 200;
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [1, 2], [12, 4]]; // As the report's: not everybody sees colours
@@ -142,7 +142,7 @@ export class Chart {
     const axis = { stroke: colours().dim, grid: { stroke: colours().grid, width: 1 }, ticks: { stroke: colours().line, width: 1, size: 4 }, font: "12px system-ui, sans-serif" };
     const timed = this._room.across === "time";
     return {
-      width: this._box.clientWidth, height: HEIGHT, legend: { show: false }, series, bands, padding: [8, 8, 0, 0],
+      width: this._box.clientWidth, height: HEIGHT, legend: { show: false }, series, bands, padding: [8, 16, 0, 0],
       scales: {
         x: { time: timed, range: () => this._room.zoom ?? this._room.extent() },
         y: { range: (_, low, high) => yRange(this.wanted, low, high) },
@@ -210,10 +210,10 @@ export class Chart {
       const value = nearest(plot.data[place], idx);
       const band = curve.band && value !== null ? [plot.data[place - 1][idx], plot.data[place - 2][idx]] : null;
       const spread = band && band[0] < band[1] ? ` (${number(band[0])} to ${number(band[1])})` : "";
-      return this._hidden.has(curve.name) || value === null ? null : `${plain(curve.name, 40)} ${number(value)}${spread}`;
+      return this._hidden.has(curve.name) || value === null ? null : `${plain(curve.label ?? curve.name, 40)} ${number(value)}${spread}`;
     });
     const marks = this._room.marks().filter((mark) => Math.abs(plot.valToPos(mark.x, "x") - left) <= NEAR);
-    const told = marks.slice(0, 3).map((mark) => `${MARKS[mark.kind].sign} ${plain(mark.text, 80)}`);
+    const told = marks.slice(0, 3).map((mark) => `${MARKS[mark.kind].sign} ${spoken(mark.text)}`);
     return [where, ...told, ...values.filter((value) => value !== null)].join(" · ");
   }
 
@@ -236,7 +236,7 @@ export class Chart {
       const middle = now ?? (low + high) / 2;
       const half = ((high - low) / 2) * (event.key === "-" ? 2 : 0.5);
       this._room.zoomTo(middle - half, middle + half);
-      if (now !== null) plot.setCursor({ left: plot.valToPos(now, "x"), top: 10 }, true, true);
+      if (now !== null) queueMicrotask(() => plot.setCursor({ left: plot.valToPos(now, "x"), top: 10 }, true, true)); // After uPlot, which scales in one too
     } else if (event.key === "Escape") {
       this._room.reset();
     } else return;
@@ -267,7 +267,7 @@ export class Chart {
     context.moveTo(0, 14);
     context.lineTo(52, 14);
     context.stroke();
-    const button = el("button", { type: "button", class: "key", "aria-pressed": "true", title: plain(curve.name, 120) }, canvas, el("span", { class: "name" }, plain(curve.name, 60)), " ", el("b"));
+    const button = el("button", { type: "button", class: "key", "aria-pressed": "true", title: plain(curve.name, 120) }, canvas, el("span", { class: "name" }, plain(curve.label ?? curve.name, 60)), " ", el("b"));
     button.addEventListener("click", () => {
       const hide = !this._hidden.has(curve.name);
       if (hide) this._hidden.add(curve.name);

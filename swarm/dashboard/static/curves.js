@@ -32,10 +32,11 @@ function picked(...names) {
   ];
 }
 
-const curve = (name, column) => ({ name, column, band: spread(column) });
+/** What a chart's title says already is left out of its legend: "mean" of "staleness/mean". */
+const curve = (name, column) => ({ name, label: name.slice(name.indexOf("/") + 1), column, band: spread(column) });
 
 function others(columns, names) {
-  return names.filter((name) => columns?.has(name)).map((name) => ({ name: `${name} (other run)`, column: columns.get(name), other: true }));
+  return names.filter((name) => columns?.has(name)).map((name) => ({ name: `${name} (other run)`, label: `${name.slice(name.indexOf("/") + 1)}, other run`, column: columns.get(name), other: true }));
 }
 
 function reward(store, other) {
@@ -60,15 +61,15 @@ function lengths(store, other) {
   const band = least && most && {
     low: mean.x.map((x) => along(least.x, least.mean, x)), high: mean.x.map((x) => along(most.x, most.mean, x)),
   };
-  const others_ = matching(store.columns, ["completions/mean_terminated_length"]).map((name) => ({ name, column: store.columns.get(name) }));
-  return [{ name: "completions/mean_length, least to most", column: mean, band }, ...others_, ...others(other?.columns, ["completions/mean_length"])];
+  const terminated = matching(store.columns, ["completions/mean_terminated_length"]).map((name) => ({ name, label: "terminated", column: store.columns.get(name) }));
+  return [{ name: "completions/mean_length, least to most", label: "mean, min to max", column: mean, band }, ...terminated, ...others(other?.columns, ["completions/mean_length"])];
 }
 
 function staleness(store, other) {
   const found = picked("staleness/mean", "staleness/max", "staleness/aim")(store, other);
   if (found.length === 0 || store.bounds.length === 0) return found;
   const column = columnsOf({ bound: { x: store.bounds.map(([step]) => step), mean: store.bounds.map(([, bound]) => bound) } }).get("bound");
-  return [...found, { name: "max_staleness, the bound", column, limit: true }];
+  return [...found, { name: "max_staleness, the bound", label: "bound", column, limit: true }];
 }
 
 const CHARTS = [
@@ -178,11 +179,10 @@ export class Curves {
     byId("zoom-reset").addEventListener("click", () => this.reset());
     byId("figure-add").addEventListener("click", () => this._choose(byId("figure-chosen").value, true));
     byId("other-run").addEventListener("change", (event) => this._compare(event.target.value));
-    ask("api/runs").then((answer) => {
-      const names = Array.isArray(answer) ? answer : (answer.runs ?? []);
-      byId("other-run").append(...names.slice(0, 500).map((name) => el("option", { value: name }, plain(name, 80))));
-      byId("other-run").disabled = names.length === 0;
-    }, () => { byId("other-run").disabled = true; });
+    ask("api/runs").then(({ runs }) => {
+      byId("other-run").append(...runs.slice(0, 500).map((name) => el("option", { value: name }, plain(name, 80))));
+      byId("other-run").disabled = runs.length === 0;
+    }, (error) => this.tell(`Other runs cannot be read: ${error.message}`));
   }
 
   _options() {

@@ -1,6 +1,8 @@
 // Figures, times and strangers' words as short text.
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const TENTHS = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const SHORT = 12; // Characters of a node's id, as terminals show them
 const HIDING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 
 /** Anybody's words, cut, without the marks that would reverse a line or hide in it. */
@@ -28,6 +30,11 @@ export function brief(value) {
   }
   if (size > 0 && size < 1e-3) return value.toExponential(0);
   return String(Number(value.toPrecision(3)));
+}
+
+/** A rate: always one decimal, so that a column of them lines up. */
+export function tenths(value) {
+  return typeof value === "number" && Number.isFinite(value) ? TENTHS.format(value) : "-";
 }
 
 export function share(value) {
@@ -73,14 +80,14 @@ export function date(unix) {
   return `${at.getFullYear()}-${TWO(at.getMonth() + 1)}-${TWO(at.getDate())} ${clock(unix)}`;
 }
 
-/** The first characters of a node's id, which is what terminals show as well. */
-export function short(node) {
-  return plain(node, 200).slice(0, 8);
+/** A node's name, or the first characters of its id, which is what terminals show as well. */
+export function called(name, node) {
+  return plain(name || String(node ?? "?").slice(0, SHORT), 40);
 }
 
 /** "max_staleness" as "max staleness". */
 export function spoken(key) {
-  return plain(key, 60).replaceAll("_", " ");
+  return plain(key, 80).replaceAll("_", " ");
 }
 
 /** A run's or a node's state: its symbol, its word and its tone. The symbol tells it to people who see no colours. */

@@ -1,6 +1,6 @@
 // How lanes of the timeline look: a colour and a pattern for each state, spans with their names, buckets as stacked shares.
 import { colours, fit } from "./dom.js";
-import { clock, plain } from "./format.js";
+import { called, clock } from "./format.js";
 
 export const ROW = 26; // Pixels of a lane
 export const TOP = 24; // Pixels of the axis above
@@ -105,7 +105,7 @@ export function drawLanes(canvas, { lanes, offset, from, to, data, now, cursor }
     else if (shares) drawShares(context, shares, data, y, { x, left, width });
     context.restore();
     context.fillStyle = each.gone ? colours().dim : colours().ink;
-    context.fillText(clipped(context, plain(each.name || each.lane, 40) + (each.gone ? " ✕" : ""), left - 14), 8, y + ROW / 2);
+    context.fillText(clipped(context, called(each.name === each.lane ? "" : each.name, each.lane) + (each.gone ? " ✕" : ""), left - 14), 8, y + ROW / 2);
   });
   if (cursor) {
     context.strokeStyle = colours().ink;

@@ -1,10 +1,11 @@
 // The table of nodes: any number of rows, of which only those on the screen exist.
 import { byId, el, say, setTone } from "./dom.js";
-import { duration, number, plain, rate, symbolOf } from "./format.js";
+import { called, duration, number, plain, rate, symbolOf, tenths } from "./format.js";
 
 const ROW = 32; // Pixels of a row, as in the stylesheet
 const MARGIN = 6; // Rows drawn above and below those that are seen, so that scrolling shows no gap
-const NAMES = new Intl.Collator("en", { numeric: true });
+const VERSION = /^\d+\.\d+$/;
+const NUMERIC = new Intl.Collator("en", { numeric: true }); // 0.9 comes before 0.10
 const WIDE = { name: 13, state: 8, engine: 11, why: 18, last_seen_s: 9, rollouts_per_s: 8, precision: 8 }; // rem; others:
 const NARROW = 7; // Columns keep their widths, so that figures that change move nothing
 const LEAST_FIRST = new Set(["name", "role", "state", "engine", "precision", "why", "lag", "last_seen_s"]);
@@ -12,7 +13,7 @@ const LEAST_FIRST = new Set(["name", "role", "state", "engine", "precision", "wh
 /** Column: its heading and how a value is written. What a newer learner adds gets its own name and `number`. */
 const COLUMNS = {
   name: ["Name", null], role: ["Role", null], state: ["State", null], engine: ["Engine", null], precision: ["Precision", null],
-  version: ["Version", null], lag: ["Lag", number], tokens_per_s: ["Tokens/s", number], rollouts_per_s: ["Rollouts/s", number],
+  version: ["Version", null], lag: ["Lag", number], tokens_per_s: ["Tokens/s", tenths], rollouts_per_s: ["Rollouts/s", tenths],
   accepted: ["Accepted", number], stale: ["Stale", number], invalid: ["Invalid", number], up_bytes_per_s: ["Up", rate],
   down_bytes_per_s: ["Down", rate], cost_per_hour: ["Cost/h", number], cost: ["Cost", number],
   last_seen_s: ["Last seen", (value) => (value === null ? "-" : `${duration(value)} ago`)], why: ["Why", null],
@@ -53,9 +54,9 @@ export class Nodes {
     };
     this._rows = words.length === 0 ? [...rows] : rows.filter(fits);
     const [at, ways] = [columns.indexOf(this._sort.column), this._sort.falling ? -1 : 1];
-    const name = columns.indexOf("name");
-    const rank = this._ranked(rows, columns.indexOf("node"), name);
-    if (at >= 0) this._rows.sort((a, b) => compared(a[at], b[at], ways) || rank(a) - rank(b));
+    const rank = this._ranked(rows, columns.indexOf("node"), columns.indexOf("name"));
+    const byName = this._sort.column === "name";
+    if (at >= 0) this._rows.sort((a, b) => (byName ? 0 : compared(a[at], b[at], ways)) || (byName ? ways : 1) * (rank(a) - rank(b)));
     const count = rows.length === this._rows.length ? `${number(rows.length)} nodes` : `${number(this._rows.length)} of ${number(rows.length)} nodes`;
     say(byId("node-count"), count);
     this._table.setAttribute("aria-rowcount", String(this._rows.length + 1));
@@ -64,10 +65,11 @@ export class Nodes {
 
   /** The order by name, which breaks ties; kept while the nodes are the same, because it takes the most time. */
   _ranked(rows, node, name) {
-    const key = rows.map((row) => row[node]).join();
+    const key = rows.map((row) => `${row[node]} ${row[name]}`).join();
     if (key !== this._rankedOf) {
       this._rankedOf = key;
-      this._ranks = new Map([...rows].sort((a, b) => compared(a[name], b[name], 1)).map((row, at) => [row[node], at]));
+      const named = rows.map((row) => [called(row[name], row[node]), row[node]]).sort((a, b) => compared(a[0], b[0], 1));
+      this._ranks = new Map(named.map(([, id], at) => [id, at]));
     }
     return (row) => this._ranks.get(row[node]);
   }
@@ -147,7 +149,7 @@ export class Nodes {
       const cell = shown.cells[n];
       const write = COLUMNS[name] === undefined ? number : COLUMNS[name][1];
       let text = write && (typeof value === "number" || value === null) ? write(value) : plain(value ?? "-", 120);
-      if (name === "name" && (value === null || value === "")) text = plain(node, 200).slice(0, 8);
+      if (name === "name" && (value === null || value === "")) text = called("", node);
       if (name === "state" && value !== null) {
         const { symbol, tone } = symbolOf(value);
         text = `${symbol} ${text}`;
@@ -165,5 +167,7 @@ function compared(a, b, ways) {
   const [none, other] = [a === null || a === undefined || a === "", b === null || b === undefined || b === ""];
   if (none || other) return Number(none) - Number(other);
   if (typeof a === "number" && typeof b === "number") return ways * (a - b);
-  return ways * NAMES.compare(String(a), String(b));
+  const [one, two] = [String(a), String(b)];
+  if (VERSION.test(one) && VERSION.test(two)) return ways * NUMERIC.compare(one, two);
+  return ways * (one < two ? -1 : 1);
 }

@@ -1,6 +1,6 @@
 // The rollouts, a group at a time. All of it is strangers' text: it goes into text nodes and nowhere else.
 import { ask, byId, el, say } from "./dom.js";
-import { number, plain } from "./format.js";
+import { called, number, plain } from "./format.js";
 
 const PAGE = 20; // Groups of one answer
 const KEPT = 200; // Groups held; going further back forgets the newest
@@ -131,7 +131,7 @@ export class Rollouts {
   _one(one) {
     const name = this._name(one.node);
     const exact = one.exact === null || one.exact === undefined ? null : el("span", { "data-tone": one.exact ? "good" : "" }, one.exact ? "✓ exact" : "not exact");
-    const facts = [`${number(one.tokens)} tokens`, one.finish && plain(one.finish, 30), `by ${name}`, `${number(one.staleness)} steps old`];
+    const facts = [`${number(one.tokens)} tokens`, one.finish && plain(one.finish, 30), `by ${name}`, typeof one.staleness === "number" && `${number(one.staleness)} steps old`];
     const parts = Object.entries(one.parts ?? {}).slice(0, 16).map(([part, value]) => `${plain(part, 40)} ${number(value)}`);
     const spans = el("div", { class: "spans", role: "group", "aria-label": "Versions that drew it" }, ...(one.spans ?? []).slice(0, 32).map(([version, tokens]) => {
       const span = el("span", { title: `version ${plain(version, 20)}: ${number(tokens)} tokens` }, `${plain(version, 20)}: ${number(tokens)}`);
@@ -139,7 +139,7 @@ export class Rollouts {
       return span;
     }));
     return el("article", { class: "rollout" },
-      el("h4", {}, el("span", {}, `Reward ${number(one.reward)}`), exact),
+      el("h4", {}, el("span", {}, typeof one.reward === "number" ? `Reward ${number(one.reward)}` : "No reward yet"), exact),
       el("p", { class: "meta" }, facts.filter(Boolean).join(" · ")),
       parts.length ? el("p", { class: "meta" }, parts.join(" · ")) : null,
       spans,
@@ -149,6 +149,6 @@ export class Rollouts {
   _name(node) {
     const { columns = [], rows = [] } = this._store.digest?.nodes ?? {};
     const row = rows.find((each) => each[columns.indexOf("node")] === node);
-    return plain(row?.[columns.indexOf("name")] || String(node ?? "?").slice(0, 8), 40);
+    return called(row?.[columns.indexOf("name")], node);
   }
 }

@@ -1,7 +1,9 @@
 // What can be changed while the learner runs: a form for each setting, and the learner's answer in its own words.
 import { byId, el, say, setTone } from "./dom.js";
-import { number, plain, spoken } from "./format.js";
+import { called, number, plain, spoken } from "./format.js";
 
+const MOST = 1e9; // A bound beyond is there for programs, not for people
+const ACTIONS = { checkpoint: "now", stop: "after-step" };
 const GRAVE = { // Asked for once more
   stop: () => "Stop the run after this step? A checkpoint is written, samplers are sent home. It can be resumed later.",
   refuse: (value) => `Refuse ${value}? Its rollouts are no longer taken, until it is let in again.`,
@@ -53,7 +55,7 @@ export class Steering {
     const now = el("span", { class: "dim", id: `${id}-now` });
     const help = el("p", { class: "hint", id: `${id}-help` }, plain(one.help, 300));
     field?.setAttribute("aria-describedby", `${id}-help ${id}-now`);
-    const button = el("button", { type: "submit", class: one.key in GRAVE ? "danger" : "" }, one.kind === "action" ? plain(`${spoken(one.key)} ${one.value ?? ""}`.trim().replaceAll("-", " "), 60) : "Set");
+    const button = el("button", { type: "submit", class: one.key in GRAVE ? "danger" : "" }, one.kind === "action" ? plain(`${spoken(one.key)} ${one.value ?? ACTIONS[one.key] ?? ""}`.trim().replaceAll("-", " "), 60) : "Set");
     const title = field ? el("label", { for: id }, spoken(one.key)) : el("b", {}, spoken(one.key));
     const unit = one.unit && one.unit !== "" ? el("span", { class: "dim" }, plain(one.unit, 20)) : null;
     const form = el("form", { class: "setting" }, el("div", {}, title, " ", now), help, el("div", { class: "controls" }, field, unit, button));
@@ -78,8 +80,8 @@ export class Steering {
     }
     if (one.kind === "action") return;
     const said = one.kind === "bool" ? (one.value ? "is on" : "is off") : one.value === null ? "no bound" : `is ${typeof one.value === "number" ? number(one.value) : plain(one.value, 40)}`;
-    const limits = typeof one.min === "number" && typeof one.max === "number" ? `, from ${number(one.min)} to ${number(one.max)}` : "";
-    say(form.now, said + limits);
+    const limits = [typeof one.min === "number" && `from ${number(one.min)}`, typeof one.max === "number" && one.max < MOST && `to ${number(one.max)}`].filter(Boolean).join(" ");
+    say(form.now, limits ? `${said}, ${limits}` : said);
     if (form.touched || document.activeElement === form.field) return;
     if (one.kind === "bool") form.field.checked = Boolean(one.value);
     else if (form.field.value !== String(one.value ?? "")) form.field.value = String(one.value ?? "");
@@ -119,7 +121,7 @@ function fieldOf(one, id) {
 }
 
 function valueOf(one, field) {
-  if (one.kind === "action") return one.value ?? true;
+  if (one.kind === "action") return one.value ?? ACTIONS[one.key] ?? true;
   if (one.kind === "bool") return field.checked;
   if (one.kind === "node") return field.value;
   return field.value === "" ? null : Number(field.value);
@@ -130,12 +132,12 @@ const listed = new WeakMap(); // What each list of nodes was made from
 function present({ nodes }) {
   const { columns = [], rows = [] } = nodes ?? {};
   const [id, name, role] = ["node", "name", "role"].map((column) => columns.indexOf(column));
-  return rows.filter((row) => row[role] !== "learner").map((row) => [row[id], plain(row[name] || String(row[id]).slice(0, 8), 40)]);
+  return rows.filter((row) => row[role] !== "learner").map((row) => [row[id], called(row[name], row[id])]);
 }
 
 function barred(digest) {
   const names = new Map(present(digest));
-  return (digest.barred ?? []).map((node) => [node, names.get(node) ?? plain(node, 200).slice(0, 8)]);
+  return (digest.barred ?? []).map((node) => [node, names.get(node) ?? called("", node)]);
 }
 
 function nodesInto(select, digest, refused) {
@@ -146,7 +148,7 @@ function nodesInto(select, digest, refused) {
   const nodes = refused ? barred(digest) : present(digest);
   const chosen = select.value;
   const none = el("option", { value: "" }, nodes.length ? "choose a node" : "no node");
-  select.replaceChildren(none, ...nodes.map(([node, name]) => el("option", { value: node }, `${name} (${plain(node, 200).slice(0, 8)})`)));
+  select.replaceChildren(none, ...nodes.map(([node, name]) => el("option", { value: node }, `${name} (${called("", node)})`)));
   if (nodes.some(([node]) => node === chosen)) select.value = chosen;
 }
 

@@ -74,7 +74,7 @@ export function connect(store, draw, tell) {
     clearTimeout(retry);
     retry = setTimeout(open, wait);
     // EventSource does not tell the status of an answer, and 401 has another remedy than a learner that is away.
-    const answer = await fetch("api/runs", { credentials: "same-origin" }).catch(() => null);
+    const answer = await fetch("api/events?count=1&before=1", { credentials: "same-origin" }).catch(() => null);
     if (answer?.status === 401) tell("refused", "open the address with the token that echo-node lead printed");
   };
 

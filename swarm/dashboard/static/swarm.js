@@ -1,6 +1,6 @@
 // The picture of the swarm: who sends to whom.
 import { byId, colours, copyButton, el, fit, onResize, onSeen, onTheme, say } from "./dom.js";
-import { duration, number, plain, rate, symbolOf } from "./format.js";
+import { called, duration, number, plain, rate, symbolOf } from "./format.js";
 import { parents, place } from "./layout.js";
 
 const NAMED = 28; // Nodes that all get a label; of more only the learner and those pointed at
@@ -229,7 +229,7 @@ export class Swarm {
 }
 
 function nameOf(node) {
-  return plain(node.name || String(node.node).slice(0, 8), 40);
+  return called(node.name, node.node);
 }
 
 /** The list of a group, which is made at its first member. */

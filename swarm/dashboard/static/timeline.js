@@ -1,6 +1,6 @@
 // The timeline: which lanes and which time are on the screen, asked for every two seconds while they are.
 import { ask, byId, el, keepingFocus, onResize, onSeen, onTheme, say } from "./dom.js";
-import { clock, date, duration, plain, share } from "./format.js";
+import { called, clock, date, duration, plain, share } from "./format.js";
 import { drawLanes, forgetPatterns, nameWidth, ROW, sample, TOP } from "./lanes.js";
 
 const POLL_MS = 2000;
@@ -51,7 +51,8 @@ export class Timeline {
   restart() {
     this._data = null;
     if (!this._store.live) this._whole = true;
-    if (this._seen) this.refresh();
+    say(byId("time-now"), this._store.live ? "Live" : "End");
+    this._moved();
   }
 
   // -- time --------------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ export class Timeline {
     byId("time-all").setAttribute("aria-pressed", String(this._whole));
     this._draw();
     clearTimeout(this._timer);
-    this._timer = setTimeout(() => this.refresh(), 120);
+    this._timer = setTimeout(() => this._seen && this.refresh(), 120);
   }
 
   // -- asking ------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ export class Timeline {
     const head = el("tr", {}, el("th", { scope: "col" }, "Lane"), ...states.map((state) => el("th", { scope: "col", class: "number" }, plain(state, 20))));
     const rows = lanes.map((each) => {
       const shares = this._shares(each.lane, from, to);
-      return el("tr", {}, el("th", { scope: "row" }, plain(each.name || each.lane, 40)), ...states.map((_, at) => el("td", { class: "number" }, share(shares[at] ?? 0))));
+      return el("tr", {}, el("th", { scope: "row" }, laneName(each)), ...states.map((_, at) => el("td", { class: "number" }, share(shares[at] ?? 0))));
     });
     const table = byId("lanes-table");
     keepingFocus(table, () => table.replaceChildren(el("caption", {}, `Shares of the time from ${date(from)} to ${date(to)}`), el("thead", {}, head), el("tbody", {}, ...rows)));
@@ -189,7 +190,7 @@ export class Timeline {
   _read() {
     const { lane, at } = this._cursor;
     const each = this._all.find((one) => one.lane === lane);
-    const name = plain(each?.name || lane, 40);
+    const name = laneName(each ?? { lane });
     const span = (this._data?.spans?.[lane] ?? []).find(([, began, ended]) => began <= at && at < (ended ?? Infinity));
     let what = "nothing noted";
     if (span) what = `${this._data.states[span[0]]} for ${duration((span[2] ?? this._now) - span[1])}${span[2] === null ? ", going on" : ""}, since ${clock(span[1])}`;
@@ -333,4 +334,8 @@ export class Timeline {
     this._read();
     this._draw();
   }
+}
+
+function laneName({ lane, name }) {
+  return called(name === lane ? "" : name, lane);
 }

@@ -1,6 +1,6 @@
 // The newest versions of the weights: how large, how far they are, how long they took. And how old rollouts are.
 import { byId, colours, el, fit, onResize, onTheme, say } from "./dom.js";
-import { bytes, duration, number, plain, share } from "./format.js";
+import { bytes, called, duration, number, plain, share } from "./format.js";
 
 const ROWS = 8; // Newest versions in the table
 const BEHIND = 4; // Nodes with a bar of their own: those furthest behind
@@ -97,7 +97,7 @@ export class Versions {
   _names() {
     const { columns = [], rows = [] } = this._store.digest.nodes ?? {};
     const [id, name] = [columns.indexOf("node"), columns.indexOf("name")];
-    return (node) => plain(rows.find((row) => row[id] === node)?.[name] || String(node).slice(0, 8), 40);
+    return (node) => called(rows.find((row) => row[id] === node)?.[name], node);
   }
 
   _table() {
