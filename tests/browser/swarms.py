@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.browser.hostile import NICKNAME, hostile_model, hostile_questions
 from tests.browser.pages import Address, address_of
 from tests.integration.processes import Learner, Node, Swarm, eventually
 
@@ -33,6 +32,9 @@ class Led:
 
 def hostile_run(swarm: Swarm, directory: Path) -> Led:
     """A run in which all that strangers choose is mark-up: prompts, completions, a nickname. It has taken steps."""
+    # Imports torch, which looking for Chromium need not wait for.
+    from tests.browser.hostile import NICKNAME, hostile_model, hostile_questions
+
     swarm.lead_with(audit_share=0.0)
     swarm.script_with(rehearse_tokens_per_s=16 * 12 * STEPS_PER_S / 8)
     learner = swarm.lead(

@@ -23,7 +23,7 @@ def test_the_curve_of_a_live_run_rises(tmp_path: Path, opened: Opened) -> None:
         for name in ("one", "two"):
             swarm.join(learner.url(), name=name)
         page = opened(address_of(learner).url).page
-        page.wait_for_function(f"{REWARD} > 0")
+        page.wait_for_function(f"() => {REWARD} > 0")
         first = page.evaluate(REWARD)
         assert first < 0.2
         page.wait_for_function(f"(least) => {REWARD} >= least", arg=first + LEAST_RISE, timeout=240_000)
