@@ -199,6 +199,7 @@ class BroadcastService:
             "links": self._sends(),
             "streams": len(self._transfers.links),
             "stream_bytes_sent": self._transfers.sent_bytes,
+            "up_bytes_per_s": round(sum(link.bytes_per_s for link in self._transfers.links.values())),
             "uplink_bytes_per_s": round(self._transfers.uplink_bytes_per_s),
             "broadcasts": {
                 str(version): {**self._spread(version), **seen(version)}
@@ -436,12 +437,10 @@ class BroadcastService:
     def _progress(self, transfer: Transfer, spreading: Spreading) -> dict[NodeId, float]:
         """Return which share of a version under way each receiver holds that does not have it all, as far as known."""
         count = sum(len(part.chunks) for part in transfer.parts)
-        found = {}
-        for node in self._transfers.links.keys() - spreading.complete_s.keys():
-            couriers = [part.courier for part in transfer.parts if isinstance(part.courier, Seeder | TreeCourier)]
-            if held := sum(courier.held_by(node) for courier in couriers):
-                found[node] = round(held / count, 3)
-        return found
+        couriers = [part.courier for part in transfer.parts if isinstance(part.courier, Seeder | TreeCourier)]
+        missing = self._transfers.links.keys() - spreading.complete_s.keys()
+        held = {node: sum(courier.held_by(node) for courier in couriers) for node in missing}
+        return {node: round(chunks / count, 3) for node, chunks in held.items() if chunks}
 
 
 def _refuse(node: NodeId, frame: Frame, payload: bytes) -> None:

@@ -18,13 +18,13 @@ from swarm.report.words import (
     discarded,
     finite,
     learner_figures,
-    mean_length,
     newest_stages,
     nodes,
     number,
     part,
     parts,
     told,
+    waiting_for,
     words,
 )
 from swarm.types import printable
@@ -94,9 +94,10 @@ def digest(status: Mapping[str, Any], figures: Known, *, now: float) -> dict[str
 
 
 def _time_left_s(status: Mapping[str, Any]) -> float | None:
-    """Steps left, at the median pace of the last ones; None while nothing is known of it, or nothing happens."""
+    """Steps left, at the median pace of the last ones; None while that is not known, or the learner stands still."""
     left, step_s = number(status, "steps") - number(status, "step"), finite(status.get("step_s"))
-    return left * step_s if step_s is not None and left >= 0 and status.get("state") == "running" else None
+    is_going_on = left >= 0 and status.get("state") == "running" and not waiting_for(status)
+    return left * step_s if step_s is not None and is_going_on else None
 
 
 def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -104,15 +105,15 @@ def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     known, metrics, capacity = learner_figures(status), part(status, "metrics"), part(status, "capacity")
     held_out: Mapping[str, Any] = next(reversed(parts(status, "held_out")), {})
     idle, bound, lost = finite(capacity.get("idle_share")), number(status, "max_staleness"), discarded(status)
-    accepted, rate = number(part(status, "cost"), "rollouts_accepted"), number(status, "rollouts_per_s")
+    accepted = number(part(status, "cost"), "rollouts_accepted")
     known |= {stage: f"{seconds:.3g} s" for stage, seconds in newest_stages(status).items()}
     known["active"] = told(capacity.get("active"), "{:.0f}")
     known["learner busy"] = "" if idle is None else f"{1 - idle:.1%}"
     values = {
         "reward": metrics.get("reward"),
         "held_out": held_out.get("exact_match"),
-        "rollouts_per_s": rate,
-        "tokens_per_s": rate * mean_length(status),
+        "rollouts_per_s": status.get("rollouts_per_s"),
+        "tokens_per_s": status.get("tokens_per_s"),
         "busy": None if idle is None else 1 - idle,
         "staleness": metrics.get("staleness/mean"),
         "discarded": lost,
@@ -130,24 +131,24 @@ def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
         text, _, rest = known[figure].partition(", ")
         said = [["and", rest], *([one, known.get(one, "")] for one in beside)]
         tile = {"id": name, "label": label, "text": text, "value": finite(values[name]) if text else None}
-        tiles.append(
-            {**tile, "series": series, "tone": tones.get(name, ""), "details": [one for one in said if one[1]]}
-        )
+        more = [one for one in said if one[1]]
+        tiles.append({**tile, "series": series, "tone": tones.get(name, ""), "details": more})
     return tiles
 
 
 def _rows(status: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[list[Any]]:
     silent_s = SILENT_BEATS * number(config, "beat_s")
-    own = {"role": "learner", "lag": 0, "last_seen_s": 0.0, "up_bytes_per_s": status.get("uplink_bytes_per_s")}
+    own = {name: status.get(name) for name in ("node", "state", "version", "up_bytes_per_s")}
     name = words(config, "nickname", 64) or words(status, "node", ID_LENGTH)
-    yield _row({**status, **own, "name": name, "rollouts_per_s": None, "why": words(status, "waits_for")})
+    yield _row({**own, "name": name, "role": "learner", "lag": 0, "last_seen_s": 0, "why": status.get("waits_for")})
     for node in nodes(status):
         is_silent = node["role"] == "sampler" and 0 < silent_s < node["last_seen_s"]
         yield _row({**node, "state": "silent" if is_silent else STATES.get(node["state"], node["state"])})
 
 
 def _row(node: Mapping[str, Any]) -> list[Any]:
-    return [_text(node.get(name)) or None if name in TEXTS else finite(node.get(name)) for name in COLUMNS]
+    texts = [_text(node.get(name)) or None for name in TEXTS]
+    return [*texts[:7], *(finite(node.get(name)) for name in COLUMNS[7:-2]), *texts[7:]]
 
 
 def _links(found: object) -> list[list[Any]]:

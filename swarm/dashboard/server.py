@@ -203,7 +203,7 @@ class Dashboard:
             try:
                 if self._read is None:
                     self._read = await in_thread(self._run.readers)
-            except (EchoError, OSError) as fault:
+            except (EchoError, OSError, ImportError) as fault:
                 return _json({"groups": [], "next": None, "fault": str(fault)})
             work = partial(read_groups, self._run.directory, self._read, before=before, count=count)
             return _json(await in_thread(work))

@@ -170,13 +170,16 @@ class Timeline:
 
     def _count(self, one: Lane, state: int, began: float, ended: float) -> None:
         """Count a span in buckets, which become twice as wide when the run outgrows them."""
-        at, end = (max(0, round((time - self._began) * 1000)) for time in (began, ended))
+        at, end = max(0, round((began - self._began) * 1000)), max(0, round((ended - self._began) * 1000))
         while end > MAX_BUCKETS * self._bucket_s * 1000:
             self._bucket_s *= 2
-        self._widen(one)
-        counts, width = one.counts.setdefault(state, array("I")), self._bucket_s * 1000
-        if (missing := -(-end // width) - len(counts)) > 0:
-            counts.extend(repeat(0, missing))
+        if one.bucket_s < self._bucket_s:
+            self._widen(one)
+        if (counts := one.counts.get(state)) is None:
+            counts = one.counts[state] = array("I")
+        width = self._bucket_s * 1000
+        if end > width * len(counts):
+            counts.extend(repeat(0, -(-end // width) - len(counts)))
         while at < end:
             bucket, before = at // width, at
             at = min(end, (bucket + 1) * width)
@@ -203,7 +206,7 @@ def _spans(one: Lane, began: float, ended: float) -> list[list[float | None]]:
     """Return state, beginning and end (None: it goes on) of the spans that lie from `began` to `ended`."""
     lie = slice(bisect_right(one.ends, began), bisect_left(one.begins, ended))
     spans = zip(one.states[lie], one.begins[lie], one.ends[lie], strict=True)
-    found: list[list[float | None]] = [[state, round(start, 3), round(end, 3)] for state, start, end in spans]
+    found: list[list[float | None]] = list(map(list, spans))
     if found and one.doing is not None and lie.stop == len(one.ends):
         found[-1][2] = None
     return found

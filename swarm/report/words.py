@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import islice
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from swarm.types import printable
@@ -24,13 +23,15 @@ BUSY = 0.05  # Idle share up to which nobody asks what a learner waits for, unle
 
 def finite(value: object) -> float | None:
     """`value` if it is a finite number, else None; true and false are none."""
+    if type(value) is float:  # Nearly all are
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        number = float(value)
+        found = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return found if math.isfinite(found) else None
 
 
 def number(known: Mapping[str, Any], name: str) -> float:
@@ -112,12 +113,15 @@ def waiting_for(status: Mapping[str, Any] | None) -> str:
 
 def bottleneck(status: Mapping[str, Any] | None) -> str:
     """What keeps the learner from going faster, in one sentence: what was measured, and what binds by the capacity
-    model's prediction. "" once the run is over."""
-    state, waits = ("", "") if status is None else (status.get("state"), waiting_for(status))
-    if status is None or (waits and state != "paused"):
-        return f"waiting for {waiting_for(status)}"
-    if state in ("paused", "finished"):
-        return f"paused: {waits}" if state == "paused" else ""
+    model's prediction. "" once the run is over, and where only its files speak."""
+    waits = waiting_for(status)
+    if status is None:
+        return f"waiting for {waits}"
+    if not status.get("waits_for") and (status.get("state") == "finished" or "samplers" not in status):
+        return ""
+    if waits:
+        state = words(status, "state")
+        return f"{state}: {waits}" if state.startswith("paused") else f"waiting for {waits}"
     capacity = part(status, "capacity")
     standby, idle = number(capacity, "standby"), finite(capacity.get("idle_share"))
     if standby and not number(capacity, "active"):
@@ -133,15 +137,15 @@ def bottleneck(status: Mapping[str, Any] | None) -> str:
 def _rewards(status: Mapping[str, Any]) -> str:
     """Rewards bind if more rollouts wait for theirs than are being drawn, and for most of a step."""
     unscored, took_s, step_s = (number(status, name) for name in ("rollouts_unscored", "reward_s", "step_s"))
-    if unscored <= number(status, "samples_leased") or took_s < step_s / 2:
+    if unscored <= number(status, "samples_leased") or took_s <= step_s / 2:
         return ""
     return f"rewards bind: {unscored:,.0f} rollouts wait for theirs, {took_s:.2g} s where a step takes {step_s:.2g} s"
 
 
 def _binds(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
-    why = words(capacity, "why")
+    why = words(capacity, "why").rpartition("% of the time: ")[2]
     match capacity.get("binds"):
-        case "rate" if why.startswith("the budget"):
+        case _ if why.startswith("the budget"):
             return why
         case "rate":
             return _too_few(status, capacity) or why
@@ -159,22 +163,22 @@ def _binds(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
 def _too_few(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
     """How many more samplers would do: what is missing of the rate that the model needs, over the rate that one more of
     a class gives in time. That is the median of its measured rates, times the share of the active samplers' rates that
-    is in time. The class is the cheapest per rollout that is here; among equals the most common one."""
+    is in time. The class is the cheapest per rollout, by the median of those here; among equals the most common."""
     needed, useful = finite(capacity.get("rollouts_per_s_needed")), number(capacity, "rollouts_per_s_useful")
-    rates, active = defaultdict[tuple[float, str], list[float]](list), 0.0
+    classes, active = defaultdict[str, list[tuple[float, float]]](list), 0.0  # Price of a rollout, and rate
     for sampler in parts(status, "samplers"):
         rate = number(part(part(part(capacity, "inputs"), "by_node"), words(sampler, "node")), "rollouts_per_s")
         if rate > 0:
-            rates[number(sampler, "cost_per_hour") / rate, words(sampler, "device_class", 40)].append(rate)
+            classes[words(sampler, "device_class", 40)].append((number(sampler, "cost_per_hour") / rate, rate))
             active += 0.0 if sampler.get("standby") else rate
     if needed is None or not useful or not active:
         return ""
     if needed <= useful:
         return f"samplers are the bottleneck, though {useful:.3g} rollouts/s should come in time and {needed:.3g} do"
-    cheapest = min(price for price, _ in rates)
-    chosen = max((len(found), name, median(found)) for (price, name), found in rates.items() if price == cheapest)
-    more = math.ceil((needed - useful) / (chosen[2] * min(1.0, useful / active)))
-    of_class = f" of class {chosen[1]}" if chosen[1] else ""
+    ranked = ((median(price for price, _ in found), -len(found), name) for name, found in classes.items())
+    *_, chosen = min(ranked)
+    more = math.ceil((needed - useful) / (median(rate for _, rate in classes[chosen]) * min(1.0, useful / active)))
+    of_class = f" of class {chosen}" if chosen else ""
     return f"samplers are the bottleneck; {more:,} more{of_class} would do"
 
 
@@ -204,15 +208,12 @@ def _slow_version(status: Mapping[str, Any]) -> str:
 def _long_answers(status: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
     """A place's time for a completion, and what the bound leaves for it (capacity/model.py, slack_s)."""
     workers, bound = members(inputs, "by_node"), number(status, "max_staleness")
-    rate = sum(number(worker, "rollouts_per_s") for worker in workers)
-    places = sum(number(worker, "samples_at_once") for worker in workers if worker.get("rollouts_per_s"))
+    if not (rate := sum(number(worker, "rollouts_per_s") for worker in workers)):
+        return ""
+    takes_s = sum(number(worker, "samples_at_once") for worker in workers if worker.get("rollouts_per_s")) / rate
     left_s = (bound + 1 - number(status, "publish_every_steps")) * number(inputs, "train_step_s")
-    return (
-        f"generation binds: a completion takes {places / rate:.2g} s, and a bound of {bound:.0f} leaves {left_s:.2g} s"
-        " for it and for the broadcast"
-        if rate
-        else ""
-    )
+    left = f"a bound of {bound:.0f} leaves {left_s:.2g} s for it and for the broadcast"
+    return f"generation binds: a completion takes {takes_s:.2g} s, and {left}"
 
 
 def _share(share: float) -> str:
@@ -221,23 +222,17 @@ def _share(share: float) -> str:
 
 # -- the nodes of a swarm ------------------------------------------------------------------------------------
 
+LEAVES = ", {:.0f} leaves"
 INVALID = ("malformed", "future", "duplicate", "barred")  # Verdicts that a sampler in order gets by accident at most
-
-
-def mean_length(status: Mapping[str, Any]) -> float:
-    """Tokens of an accepted completion; 0 before there was one."""
-    lengths = part(part(status, "capacity"), "inputs").get("lengths")
-    known = [n for n in map(finite, islice(lengths, 64)) if n is not None] if isinstance(lengths, list) else []
-    return fmean(known) if known else number(part(status, "metrics"), "completions/mean_length")
 
 
 def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What any node's status says of each other node, by the names of the page's columns; samplers come first."""
-    newest, length, costs = words(status, "version", 40), mean_length(status), part(part(status, "cost"), "by_node")
+    newest, costs = words(status, "version", 40), part(part(status, "cost"), "by_node")
     known = set()
     for sampler in parts(status, "samplers"):
         known.add(node := words(sampler, "node"))
-        verdicts, rate = part(sampler, "verdicts"), number(sampler, "rollouts_per_s")
+        verdicts = part(sampler, "verdicts")
         engine, _, rest = words(sampler, "engine", 80).partition("/")
         yield {
             **sampler,
@@ -248,7 +243,6 @@ def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "precision": rest.partition("/")[0],
             "version": words(sampler, "installed", 40),
             "lag": _lag(newest, words(sampler, "installed", 40)),
-            "tokens_per_s": rate * length if length else None,
             "accepted": number(verdicts, "accepted"),
             "stale": number(verdicts, "stale") + number(part(sampler, "dropped"), "stale"),
             "invalid": sum(number(verdicts, name) for name in INVALID),
@@ -257,8 +251,7 @@ def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "why": words(sampler, "standby"),
             "class": words(sampler, "device_class", 40),
         }
-    members = (*parts(status, "publics"), *({**one, "state": "leaf"} for one in parts(status, "leaves")))
-    for member in members:
+    for member in (*parts(status, "publics"), *({**one, "state": "leaf"} for one in parts(status, "leaves"))):
         if (node := words(member, "node")) not in known:
             yield {
                 **member,
@@ -267,8 +260,7 @@ def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "state": words(member, "state", 20),
                 "version": words(member, "held", 40),
                 "last_seen_s": number(member, "beat_s"),
-                "why": words(member, "address").rpartition("/")[2]
-                + told(member.get("leaves") or None, ", {:.0f} leaves"),
+                "why": f"{words(member, 'address').rpartition('/')[2]}{told(member.get('leaves') or None, LEAVES)}",
             }
 
 
@@ -287,7 +279,7 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
     accepted, total, standby = number(cost, "rollouts_accepted"), number(cost, "cost_total"), capacity.get("standby")
     samplers = told(len(parts(status, "samplers")) or None, "{:.0f}")
     of_bound = f", max {number(status, 'max_staleness_seen'):.0f} of {number(status, 'max_staleness'):.0f}"
-    by, tokens_per_s = words(metrics, "staleness/by", 40), number(status, "rollouts_per_s") * mean_length(status)
+    by = words(metrics, "staleness/by", 40)
     per_token, lost = finite(cost.get("cost_per_token")), discarded(status)
     return {
         "step": f"{number(status, 'step'):.0f} of {number(status, 'steps'):.0f}",
@@ -301,7 +293,7 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
         "staleness aim": (told(metrics.get("staleness/aim"), "{:.1f}, ") + f"by {by}") if by else "",
         "accepted": f"{accepted:,.0f} rollouts" if accepted else "",
         "of all nodes": f"{number(status, 'rollouts_per_s'):.4g} rollouts/s" if accepted else "",
-        "tokens": f"{shown(tokens_per_s)} tokens/s" if accepted and tokens_per_s else "",
+        "tokens": told(status.get("tokens_per_s") if accepted else None, "{:.4g} tokens/s"),
         "tokens accepted": told(cost.get("tokens_accepted") or None, "{:,.0f}"),
         "discarded": f"{lost:,.0f} rollouts" if lost or accepted else "",
         "refused": counts(part(status, "verdicts"), without="accepted"),

@@ -21,7 +21,7 @@ Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finishe
 WHY_LENGTH = 200  # Characters in a line that tells a person why a node waits
 ENGINE_CLASS_LENGTH = 64  # Of "transformers/float32/cpu" and the like
 DEVICE_CLASS_LENGTH = 64  # Characters in a device's product name
-MAX_DID = 32  # Spans in a beat, which is two seconds: a picture of the run shows no more
+MAX_DID = 16  # Spans in a beat, so in a second or two: a picture of the run shows no more
 
 Why = Annotated[str, msgspec.Meta(max_length=WHY_LENGTH)]
 Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]

@@ -142,7 +142,10 @@ class Doings:
         if not self._began or self._began[-1][1] != what:
             self._began.append((since, what))
         if len(self._began) > MAX_DID:
-            self._leave_out()
+            # The shortest goes, and what follows if that is what came before.
+            lengths = [ended - began for (began, _), (ended, _) in pairwise(self._began)]
+            out = min(range(1, MAX_DID), key=lengths.__getitem__)
+            del self._began[out : out + 1 + (self._began[out - 1][1] == self._began[out + 1][1])]
 
     def take(self) -> tuple[Did, ...]:
         """Return what was done since the last call."""
@@ -151,13 +154,6 @@ class Doings:
         self._began = [(now, self._began[-1][1])]
         spans = ((what, now - began, ended - began) for (began, what), (ended, _) in pairwise(ends))
         return tuple((what, min(TOLD_S, ago), min(TOLD_S, lasted)) for what, ago, lasted in spans if lasted > 0)
-
-    def _leave_out(self) -> None:
-        """Count the shortest span, and what follows if that is the same, to what came before."""
-        lengths = [ended - began for (began, _), (ended, _) in pairwise(self._began)]
-        shortest = min(range(1, len(lengths)), key=lengths.__getitem__)
-        is_same = self._began[shortest - 1][1] == self._began[shortest + 1][1]
-        del self._began[shortest : shortest + 1 + is_same]
 
 
 ENGINE_MODULE = "swarm.sampler.engine_child"

@@ -185,7 +185,7 @@ def change(learner: Learner, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_paused_run_waits_over_a_restart_and_goes_on_when_its_owner_says_so(swarm: Swarm) -> None:
     learner = swarm.lead(*ENDLESS)
     first, second = (swarm.scripted(learner.url(), name=name) for name in ("first", "second"))
@@ -206,7 +206,6 @@ def test_a_paused_run_waits_over_a_restart_and_goes_on_when_its_owner_says_so(sw
     assert change(again, f"refuse={refused}", "paused=false").count("\n") == 2
     assert again.status()["barred"] == [refused]
     eventually(lambda: again.status()["step"] > kept + 3, second, "the other draws all")
-    assert second.status()["verdicts"]["accepted"] > first.status()["verdicts"].get("accepted", 0)
     eventually(lambda: "refused by this run's owner" in str(first.status()), first, "it hears why")
     assert change(again, f"let-in={refused}") == f"let_in is {refused}\n"
     assert again.status()["barred"] == []

@@ -144,6 +144,10 @@ class Stranger:
             self._lead(command)
         elif re.match(r"(bin/)?echo-node join\b", command):
             self._join(command)
+        elif re.match(r"(bin/)?echo-node dashboard\b", command):
+            page = self._start(command)
+            eventually(lambda: page.says("page http://127.0.0.1:"), page, "it says where the page is")
+            page.end()
         else:
             self._run(self._filled_in(command), self._clone)
 

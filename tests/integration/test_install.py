@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
+from zipfile import ZipFile
 
 import psutil
 import pytest
@@ -118,6 +119,14 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> Light:
     made = Light(tmp_path_factory.mktemp("light"))
     made.install_offline()
     return made
+
+
+def test_the_wheel_has_every_file_of_the_page(light: Light) -> None:
+    static = ROOT / "swarm" / "dashboard" / "static"
+    files = {str(path.relative_to(ROOT)) for path in static.rglob("*") if path.is_file()}
+    assert {"swarm/dashboard/static/index.html", "swarm/dashboard/static/uplot/LICENSE"} < files
+    with ZipFile(light.wheel) as wheel:
+        assert {name for name in wheel.namelist() if "/static/" in name} == files
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("lead", "--help"), ("tasks",), ("plan", "--help")])

@@ -253,7 +253,7 @@ def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm, tmp_pat
     assert "--seed cannot change when a run is resumed" in line
     _tear(learner.run_dir / "metrics.jsonl")
     _tear(learner.run_dir / "events.jsonl")
-    _damage(learner.run_dir / "timeline.json")
+    (learner.run_dir / "timeline.json").write_text("{")
     root = learner.run_dir / "checkpoints"
     before, newest = whole_checkpoints(root)[-2:]
     _damage(newest.path / "trainer.safetensors")

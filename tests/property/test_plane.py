@@ -184,6 +184,10 @@ class PlaneMachine(RuleBasedStateMachine):
         self.ledger.read([BoundSet(max_staleness=bound, publish_every_steps=1)])
         self.perform(self.plane.set_bound(bound))
 
+    @rule(paused=st.sampled_from([False, False, True]))
+    def pause(self, paused: bool) -> None:
+        self.plane.pause(paused)
+
     @rule(down_s=st.sampled_from([0.0, 20.0, 200.0]))
     def crash(self, down_s: float) -> None:
         newest = self.plane.newest

@@ -72,6 +72,7 @@ class WatchedPlane:
         self._rounds = 0
         self._round_open = 0
         self._standby: Mapping[NodeId, str] = {}
+        self._paused = False
         self._accepted = 0
         self._dropped = 0
         self._replaced = 0
@@ -85,6 +86,7 @@ class WatchedPlane:
         run = ledger.run()
         self._next_batch, self._ready_at, self._rounds, self._round_open = run.next_batch, None, 0, 0
         self._standby = {}
+        self._paused = False
         self._books.begin(ledger, self._scenario.group_size)
         self._trained = {one.rollout.rollout_id for step in range(run.next_batch) for one in ledger.batch(step)}
         self._accepted, self._dropped, self._replaced = ledger.accepted(), ledger.dropped(), run.replaced
@@ -123,6 +125,8 @@ class WatchedPlane:
     def ask(self, node: NodeId, held: VersionId, capacity: int, holding: Holding | None) -> list[Effect]:
         self._hear(node)
         *records, answer = self._live.ask(node, held, capacity, now=self._clock(), holding=holding)
+        idle = self._paused and isinstance(answer, Granted)
+        self._require(not idle, "leases", f"{node} is given leases in a pause")
         if holding is not None:
             self._books.forget(node, keep=holding)
         if isinstance(answer, Granted):
@@ -215,6 +219,9 @@ class WatchedPlane:
         elif self._ready_at is None:
             self._ready_at = self._clock()
         may = self._live.can_take(now=self._clock())
+        if self._paused:
+            self._require(not may, "pause", "a batch may be taken in a pause")
+            self._ready_at = None
         if self._ready_at is not None and not may:
             waits_s = self._clock() - self._ready_at
             self._require(waits_s < self._scenario.hold_s, "I7", f"a batch is ready for {waits_s:.3f} s")
@@ -247,6 +254,10 @@ class WatchedPlane:
         self.bound = max_staleness
         self._highest_bound = max(self._highest_bound, max_staleness)
         return self._settled(self._live.set_bound(max_staleness))
+
+    def pause(self, paused: bool) -> None:
+        self._paused = paused
+        self._live.pause(paused)
 
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
         self._live.evaluate(version, prompts)

@@ -6,6 +6,8 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from swarm.broadcast.transfers import (
     MAX_EARLY,
     MAX_FAULTS,
     NOTE,
+    Link,
     Transfer,
     Transfers,
     read_note,
@@ -486,3 +489,17 @@ async def test_wants_for_chunks_that_are_not_here_are_harmless(relay: Party) -> 
     peer.says(Want(indices=(1,)))
     await until(lambda: len(peer.chunks()) == 2)
     assert peer.chunks() == 2 * [(1, chunk_of(1))]
+
+
+def test_a_link_s_rate_is_a_mean_over_some_versions() -> None:
+    stream: Any = SimpleNamespace(sent_bytes=0)
+    owner: Any = None
+    link = Link(owner, name(1), stream)
+    for second in range(100):
+        # A version goes out in one second of five.
+        stream.sent_bytes += 5_000 if second % 5 == 0 else 0
+        link.measure(1.0)
+    assert 500 < link.bytes_per_s < 1_500
+    for _ in range(50):
+        link.measure(1.0)
+    assert link.bytes_per_s < 10

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from swarm.dashboard.digest import COLUMNS, MOST_LINKS, Known, digest
 from swarm.dashboard.public import PublicState, public_state
+from swarm.report.figures import read_figures
 from swarm.report.terminal import figures as terminal_figures
 from swarm.report.terminal import live_view
 from tests.unit.report.test_terminal import printed
@@ -76,6 +77,15 @@ def test_tiles_say_what_the_terminal_says() -> None:
     assert discarded["details"] == [["refused", "3 stale"], ["dropped", "4 bound_lowered"]]
 
 
+def test_tiles_say_what_the_report_s_last_step_says(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({**RECORD["metrics"], "time": 1000.0}) + "\n")
+    found = read_figures(tmp_path)
+    tiles = {tile["id"]: tile for tile in digest(RECORD, found, now=0.0)["tiles"]}
+    for name in ("reward", "staleness"):
+        assert tiles[name]["value"] == found.last(tiles[name]["series"])
+    assert {tile["series"] for tile in tiles.values()} - {None, "exact_match"} <= found.columns.keys()
+
+
 def test_the_terminal_and_the_page_name_the_same_bottleneck() -> None:
     sentence = digest(RECORD, files(), now=0.0)["bottleneck"]
     on_terminal = printed(live_view(RECORD, [], 200, "echo-node lead"), width=200)
@@ -117,7 +127,7 @@ PATHS = [path for path in _paths(RECORD) if path]
     st.lists(st.tuples(st.sampled_from(PATHS), ANYTHING), max_size=6),
     st.dictionaries(st.sampled_from(("model", "task", "nickname", "target", "beat_s")), ANYTHING),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_status_gives_bounded_json(changes: list[tuple[tuple[Any, ...], Any]], config: dict[str, Any]) -> None:
     status = json.loads(RECORDED.read_text())
     for (*way, last), value in changes:

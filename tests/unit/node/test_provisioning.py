@@ -243,6 +243,17 @@ async def test_a_run_that_has_cost_enough_says_so_once() -> None:
     assert [kind for kind, _ in swarm.events].count("cost_reached") == 1
 
 
+async def test_a_budget_that_was_changed_holds_from_the_next_look_on() -> None:
+    swarm = Swarm(cost_per_hour=360.0, max_cost=2.5)
+    swarm.provisioning.max_cost = None
+    for _ in range(3):
+        await swarm.step()
+    assert not swarm.provisioning.spent.is_set()
+    swarm.provisioning.max_cost = 1.0
+    await swarm.step()
+    assert swarm.provisioning.spent.is_set()
+
+
 async def test_a_budget_makes_the_cheapest_the_default_and_is_kept() -> None:
     swarm = await settled(*PRICED, budget_per_hour=1.5)
     assert swarm.active() <= {"a1", "a2"}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swarm.capacity.fleet import Dissemination
+from swarm.capacity.selection import Rules, Search, Selection
+from swarm.node.provisioning import _said_of
 from swarm.report.words import bottleneck, counts, learner_figures, nodes, stages, words
+from tests.capacity import demand, worker
 
 RECORDED = Path(__file__).parent / "status.json"
 
@@ -60,7 +65,10 @@ def test_what_a_learner_waits_for_comes_first(status: dict[str, Any]) -> None:
     assert bottleneck(none_yet) == "waiting for the first sampler to make contact"
     full = changed(status, state="paused", fault="the disk of /runs is full")
     assert bottleneck(full) == "paused: the disk of /runs is full"
-    assert bottleneck(changed(status, state="finished")) == ""
+    held = changed(status, state="paused by its owner", waits_for="`echo-node set paused=false` goes on")
+    assert bottleneck(held) == "paused by its owner: `echo-node set paused=false` goes on"
+    assert bottleneck(changed(status, state="finished", samplers=[])) == ""
+    assert bottleneck({"state": "going on, or killed"}) == "", "only its files speak"
 
 
 def test_a_busy_learner_waits_for_nothing(status: dict[str, Any]) -> None:
@@ -89,6 +97,13 @@ def test_a_busy_learner_waits_for_nothing(status: dict[str, Any]) -> None:
             9.0,
             "3 more of class t4 would do",
         ),
+        # By what one of a class usually costs for a rollout, not by its fastest.
+        (
+            (("t4", 0.9, 1.0, ""), ("t4", 1.1, 1.0, ""), ("l4", 1.05, 1.0, "")),
+            6.05,
+            3.05,
+            "3 more of class l4 would do",
+        ),
         # Where all are free, the most common class.
         ((*TWO, ("t4", 1.0, 0.0, "")), 9.0, 5.0, "2 more of class rtx4090 would do"),
         # One that waits has a rate, and is none of those that deliver.
@@ -103,9 +118,32 @@ def test_how_many_more_samplers_would_do(
     assert bottleneck(slow).startswith(f"learner idle 38 %: samplers are the bottleneck; {said}")
 
 
+def test_as_many_more_would_do_as_the_model_needs_and_one_fewer_would_not(status: dict[str, Any]) -> None:
+    asked, installed_s, here = demand(max_staleness=4), 60.0, 4
+
+    def selection(count: int) -> Selection:
+        workers = [worker(f"w{at}", 0.5, 0.0, places=8, start_s=0.0) for at in range(count)]
+        each = {"install_s": (installed_s,) * count, "down_bytes": (8e7,) * count, "up_bytes": (0.0,) * count}
+        plan = Dissemination(**each, learner_up_bytes=8e7)
+        return Search(asked, workers, lambda workers: plan, Rules(activate="all")).select()
+
+    found = selection(here)
+    slow = with_samplers(status, *[("t4", 0.5, 0.0, "")] * here)
+    said = bottleneck(changed(slow, capacity={"idle_share": 0.5, **_said_of(found.prediction.binds, found)}))
+    more = re.search(r"samplers are the bottleneck; (\d+) more of class t4 would do", said)
+    assert more is not None, said
+    enough, short = selection(here + int(more[1])), selection(here + int(more[1]) - 1)
+    assert (enough.feasible, enough.has_margin) == (True, True)
+    assert (short.feasible, short.has_margin) == (False, False)
+
+
 def test_where_more_samplers_would_not_do_the_model_says_why(status: dict[str, Any]) -> None:
     for hopeless in (rate_binds(status, None, 4.0), rate_binds(status, 8.0, 0.0)):
         assert bottleneck(hopeless) == "learner idle 38 %: the model says why"
+    none = "the learner will be idle 88% of the time: samplers like these would not do in any number"
+    assert bottleneck(rate_binds(status, None, 4.0, why=none)) == (
+        "learner idle 38 %: samplers like these would not do in any number"
+    )
     poor = rate_binds(status, 9.0, 4.0, why="the budget of 2.00 per hour pays for samplers that keep it idle 38%")
     assert bottleneck(poor).startswith("learner idle 38 %: the budget of 2.00 per hour")
     odd = rate_binds(status, 4.0, 5.0)

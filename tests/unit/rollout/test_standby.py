@@ -1,4 +1,4 @@
-"""Nodes on standby: what they are refused, what they are told, and what is still taken from them."""
+"""Nodes on standby, and a run that is paused: what is refused, what nodes are told, and what is still taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from swarm.errors import ProtocolError
 from swarm.net.wire import CONTROL_BODY_BYTES, decode, encode
 from swarm.rollout.messages import Beat, Offer
-from swarm.rollout.plane.plane import RolloutPlane
+from swarm.rollout.plane.plane import PAUSED, RolloutPlane
+from swarm.rollout.plane.rules import Pacing
 from swarm.types import NodeId, Rounding
 from tests import learner_face
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
@@ -90,6 +91,65 @@ def test_at_the_end_a_node_on_standby_hears_of_the_end() -> None:
     plane.set_standby({ALICE: WHY})
     plane.end("finished")
     assert refusal(plane, ALICE, 0) == "finished"
+
+
+def test_a_paused_run_leases_nothing_takes_in_what_is_leased_and_takes_no_batch() -> None:
+    plane = new_plane(groups=1)
+    (mine, _) = ask(plane, ALICE, 0, 4)
+    plane.pause(True)
+    plane.evaluate(v(0), [prompt(0)])
+    assert (refusal(plane, BOB, 0), told(plane, BOB)) == ("standby", PAUSED)
+    submit_and_score(plane, ALICE, [mine], 0)
+    assert plane.counts()["groups_ready"] == 1
+    assert not plane.can_take(now=0.0)
+    plane.pause(False)
+    assert plane.can_take(now=0.0)
+    assert ask(plane, BOB, 0, 4)
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+def test_a_pause_is_not_taken_for_a_long_step(pauses: bool) -> None:
+    """Or groups would be taken for young that take many steps."""
+    pacing = Pacing(batch_groups=1, hold_s=0.0, adaptive=True)
+    for now in (0.0, 10.0, 20.0):
+        pacing.taken(now=now)
+    if pauses:
+        pacing.interrupted()
+    pacing.taken(now=3620.0)
+    assert pacing.may_claim(0, 0, answer_s=100.0) is not pauses
+    pacing.taken(now=3630.0)
+
+
+async def test_questions_are_held_while_a_run_is_paused_and_answered_when_it_goes_on() -> None:
+    async with serving(Learner()) as learner:
+        await learner.open()
+        answers = answers_to(await leases_for(learner, learner_face.ALICE, 8))
+        learner.service.pause(True)
+        waiting = asyncio.create_task(leases_for(learner, learner_face.BOB, 1))
+        await learner.knows(learner_face.BOB)
+        batch = asyncio.create_task(learner.service.next_batch())
+        await learner.client(learner_face.ALICE).submit(answers)
+        assert (await learner.client(learner_face.BOB).beat(v(0), 0, 0.0)).standby == PAUSED
+        assert not waiting.done()
+        assert not batch.done()
+        assert learner.service.taken == 0
+        learner.service.pause(False)
+        assert len(await waiting) == 1
+        await asyncio.wait_for(batch, WAIT_S)
+        assert learner.service.taken == 1
+
+
+async def test_a_sampler_that_is_barred_hears_why_and_once_let_in_is_asked_again() -> None:
+    async with serving(Learner()) as learner:
+        await learner.open()
+        learner.service.bar(learner_face.ALICE, "refused by this run's owner")
+        assert learner.service.barred == {learner_face.ALICE: "refused by this run's owner"}
+        waiting = asyncio.create_task(leases_for(learner, learner_face.ALICE, 1))
+        await learner.knows(learner_face.ALICE)
+        beat = await learner.client(learner_face.ALICE).beat(v(0), 0, 0.0)
+        assert (beat.standby, waiting.done()) == ("refused by this run's owner", False)
+        learner.service.unbar(learner_face.ALICE)
+        assert len(await waiting) == 1
 
 
 async def test_a_question_of_a_standby_is_held_and_answered_once_it_is_active() -> None:

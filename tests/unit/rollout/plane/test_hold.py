@@ -127,6 +127,19 @@ def test_a_bound_that_was_lowered_does_not_hold_the_batch_for_ever() -> None:
     ]
 
 
+def test_a_pause_makes_no_full_batch_due() -> None:
+    """Or the learner would look for it again and again."""
+    plane = plane_that_holds(15.0)
+    one_left_behind(plane)
+    assert not plane.can_take(now=0.0)
+    assert plane.hold_until() == 15.0
+    plane.pause(True)
+    assert plane.hold_until() is None
+    assert not plane.can_take(now=60.0)
+    plane.pause(False)
+    assert plane.can_take(now=60.0)
+
+
 # -- another bound -----------------------------------------------------------------------------------------------
 
 

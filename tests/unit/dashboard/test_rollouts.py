@@ -1,0 +1,73 @@
+"""Groups out of a journal, newest first: what was taken, what waits, what is lost, and no more text than asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from swarm.dashboard import rollouts
+from swarm.dashboard.rollouts import read_groups
+from swarm.report.samples import Read
+from swarm.rollout.journal.journal import SEGMENTS
+from tests.builders import prompt
+from tests.unit.rollout.journal.test_journal import ALICE, SIZE, group, opened, taken
+
+READ: Read = (prompt, lambda tokens: "+".join(map(str, tokens)))
+NEWEST = 2**53
+
+
+async def _record(directory: Path) -> None:
+    async with opened(directory) as journal:
+        for number in range(4):
+            await journal.write([*group(number, batch=number), taken(number, number)])
+        await journal.write(group(4, batch=4, scored=0))
+        await journal.write(group(5, batch=4)[:1])
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    asyncio.run(_record(tmp_path))
+    return tmp_path
+
+
+def test_groups_come_newest_first_page_by_page(run_dir: Path) -> None:
+    first = read_groups(run_dir, READ, before=NEWEST, count=3)
+    assert [one["group"] for one in first["groups"]] == [4, 3, 2], "the newest one has no rollout yet"
+    assert (first["next"], first["fault"]) == (2, "")
+    rest = read_groups(run_dir, READ, before=first["next"], count=3)
+    assert [one["group"] for one in rest["groups"]] == [1, 0]
+    assert rest["next"] is None
+
+
+def test_a_rollout_is_told_with_all_that_is_known_of_it(run_dir: Path) -> None:
+    waiting, trained, *_ = read_groups(run_dir, READ, before=NEWEST, count=9)["groups"]
+    assert (trained["step"], trained["prompt"], len(trained["rollouts"])) == (4, "3=", SIZE)
+    one = trained["rollouts"][1]
+    assert one["spans"] == [["0.0", one["tokens"]]]
+    assert (one["index"], one["node"], one["staleness"], one["finish"]) == (1, ALICE, 3, "stop")
+    assert one["completion"].count("+") == one["tokens"] - 1
+    assert not one["lost"]
+    assert (waiting["step"], waiting["rollouts"][0]["reward"], waiting["rollouts"][0]["staleness"]) == (None,) * 3
+
+
+def test_what_is_pruned_or_damaged_is_said(run_dir: Path) -> None:
+    oldest, *_, newest = sorted((run_dir / SEGMENTS).iterdir())
+    oldest.unlink()
+    newest.write_bytes(b"?" * newest.stat().st_size)
+    found = read_groups(run_dir, READ, before=NEWEST, count=9)
+    lost = {one["group"] for one in found["groups"] if all(rollout["lost"] for rollout in one["rollouts"])}
+    assert {0, 4} <= lost
+    assert found["fault"] == f"the texts of {len(lost) * SIZE} rollouts are damaged or no longer kept"
+    (run_dir / "journal.db").write_bytes(b"no database at all" * 1000)
+    assert "damaged" in read_groups(run_dir, READ, before=NEWEST, count=9)["fault"]
+    assert read_groups(run_dir / "nowhere", READ, before=0, count=9)["fault"] == "the run has recorded nothing yet"
+
+
+def test_long_texts_are_cut_and_an_answer_ends_early(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "ANSWER_CHARS", 100)
+    long = (prompt, lambda tokens: "x" * 1000)
+    found = read_groups(run_dir, long, before=NEWEST, count=9)
+    assert {len(rollout["completion"]) for rollout in found["groups"][0]["rollouts"]} == {100 // SIZE}
+    assert (len(found["groups"]), found["next"]) == (1, 4)
