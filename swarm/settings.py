@@ -1,7 +1,7 @@
 """Everything a user may set, as pydantic models, and how settings are read from a TOML file and from flags.
 
-Every field is a key of the file. A field with a `Flag` is also a command-line option (cli/options.py), and its `Change`
-says when it may be changed. So a new setting is one line here. An error in a file names the file, the key and the line.
+Every field is a key of the file. A field with a `Flag` is also a command-line option (cli/options.py), and RESUMED
+says that it may be changed. So a new setting is one line here. An error in a file names the file, the key and the line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -60,15 +59,9 @@ class Flag:
     default: str = ""
 
 
-class Change(Enum):
-    """When a setting of a run may be changed. A setting without this mark is fixed: the recorded batches depend on it,
-    and training on them with another value would be another run. What is set while it runs is recorded with them."""
-
-    RESUMED = "when the run is resumed"
-    RUNNING = "by `echo-node set` while the learner runs"
-
-
-RESUMED, RUNNING = Change
+RESUMED = object()
+"""Marks a setting that may be changed when the run is resumed. One without this mark is fixed: recorded batches depend
+on it, and training on them with another value would be another run. node/dials.py has what changes while it runs."""
 
 
 def _as_weights(value: Any) -> Any:
@@ -154,13 +147,13 @@ class LeadConfig(BaseModel):
     ] = None
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Seed of prompts, samples and batches.")] = 0
     device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ..."), RESUMED] = "auto"
-    max_staleness: Annotated[Bound, Flag(MOST, "S: 0 is on-policy, 1 and more overlap."), RESUMED, RUNNING] = 2
+    max_staleness: Annotated[Bound, Flag(MOST, "S: 0 is on-policy, 1 and more overlap."), RESUMED] = 2
     freshness: Annotated[
         Freshness,
         Flag(LEARNING, "adaptive keeps rollouts as young as the fleet allows, off opens them as early as S allows."),
         RESUMED,
     ] = "adaptive"
-    publish_every_steps: Annotated[Whole, Flag(LEARNING, "K, at most S + 1."), RESUMED, RUNNING] = 1
+    publish_every_steps: Annotated[Whole, Flag(LEARNING, "K, at most S + 1."), RESUMED] = 1
     hold_s: Annotated[
         float,
         Field(ge=0),
@@ -180,7 +173,6 @@ class LeadConfig(BaseModel):
         float | None,
         Field(gt=0, le=1),
         Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4; tenfold for an adapter"),
-        RUNNING,
     ] = None
     adapter: Annotated[
         int | None, Field(ge=1, le=1024), Flag(LEARNING, "Rank: train an adapter (LoRA); the model is frozen.", "none")
@@ -290,7 +282,6 @@ class LeadConfig(BaseModel):
         Field(gt=0, le=1e12),
         Flag(MONEY, "End the run, with a checkpoint, once it has cost this much."),
         RESUMED,
-        RUNNING,
     ] = None
     cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine per hour."), RESUMED] = 0.0
     egress_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic, per 1e9 bytes."), RESUMED] = 0.0

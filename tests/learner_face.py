@@ -16,7 +16,7 @@ from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
 from swarm.rollout.api import RolloutService
 from swarm.rollout.client import Answer, RolloutClient, SealedLease
 from swarm.rollout.intake import IntakeLimits
-from swarm.rollout.messages import Offer
+from swarm.rollout.messages import Did, Offer
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.tally import SamplerWatch
@@ -45,6 +45,7 @@ class Learner(SamplerWatch):
         self.gone_nodes: list[NodeId] = []
         self.offers: dict[NodeId, Offer] = {}
         self.lengths: list[int] = []
+        self.did: list[tuple[NodeId, tuple[Did, ...], str]] = []
         self.sessions = ServerSessions(self.key, b"")
         self.plane: RolloutPlane = new_plane(newest=None)
         self.unscorable: set[str] = set()
@@ -54,6 +55,7 @@ class Learner(SamplerWatch):
             sessions=self.sessions,
             emit=lambda kind, **fields: self.events.append((kind, fields)),
             watch=self,
+            heard=lambda node, beat, idle: self.did.append((node, beat.did, idle)),
             limits=limits,
             commit_s=commit_s,
             reward_failure=reward_failure,

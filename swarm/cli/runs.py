@@ -15,7 +15,7 @@ import typer
 
 from swarm.cli.own import StateDir, ask_own
 from swarm.errors import Damaged, UserError
-from swarm.node.dials import DIALS, checked
+from swarm.node.dials import checked
 from swarm.types import printable
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def set_value(
     """Change a running learner, on this machine: its pace, its budget, who takes part; or pause it, or end it."""
     from swarm.node.control import ask_for
 
-    is_run = "=" not in words[0] and words[0].replace("-", "_") not in DIALS
+    is_run = "=" not in words[0]
     pairs = [word.partition("=") for word in words[is_run:]]
     if not all(equals for _, equals, _ in pairs) or not pairs:
         raise UserError("write KEY=VALUE, such as max_staleness=4; `echo-node set --help` lists the keys")

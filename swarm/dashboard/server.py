@@ -58,14 +58,6 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-FORM = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>echo-node</title>
-</head><body><main><h1>echo-node</h1><p>This page needs the token of its run. The line <code>page</code> that the
-learner printed has it, and dashboard.json in the run directory.</p>
-<form action="/" method="get"><label>Token <input name="token" type="password" autocomplete="off" required></label>
-<button>Open</button></form></main></body></html>
-"""
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -117,12 +109,12 @@ class Dashboard:
 
     async def close(self) -> None:
         """Tell everybody the last state, and end. Takes twice CLOSE_S at most."""
+        await self._runner.cleanup()
         if self._watching is not None:
             self._watching.cancel()
-        await self._runner.cleanup()
 
     async def _end_streams(self, app: web.Application) -> None:
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, OSError):
             async with asyncio.timeout(CLOSE_S):
                 await self._source.look()
         self._is_closing = True
@@ -135,6 +127,9 @@ class Dashboard:
         name = _host_of(request.host)
         if address_of(name) is None and name not in self._names:
             raise web.HTTPForbidden(text="open this page by this machine's address: that name is not known here\n")
+        if request.headers.get("Sec-Fetch-Site") == "cross-site" and request.path != "/":
+            # It cannot read the answer, but it could take all places, or have reports made.
+            raise web.HTTPForbidden(text="another site's page asks for this\n")
         given = request.query.get("token")
         if request.path == "/" and given is not None and self._is_token(given):
             # Away from the address bar, the history, and what a browser tells others.
@@ -143,7 +138,7 @@ class Dashboard:
             raise answer
         is_open = self._is_open and request.method in ("GET", "HEAD")
         if not (is_open or self._has_token(request)):
-            return web.Response(status=401, text=FORM, content_type="text/html")
+            return web.FileResponse(STATIC / "token.html", status=401)
         return await handler(request)
 
     def _has_token(self, request: web.Request) -> bool:
@@ -301,8 +296,10 @@ async def beside(run: Run, address: str, say: Callable[[str], None]) -> AsyncIte
     page = Dashboard(run, token=token or secrets.token_urlsafe(24))
     try:
         if url := await _open(page, *dashboard_address(address), last, say):
-            write_json(run.directory / ADDRESS, {"url": url, "token": page._token}, mode=0o600)
-            say(f"page {url_of(run.directory)}")
+            with suppress(OSError):
+                # On a full disk only the line below has it.
+                write_json(run.directory / ADDRESS, {"url": url, "token": page._token}, mode=0o600)
+            say(f"page {url}/?token={page._token}")
         yield
     finally:
         await page.close()

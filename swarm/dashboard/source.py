@@ -12,6 +12,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -73,7 +74,9 @@ class Source:
             if self._feed.readers:
                 self._seen_at = time.monotonic()
             if time.monotonic() - self._seen_at < FORGET_S:
-                await self.look()
+                with suppress(OSError):
+                    # A disk that is away for a moment, or files without permission: looked at again.
+                    await self.look()
             elif self._files is not None:
                 self._files, self._made = None, (-1, b"")
                 self._feed.forget()
@@ -111,12 +114,8 @@ class Source:
 
     def _reckon(self, files: FigureFiles) -> None:
         began, found = time.monotonic(), files.figures
-        if self._run.status is not None:
-            shown = digest(self._run.status() or STARTING, found, now=time.time())
-        else:
-            # Nobody waits for anything any more.
-            shown = digest(found.summary or _left(found), found, now=time.time()) | {"bottleneck": ""}
-        self._digest = encode(shown)
+        status = self._run.status() or STARTING if self._run.status else found.summary or last_status(found)
+        self._digest = encode(digest(status, found, now=time.time()))
         self._pause_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
 
     def _snapshot(self, files: FigureFiles) -> bytes:
@@ -138,6 +137,13 @@ class Source:
         )
 
 
+def last_status(found: Figures) -> dict[str, Any]:
+    """Return what the files of a run that ended without a summary say, in a status's words."""
+    metrics, measured = ({name: one.last for name, one in some.items()} for some in (found.columns, found.evaluated))
+    of = {"step": found.steps, "steps": found.config.get("steps"), "max_staleness": found.bound}
+    return {"state": found.state, **of, "metrics": metrics, "held_out": [measured] if measured else []}
+
+
 def curves(files: FigureFiles) -> dict[str, Any]:
     """Return the run's curves. They are encoded one by one, so that the event loop gets its turn between them."""
     found = files.figures
@@ -156,19 +162,6 @@ def _curve(column: Column) -> msgspec.Raw:
 
 def numbers(line: Line) -> dict[str, Any]:
     return {name: value for name, value in line.items() if isinstance(value, int | float)}
-
-
-def _left(found: Figures) -> dict[str, Any]:
-    """The status of a run that ended without writing one, as far as its files tell."""
-    return {
-        "state": found.state,
-        "step": found.steps,
-        "steps": found.config.get("steps"),
-        "max_staleness": found.bounds[-1][1] if found.bounds else None,
-        "metrics": {name: column.last for name, column in found.columns.items()},
-        "held_out": [{name: column.last for name, column in found.evaluated.items()}],
-        "broadcast_s": found.last("broadcast_s"),
-    }
 
 
 def encode(value: Any) -> bytes:

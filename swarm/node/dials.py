@@ -1,46 +1,49 @@
 """What the owner of a run may change while its learner runs: one table for the help of `echo-node set`, for its checks
-and for the page. node/steps.py carries it out; this imports little, so that `--help` answers at once."""
+and for the page. node/steps.py makes the changes; this imports little, so that `--help` answers at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from swarm.errors import UserError
-from swarm.settings import RUNNING, Flag, LeadConfig, closest
+from swarm.settings import Flag, LeadConfig, closest
 
 
 class Dial(NamedTuple):
-    """`kind` is bool, int, float, node or action. `accepts` is the type of its values, as pydantic reads them from
-    text, and `marks` are what limits them."""
+    """`accepts` is the type of its values, as pydantic reads them from text. `marks` limit them."""
 
-    kind: str
+    kind: Literal["bool", "int", "float", "node", "action"]
     accepts: Any
     help: str
-    marks: tuple[Any, ...] = ()
+    marks: Sequence[Any] = ()
+    unit: str = ""
 
     def limit(self, *names: str) -> float | None:
         return next((getattr(mark, name) for mark in self.marks for name in names if hasattr(mark, name)), None)
 
 
+def _dial_of(name: str, unit: str = "") -> Dial:
+    """Return the dial of a setting, with its limits."""
+    field = LeadConfig.model_fields[name]
+    flag = next(mark for mark in field.metadata if isinstance(mark, Flag))
+    return Dial("int" if field.annotation is int else "float", field.annotation, flag.help, field.metadata, unit)
+
+
 NODE = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-FIELDS = {name: field for name, field in LeadConfig.model_fields.items() if RUNNING in field.metadata}
 DIALS = {
     "paused": Dial("bool", bool, "true takes no further batch and gives no leases, until false."),
-    **{
-        name: Dial("int" if field.annotation is int else "float", field.annotation, mark.help, tuple(field.metadata))
-        for name, field in FIELDS.items()
-        for mark in field.metadata
-        if isinstance(mark, Flag)
-    },
+    "max_staleness": _dial_of("max_staleness", "steps"),
+    "publish_every_steps": _dial_of("publish_every_steps", "steps"),
+    "learning_rate": _dial_of("learning_rate"),
+    "max_cost": _dial_of("max_cost"),
     "refuse": Dial("node", NODE, "Bar this sampler, and have others draw what it gave."),
     "let_in": Dial("node", NODE, "Take rollouts of a barred sampler again, as of a newcomer."),
     "checkpoint": Dial("action", Literal["now"], "now writes one of the newest step."),
     "stop": Dial("action", Literal["after-step"], "after-step ends the run as one Ctrl-C does."),
 }
-UNITS = {"max_staleness": "steps", "publish_every_steps": "steps"}
 
 
 def checked(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +56,7 @@ def checked(request: Mapping[str, Any]) -> dict[str, Any]:
             meant = closest(key, DIALS) or f"; there are {', '.join(DIALS)}"
             raise UserError(f"{given[:64]} cannot be set on a running learner{meant}")
         try:
-            kind: Any = Annotated[dial.accepts, *dial.marks] if dial.marks else dial.accepts
+            kind: Any = Annotated[dial.accepts, Dial, *dial.marks]
             found[key] = TypeAdapter(kind).validate_python(None if text.lower() == "none" else text)
         except ValidationError as error:
             said = str(error.errors()[0]["msg"])
@@ -63,15 +66,10 @@ def checked(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def described(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the table for the page, with the present values."""
-    return [
-        {
-            "key": key,
-            "value": values.get(key),
-            "kind": dial.kind,
-            "min": dial.limit("ge", "gt"),
-            "max": values["max_staleness"] + 1 if key == "publish_every_steps" else dial.limit("le"),
-            "unit": UNITS.get(key, ""),
-            "help": dial.help,
-        }
+    found: dict[str, dict[str, Any]] = {
+        key: {"key": key, "value": values.get(key), "kind": dial.kind, "unit": dial.unit, "help": dial.help}
+        | {"min": dial.limit("ge", "gt"), "max": dial.limit("le")}
         for key, dial in DIALS.items()
-    ]
+    }
+    found["publish_every_steps"]["max"] = values["max_staleness"] + 1
+    return list(found.values())

@@ -407,16 +407,11 @@ class LearnerNode:
                 raise UserError(f"the learner is {self._state}: nothing can be changed now")
             if fault := self._fault():
                 raise UserError(f"the learner is paused: {fault}")
-            lines.append(self._stop(by) if key == "stop" else await self._steps.change(key, value, by=by))
+            if key == "stop":
+                # As the first Ctrl-C does
+                self.is_stopped, self._state, self._waits_for = True, "stopping", self._steps.request_stop()
+            lines.append(await self._steps.change(key, value, by=by))
         return "\n".join(lines) or "nothing was to be changed"
-
-    def _stop(self, by: str) -> str:
-        """End the run as the first Ctrl-C does."""
-        assert self._steps is not None
-        self.is_stopped, self._state = True, "stopping"
-        self._waits_for = self._steps.request_stop()
-        self._log.event("set", key="stop", before=None, after="after-step", step=self._steps.step, by=by)
-        return f"stopping; waiting for {self._waits_for}" if self._waits_for else "stopping"
 
     async def _prepare(self) -> Prepared:
         self._say("loading the model")

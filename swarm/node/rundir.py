@@ -254,11 +254,6 @@ def write_config(path: Path, config: LeadConfig, origin: dict[str, Any] | None =
     write_json(path / CONFIG, values)
 
 
-def change_config(path: Path, **changes: Any) -> None:
-    """Change settings of the run in `path`, for its next life."""
-    write_json(path / CONFIG, {**read_values(path), **changes})
-
-
 def resumed_config(
     path: Path, flags: dict[str, Any], file: Path | None = None, *, finished: bool = False
 ) -> LeadConfig:

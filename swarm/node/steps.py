@@ -26,7 +26,7 @@ from swarm.node.joining import unless_stopped
 from swarm.node.metrics import RunLog
 from swarm.node.provisioning import Provisioning
 from swarm.node.publication import InstallTracker, Publication
-from swarm.node.rundir import change_config
+from swarm.node.rundir import CONFIG, read_values, write_json
 from swarm.node.training import Training, step_figures, train_group
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
@@ -90,7 +90,6 @@ class Steps:
         self._unsaid: dict[str, float] = {}
         self._stop = asyncio.Event()
         self._save_wanted = asyncio.Event()
-        self._setting = asyncio.Lock()
         self._every_steps = config.publish_every_steps  # As asked for; a low bound shortens it
         self.is_paused = False
         self._in_step = False
@@ -245,19 +244,28 @@ class Steps:
                 (self._run_dir / PAUSE).touch() if value else (self._run_dir / PAUSE).unlink(missing_ok=True)
                 self.pause(value)
             case "max_cost":
-                change_config(self._run_dir, max_cost=value)
                 self._provisioning.max_cost = value
             case "refuse":
                 note_refused(self._run_dir, value, step=self.step)
                 self._rollouts.bar(value, REFUSED)
             case "let_in":
-                self._let_in(value)
+                was_known = self._auditing is not None and self._auditing.let_in(value)
+                if not was_known and value not in self._rollouts.barred:
+                    raise UserError(f"node {value} is not barred: `echo-node audit` names those that are")
+                bar_file(self._run_dir, value).unlink(missing_ok=True)
+                self._rollouts.unbar(value)
             case "checkpoint":
-                value = self._save_now()
-            case _:
+                value = self.step + self._in_step
+                if value == (self._training.saved_step or 0):
+                    raise UserError(f"step {value} has its checkpoint" if value else "no step was taken yet")
+                self._save_wanted.set()
+            case "max_staleness" | "publish_every_steps" | "learning_rate":
                 await self._set_bound(key, value)
+        # The learning rate there stays that of the first batches: later ones have theirs in the journal.
+        kept = {name: self._changeable()[name] for name in ("max_staleness", "publish_every_steps", "max_cost")}
+        write_json(self._run_dir / CONFIG, read_values(self._run_dir) | kept)
         self._log.event("set", key=key, before=before, after=value, step=self.step, by=by)
-        line = f"{key} is {_shown(value)}" + (f" (was {_shown(before)})" if key in self._changeable() else "")
+        line = f"{key} is {value}{f' (was {before})' if key in self._changeable() else ''}".lower()
         self._say(line)
         return line
 
@@ -273,33 +281,14 @@ class Steps:
             if value > (most := self.bound.max_staleness + 1):
                 raise UserError(f"{key} {value} is above max_staleness + 1, which is {most}: raise max_staleness first")
             self._every_steps = value
-        async with self._setting:
-            before, bound = self.bound, replace(self.bound, step=self._rollouts.taken, **{key: value})
-            period = publication_period(self._every_steps, bound.max_staleness)
-            bound = replace(bound, publish_every_steps=period)
-            await self._journal.write([bound])
-            self.bound = bound
-            # The learning rate stays that of the batches before: those after have theirs in the journal.
-            change_config(self._run_dir, max_staleness=bound.max_staleness, publish_every_steps=period)
+        before, bound = self.bound, replace(self.bound, step=self._rollouts.taken, **{key: value})
+        period = publication_period(self._every_steps, bound.max_staleness)
+        # Before the await, so that of changes that come together each holds.
+        self.bound = bound = replace(bound, publish_every_steps=period)
+        await self._journal.write([bound])
         if bound.max_staleness < before.max_staleness:
             self._publication.due.set()
         await self._rollouts.set_bound(bound.max_staleness)
-
-    def _let_in(self, node: NodeId) -> None:
-        """Know nothing of a sampler any more, as of a newcomer."""
-        was_known = self._auditing is not None and self._auditing.let_in(node)
-        if not was_known and node not in self._rollouts.barred:
-            raise UserError(f"node {node} is not barred: `echo-node audit` names those that are")
-        bar_file(self._run_dir, node).unlink(missing_ok=True)
-        self._rollouts.unbar(node)
-
-    def _save_now(self) -> int:
-        """Have a checkpoint written, after the step under way if there is one. Return of which step."""
-        step = self.step + self._in_step
-        if step == (self._training.saved_step or 0):
-            raise UserError(f"step {step} has its checkpoint" if step else "no step was taken yet")
-        self._save_wanted.set()
-        return step
 
     def _changeable(self) -> dict[str, Any]:
         return {
@@ -365,13 +354,12 @@ class Steps:
         enough = asyncio.create_task(unless_stopped(self._stop, self._provisioning.spent.wait()))
         try:
             while not (await asyncio.wait({*tasks, enough}, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED))[0]:
-                self._say_stall()
+                if not self.is_paused:
+                    self._say_stall()
         finally:
             enough.cancel()
 
     def _say_stall(self) -> None:
-        if self.is_paused:
-            return
         counts = self._rollouts.status()
         samplers, leased = len(self._rollouts.samplers), counts["samples_leased"]
         self._say(f"waiting for rollouts: {samplers} samplers, {leased} samples leased")
@@ -470,7 +458,3 @@ def _held_out_line(figures: Mapping[str, float]) -> str:
     if figures["samples"] == 1:
         return f"held-out exact match {figures['exact_match']:.3f}"
     return f"held-out pass@1 {figures['pass_at_1']:.3f}, pass@{figures['samples']} {figures['pass_at_k']:.3f}"
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()

@@ -22,7 +22,7 @@ RECENT_S = 600.0  # Spans are kept as long
 SLACK_S = 5.0  # By which the clocks of page and learner may differ
 JOINED_S = 0.25  # A shorter gap within one state is the way of a beat, not a pause
 MAX_BUCKETS = 240  # Of the whole run: a page shows no more of them side by side
-MAX_BUCKET_S = 2**22  # In milliseconds it fits into a count
+MAX_BUCKET_S = 2**22  # In milliseconds it fits into a count; all of them are 32 years
 MAX_LANES = 2_000  # Twice the samplers that a page shows
 MAX_LANE_SPANS = 2_000  # Three a second for ten minutes
 MAX_SPANS = 300_000  # In all lanes together: 5 MB
@@ -119,8 +119,8 @@ class Timeline:
         ValueError if it came from none."""
         try:
             timeline, width = cls(float(kept["began"])), int(kept["bucket_s"])
-            if not 1 <= width <= MAX_BUCKET_S:
-                raise ValueError("no such buckets")
+            if not (0 <= timeline._began < 1e11 and 1 <= width <= MAX_BUCKET_S):
+                raise ValueError("no timeline has such times")
             timeline._bucket_s = width
             for lane, one in list(kept["lanes"].items())[:MAX_LANES]:
                 counts = {INDEX[state]: array("I", ms[:MAX_BUCKETS]) for state, ms in one["ms"].items()}
@@ -170,7 +170,9 @@ class Timeline:
 
     def _count(self, one: Lane, state: int, began: float, ended: float) -> None:
         """Count a span in buckets, which become twice as wide when the run outgrows them."""
-        at, end = max(0, round((began - self._began) * 1000)), max(0, round((ended - self._began) * 1000))
+        # A clock that was set may be decades off.
+        end = min(max(0, round((ended - self._began) * 1000)), MAX_BUCKETS * MAX_BUCKET_S * 1000)
+        at = max(0, round((began - self._began) * 1000))
         while end > MAX_BUCKETS * self._bucket_s * 1000:
             self._bucket_s *= 2
         if one.bucket_s < self._bucket_s:

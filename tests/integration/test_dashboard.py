@@ -233,6 +233,37 @@ async def test_before_the_node_is_up_its_page_says_that_it_starts(
     assert snapshot["digest"]["state"] == "starting"
 
 
+async def test_a_run_that_was_killed_is_shown_as_its_files_have_it(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession
+) -> None:
+    led.step(7)
+    led.log.event("evaluated", version=5, exact_match=0.25)
+    with (led.directory / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "rew')
+    timeline = Timeline(1000.0)
+    timeline.note("learner", "train", 1001.0, 1002.0)
+    (led.directory / "timeline.json").write_text(json.dumps(timeline.kept(now=1003.0)))
+    url = await serve(token=None, run=Run(directory=led.directory, readers=no_readers))
+    _, snapshot = await (await opened(browser, f"{url}")).next()
+    shown = snapshot["digest"]
+    assert (snapshot["live"], shown["state"], shown["step"]) == (False, "going on, or killed", 7)
+    assert {tile["id"]: tile["value"] for tile in shown["tiles"] if tile["value"]} == {"reward": 0.7, "held_out": 0.25}
+    lanes = await (await browser.get(f"{url}/api/timeline?lanes=learner")).json()
+    assert "learner" in lanes["buckets"]["lanes"]
+    for token in ("", "None"):
+        assert (await browser.get(f"{url}/?token={token}")).status == 200
+        async with browser.post(f"{url}/api/set", json={"max_staleness": 4}, headers=JSON) as answer:
+            assert answer.status == 401
+    rollouts = await (await browser.get(f"{url}/api/rollouts")).json()
+    assert rollouts == {"groups": [], "next": None, "fault": "the run never came to its first step"}
+
+
+async def test_a_page_of_another_site_gets_nothing(serve: Serve, browser: aiohttp.ClientSession) -> None:
+    url = await serve()
+    for path, status in (("/", 200), ("/api/stream", 403), ("/download/report.html", 403)):
+        assert (await browser.get(url + path, headers={"Sec-Fetch-Site": "cross-site"})).status == status
+
+
 async def test_a_change_needs_the_token_as_a_cookie_and_a_header_of_the_page(
     led: Led, serve: Serve, browser: aiohttp.ClientSession
 ) -> None:

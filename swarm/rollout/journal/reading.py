@@ -146,9 +146,8 @@ def read_bound(connection: sqlite3.Connection, step: int | None = None) -> Bound
         "ORDER BY id DESC LIMIT 1",
         (step,),
     ).fetchone()
-    if row is None:
-        return None
-    return BoundSet(max_staleness=row[0], publish_every_steps=row[1], step=row[2], learning_rate=row[3])
+    names = ("max_staleness", "publish_every_steps", "step", "learning_rate")
+    return BoundSet(**dict(zip(names, row, strict=True))) if row else None
 
 
 def read_batch(connection: sqlite3.Connection, segments: Path, step: int) -> list[RecordedGroup]:

@@ -11,8 +11,8 @@ from swarm.dashboard import rollouts
 from swarm.dashboard.rollouts import read_groups
 from swarm.report.samples import Read
 from swarm.rollout.journal.journal import SEGMENTS
-from tests.builders import prompt
-from tests.unit.rollout.journal.test_journal import ALICE, SIZE, group, opened, taken
+from tests.builders import ALICE, prompt
+from tests.unit.rollout.journal.test_journal import SIZE, group, opened, taken
 
 READ: Read = (prompt, lambda tokens: "+".join(map(str, tokens)))
 NEWEST = 2**53

@@ -120,6 +120,7 @@ def test_a_file_gives_the_same_buckets_and_samplers_that_are_gone() -> None:
         [],
         {"began": "x", "bucket_s": 1, "lanes": {}},
         {"began": 1.0, "bucket_s": 0, "lanes": {}},
+        {"began": float("nan"), "bucket_s": 1, "lanes": {}},
         {"began": 1.0, "bucket_s": 1, "lanes": {"learner": 3}},
         {"began": 1.0, "bucket_s": 1, "lanes": {"learner": {"name": "", "until": 1.0, "ms": {"dance": [1]}}}},
         {"began": 1.0, "bucket_s": 1, "lanes": {"learner": {"name": "", "until": 1.0, "ms": {"train": [-1]}}}},
@@ -146,6 +147,20 @@ def test_who_is_gone_longest_gives_way_and_a_present_one_never(monkeypatch: pyte
 
 def _lanes(timeline: Timeline) -> set[str]:
     return {one["lane"] for one in timeline.answer([], 0, 0, now=BEGAN)["all"]}
+
+
+def test_a_clock_that_was_set_does_no_harm() -> None:
+    """A machine without a battery begins in 1970; another is set back by a year."""
+    timeline, year = Timeline(0.0), 365 * 86_400.0
+    timeline.note("learner", "wait", 5.0)
+    timeline.note("learner", "train", BEGAN)
+    assert spans(timeline, "learner", now=BEGAN + 5) == [("wait", 5 - BEGAN, 0), ("train", 0, None)]
+    assert len(timeline.kept(now=BEGAN + 5)["lanes"]["learner"]["ms"]["wait"]) == rules.MAX_BUCKETS
+    timeline = Timeline(BEGAN)
+    timeline.note("learner", "wait", BEGAN)
+    timeline.note("learner", "train", BEGAN - year, BEGAN - year + 5)
+    timeline.note("learner", "train", BEGAN + 7, BEGAN + 9)
+    assert spans(timeline, "learner", now=BEGAN + 9) == [("train", 7, 9)]
 
 
 WILD = st.floats(allow_nan=True, allow_infinity=True)

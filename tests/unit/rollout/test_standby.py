@@ -10,7 +10,7 @@ import pytest
 
 from swarm.errors import ProtocolError
 from swarm.net.wire import CONTROL_BODY_BYTES, decode, encode
-from swarm.rollout.messages import Beat, Offer
+from swarm.rollout.messages import Beat, Did, Offer
 from swarm.rollout.plane.plane import PAUSED, RolloutPlane
 from swarm.rollout.plane.rules import Pacing
 from swarm.types import NodeId, Rounding
@@ -158,8 +158,10 @@ async def test_a_question_of_a_standby_is_held_and_answered_once_it_is_active() 
         learner.service.set_standby({learner_face.ALICE: WHY})
         waiting = asyncio.create_task(leases_for(learner, learner_face.ALICE, 1))
         await learner.knows(learner_face.ALICE)
-        beat = await learner.client(learner_face.ALICE).beat(v(0), 0, 0.0)
+        did: tuple[Did, ...] = (("draw", 2.0, 1.5), ("wait", 0.5, 0.5))
+        beat = await learner.client(learner_face.ALICE).beat(v(0), 0, 0.0, did=did)
         assert (beat.standby, waiting.done()) == (WHY, False)
+        assert learner.did == [(learner_face.ALICE, did, WHY)]
         learner.service.set_standby({})
         assert len(await waiting) == 1
         assert (await learner.client(learner_face.ALICE).beat(v(0), 0, 0.0)).standby == ""
