@@ -20,8 +20,12 @@ def test_the_curve_of_a_live_run_rises(tmp_path: Path, opened: Opened) -> None:
         learner = swarm.lead("--model", "tiny", "--task", "copy", "--seed", "1", "--port", "0", "--steps", "200")
         for name in ("one", "two"):
             swarm.join(learner.url(), name=name)
-        page = opened(address_of(learner).url).page
+        watched = opened(address_of(learner).url)
+        page = watched.page
         page.wait_for_function(f"() => {REWARD} > 0")
         first = page.evaluate(REWARD)
         assert first < 0.2
         page.wait_for_function(f"(least) => {REWARD} >= least", arg=first + LEAST_RISE, timeout=240_000)
+        assert watched.complaints() == []
+    # The learner is gone now.
+    watched.excused("net::ERR_")

@@ -45,6 +45,7 @@ def test_a_kept_run_shows_its_rollouts_as_text(kept: str, opened: Opened) -> Non
 def test_nothing_of_a_kept_run_can_be_changed(kept: str, opened: Opened) -> None:
     page = opened(kept).page
     expect(page.locator("#steering-body")).to_contain_text("not led now")
+    expect(page.locator("#bottleneck")).not_to_contain_text("waiting for")
     assert page.locator("#steering-body").locator("input, button, select").count() == 0
 
 
