@@ -241,7 +241,7 @@ def summary(found: list[Figures]) -> dict[str, dict[str, float]]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samplers", type=int, default=SAMPLERS)
-    parser.add_argument("--updates", type=int, default=60, help="watched in each repeat")
+    parser.add_argument("--updates", type=int, default=40, help="watched in each repeat")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--screenshots", type=Path, metavar="DIR", help="take pictures of a demo instead")

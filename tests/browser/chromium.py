@@ -69,6 +69,7 @@ class Watched:
         self.page: Page = context.new_page()
         self._host = ""
         self._complaints: list[str] = []
+        self._excused: list[str] = []
         self._elsewhere: list[str] = []
         self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self._complaints.append(f"uncaught: {error}"))
@@ -82,7 +83,8 @@ class Watched:
     def complaints(self) -> list[str]:
         """Errors and warnings of the console, uncaught exceptions, and what the content security policy stopped."""
         reports: list[str] = self.page.evaluate("window.reports")
-        return [*self._complaints, *(f"content security policy: {report}" for report in reports)]
+        found = [*self._complaints, *(f"content security policy: {report}" for report in reports)]
+        return [line for line in found if not any(words in line for words in self._excused)]
 
     def elsewhere(self) -> list[str]:
         """Requests to another host or port than the page's."""
@@ -97,9 +99,9 @@ class Watched:
         wider: int = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         return wider
 
-    def excused(self, words: str) -> None:
-        """Forget the complaints with these words: a learner that is killed cannot answer."""
-        self._complaints = [line for line in self._complaints if words not in line]
+    def excuse(self, words: str) -> None:
+        """Take no complaint with these words for one: a learner that is killed cannot answer."""
+        self._excused.append(words)
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning", "assert"):

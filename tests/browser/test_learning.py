@@ -28,4 +28,4 @@ def test_the_curve_of_a_live_run_rises(tmp_path: Path, opened: Opened) -> None:
         page.wait_for_function(f"(least) => {REWARD} >= least", arg=first + LEAST_RISE, timeout=240_000)
         assert watched.complaints() == []
     # The learner is gone now.
-    watched.excused("net::ERR_")
+    watched.excuse("net::ERR_")

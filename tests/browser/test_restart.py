@@ -24,4 +24,4 @@ def test_a_page_outlives_its_learner(hostile: Led, opened: Opened) -> None:
     assert step_shown(page) > before
     assert page.evaluate("window.stayed")
     # While nobody listens the browser says so, and has to.
-    watched.excused("net::ERR_")
+    watched.excuse("net::ERR_")

@@ -48,7 +48,7 @@ def test_without_the_token_it_only_reads(hostile: Led, opened: Opened) -> None:
     assert watched.page.locator("form[data-setting]").count() == 0
     assert watched.page.evaluate(CHANGE) == 401
     assert len(_events(hostile, "set")) == before
-    watched.excused("401")
+    watched.excuse("401")
 
 
 def test_another_site_cannot_have_the_owner_change_it(hostile: Led) -> None:
