@@ -86,6 +86,7 @@ class Source:
         async with self._lock:
             if self._files is None:
                 return
+            before = self._feed.newest
             steps, events = await in_thread(self._files.look)
             self._recent.extend(events)
             if max(len(steps), len(events)) == LINES_A_LOOK:
@@ -97,7 +98,8 @@ class Source:
             if self._run.status is not None or steps or events:
                 self._reckon(self._files)
                 self._feed.publish("digest", self._digest)
-        self.changes.tell()
+        if self._feed.newest != before:
+            self.changes.tell()
 
     async def snapshot(self) -> tuple[int, bytes]:
         """Return the number of the last message, and what the page shows with all of them, as JSON."""

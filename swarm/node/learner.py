@@ -71,7 +71,6 @@ from swarm.settings import LeadConfig
 from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import NodeId, Prompt, SamplingRules, Score, Unscored
 
-GO_ON = "`echo-node set paused=false` goes on"
 TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
 
@@ -305,7 +304,7 @@ class LearnerNode:
             "run_dir": str(self._run_dir),
             "url": self._network.address.url,
             "join": f"echo-node {self._join}" if self._join else "",
-            "waits_for": GO_ON if is_held else self._waits_for,
+            "waits_for": "`echo-node set paused=false`" if is_held else self._waits_for,
             "step": 0,
             "steps": self._config.steps,
             "batch_rollouts": self._config.groups_per_step * self._config.group_size,
@@ -350,7 +349,7 @@ class LearnerNode:
         # Announce only now, when settings that do not work have been refused.
         self._announce()
         if (self._run_dir / PAUSE).exists():
-            self._say(f"paused by its owner, as before: {GO_ON}")
+            self._say("paused by its owner, as before: `echo-node set paused=false` goes on")
             steps.pause(True)
         self._state, self._waits_for = "running", ""
         await steps.run()
@@ -399,8 +398,8 @@ class LearnerNode:
         return self._journal.fault or self._publication.fault
 
     async def change(self, request: Mapping[str, Any], *, by: str) -> str:
-        """Change what a run's owner may change while it runs (node/dials.py), and return a line for each change.
-        UserError says why one cannot be made; those before it hold."""
+        """Change what a run's owner may change while it runs (node/dials.py), `stop` as the first Ctrl-C does. Return a
+        line for each change. UserError says why one cannot be made; those before it hold."""
         lines: list[str] = []
         for key, value in checked(request).items():
             if self._steps is None or self._state not in ("running", "finishing"):
@@ -408,7 +407,6 @@ class LearnerNode:
             if fault := self._fault():
                 raise UserError(f"the learner is paused: {fault}")
             if key == "stop":
-                # As the first Ctrl-C does
                 self.is_stopped, self._state, self._waits_for = True, "stopping", self._steps.request_stop()
             lines.append(await self._steps.change(key, value, by=by))
         return "\n".join(lines) or "nothing was to be changed"

@@ -40,7 +40,6 @@ from swarm.types import NodeId, Prompt
 
 STALL_S = 30.0  # After this long without a batch the learner says what it waits for
 PAUSE = "paused"  # File in the run directory: a pause lasts as long as it exists, whoever restarts the learner
-BARRED_SHOWN = 256  # The newest, in what everybody may ask for
 SAVE_AGAIN_S = 10.0  # Pause between two tries to write a checkpoint on a full disk: each copies the whole model
 
 CLASS = re.compile(r"[\w.-]{1,24}/[\w.-]{1,24}/[\w.-]{1,24}")  # Of an engine, as samplers name theirs
@@ -230,7 +229,7 @@ class Steps:
             "stopped_by": self._alarms.stopped_by,
             "rollouts_withheld": self._alarms.withheld,
             "settings": described(self._changeable()),
-            "barred": list(self._rollouts.barred)[-BARRED_SHOWN:],
+            "barred": list(self._rollouts.barred)[-256:],  # The newest: everybody may ask
         }
 
     # -- what the run's owner changes ------------------------------------------------------------------------
@@ -246,6 +245,8 @@ class Steps:
             case "max_cost":
                 self._provisioning.max_cost = value
             case "refuse":
+                if (why := self._rollouts.barred.get(value)) is not None:
+                    raise UserError(f"node {value} is barred already: {why}")
                 note_refused(self._run_dir, value, step=self.step)
                 self._rollouts.bar(value, REFUSED)
             case "let_in":
@@ -265,8 +266,7 @@ class Steps:
         kept = {name: self._changeable()[name] for name in ("max_staleness", "publish_every_steps", "max_cost")}
         write_json(self._run_dir / CONFIG, read_values(self._run_dir) | kept)
         self._log.event("set", key=key, before=before, after=value, step=self.step, by=by)
-        line = f"{key} is {value}{f' (was {before})' if key in self._changeable() else ''}".lower()
-        self._say(line)
+        self._say(line := f"{key} is {value}{f' (was {before})' if key in self._changeable() else ''}".lower())
         return line
 
     def pause(self, paused: bool) -> None:

@@ -18,9 +18,10 @@ from yarl import URL
 
 from swarm.dashboard import server, source
 from swarm.dashboard.feed import Feed
-from swarm.dashboard.server import ADDRESS, Dashboard, beside
+from swarm.dashboard.server import ADDRESS, Dashboard, beside, public_page
 from swarm.dashboard.source import Run
 from swarm.errors import UserError
+from swarm.net.server import NodeServer
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory
 from swarm.node.timeline import Timeline
@@ -258,6 +259,16 @@ async def test_a_run_that_was_killed_is_shown_as_its_files_have_it(
     assert rollouts == {"groups": [], "next": None, "fault": "the run never came to its first step"}
 
 
+async def test_a_stream_without_news_is_kept_open_by_comments(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PING_S", 0.01)
+    stream = await opened(browser, await serve(run=Run(directory=led.directory, readers=no_readers)))
+    await stream.next()
+    for _ in range(3):
+        assert await stream._answer.content.readuntil(b"\n\n") == b": ping\n\n"
+
+
 async def test_a_page_of_another_site_gets_nothing(serve: Serve, browser: aiohttp.ClientSession) -> None:
     url = await serve()
     for path, status in (("/", 200), ("/api/stream", 403), ("/download/report.html", 403)):
@@ -418,3 +429,25 @@ async def test_a_run_that_goes_on_has_its_page_where_it_was(led: Led) -> None:
             assert len(said) == 1
             assert said[0].startswith(f"no page: cannot listen on 127.0.0.1:{port} (")
             assert said[0].endswith("address already in use); the run goes on without")
+
+
+async def test_browsers_at_the_nodes_own_port_get_the_page_for_volunteers_if_its_user_wants_that(
+    led: Led, browser: aiohttp.ClientSession
+) -> None:
+    config = {"model": "tiny", "task": "copy"}
+    for page in (public_page(lambda: {"state": "running", "step": 3, "steps": 9}, config), None):
+        node = NodeServer([], lambda: {"role": "learner"}, page=page)
+        url = f"http://127.0.0.1:{await node.start('127.0.0.1', 0)}"
+        try:
+            async with browser.get(url, headers={"Accept": "text/html"}) as answer:
+                assert ("public/public.js" in await answer.text()) == (page is not None)
+                assert answer.headers["Content-Security-Policy"].startswith("default-src '")
+            for path in ("/public/public.js", "/public/style.css", "/public/state.json"):
+                assert (await browser.get(url + path)).status == (200 if page else 426), path
+            if page:
+                assert (await (await browser.get(f"{url}/public/state.json")).json())["step"] == 3
+            for path in ("/public/../server.py", "/public/..%2fserver.py", "/public/", "/static/app.js"):
+                assert (await browser.get(URL(url + path, encoded=True))).status == 426, path
+            assert (await (await browser.get(f"{url}/v1/status")).json())["role"] == "learner"
+        finally:
+            await node.stop()

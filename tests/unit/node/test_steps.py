@@ -374,6 +374,8 @@ async def test_who_is_refused_is_barred_in_later_lives_too_until_let_in(tmp_path
     await loop.set("refuse", ALICE)
     assert loop.rollouts.barred == barred_in(tmp_path) == {ALICE: REFUSED}
     assert loop.steps.status()["barred"] == [ALICE]
+    with pytest.raises(UserError, match=f"node {ALICE} is barred already: {REFUSED}"):
+        await loop.set("refuse", ALICE)  # Or the evidence against one that was caught would be lost
     await loop.set("let_in", ALICE)
     assert loop.rollouts.barred == barred_in(tmp_path) == {}
     with pytest.raises(UserError, match=f"node {ALICE} is not barred"):
