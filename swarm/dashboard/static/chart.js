@@ -1,5 +1,5 @@
 // One chart: uPlot for the drawing, a legend with the newest values, and a line that reads the point under the cursor.
-import { colours, el, onResize, onSeen, say } from "./dom.js";
+import { colours, el, onResize, onSeen, say, sizeOf } from "./dom.js";
 import { brief, clock, date, number, plain, spoken } from "./format.js";
 
 const HEIGHT = 200;
@@ -77,7 +77,7 @@ export class Chart {
   draw() {
     this._dirty = false;
     const shape = this._curves.map((curve) => `${curve.name}|${curve.band !== undefined}|${curve.other}`).join();
-    if (this._curves.length === 0 || this._box.clientWidth === 0) {
+    if (this._curves.length === 0 || sizeOf(this._box).width === 0) {
       this._plot?.destroy();
       this._plot = null;
       this._shape = "";

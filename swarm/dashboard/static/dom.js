@@ -27,10 +27,24 @@ export function setTone(element, tone) {
   if (element.dataset.tone !== tone) element.dataset.tone = tone;
 }
 
+// Asking an element for its size in the midst of an update has the browser lay out the page then and there.
+let sizes = new WeakMap();
+window.addEventListener("resize", () => { sizes = new WeakMap(); });
+
+/** The size of a canvas in CSS pixels, as it was when the window, or what onResize watches, last changed. */
+export function sizeOf(canvas) {
+  let size = sizes.get(canvas);
+  if (size === undefined) {
+    size = { width: canvas.clientWidth, height: canvas.clientHeight };
+    if (size.width > 0) sizes.set(canvas, size);
+  }
+  return size;
+}
+
 /** Make a canvas as sharp as the screen. Returns its context, in CSS pixels, and its size. */
 export function fit(canvas) {
   const ratio = Math.min(3, window.devicePixelRatio || 1);
-  const { clientWidth: width, clientHeight: height } = canvas;
+  const { width, height } = sizeOf(canvas);
   const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
   const context = canvas.getContext("2d");
@@ -69,6 +83,7 @@ export function onResize(element, does) {
   new ResizeObserver(() => {
     if (element.clientWidth === last) return;
     last = element.clientWidth;
+    sizes = new WeakMap();
     does();
   }).observe(element);
 }

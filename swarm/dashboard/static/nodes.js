@@ -35,11 +35,19 @@ export class Nodes {
     [this._above, this._below] = [space(), space()];
     this._body.append(this._above, this._below);
     byId("node-filter").addEventListener("input", () => {
-      this._scroll.scrollTop = 0;
+      this._toTop();
       this.draw();
     });
-    this._scroll.addEventListener("scroll", () => this._window(), { passive: true });
-    new ResizeObserver(() => this._window()).observe(this._scroll);
+    // Kept, because asking for them in the midst of an update has the browser lay out the page then and there.
+    [this._top, this._height] = [0, 0];
+    this._scroll.addEventListener("scroll", () => {
+      this._top = this._scroll.scrollTop;
+      this._window();
+    }, { passive: true });
+    new ResizeObserver(() => {
+      this._height = this._scroll.clientHeight;
+      this._window();
+    }).observe(this._scroll);
   }
 
   /** Sort and filter what the newest digest says, and draw the rows on the screen. */
@@ -80,7 +88,8 @@ export class Nodes {
     this._found = node;
     this.draw();
     const place = this._rows.findIndex((row) => row[this._columns.indexOf("node")] === node);
-    this._scroll.scrollTop = Math.max(0, place * ROW - this._scroll.clientHeight / 2);
+    this._top = Math.max(0, place * ROW - this._height / 2);
+    this._scroll.scrollTop = this._top;
     this._scroll.scrollIntoView({ block: "center" });
     this._scroll.focus({ preventScroll: true });
     this._window();
@@ -109,8 +118,12 @@ export class Nodes {
     const again = this._sort.column === name;
     this._sort = { column: name, falling: again ? !this._sort.falling : !LEAST_FIRST.has(name) };
     this._arrows();
-    this._scroll.scrollTop = 0;
+    this._toTop();
     this.draw();
+  }
+
+  _toTop() {
+    this._scroll.scrollTop = this._top = 0;
   }
 
   _arrows() {
@@ -122,8 +135,9 @@ export class Nodes {
 
   _window() {
     if (this._columns.length === 0) return;
-    const first = Math.max(0, Math.floor(this._scroll.scrollTop / ROW) - MARGIN);
-    const count = Math.min(this._rows.length - first, Math.ceil(this._scroll.clientHeight / ROW) + 2 * MARGIN);
+    const top = Math.min(this._top, Math.max(0, this._rows.length * ROW - this._height));
+    const first = Math.max(0, Math.floor(top / ROW) - MARGIN);
+    const count = Math.min(this._rows.length - first, Math.ceil(this._height / ROW) + 2 * MARGIN);
     while (this._pool.length < count) this._pool.push(this._make());
     this._pool.forEach((row, at) => {
       row.row.hidden = at >= count;

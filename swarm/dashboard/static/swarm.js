@@ -1,5 +1,5 @@
 // The picture of the swarm: who sends to whom.
-import { byId, colours, copyButton, el, fit, onResize, onSeen, onTheme, say } from "./dom.js";
+import { byId, colours, copyButton, el, fit, onResize, onSeen, onTheme, say, sizeOf } from "./dom.js";
 import { called, duration, number, plain, rate, symbolOf } from "./format.js";
 import { parents, place } from "./layout.js";
 
@@ -55,7 +55,7 @@ export class Swarm {
     const sent = links.reduce((sum, [, , each]) => sum + (each ?? 0), 0);
     say(byId("swarm-said"), `${number(samplers)} nodes, ${number(links.length)} links, ${rate(sent)} in all`);
     if (this._read !== null) this._tell();
-    if (!this._seen || empty || this._canvas.clientWidth === 0) return;
+    if (!this._seen || empty || sizeOf(this._canvas).width === 0) return;
     this._layout(links);
     this._paint(links);
   }
@@ -87,7 +87,7 @@ export class Swarm {
   }
 
   _layout(links) {
-    const { clientWidth: width, clientHeight: height } = this._canvas;
+    const { width, height } = sizeOf(this._canvas);
     const key = [width, height, ...this._nodes.keys()].join();
     const wired = links.length > 0;
     const late = performance.now() - this._placed > SETTLE_MS && wired !== this._wired;
@@ -161,7 +161,7 @@ export class Swarm {
       if (!spot || !(all || node.role === "learner" || node.node === this._read)) continue;
       const words = [nameOf(node).slice(0, 18), node.version].filter(Boolean).join(" · ");
       const wide = context.measureText(words).width;
-      const x = Math.min(this._canvas.clientWidth - wide / 2 - 5, Math.max(wide / 2 + 5, spot[0]));
+      const x = Math.min(sizeOf(this._canvas).width - wide / 2 - 5, Math.max(wide / 2 + 5, spot[0]));
       const y = spot[1] + (node.role === "learner" ? 21 : 17);
       context.globalAlpha = 0.82;
       context.fillStyle = colours().paper;
