@@ -29,9 +29,6 @@ MAX_SPANS = 300_000  # In all lanes together: 5 MB
 TRIMMED = 16  # Spans that come before old ones go: one by one that would take most of the time
 MAX_ASKED = 64  # Lanes of one answer: as many fit on a screen
 
-Told = tuple[str, float, float]
-"""What was done, how many seconds ago it began, and for how many seconds."""
-
 
 @dataclass(slots=True)
 class Lane:
@@ -71,9 +68,12 @@ class Timeline:
         else:
             self._add(one, INDEX[state], began, ended)
 
-    def heard(self, lane: str, told: Iterable[Told], *, state: str, now: float, name: str = "") -> None:
-        """Add what a sampler told at `now`, within the time since it was heard last; all of that time is `state` if it
-        told nothing. A wait on standby is that. `name` is what its owner calls it."""
+    def heard(
+        self, lane: str, told: Iterable[tuple[str, float, float]], *, state: str, now: float, name: str = ""
+    ) -> None:
+        """Add what a sampler told at `now`: what it did, how many seconds ago that began, and for how many. It counts
+        within the time since the sampler was heard last; all of that is `state` if it told nothing. A wait on standby
+        is that. `name` is what its owner calls it."""
         if (one := self._lane(lane, now)) is None:
             return
         one.name = name or lane
