@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.browser.chromium import NARROW, WIDE
+from tests.browser.chromium import NARROW, PATIENCE_MS, WIDE
 from tests.integration.processes import Learner, Node, eventually
 
 Scheme = Literal["light", "dark"]
@@ -122,4 +122,5 @@ def step_shown(page: Page) -> int:
 
 def takes_steps_on(page: Page, count: int) -> None:
     """Wait until the header shows `count` steps more than now."""
-    page.wait_for_function(f"(least) => {STEP} >= least", arg=step_shown(page) + count)
+    least, patience_ms = step_shown(page) + count, PATIENCE_MS + 2_000 * count
+    page.wait_for_function(f"(least) => {STEP} >= least", arg=least, timeout=patience_ms)
