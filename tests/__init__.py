@@ -1,1 +1,1 @@
-"""Rings of tests: unit, property, simulation, integration, netns, gpu."""
+"""Rings of tests: unit, property, simulation, integration, browser, netns, vllm, gpu."""

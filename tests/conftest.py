@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in the background of a script: nothing that a test starts would hear a Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SWARMS = ("integration", "netns", "vllm")
+SWARMS = ("integration", "browser", "netns", "vllm")
 """Rings whose tests start many processes each, and wait for them: of each ring one test at a time."""
 
 SMALL = frozenset(
@@ -48,8 +48,8 @@ SMALL = frozenset(
 MEASURED = frozenset({"test_provisioning.py"})
 """Comes last in its ring, when the others have finished: it asserts how long a learner waited."""
 
-SLOW_RINGS = ("netns", "vllm")
-"""Rings that are slow as a whole: they want root or an installed vLLM, and start engines or networks."""
+SLOW_RINGS = ("browser", "netns", "vllm")
+"""Rings that are slow as a whole: they want root, Chromium or vLLM, and start engines or networks."""
 
 TIERS = {"slow": "bin/test --submission, as .ci/run does", "long": "bin/test --all"}
 """Marks that a shorter run leaves out, and the command that runs them too."""

@@ -40,9 +40,7 @@ def test_a_random_model_is_what_was_asked_for_and_the_same_for_a_seed(architectu
 @pytest.mark.parametrize("parameters", [1e6, 1e7, 1e8, 6e8, 1.5e9])
 def test_models_of_all_sizes_are_near_their_size(parameters: float) -> None:
     size = Size(parameters=parameters, vocab_size=151_936 if parameters > 5e8 else 1024)
-    with torch.device("meta"):
-        model = random_model(size)
-    assert parameters_of(model) == pytest.approx(parameters, rel=0.1)
+    assert parameters_of(random_model(size, device="meta")) == pytest.approx(parameters, rel=0.1)
 
 
 def test_a_version_is_what_the_model_was_and_a_step_is_seen(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""An open page outlives its learner: it is killed, another goes on with the run, and nobody touches the page."""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Opened
+from tests.browser.pages import is_up, step_shown, takes_steps_on
+from tests.browser.swarms import Led
+
+
+def test_a_page_outlives_its_learner(hostile: Led, opened: Opened) -> None:
+    watched = opened(hostile.page.url)
+    page = watched.page
+    is_up(page)
+    page.evaluate("window.stayed = true")
+    hostile.learner.kill()
+    expect(page.locator("#connection")).to_contain_text("reconnecting")
+    before = step_shown(page)
+    assert before > 0
+    hostile.resume()
+    expect(page.locator("#connection")).not_to_contain_text("reconnecting")
+    takes_steps_on(page, 3)
+    assert step_shown(page) > before
+    assert page.evaluate("window.stayed")
+    # While nobody listens the browser says so, and has to.
+    watched.excuse("net::ERR_")
