@@ -27,7 +27,7 @@ from swarm.node.metrics import EVENTS
 from swarm.node.rundir import TIMELINE
 from swarm.node.timeline import Timeline
 from swarm.process import in_thread
-from swarm.report.figures import LINES_A_LOOK, Column, FigureFiles, Figures, Line
+from swarm.report.figures import LINES_A_LOOK, MARKED, PASSING, Column, FigureFiles, Figures, Line
 from swarm.report.live import LOOK_SHARE
 from swarm.report.page import shown_config
 from swarm.report.samples import Read
@@ -122,7 +122,7 @@ class Source:
 
     def _snapshot(self, files: FigureFiles) -> bytes:
         found = files.figures
-        marks = [*found.marks, *found.passing]
+        marks = found.marks((*MARKED, *PASSING))
         return encode(
             {
                 "boot": self._feed.boot,
@@ -131,7 +131,7 @@ class Source:
                 "digest": msgspec.Raw(self._digest),
                 "config": shown_config(found.config),
                 **curves(files),
-                "marks": [{"step": step, "kind": text.partition(" ")[0], "text": text} for step, text in sorted(marks)],
+                "marks": [{"step": step, "kind": text.partition(" ")[0], "text": text} for step, text in marks],
                 "bounds": found.bounds,
                 "events": list(self._recent),
                 "event_counts": found.kinds,

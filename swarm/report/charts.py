@@ -306,7 +306,7 @@ MAX_OTHERS = 32  # Charts of figures that none of these name
 def sections(found: Figures) -> list[tuple[str, list[Chart]]]:
     """Titles and their charts; a section without figures has none."""
     free = dict.fromkeys(name for name, column in found.columns.items() if column.values)
-    learning = [*_held_out(found), *(replace(one, marks=found.marks) for one in _charts(LEARNING, found, free))]
+    learning = [*_held_out(found), *(replace(one, marks=found.marks()) for one in _charts(LEARNING, found, free))]
     swarm = [
         replace(one, steps=found.bounds, limit="max_staleness, the bound S") if one.title == SWARM[0].title else one
         for one in _charts(SWARM, found, free)

@@ -26,8 +26,9 @@ MATTER = frozenset((*FAULTS, *CHANGES, "tensorboard_failed"))
 """Kinds of events that are kept from the middle of a long run too: faults, restarts and changes by hand."""
 
 MARKED = ("alarm", "trainer_restarted", "diverged", "set")  # Kinds of events that charts mark at their step
-PASSING = ("checkpoint", "sampler_joined", "sampler_left", "sampler_silent", "public_died", "prepared")
-PASSING_KEPT = 500  # Of what is marked on the live page alone: a large swarm has many that come and go
+PASSING = ("checkpoint", "sampler_joined", "sampler_left", "sampler_silent", "public_died", "prepared")  # The page too
+MARKS_KEPT = 100  # Newest of each of these kinds, so that many of one leave room for the others
+MARK_LENGTH = 32  # Characters about what happened: as long as an id
 LINE_BYTES = 1 << 20  # Longest line that is read as one; ours are a few kB
 LINES_A_LOOK = 4096  # Newest lines that a look returns of each file: more than a swarm of thousands writes in a second
 
@@ -103,10 +104,7 @@ class Figures:
     evaluated: dict[str, Column] = field(default_factory=dict)  # Figures of held-out prompts, by policy version
     bounds: list[tuple[int, int]] = field(default_factory=list)  # (first step, S)
     times: Column = field(default_factory=Column)  # When each step ended, unix seconds
-    marks: list[tuple[float, str]] = field(default_factory=list)  # Steps at which something happened, and what
-    passing: deque[tuple[float, str]] = field(
-        default_factory=lambda: deque(maxlen=PASSING_KEPT)
-    )  # The newest of others
+    marked: dict[str, deque[tuple[float, str]]] = field(default_factory=dict)  # By kind of event
     kinds: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     began: float | None = None
@@ -133,6 +131,10 @@ class Figures:
             return str(self.summary.get("state", "finished"))
         last = self.events[-1] if self.events else {}
         return "stopped" if last.get("kind") == "stopped" else "going on, or killed"
+
+    def marks(self, kinds: Iterable[str] = MARKED) -> list[tuple[float, str]]:
+        """The newest MARKS_KEPT events of each of `kinds`: at which step, and what happened."""
+        return sorted(mark for kind in kinds for mark in self.marked.get(kind, ()))
 
     def step_at(self, time: float | None) -> float:
         """Return the last step that had ended at `time`, in unix seconds; 0 if none had."""
@@ -228,12 +230,11 @@ def _add_event(found: Figures, event: Line) -> None:
     step = _number(event.get("step"))
     if kind == "set" and event.get("key") == "max_staleness" and step is not None:
         _add_bound(found, int(step), event)
-    if kind in MARKED and step is not None and len(found.marks) < EVENTS_KEPT:
-        what = f"{event.get('key')}={event.get('after')}" if kind == "set" else event.get("alarm", "")
-        found.marks.append((step, f"{kind} {what}".strip()))
-    elif kind in PASSING:
+    if kind in MARKED or kind in PASSING:
         at = found.step_at(_number(event.get("time"))) if step is None else step
-        found.passing.append((at, f"{kind} {str(event.get('node') or '')[:12]}".strip()))
+        what = f"{event.get('key')}={event.get('after')}" if kind == "set" else event.get("alarm") or event.get("node")
+        mark = at, f"{kind} {str(what or '')[:MARK_LENGTH]}".strip()
+        found.marked.setdefault(kind, deque(maxlen=MARKS_KEPT)).append(mark)
 
 
 def _add_bound(found: Figures, step: int, event: Mapping[str, Any]) -> None:

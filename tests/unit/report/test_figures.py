@@ -32,7 +32,7 @@ def said(found: figures.Figures) -> dict[str, Any]:
         "columns": columns,
         "evaluated": {name: list(column.values) for name, column in found.evaluated.items()},
         "times": (list(found.times.steps), list(found.times.values)),
-        "kept": (found.bounds, found.events, found.marks, list(found.passing), found.kinds),
+        "kept": (found.bounds, found.events, found.marked, found.kinds),
         "when": (found.began, found.ended),
     }
 
@@ -54,9 +54,19 @@ def test_files_that_grow_say_what_they_say_at_the_end(cuts: list[int]) -> None:
     assert events == ["sampler_joined", "checkpoint", "evaluated", "set"]
     for one in (whole, files.figures):
         assert one.bounds == [(0, 2), (3, 5)]
-        assert {text for _, text in one.passing} == {"sampler_joined n1", "checkpoint"}
-        assert one.marks == [(3.0, "set max_staleness=5")]
+        assert {text for _, text in one.marks(figures.PASSING)} == {"sampler_joined n1", "checkpoint"}
+        assert one.marks() == [(3.0, "set max_staleness=5")]
     assert (files.figures.torn, whole.torn) == (1, 2), "what is torn may yet be completed"
     if not cuts:
         assert said(files.figures) == said(whole)
-        assert list(whole.passing) == [(1.0, "sampler_joined n1"), (2.0, "checkpoint")]
+        assert whole.marks(figures.PASSING) == [(1.0, "sampler_joined n1"), (2.0, "checkpoint")]
+
+
+def test_many_alarms_leave_the_mark_of_what_was_set(tmp_path: Path) -> None:
+    alarms = "".join(f'{{"kind": "alarm", "alarm": "gradient", "step": {step}}}\n' for step in range(1, 400))
+    setting = '{"kind": "set", "key": "paused", "after": true, "step": 300}\n'
+    (tmp_path / "events.jsonl").write_text(alarms + setting)
+    found = read_figures(tmp_path).marks()
+    assert (300, "set paused=True") in found
+    assert len(found) == figures.MARKS_KEPT + 1
+    assert found[-1] == (399, "alarm gradient"), "the newest are kept"

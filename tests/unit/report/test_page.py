@@ -203,7 +203,7 @@ def test_the_bound_is_drawn_as_it_was_set(tmp_path: Path) -> None:
     assert stairs.count("H") == 2
     assert stairs.count("V") == 1
     assert "<dd>2 / 4</dd>" in page
-    assert read_figures(run_dir).marks == [(5, "set max_staleness=4"), (7, "set learning_rate=0.0001")]
+    assert read_figures(run_dir).marks() == [(5, "set max_staleness=4"), (7, "set learning_rate=0.0001")]
 
 
 def test_the_bound_of_a_former_life_is_not_that_of_the_configuration(tmp_path: Path) -> None:
