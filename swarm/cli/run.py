@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -141,8 +141,6 @@ def lead(
         return
 
     def beside(run_dir: Path) -> AbstractAsyncContextManager[None]:
-        if settings.dashboard == "off":
-            return nullcontext()
         run = Run(
             directory=run_dir,
             readers=node.readers,

@@ -24,12 +24,13 @@ def read_groups(run_dir: Path, read: Read, *, before: int, count: int) -> dict[s
     if not (run_dir / DATABASE).is_file():
         return {"groups": [], "next": None, "fault": "the run has recorded nothing yet"}
     found: list[dict[str, Any]] = []
+    count = max(1, min(count, GROUPS))
     left, lost = ANSWER_CHARS, 0
     try:
         with reading(run_dir / DATABASE) as journal:
-            order = f"number DESC LIMIT {min(count, GROUPS) + 1}"
+            order = f"number DESC LIMIT {count + 1}"
             rows = list(group_rows(journal, ANY_ROLLOUT, before, order=order))
-            for group in rows[:-1] if len(rows) > min(count, GROUPS) else rows:
+            for group in rows[:count]:
                 if left <= 0:
                     break
                 one = _group(group, rollout_rows(journal, group.number), run_dir / SEGMENTS, read)

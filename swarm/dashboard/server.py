@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -26,14 +26,15 @@ from aiohttp import web
 from swarm.dashboard.feed import Feed
 from swarm.dashboard.public import PublicState
 from swarm.dashboard.rollouts import read_groups
-from swarm.dashboard.source import Run, Source, curves, encode, kept_timeline, older_events
+from swarm.dashboard.source import Run, Source, encode, kept_timeline, older_events
 from swarm.errors import EchoError, UserError
 from swarm.net.hosts import address_of, is_loopback
+from swarm.net.server import Connection
 from swarm.node.metrics import EVENTS, METRICS
 from swarm.node.rundir import CONFIG, SUMMARY, TIMELINE, write_json
 from swarm.node.timeline import Timeline
 from swarm.process import in_thread
-from swarm.report.figures import FigureFiles, read_figures
+from swarm.report.figures import read_figures
 from swarm.report.page import render
 from swarm.report.samples import Read, read_journal
 from swarm.settings import dashboard_address
@@ -42,9 +43,11 @@ STATIC = Path(__file__).parent / "static"
 ADDRESS = "dashboard.json"  # In the run directory, for its owner alone: where the page is, and its token
 PING_S = 15.0  # Proxies close what is silent for a minute
 STALLED_S = 60.0  # A reader that takes nothing for this long is let go; it comes back by itself if it is there
+CONNECTIONS = 128  # Open at a time: a browser opens six, and each takes a descriptor that the node may need
+IDLE_S = 10.0  # A connection that asks for nothing, or never did, is closed after this
 CLOSE_S = 0.5  # What readers get at the end to take the last messages
 CHANGE_BYTES = 4096  # Of a request to change something, as on the socket
-EVENTS_MOST, RUNS_MOST = 1000, 500  # In one answer
+EVENTS_MOST = 1000  # In one answer
 SOON = 2.0**53  # Of what is numbered, more than there is
 
 DOWNLOADS = (METRICS, EVENTS, CONFIG, SUMMARY, TIMELINE)
@@ -58,7 +61,10 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+PUBLIC = ("public.js", "dom.js", "format.js", "style.css", "icon.svg")  # What public.html loads
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+R = TypeVar("R")
 
 
 class Dashboard:
@@ -84,24 +90,26 @@ class Dashboard:
                 web.get("/api/timeline", self._timeline),
                 web.get("/api/rollouts", self._rollouts),
                 web.get("/api/events", self._events),
-                web.get("/api/runs", self._runs),
-                web.get("/api/run", self._other_run),
                 web.post("/api/set", self._set),
                 web.get("/download/{name}", self._download),
             ]
         )
         app.on_response_prepare.append(_harden)
         app.on_shutdown.append(self._end_streams)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S, handler_cancellation=True)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=CLOSE_S, handler_cancellation=True, keepalive_timeout=IDLE_S
+        )
+        self._listening: asyncio.Server | None = None
+        self._connections: set[asyncio.BaseProtocol] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port. Raise OSError if that is not possible; it may be tried again."""
         if self._runner.server is None:
             await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        self._listening = await asyncio.get_running_loop().create_server(self._connected, host, port)
         self._is_open = is_loopback(host)
         self._names = {host.lower(), "localhost", socket.gethostname().lower()}
-        port = int(self._runner.addresses[0][1])
+        port = int(self._listening.sockets[0].getsockname()[1])
         # Cookies know no ports, and two learners of one machine have two tokens.
         self._cookie = f"echo-node-{port}"
         self._watching = asyncio.create_task(self._source.watch())
@@ -109,9 +117,20 @@ class Dashboard:
 
     async def close(self) -> None:
         """Tell everybody the last state, and end. Takes twice CLOSE_S at most."""
+        if self._listening is not None:
+            self._listening.close()
         await self._runner.cleanup()
         if self._watching is not None:
             self._watching.cancel()
+
+    def _connected(self) -> asyncio.Protocol:
+        """Take a connection, or close it: whoever connects has not shown a token yet."""
+        assert self._runner.server is not None
+        if len(self._connections) >= CONNECTIONS:
+            return _Closed()
+        handler = self._runner.server()
+        self._connections.add(handler)
+        return Connection(handler, self._connections.discard)
 
     async def _end_streams(self, app: web.Application) -> None:
         with suppress(TimeoutError, OSError):
@@ -145,7 +164,7 @@ class Dashboard:
         return self._is_token(request.cookies.get(self._cookie, ""))
 
     def _is_token(self, given: str) -> bool:
-        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+        return self._token is not None and hmac.compare_digest(given.encode(errors="replace"), self._token.encode())
 
     # -- what there is -----------------------------------------------------------------------------------------
 
@@ -194,31 +213,29 @@ class Dashboard:
 
     async def _rollouts(self, request: web.Request) -> web.Response:
         before, count = int(_number(request, "before", SOON)), int(_number(request, "count", 20))
-        async with self._heavy:
-            try:
-                if self._read is None:
-                    self._read = await in_thread(self._run.readers)
-            except (EchoError, OSError, ImportError) as fault:
-                return _json({"groups": [], "next": None, "fault": str(fault)})
-            work = partial(read_groups, self._run.directory, self._read, before=before, count=count)
-            return _json(await in_thread(work))
+        try:
+            if self._read is None:
+                self._read = await self._alone(self._run.readers)
+        except (EchoError, OSError, ImportError) as fault:
+            return _json({"groups": [], "next": None, "fault": str(fault)})
+        work = partial(read_groups, self._run.directory, self._read, before=before, count=count)
+        return _json(await self._alone(work))
+
+    async def _alone(self, work: Callable[[], R]) -> R:
+        """Do heavy work in a thread. Whoever gives up waiting leaves it running, so its turn lasts as long as it."""
+        await self._heavy.acquire()
+        doing = asyncio.create_task(in_thread(work))
+        doing.add_done_callback(self._done)
+        return await asyncio.shield(doing)
+
+    def _done(self, work: asyncio.Task[Any]) -> None:
+        self._heavy.release()
+        # Its asker may be gone: a fault that nobody hears is none.
+        work.exception()
 
     async def _events(self, request: web.Request) -> web.Response:
         before, count = int(_number(request, "before", SOON)), int(_number(request, "count", 200))
         return _json(await in_thread(partial(older_events, self._run.directory, before, min(count, EVENTS_MOST))))
-
-    async def _runs(self, request: web.Request) -> web.Response:
-        return _json({"runs": sorted(await in_thread(self._others), reverse=True)[:RUNS_MOST]})
-
-    async def _other_run(self, request: web.Request) -> web.Response:
-        async with self._heavy:
-            if (found := (await in_thread(self._others)).get(request.query.get("name", ""))) is None:
-                raise web.HTTPNotFound(text="there is no such run beside this one\n")
-            return _json(await in_thread(partial(_curves_of, found)))
-
-    def _others(self) -> dict[str, Path]:
-        own = self._run.directory.absolute()
-        return {path.parent.name: path.parent for path in own.parent.glob(f"*/{CONFIG}") if path.parent != own}
 
     async def _set(self, request: web.Request) -> web.Response:
         if not self._has_token(request):
@@ -240,8 +257,7 @@ class Dashboard:
         name = request.match_info["name"]
         saved = {"Content-Disposition": f'attachment; filename="{name}"'}
         if name == REPORT:
-            async with self._heavy:
-                return web.Response(text=await in_thread(self._report), content_type="text/html", headers=saved)
+            return web.Response(text=await self._alone(self._report), content_type="text/html", headers=saved)
         if name not in DOWNLOADS or not (path := self._run.directory / name).is_file():
             raise web.HTTPNotFound(text="this run has no such file, or has not written it yet\n")
         return web.FileResponse(path, headers=saved)
@@ -251,10 +267,9 @@ class Dashboard:
         return render(read_figures(directory), read_journal(directory, self._run.readers), now=time.time())
 
 
-def _curves_of(run_dir: Path) -> dict[str, Any]:
-    files = FigureFiles(run_dir)
-    files.look(is_last=True)
-    return curves(files)
+class _Closed(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
 
 async def _harden(request: web.Request, answer: web.StreamResponse) -> None:
@@ -290,15 +305,16 @@ def _host_of(text: str) -> str:
 
 @asynccontextmanager
 async def beside(run: Run, address: str, say: Callable[[str], None]) -> AsyncIterator[None]:
-    """Serve the page of a run that this process leads for as long as the block runs, at `address` (HOST:PORT). Where it
-    cannot be served, say so; the run goes on without."""
+    """Serve the page of a run that this process leads for as long as the block runs, at `address` (HOST:PORT, or
+    "off"). Where it cannot be served, say so; the run goes on without."""
     _, token, last = _known(run.directory)
     page = Dashboard(run, token=token or secrets.token_urlsafe(24))
     try:
-        if url := await _open(page, *dashboard_address(address), last, say):
-            with suppress(OSError):
-                # On a full disk only the line below has it.
-                write_json(run.directory / ADDRESS, {"url": url, "token": page._token}, mode=0o600)
+        url = "" if address == "off" else await _open(page, *dashboard_address(address), last, say)
+        with suppress(OSError):
+            # On a full disk only the line below has it. Without a page nobody may be sent to the one of a life before.
+            write_json(run.directory / ADDRESS, {"url": url, "token": page._token}, mode=0o600)
+        if url:
             say(f"page {url}/?token={page._token}")
         yield
     finally:
@@ -355,8 +371,7 @@ def public_page(
 ) -> Callable[[web.Request], web.StreamResponse | None]:
     """Return what answers a browser at the node's own port: the page for volunteers and its files, else None."""
     state = PublicState(status, config)
-    files = {f"/public/{path.name}": path for path in STATIC.iterdir() if path.is_file()}
-    files["/"] = STATIC / "public.html"
+    files = {"/": STATIC / "public.html", **{f"/public/{name}": STATIC / name for name in PUBLIC}}
 
     def answer(request: web.Request) -> web.StreamResponse | None:
         if request.method not in ("GET", "HEAD"):

@@ -65,6 +65,7 @@ class Source:
         self._recent: deque[Line] = deque(maxlen=EVENTS_SHOWN)
         self._digest = b"{}"
         self._made: tuple[int, bytes] = (-1, b"")
+        self._making: asyncio.Task[tuple[int, bytes]] | None = None
         self._pause_s = LOOK_S
         self._seen_at = 0.0
 
@@ -78,8 +79,9 @@ class Source:
                     # A disk that is away for a moment, or files without permission: looked at again.
                     await self.look()
             elif self._files is not None:
-                self._files, self._made = None, (-1, b"")
-                self._feed.forget()
+                async with self._lock:
+                    self._files, self._made = None, (-1, b"")
+                    self._feed.forget()
 
     async def look(self) -> None:
         """Publish what is new, if anybody looks."""
@@ -103,9 +105,16 @@ class Source:
 
     async def snapshot(self) -> tuple[int, bytes]:
         """Return the number of the last message, and what the page shows with all of them, as JSON."""
+        if self._making is None or self._making.done():
+            self._making = asyncio.create_task(self._make())
+        # Whoever gives up waiting leaves it to the next, who would only begin the same again.
+        return await asyncio.shield(self._making)
+
+    async def _make(self) -> tuple[int, bytes]:
         async with self._lock:
             if (files := self._files) is None:
                 files, self._seen_at = FigureFiles(self._run.directory), time.monotonic()
+                self._recent.clear()
                 self._recent.extend((await in_thread(files.look))[1])
                 self._reckon(files)
                 self._feed.forget()

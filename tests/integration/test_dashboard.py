@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from yarl import URL
 
 from swarm.dashboard import server, source
 from swarm.dashboard.feed import Feed
-from swarm.dashboard.server import ADDRESS, Dashboard, beside, public_page
+from swarm.dashboard.server import ADDRESS, Dashboard, beside, public_page, url_of
 from swarm.dashboard.source import Run
 from swarm.errors import UserError
 from swarm.net.server import NodeServer
@@ -211,6 +212,7 @@ async def test_nothing_is_reckoned_while_nobody_looks(
     led: Led, serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "FORGET_S", 0.0)
+    led.log.event("checkpoint", step=0)
     url = await serve()
     await asyncio.sleep(0.05)
     assert led.looked == 0
@@ -224,6 +226,45 @@ async def test_nothing_is_reckoned_while_nobody_looks(
     led.step(1)
     event, snapshot = await (await opened(browser, url, stream.last_id)).next()
     assert (event, snapshot["columns"]["reward"]["x"]) == ("snapshot", [1.0])
+    assert [event["kind"] for event in snapshot["events"]] == ["checkpoint"], (
+        "each event once, however often it is read"
+    )
+
+
+async def test_who_connects_without_a_word_takes_no_more_than_its_share(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS", 3)
+    monkeypatch.setattr(server, "IDLE_S", 0.2)
+    port = int((url := await serve()).rpartition(":")[2])
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+    async with asyncio.timeout(20):
+        # One is turned away at once, the others when they have asked for nothing for a while.
+        await asyncio.gather(*(reader.read() for reader, _ in silent))
+    assert (await browser.get(url)).status == 200
+    for _, writer in silent:
+        writer.close()
+
+
+async def test_heavy_work_that_nobody_waits_for_any_more_keeps_its_turn(led: Led) -> None:
+    page, begun, go_on = Dashboard(led.run()), threading.Semaphore(0), threading.Event()
+
+    def work() -> None:
+        begun.release()
+        go_on.wait(20)
+
+    askers = [asyncio.create_task(page._alone(work)) for _ in range(5)]
+    assert await asyncio.to_thread(begun.acquire, timeout=20)
+    for asker in askers:
+        asker.cancel()
+    await asyncio.gather(*askers, return_exceptions=True)
+    last = asyncio.create_task(page._alone(work))
+    await asyncio.sleep(0)
+    assert page._heavy.locked()
+    assert not begun.acquire(blocking=False)
+    go_on.set()
+    await last
+    assert begun.acquire(blocking=False)
 
 
 async def test_before_the_node_is_up_its_page_says_that_it_starts(
@@ -286,6 +327,10 @@ async def test_a_change_needs_the_token_as_a_cookie_and_a_header_of_the_page(
 
     wanted = {"max_staleness": 4}
     assert (await change(wanted, **JSON))[0] == 401
+    reader, writer = await asyncio.open_connection("127.0.0.1", port := int(url.rpartition(":")[2]))
+    writer.write(b"POST /api/set HTTP/1.0\r\nHost: localhost\r\nCookie: echo-node-%d=\xff\xfe\r\n\r\n" % port)
+    assert b" 401 " in await reader.readline()
+    writer.close()
     assert (await browser.get(f"{url}/?token=wrong")).status == 200
     assert (await change(wanted, **JSON))[0] == 401
     async with browser.get(f"{url}/?token={TOKEN}", allow_redirects=False) as answer:
@@ -353,7 +398,6 @@ async def test_only_named_files_of_a_run_can_be_fetched(led: Led, serve: Serve, 
     (led.directory / ADDRESS).write_text("secret")
     (led.directory.parent / "other").mkdir()
     (led.directory.parent / "other" / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
-    (led.directory.parent / "other" / "config.json").write_text("{}")
     url = await serve()
 
     async def fetch(path: str) -> tuple[int, str]:
@@ -367,10 +411,7 @@ async def test_only_named_files_of_a_run_can_be_fetched(led: Led, serve: Serve, 
         assert (await fetch(f"/download/{name}"))[0] == 404, name
     assert (await fetch("/static/../server.py"))[0] == 404
     assert (await fetch("/static/..%2fserver.py"))[0] == 404
-    assert await fetch("/api/runs") == (200, '{"runs":["other"]}')
-    assert json.loads((await fetch("/api/run?name=other"))[1])["columns"]["reward"]["mean"] == [0.5]
-    for name in ("run", "..", "", "other%2f..%2frun"):
-        assert (await fetch(f"/api/run?name={name}"))[0] == 404, name
+    assert (await fetch("/api/rollouts?count=0"))[0] == 200
     assert (await fetch("/api/events?before=x"))[0] == 400
     assert (await fetch("/api/timeline?from=nan"))[0] == 400
 
@@ -429,6 +470,9 @@ async def test_a_run_that_goes_on_has_its_page_where_it_was(led: Led) -> None:
             assert len(said) == 1
             assert said[0].startswith(f"no page: cannot listen on 127.0.0.1:{port} (")
             assert said[0].endswith("address already in use); the run goes on without")
+            assert url_of(led.directory) == "", "nobody is sent to the page of a life before"
+    async with beside(led.run(), "off", said.append):
+        assert json.loads((led.directory / ADDRESS).read_text()) == {"url": "", "token": first["token"]}
 
 
 async def test_browsers_at_the_nodes_own_port_get_the_page_for_volunteers_if_its_user_wants_that(
