@@ -16,6 +16,7 @@ from swarm.report.words import (
     STAGES,
     bottleneck,
     discarded,
+    ending,
     finite,
     learner_figures,
     newest_stages,
@@ -41,7 +42,7 @@ TILES: tuple[tuple[str, str, str, str | None, tuple[str, ...]], ...] = (
     ("reward", "Reward", "reward", "reward", ("exact match",)),
     ("held_out", "Held-out", "held-out", "exact_match", ("best held-out",)),
     ("rollouts_per_s", "Rollouts", "of all nodes", "rollouts_per_s", ("accepted",)),
-    ("tokens_per_s", "Tokens", "tokens", None, ("tokens accepted",)),
+    ("tokens_per_s", "Tokens", "tokens", "tokens_per_s", ("tokens accepted",)),
     ("busy", "Learner busy", "learner busy", None, ("step takes", "train step", "predicted idle")),
     ("staleness", "Staleness", "staleness", "staleness/mean", ("staleness aim",)),
     ("discarded", "Discarded", "discarded", None, ("refused", "dropped", "withheld")),
@@ -51,6 +52,9 @@ TILES: tuple[tuple[str, str, str, str | None, tuple[str, ...]], ...] = (
 )
 """Id, label, the figure that it shows, the column of its curve, and figures beside it."""
 
+TEXTLESS = {"cost": "no price set"}  # What a tile without a figure says, rather than nothing
+RATES = ("tokens_per_s", "rollouts_per_s", "up_bytes_per_s", "down_bytes_per_s", "cost_per_hour", "last_seen_s")
+ALARM_STEPS = 50  # For as long as this an alarm is news
 STATES = {"alive": "active", "suspect": "silent"}  # Gossip's words
 SILENT_BEATS = 1.5  # Missed before a sampler is shown as silent; after three it is gone
 LITTLE = 0.1  # Share of the time or of the rollouts that may be lost before a tile says so by its tone
@@ -67,23 +71,25 @@ class Known(Protocol):
     def began(self) -> float | None: ...
 
 
-def digest(status: Mapping[str, Any], figures: Known, *, now: float) -> dict[str, Any]:
-    """`now` is the wall clock, in seconds."""
+def digest(status: Mapping[str, Any], figures: Known, *, now: float, live: bool = True) -> dict[str, Any]:
+    """`now` is the wall clock, in seconds. A run that is not `live` has only its files: nobody is there any more."""
     config, ages = figures.config, status.get("ages")
+    alarm = part(status, "alarm")
+    alarmed_at, is_late = number(alarm, "step"), number(status, "step") - number(alarm, "step") > ALARM_STEPS
     return {
         "at": now,
         **{name: words(status, name) for name in ("state", "fault", "waits_for", "node", "swarm", "version")},
         "join": words(status, "join", JOIN_LENGTH),
         **{name: words(config, name) for name in ("model", "task")},
         **{name: int(number(status, name)) for name in ("step", "steps")},
-        "alarm": words(part(status, "alarm"), "text"),
+        "alarm": f"step {alarmed_at:.0f}: {words(alarm, 'text')}" if alarm and not is_late else "",
         "target": finite(config.get("target")),
         "time_left_s": _time_left_s(status),
         "began": finite(figures.began),
-        "bottleneck": bottleneck(status),
+        "bottleneck": bottleneck(status) if live else ending(status, config),
         "tiles": _tiles(status),
-        "nodes": {"columns": list(COLUMNS), "rows": list(islice(_rows(status, config), MOST_NODES))},
-        "links": _links(status.get("links")),
+        "nodes": {"columns": list(COLUMNS), "rows": list(islice(_rows(status, config, live=live), MOST_NODES))},
+        "links": _links(status.get("links")) if live else [],
         "versions": _versions(status),
         "staleness": {
             "bound": number(status, "max_staleness"),
@@ -128,7 +134,7 @@ def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     }
     tiles = []
     for name, label, figure, series, beside in TILES:
-        text, _, rest = known[figure].partition(", ")
+        text, _, rest = (known[figure] or TEXTLESS.get(name, "")).partition(", ")
         said = [["and", rest], *([one, known.get(one, "")] for one in beside)]
         tile = {"id": name, "label": label, "text": text, "value": finite(values[name]) if text else None}
         more = [one for one in said if one[1]]
@@ -136,14 +142,15 @@ def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     return tiles
 
 
-def _rows(status: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[list[Any]]:
+def _rows(status: Mapping[str, Any], config: Mapping[str, Any], *, live: bool) -> Iterable[list[Any]]:
+    gone = {} if live else {"state": "gone", **dict.fromkeys(RATES)}
     silent_s = SILENT_BEATS * number(config, "beat_s")
     own = {name: status.get(name) for name in ("node", "state", "version", "up_bytes_per_s")}
     name = words(config, "nickname", 64) or words(status, "node", ID_LENGTH)
     yield _row({**own, "name": name, "role": "learner", "lag": 0, "last_seen_s": 0, "why": status.get("waits_for")})
     for node in nodes(status):
         is_silent = node["role"] == "sampler" and 0 < silent_s < node["last_seen_s"]
-        yield _row({**node, "state": "silent" if is_silent else STATES.get(node["state"], node["state"])})
+        yield _row({**node, "state": "silent" if is_silent else STATES.get(node["state"], node["state"]), **gone})
 
 
 def _row(node: Mapping[str, Any]) -> list[Any]:

@@ -126,7 +126,9 @@ class Source:
     def _reckon(self, files: FigureFiles) -> None:
         began, found = time.monotonic(), files.figures
         status = self._run.status() or STARTING if self._run.status else found.summary or last_status(found)
-        self._digest = encode(digest(status, found, now=time.time()))
+        live = self._run.status is not None
+        now = time.time() if live else found.ended or found.began or 0.0
+        self._digest = encode(digest(status, found, now=now, live=live))
         self._pause_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
 
     def _snapshot(self, files: FigureFiles) -> bytes:

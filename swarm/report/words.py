@@ -134,6 +134,22 @@ def bottleneck(status: Mapping[str, Any] | None) -> str:
     return f"learner idle {_share(idle)}: {_rewards(status) or _binds(status, capacity)}"
 
 
+def ending(status: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Why a run of which only the files speak has ended, as far as they say."""
+    step, steps = number(status, "step"), number(config, "steps")
+    measured: Mapping[str, Any] = next(reversed(parts(status, "held_out")), {})
+    target = finite(config.get("target"))
+    at = f"at step {step:.0f} of {steps:.0f}"
+    if stopped_by := words(status, "stopped_by"):
+        return f"ended by an alarm {at}: {stopped_by}"
+    if target is not None and number(measured, "exact_match") >= target:
+        return f"ended {at}: the target of {target:g} was reached"
+    most, spent = finite(config.get("max_cost")), number(part(status, "cost"), "cost_total")
+    if most and spent >= most:
+        return f"ended {at}: the budget of {most:g} is spent"
+    return "ended after its last step" if step and step >= steps else f"ended {at}"
+
+
 def _rewards(status: Mapping[str, Any]) -> str:
     """Rewards bind if more rollouts wait for theirs than are being drawn, and for most of a step."""
     unscored, took_s, step_s = (number(status, name) for name in ("rollouts_unscored", "reward_s", "step_s"))
@@ -148,15 +164,15 @@ def _binds(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
         case _ if why.startswith("the budget"):
             return why
         case "rate":
-            return _too_few(status, capacity) or why
+            return _too_few(status, capacity) or _no_room(status, capacity) or why
         case "broadcast":
             return _slow_version(status) or why
         case "generation":
-            return _long_answers(status, part(capacity, "inputs")) or why
+            return _no_room(status, capacity) or why
         case "learner":
             audit = number(part(status, "metrics"), "audit/time_share")
             of_audit = f", and {_share(audit)} of its time is the audit" if audit >= BUSY else ""
-            return f"these samplers should keep it idle {_share(number(capacity, 'predicted_idle_share'))}{of_audit}"
+            return f"{_share(number(capacity, 'predicted_idle_share'))} is predicted with these samplers{of_audit}"
     return "what binds is known once an install was timed"
 
 
@@ -174,7 +190,7 @@ def _too_few(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
     if needed is None or not useful or not active:
         return ""
     if needed <= useful:
-        return f"samplers are the bottleneck, though {useful:.3g} rollouts/s should come in time and {needed:.3g} do"
+        return f"samplers are the bottleneck, though {needed:.3g} rollouts/s are enough and {useful:.3g} should come"
     ranked = ((median(price for price, _ in found), -len(found), name) for name, found in classes.items())
     *_, chosen = min(ranked)
     more = math.ceil((needed - useful) / (median(rate for _, rate in classes[chosen]) * min(1.0, useful / active)))
@@ -182,7 +198,7 @@ def _too_few(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
     return f"samplers are the bottleneck; {more:,} more{of_class} would do"
 
 
-STAGES = ("staging", "encoding", "sending", "installing")
+STAGES = ("staging", "preparing", "sending", "installing")  # Preparing: its turn, encoding, and the journal
 
 
 def stages(version: Mapping[str, Any]) -> dict[str, float]:
@@ -202,18 +218,28 @@ def _slow_version(status: Mapping[str, Any]) -> str:
     found = newest_stages(status)
     period_s = number(status, "step_s") * max(1.0, number(status, "publish_every_steps"))
     longest = max(found, key=lambda name: found[name], default="")
-    return f"broadcast binds: {found[longest]:.2g} of {period_s:.2g} s are {longest}" if found else ""
+    if not found:
+        return ""
+    share = f"{found[longest]:.2g} of {period_s:.2g} s are {longest}"
+    beyond = f"{found[longest]:.2g} s of {longest}, where a version comes every {period_s:.2g} s"
+    return f"broadcast binds: {share if found[longest] <= period_s else beyond}"
 
 
-def _long_answers(status: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """A place's time for a completion, and what the bound leaves for it (capacity/model.py, slack_s)."""
-    workers, bound = members(inputs, "by_node"), number(status, "max_staleness")
+def _no_room(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
+    """A place's time for a completion and a version's way, and what the bound leaves for both (capacity/model.py,
+    slack_s); "" where both fit."""
+    inputs, bound = part(capacity, "inputs"), number(status, "max_staleness")
+    workers = [worker for worker in members(inputs, "by_node") if number(worker, "rollouts_per_s")]
     if not (rate := sum(number(worker, "rollouts_per_s") for worker in workers)):
         return ""
-    takes_s = sum(number(worker, "samples_at_once") for worker in workers if worker.get("rollouts_per_s")) / rate
+    takes_s = sum(number(worker, "samples_at_once") for worker in workers) / rate
+    version_s = number(status, "broadcast_s")
     left_s = (bound + 1 - number(status, "publish_every_steps")) * number(inputs, "train_step_s")
-    left = f"a bound of {bound:.0f} leaves {left_s:.2g} s for it and for the broadcast"
-    return f"generation binds: a completion takes {takes_s:.2g} s, and {left}"
+    if takes_s + version_s <= left_s:
+        return ""
+    what = "generation" if takes_s >= version_s else "broadcast"
+    both = f"a completion takes {takes_s:.2g} s and a version {version_s:.2g} s"
+    return f"{what} binds: {both}, where a bound of {bound:.0f} leaves {left_s:.2g} s for both"
 
 
 def _share(share: float) -> str:
@@ -238,7 +264,7 @@ def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             **sampler,
             "name": words(sampler, "nickname", 64) or node[:ID_LENGTH],
             "role": "sampler",
-            "state": "standby" if sampler.get("standby") else "active" if sampler.get("installed") else "fetching",
+            "state": _state(sampler),
             "engine": engine,
             "precision": rest.partition("/")[0],
             "version": words(sampler, "installed", 40),
@@ -262,6 +288,11 @@ def nodes(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "last_seen_s": number(member, "beat_s"),
                 "why": f"{words(member, 'address').rpartition('/')[2]}{told(member.get('leaves') or None, LEAVES)}",
             }
+
+
+def _state(sampler: Mapping[str, Any]) -> str:
+    ways = ("refused", "barred"), ("standby", "standby"), ("active", "installed")
+    return next((state for state, key in ways if sampler.get(key)), "fetching")
 
 
 def _lag(newest: str, held: str) -> int | None:

@@ -69,7 +69,7 @@ def test_tiles_say_what_the_terminal_says() -> None:
     assert tiles["rollouts_per_s"]["text"] == known["of all nodes"]
     assert f"{tiles['staleness']['text']}, {tiles['staleness']['details'][0][1]}" == known["staleness"]
     assert tiles["broadcast"]["text"] == known["time to install"]
-    assert [name for name, _ in tiles["broadcast"]["details"]] == ["staging", "encoding", "sending", "installing"]
+    assert [name for name, _ in tiles["broadcast"]["details"]] == ["staging", "preparing", "sending", "installing"]
     assert tiles["busy"]["value"] == pytest.approx(1 - RECORD["capacity"]["idle_share"])
     lost = {**RECORD, "verdicts": {"accepted": 10, "stale": 3}, "rollouts_dropped": {"bound_lowered": 4}}
     discarded = next(tile for tile in digest(lost, files(), now=0.0)["tiles"] if tile["id"] == "discarded")
@@ -86,6 +86,38 @@ def test_tiles_say_what_the_report_s_last_step_says(tmp_path: Path) -> None:
     assert {tile["series"] for tile in tiles.values()} - {None, "exact_match"} <= found.columns.keys()
 
 
+def test_an_alarm_is_told_with_its_step_and_is_no_news_for_ever() -> None:
+    alarm = {"step": RECORD["step"] - 3, "text": "the gradient is far larger"}
+    said = digest({**RECORD, "alarm": alarm}, files(), now=0.0)["alarm"]
+    assert said == f"step {alarm['step']}: the gradient is far larger"
+    assert digest({**RECORD, "alarm": {**alarm, "step": RECORD["step"] - 51}}, files(), now=0.0)["alarm"] == ""
+
+
+def test_of_a_run_that_is_over_nobody_is_there_any_more() -> None:
+    over = {**RECORD, "state": "finished", "step": 60, "held_out": [{"version": 60, "exact_match": 0.91}]}
+    shown = digest(over, files(**CONFIG, steps=200), now=0.0, live=False)
+    assert shown["bottleneck"] == "ended at step 60 of 200: the target of 0.9 was reached"
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in shown["nodes"]["rows"]]
+    assert len(rows) == 4
+    assert {row["state"] for row in rows[1:]} == {"gone"}
+    assert {row["tokens_per_s"] for row in rows} == {None}
+    assert rows[1]["accepted"] > 0
+    assert shown["links"] == []
+    ways: tuple[dict[str, Any], ...] = (
+        {"stopped_by": "the loss is not finite"},
+        {"cost": {"cost_total": 7.0}},
+        {"step": 200},
+        {},
+    )
+    ends = [digest({**RECORD, "step": 60, **way}, files(steps=200, max_cost=7.0), now=0.0, live=False) for way in ways]
+    assert [one["bottleneck"] for one in ends] == [
+        "ended by an alarm at step 60 of 200: the loss is not finite",
+        "ended at step 60 of 200: the budget of 7 is spent",
+        "ended after its last step",
+        "ended at step 60 of 200",
+    ]
+
+
 def test_the_terminal_and_the_page_name_the_same_bottleneck() -> None:
     sentence = digest(RECORD, files(), now=0.0)["bottleneck"]
     on_terminal = printed(live_view(RECORD, [], 200, "echo-node lead"), width=200)
@@ -93,7 +125,13 @@ def test_the_terminal_and_the_page_name_the_same_bottleneck() -> None:
 
 
 def test_a_node_s_row_has_what_the_learner_knows_of_it() -> None:
-    late = {**RECORD["samplers"][1], "silent_s": 2.5, "nickname": "bob", "verdicts": {"stale": 2, "malformed": 1}}
+    late = {
+        **RECORD["samplers"][1],
+        "silent_s": 2.5,
+        "nickname": "bob",
+        "barred": False,
+        "verdicts": {"stale": 2, "malformed": 1},
+    }
     samplers = [RECORD["samplers"][0], late]
     rows = digest({**RECORD, "samplers": samplers, "publics": []}, files(**CONFIG), now=0.0)["nodes"]["rows"]
     learner, first, second = (dict(zip(COLUMNS, row, strict=True)) for row in rows)

@@ -138,8 +138,13 @@ def test_as_many_more_would_do_as_the_model_needs_and_one_fewer_would_not(status
 
 
 def test_where_more_samplers_would_not_do_the_model_says_why(status: dict[str, Any]) -> None:
-    for hopeless in (rate_binds(status, None, 4.0), rate_binds(status, 8.0, 0.0)):
-        assert bottleneck(hopeless) == "learner idle 38 %: the model says why"
+    tight = with_samplers(changed(status, max_staleness=1, publish_every_steps=1, broadcast_s=0.19), *TWO)
+    tight["capacity"]["inputs"]["train_step_s"] = 0.06
+    inner = "broadcast_s + generation_s < (max_staleness + 1 - publish_every_steps) * train_step_s fails"
+    assert bottleneck(rate_binds(tight, None, 4.0, why=inner)) == (
+        "learner idle 38 %: generation binds: a completion takes 4 s and a version 0.19 s, where a bound of 1 leaves"
+        " 0.06 s for both"
+    )
     none = "the learner will be idle 88% of the time: samplers like these would not do in any number"
     assert bottleneck(rate_binds(status, None, 4.0, why=none)) == (
         "learner idle 38 %: samplers like these would not do in any number"
@@ -147,14 +152,15 @@ def test_where_more_samplers_would_not_do_the_model_says_why(status: dict[str, A
     poor = rate_binds(status, 9.0, 4.0, why="the budget of 2.00 per hour pays for samplers that keep it idle 38%")
     assert bottleneck(poor).startswith("learner idle 38 %: the budget of 2.00 per hour")
     odd = rate_binds(status, 4.0, 5.0)
-    assert bottleneck(odd).endswith("though 5 rollouts/s should come in time and 4 do")
+    assert bottleneck(odd).endswith("though 4 rollouts/s are enough and 5 should come")
 
 
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        ({"prepared_s": 4.0}, "4 of 9 s are encoding"),
+        ({"prepared_s": 4.0}, "4 of 9 s are preparing"),
         ({"stage_s": 5.0}, "5 of 9 s are staging"),
+        ({"stage_s": 12.0}, "12 s of staging, where a version comes every 9 s"),
         ({"last_complete_s": 6.0, "installed_s": {"100": 7.0}}, "6 of 9 s are sending"),
         ({"last_complete_s": 1.0, "installed_s": {"100": 7.0}}, "6 of 9 s are installing"),
     ],
@@ -168,7 +174,7 @@ def test_the_longest_stage_of_the_last_version_that_all_have_is_named(
     assert bottleneck(changed(slow, capacity={"idle_share": 0.3, "binds": "broadcast"})) == (
         f"learner idle 30 %: broadcast binds: {said}"
     )
-    assert stages(under_way).keys() == {"staging", "encoding"}
+    assert stages(under_way).keys() == {"staging", "preparing"}
 
 
 def test_what_else_binds_is_told_with_its_figures(status: dict[str, Any]) -> None:
@@ -176,8 +182,8 @@ def test_what_else_binds_is_told_with_its_figures(status: dict[str, Any]) -> Non
     long = with_samplers({**idle, "max_staleness": 2, "publish_every_steps": 1}, *TWO)
     long["capacity"]["inputs"]["train_step_s"] = 1.5
     assert bottleneck(long) == (
-        "learner idle 25 %: generation binds: a completion takes 4 s, and a bound of 2 leaves 3 s for it and for the"
-        " broadcast"
+        f"learner idle 25 %: generation binds: a completion takes 4 s and a version {status['broadcast_s']:.2g} s,"
+        " where a bound of 2 leaves 3 s for both"
     )
     slow_rewards = {**idle, "rollouts_unscored": 230, "samples_leased": 12, "reward_s": 3.0, "step_s": 4.0}
     assert bottleneck(slow_rewards) == (
@@ -191,7 +197,7 @@ def test_what_else_binds_is_told_with_its_figures(status: dict[str, Any]) -> Non
         metrics={"audit/time_share": 0.08},
     )
     assert bottleneck(audited) == (
-        "learner idle 10 %: these samplers should keep it idle 0 %, and 8 % of its time is the audit"
+        "learner idle 10 %: 0 % is predicted with these samplers, and 8 % of its time is the audit"
     )
 
 
