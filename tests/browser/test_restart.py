@@ -25,3 +25,11 @@ def test_a_page_outlives_its_learner(hostile: Led, opened: Opened) -> None:
     assert page.evaluate("window.stayed")
     # While nobody listens the browser says so, and has to.
     watched.excuse("net::ERR_")
+
+
+def test_an_axis_tells_its_ticks_apart(hostile: Led, opened: Opened) -> None:
+    page = opened(hostile.page.url).page
+    labels = """async ([values, step]) => (await import('./static/format.js')).ticks(values, step)"""
+    for values, step in (([1e-9, 1.5e-9, 2e-9], 5e-10), ([10_000, 10_020, 10_040], 20), ([0, 2.5, 5], 2.5)):
+        found = page.evaluate(labels, [values, step])
+        assert len(set(found)) == 3, found

@@ -66,8 +66,9 @@ function header(digest) {
   say(state.querySelector(".symbol"), symbol);
   say(state.querySelector(".word"), plain(digest.state, 30));
   say(byId("model"), [digest.model, digest.task].filter(Boolean).map((each) => plain(each, 120)).join(" · ") || "\u00a0");
-  const waits = digest.waits_for && !digest.bottleneck ? `waiting for ${digest.waits_for}` : digest.bottleneck;
-  say(byId("bottleneck"), plain(waits, 300) || "\u00a0");
+  const waits = digest.waits_for && !digest.bottleneck ? `waiting for ${digest.waits_for}` : (digest.bottleneck ?? "");
+  const told = digest.state && waits.startsWith(digest.state) ? waits.slice(digest.state.length).replace(/^[:, ]+/, "") : waits;
+  say(byId("bottleneck"), plain(told, 300) || "\u00a0");
   const progress = byId("progress");
   progress.max = Math.max(1, digest.steps || 1);
   progress.value = digest.step ?? 0;

@@ -1,11 +1,13 @@
 // One chart: uPlot for the drawing, a legend with the newest values, and a line that reads the point under the cursor.
 import { colours, el, onResize, onSeen, say, sizeOf } from "./dom.js";
-import { brief, clock, date, number, plain, spoken } from "./format.js";
+import { date, number, plain, spoken, tick, ticks } from "./format.js";
 
 const HEIGHT = 200;
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [1, 2], [12, 4]]; // As the report's: not everybody sees colours
 export const MOST_CURVES = DASHES.length;
 const NEAR = 8; // Pixels from a mark at which it is read
+const FEW = 10; // Of a kind within the range get their sign each, and a line if they have one; more are ticks
+const APART = 6; // Pixels between two marks of a kind
 
 /** How marks look. Rare ones that change a run get a line through the chart, the others a sign at its foot. */
 export const MARKS = {
@@ -148,8 +150,8 @@ export class Chart {
         y: { range: (_, low, high) => yRange(this.wanted, low, high) },
       },
       axes: [
-        { ...axis, size: 30, space: 64, ...(timed ? { values: (_, ticks) => ticks.map((tick) => clock(tick, false)) } : { values: (_, ticks) => ticks.map(brief) }) },
-        { ...axis, size: 48, space: 32, values: (_, ticks) => ticks.map(brief) },
+        { ...axis, size: 30, space: 64, values: (_, at, _axis, _space, step) => (timed ? at.map((each) => tick(each, step)) : ticks(at, step)) },
+        { ...axis, size: 48, space: 32, values: (_, at, _axis, _space, step) => ticks(at, step) },
       ],
       cursor: {
         y: false, points: { size: 7 }, drag: { x: true, y: false, setScale: false },
@@ -178,12 +180,23 @@ export class Chart {
     ctx.font = `bold ${11 * ratio}px system-ui, sans-serif`;
     ctx.textAlign = "center";
     ctx.lineWidth = ratio;
+    const kinds = new Map();
     for (const { x, kind } of this._room.marks()) {
       const at = plot.valToPos(x, "x", true);
       if (at < left || at > left + width) continue;
+      const places = kinds.get(kind) ?? { last: -Infinity, count: 0, drawn: [] };
+      kinds.set(kind, places);
+      places.count += 1;
+      if (Math.abs(at - places.last) < APART * ratio) continue;
+      places.last = at;
+      places.drawn.push(at);
+    }
+    for (const [at, kind, few] of [...kinds].flatMap(([kind, { count, drawn }]) => drawn.map((at) => [at, kind, count < FEW]))) {
       const look = MARKS[kind];
       ctx.fillStyle = ctx.strokeStyle = colours()[look.tone];
-      if (look.line) {
+      if (!few) {
+        ctx.fillRect(at - ratio, top + height - 7 * ratio, 2 * ratio, 7 * ratio);
+      } else if (look.line) {
         ctx.setLineDash([3 * ratio, 3 * ratio]);
         ctx.beginPath();
         ctx.moveTo(at, top + 12 * ratio);
@@ -199,7 +212,9 @@ export class Chart {
 
   _readCursor(plot) {
     const { left, idx } = plot.cursor;
-    say(this._read, left === undefined || left < 0 || idx === null || idx === undefined ? "\u00a0" : this._words(plot, left, idx));
+    const away = left === undefined || left < 0 || idx === null || idx === undefined;
+    say(this._read, away ? "\u00a0" : this._words(plot, left, idx));
+    this._keys(away ? undefined : (at) => nearest(plot.data[this._places[at]] ?? [], idx));
   }
 
   _words(plot, left, idx) {
@@ -243,7 +258,8 @@ export class Chart {
     event.preventDefault();
   }
 
-  _keys() {
+  /** The legend, with the newest values or those at the cursor. */
+  _keys(valueOf = (at) => this._curves[at].column.last) {
     const names = new Set(this._curves.map((curve) => curve.name));
     for (const item of [...this._legend.children]) if (!names.has(item.dataset.name)) item.remove();
     this._curves.forEach((curve, at) => {
@@ -252,7 +268,7 @@ export class Chart {
         item = this._keyOf(curve, at);
         this._legend.append(item);
       }
-      say(item.querySelector("b"), number(curve.column.last));
+      say(item.querySelector("b"), number(valueOf(at)));
     });
   }
 

@@ -1,7 +1,7 @@
 // The curves: which figures are drawn together, over what, with which marks, and beside which other run.
 import { Chart, MARKS, MOST_CURVES } from "./chart.js";
 import { ask, byId, el, onTheme, say } from "./dom.js";
-import { plain, spoken } from "./format.js";
+import { called, plain, spoken } from "./format.js";
 import { along, columnsOf } from "./store.js";
 
 const MOST_CHOSEN = 12; // Charts that a reader adds; more would be a report
@@ -93,7 +93,9 @@ export class Curves {
     this.zoom = null;
     this.across = "step";
     this._told = el("p", { class: "hidden", role: "status" });
+    this._fault = el("p", { class: "fault", role: "alert" });
     byId("curves").append(this._told);
+    byId("marks").before(this._fault);
     this._charts = CHARTS.map((wanted) => this._chart(wanted));
     this._wire();
     for (const name of kept()) this._choose(name);
@@ -159,7 +161,15 @@ export class Curves {
     if (!(this._extent[1] > this._extent[0])) this._extent[1] = this._extent[0] + 1;
     this._marks = this._store.marks
       .filter(({ kind }) => MARKS[kind] !== undefined && !this._hiddenMarks.has(kind))
-      .map((mark) => ({ ...mark, x: this.x(mark.step) }));
+      .map((mark) => ({ ...mark, x: this.x(mark.step), text: this._named(mark.text) }));
+  }
+
+  /** A mark's words, with the name of the node whose id they end with the beginning of. */
+  _named(text) {
+    const { columns = [], rows = [] } = this._store.digest?.nodes ?? {};
+    const [words, id] = /^(?:sampler_|sampler )\S+ ([0-9a-z]{8,12})$/.exec(text) ?? [];
+    const row = id && rows.find((each) => each[columns.indexOf("node")]?.startsWith(id));
+    return row ? words.slice(0, -id.length) + called(row[columns.indexOf("name")], id) : text;
   }
 
   _chart(wanted) {
@@ -182,7 +192,7 @@ export class Curves {
     ask("api/runs").then(({ runs }) => {
       byId("other-run").append(...runs.slice(0, 500).map((name) => el("option", { value: name }, plain(name, 80))));
       byId("other-run").disabled = runs.length === 0;
-    }, (error) => this.tell(`Other runs cannot be read: ${error.message}`));
+    }, (error) => say(this._fault, `Other runs cannot be read: ${error.message}`));
   }
 
   _options() {
@@ -214,14 +224,18 @@ export class Curves {
 
   async _compare(name) {
     this._other = null;
+    say(this._fault, "");
     if (name !== "") {
+      const isChosen = () => byId("other-run").value === name;
       try {
         const run = await ask(`api/run?name=${encodeURIComponent(name)}`);
+        if (!isChosen()) return; // The answer to what was chosen after it comes, or is here
         const columns = columnsOf(run.columns);
         const last = Math.max(1, ...[...columns.values()].map((column) => column.x.at(-1) ?? 0));
         this._other = { columns, evaluated: columnsOf(run.evaluated), last };
       } catch (error) {
-        this.tell(`That run cannot be read: ${error.message}`);
+        if (!isChosen()) return;
+        say(this._fault, `${plain(name, 80)} cannot be read: ${error.message}`);
         byId("other-run").value = "";
       }
     }

@@ -21,15 +21,20 @@ export function number(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+/** Labels of an axis whose ticks are `step` apart, such as 18.2k: with as many digits as tell neighbours apart. */
+export function ticks(values, step) {
+  const size = Math.max(...values.map(Math.abs));
+  const small = size > 0 && size < 1e-3 ? Math.floor(Math.log10(size)) : 0;
+  const [unit, letter] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([least]) => size >= least) ?? [10 ** small, small ? `e${small}` : ""];
+  let digits = 0;
+  while (digits < 12 && Math.abs((step / unit) * 10 ** digits - Math.round((step / unit) * 10 ** digits)) > 1e-6) digits += 1;
+  return values.map((value) => (Math.abs(value) < step / 2 ? "0" : `${Number((value / unit).toFixed(digits))}${letter}`));
+}
+
 /** A value of at most five characters, such as 18.2k, for places with little room. */
 export function brief(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "-";
-  const size = Math.abs(value);
-  for (const [unit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-    if (size >= unit) return `${Number((value / unit).toPrecision(3))}${letter}`;
-  }
-  if (size > 0 && size < 1e-3) return value.toExponential(0);
-  return String(Number(value.toPrecision(3)));
+  return ticks([value], 10 ** (Math.floor(Math.log10(Math.abs(value) || 1)) - 2))[0];
 }
 
 /** A rate: always one decimal, so that a column of them lines up. */
@@ -53,6 +58,11 @@ export function rate(value) {
   return typeof value === "number" && Number.isFinite(value) ? `${bytes(value)}/s` : "-";
 }
 
+/** "1 node", "4 nodes". */
+export function counted(count, what) {
+  return `${number(count)} ${what}${count === 1 ? "" : "s"}`;
+}
+
 /** A length of time, in two units at most: "0.42 s", "3 min 20 s", "2 d 4 h". */
 export function duration(seconds) {
   if (typeof seconds !== "number" || !Number.isFinite(seconds)) return "-";
@@ -72,6 +82,12 @@ export function clock(unix, withSeconds = true) {
   if (typeof unix !== "number" || !Number.isFinite(unix)) return "-";
   const at = new Date(unix * 1000);
   return `${TWO(at.getHours())}:${TWO(at.getMinutes())}${withSeconds ? `:${TWO(at.getSeconds())}` : ""}`;
+}
+
+/** A time on an axis whose labels are `step` seconds apart: at midnight, or of whole days, the date. */
+export function tick(unix, step) {
+  const day = step >= 86400 || clock(unix) === "00:00:00";
+  return day ? new Date(unix * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" }) : clock(unix, step < 60);
 }
 
 export function date(unix) {
@@ -99,6 +115,6 @@ const STATES = {
 };
 
 export function symbolOf(state) {
-  const [symbol, tone] = STATES[state] ?? ["■", ""];
+  const [symbol, tone] = STATES[String(state).split(" ")[0]] ?? ["■", ""];
   return { symbol, tone };
 }

@@ -1,10 +1,12 @@
 // How lanes of the timeline look: a colour and a pattern for each state, spans with their names, buckets as stacked shares.
 import { colours, fit } from "./dom.js";
-import { called, clock } from "./format.js";
+import { called, tick } from "./format.js";
 
 export const ROW = 26; // Pixels of a lane
 export const TOP = 24; // Pixels of the axis above
 const GAP = 4;
+const COLUMN = 8; // Pixels of a column of shares, where spans are too short to be seen one by one
+const SHORT = 6; // Pixels of the median span at which that is so
 
 /** State: its colour, and the pattern that tells it to people who do not see the colour. */
 const LOOKS = {
@@ -48,11 +50,11 @@ function patternOf(context, state) {
   return made;
 }
 
-function block(context, state, x, y, width, height) {
+function block(context, state, x, y, width, height, framed = true) {
   context.fillStyle = patternOf(context, state);
   context.fillRect(x, y, width, height);
   const [name, kind] = LOOKS[state] ?? UNKNOWN;
-  if ((kind === "hollow" || kind === "dots" || kind === "cross") && width > 3 && height > 3) {
+  if (framed && (kind === "hollow" || kind === "dots" || kind === "cross") && width > 3 && height > 3) {
     context.strokeStyle = colours()[name];
     context.lineWidth = 1;
     context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
@@ -130,27 +132,50 @@ function grid(context, { from, to, x, left, width, height }) {
     context.moveTo(place, TOP - 4);
     context.lineTo(place, height);
     context.stroke();
-    const day = step >= 86400 || (to - from > 86400 && new Date(at * 1000).getHours() === 0);
-    const label = day ? new Date(at * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" }) : clock(at, step < 60);
+    const label = tick(at, step);
     const wide = context.measureText(label).width;
     if (place + wide / 2 < width && place - wide / 2 > left - 30) context.fillText(label, place - wide / 2, TOP / 2);
   }
 }
 
 function drawSpans(context, spans, states, y, { from, to, x, now }) {
-  let drawn = -Infinity;
-  for (const [state, began, ended] of spans) {
-    const end = ended ?? now;
-    if (end < from || began > to) continue;
+  const seen = spans.map(([state, began, ended]) => [state, began, Math.min(ended ?? now, now)]).filter(([, began, end]) => end > from && began < to);
+  const a_second = x(from + 1) - x(from);
+  const lengths = seen.map(([, began, end]) => end - began).sort((a, b) => a - b);
+  const crowd = lengths[lengths.length >> 1] * a_second < SHORT;
+  const long = crowd ? (2 * COLUMN) / a_second : 0;
+  if (crowd) drawColumns(context, seen.filter(([, began, end]) => end - began < long), states, y, { x, size: COLUMN / a_second });
+  for (const [state, began, end] of seen) {
+    if (end - began < long) continue;
     const [left, right] = [Math.max(x(began), x(from)), Math.min(x(end), x(to))];
-    // Narrower than half a pixel beside one that is drawn: a lane of ten minutes has thousands of these.
-    if (right - left < 0.5 && right < drawn + 0.5) continue;
     const wide = Math.max(1, right - left - (right - left > 4 ? 1 : 0));
     block(context, states[state], left, y + GAP / 2, wide, ROW - GAP);
-    drawn = right;
     const name = states[state];
     if (wide > 44 && wide > context.measureText(name).width + 14) label(context, name, left + 6, y + ROW / 2);
   }
+}
+
+/** Shares of the states in columns of `size` seconds, which stand still while time goes on. */
+function drawColumns(context, spans, states, y, { x, size }) {
+  const columns = new Map();
+  for (const [state, began, end] of spans) {
+    for (let at = Math.floor(began / size); at * size < end; at += 1) {
+      if (!columns.has(at)) columns.set(at, states.map(() => 0));
+      columns.get(at)[state] += (Math.min(end, (at + 1) * size) - Math.max(began, at * size)) / size;
+    }
+  }
+  for (const [at, shares] of columns) stack(context, shares, states, y, Math.round(x(at * size)), Math.round(x((at + 1) * size)));
+}
+
+/** Shares of one column, one above the other. */
+function stack(context, shares, states, y, from, to) {
+  let foot = y + ROW - GAP / 2;
+  shares.forEach((part, state) => {
+    if (!(part > 0)) return;
+    const high = Math.min(1, part) * (ROW - GAP);
+    foot -= high;
+    block(context, states[state], from, foot, Math.max(1, to - from), high, false);
+  });
 }
 
 /** A word on a patch of paper, so that it is readable on every pattern. */
@@ -171,13 +196,7 @@ function drawShares(context, shares, data, y, { x, left, width }) {
   shares.forEach((bucket, at) => {
     const [from, to] = [x(began + at * size), x(began + (at + 1) * size)];
     if (to < left || from > width) return;
-    let foot = y + ROW - GAP / 2;
-    bucket.forEach((part, state) => {
-      if (!(part > 0)) return;
-      const high = Math.min(1, part) * (ROW - GAP);
-      foot -= high;
-      block(context, data.states[state], from, foot, Math.max(1, to - from - 0.5), high);
-    });
+    stack(context, bucket, data.states, y, from, Math.max(from, to - 0.5));
   });
 }
 

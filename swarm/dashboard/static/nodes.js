@@ -1,13 +1,18 @@
 // The table of nodes: any number of rows, of which only those on the screen exist.
 import { byId, el, say, setTone } from "./dom.js";
-import { called, duration, number, plain, rate, symbolOf, tenths } from "./format.js";
+import { called, counted, duration, number, plain, rate, symbolOf, tenths } from "./format.js";
 
 const ROW = 32; // Pixels of a row, as in the stylesheet
 const MARGIN = 6; // Rows drawn above and below those that are seen, so that scrolling shows no gap
 const VERSION = /^\d+\.\d+$/;
 const NUMERIC = new Intl.Collator("en", { numeric: true }); // 0.9 comes before 0.10
-const WIDE = { name: 13, state: 8, engine: 11, why: 18, last_seen_s: 9, rollouts_per_s: 8, precision: 8 }; // rem; others:
-const NARROW = 7; // Columns keep their widths, so that figures that change move nothing
+/** In rem. Columns keep their widths, so that figures that change move nothing. */
+const WIDTHS = {
+  name: 10, role: 4.7, state: 6, last_seen_s: 5.6, engine: 6.8, precision: 5.2, version: 4.6, lag: 2.8, tokens_per_s: 5.2, rollouts_per_s: 5.6,
+  accepted: 5, stale: 3.6, invalid: 4, up_bytes_per_s: 5.4, down_bytes_per_s: 5.4, cost_per_hour: 4.2, cost: 4, why: 11,
+};
+const NARROW = 5.5; // Of a column that a newer learner adds
+const HEIGHTS = [4, 8, 12]; // Rows that there is room for: it grows at these, so that a node that joins moves nothing
 const LEAST_FIRST = new Set(["name", "role", "state", "engine", "precision", "why", "lag", "last_seen_s"]);
 
 /** Column: its heading and how a value is written. What a newer learner adds gets its own name and `number`. */
@@ -16,7 +21,7 @@ const COLUMNS = {
   version: ["Version", null], lag: ["Lag", number], tokens_per_s: ["Tokens/s", tenths], rollouts_per_s: ["Rollouts/s", tenths],
   accepted: ["Accepted", number], stale: ["Stale", number], invalid: ["Invalid", number], up_bytes_per_s: ["Up", rate],
   down_bytes_per_s: ["Down", rate], cost_per_hour: ["Cost/h", number], cost: ["Cost", number],
-  last_seen_s: ["Last seen", (value) => (value === null ? "-" : `${duration(value)} ago`)], why: ["Why", null],
+  last_seen_s: ["Last seen", duration], why: ["Why", null],
 };
 
 export class Nodes {
@@ -27,6 +32,8 @@ export class Nodes {
     this._body = this._table.tBodies[0];
     this._sort = { column: "role", falling: false };
     this._columns = [];
+    this._known = new Set();
+    this._room = 0;
     this._rows = [];
     this._pool = [];
     this._found = null;
@@ -53,7 +60,7 @@ export class Nodes {
   /** Sort and filter what the newest digest says, and draw the rows on the screen. */
   draw() {
     const { columns = [], rows = [] } = this._store.digest?.nodes ?? {};
-    if (this._columns.join() !== columns.join()) this._head(columns);
+    this._head(columns, rows);
     const words = byId("node-filter").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
     const searched = ["name", "node", "role", "state", "engine", "precision", "why"].map((name) => columns.indexOf(name)).filter((at) => at >= 0);
     const fits = (row) => {
@@ -65,8 +72,10 @@ export class Nodes {
     const rank = this._ranked(rows, columns.indexOf("node"), columns.indexOf("name"));
     const byName = this._sort.column === "name";
     if (at >= 0) this._rows.sort((a, b) => (byName ? 0 : compared(a[at], b[at], ways)) || (byName ? ways : 1) * (rank(a) - rank(b)));
-    const count = rows.length === this._rows.length ? `${number(rows.length)} nodes` : `${number(this._rows.length)} of ${number(rows.length)} nodes`;
+    const count = rows.length === this._rows.length ? counted(rows.length, "node") : `${number(this._rows.length)} of ${counted(rows.length, "node")}`;
     say(byId("node-count"), count);
+    this._room = Math.max(this._room, HEIGHTS.find((each) => each >= rows.length) ?? HEIGHTS.at(-1));
+    this._scroll.style.height = `${(this._room + 1) * ROW + 20}px`;
     this._table.setAttribute("aria-rowcount", String(this._rows.length + 1));
     this._window();
   }
@@ -95,19 +104,25 @@ export class Nodes {
     this._window();
   }
 
-  _head(columns) {
+  /** The columns of which something is known, or was; when somebody was seen is more urgent than what runs there. */
+  _head(columns, rows) {
+    const known = columns.filter((name, at) => name !== "node" && (this._known.has(name) || rows.some((row) => row[at] !== null)));
+    if (this._columns.join() === columns.join() && this._known.size === known.length) return;
+    this._known = new Set(known);
     this._columns = columns;
-    this._shown = columns.map((name, at) => ({ name, at })).filter(({ name }) => name !== "node");
+    const shown = known.filter((name) => name !== "last_seen_s");
+    if (shown.length < known.length) shown.splice(shown.indexOf("state") + 1, 0, "last_seen_s");
+    this._shown = shown.map((name) => ({ name, at: columns.indexOf(name) }));
     const cells = this._shown.map(({ name }) => {
       const button = el("button", { type: "button" }, COLUMNS[name]?.[0] ?? plain(name, 40));
       button.addEventListener("click", () => this._sortBy(name));
       const cell = el("th", { scope: "col", "aria-sort": "none", class: COLUMNS[name]?.[1] === null ? "" : "number" }, button);
       cell.dataset.column = name;
-      cell.style.width = `${WIDE[name] ?? NARROW}rem`;
+      cell.style.width = `${WIDTHS[name] ?? NARROW}rem`;
       return cell;
     });
     this._table.tHead.replaceChildren(el("tr", { "aria-rowindex": "1" }, ...cells));
-    this._table.style.width = `${this._shown.reduce((sum, { name }) => sum + (WIDE[name] ?? NARROW), 0)}rem`;
+    this._table.style.minWidth = `${this._shown.reduce((sum, { name }) => sum + (WIDTHS[name] ?? NARROW), 0)}rem`;
     for (const space of [this._above, this._below]) space.firstChild.colSpan = Math.max(1, this._shown.length);
     for (const row of this._pool) row.row.remove();
     this._pool = [];

@@ -1,9 +1,10 @@
 // The picture of the swarm: who sends to whom.
 import { byId, colours, copyButton, el, fit, onResize, onSeen, onTheme, say, sizeOf } from "./dom.js";
-import { called, duration, number, plain, rate, symbolOf } from "./format.js";
+import { called, counted, duration, number, plain, rate, symbolOf } from "./format.js";
 import { parents, place } from "./layout.js";
 
 const NAMED = 28; // Nodes that all get a label; of more only the learner and those pointed at
+const CROWD = 300; // Nodes of which only the links of the one pointed at are drawn: all are a blur
 const NEAR = 14; // Pixels from a node at which it is read
 const SETTLE_MS = 10_000; // At least between two layouts of the same nodes: links come and go with each version
 
@@ -17,6 +18,7 @@ export class Swarm {
     this._canvas = byId("graph");
     this._nodes = new Map();
     this._places = new Map();
+    this._sides = new Map();
     this._learner = null;
     this._read = null;
     this._key = "";
@@ -47,13 +49,12 @@ export class Swarm {
     const { digest } = this._store;
     if (digest === null) return;
     this._take(digest);
-    const samplers = this._nodes.size - (this._learner === null ? 0 : 1);
-    const empty = samplers <= 0 && this._store.live;
+    const empty = this._nodes.size <= (this._learner === null ? 0 : 1) && this._store.live;
     byId("graph-empty").hidden = !empty;
     say(this._code, plain(digest.join || "echo-node join ADDRESS", 500));
     const links = digest.links ?? [];
     const sent = links.reduce((sum, [, , each]) => sum + (each ?? 0), 0);
-    say(byId("swarm-said"), `${number(samplers)} nodes, ${number(links.length)} links, ${rate(sent)} in all`);
+    say(byId("swarm-said"), `${counted(this._nodes.size, "node")}, ${counted(links.length, "link")}, ${rate(sent)} in all${this._nodes.size > CROWD ? "; point at a node for its links" : ""}`);
     if (this._read !== null) this._tell();
     if (!this._seen || empty || sizeOf(this._canvas).width === 0) return;
     this._layout(links);
@@ -93,6 +94,7 @@ export class Swarm {
     const late = performance.now() - this._placed > SETTLE_MS && wired !== this._wired;
     if (key === this._key && !late) return;
     [this._key, this._placed, this._wired] = [key, performance.now(), wired];
+    this._sides = new Map(); // Where labels are: they stay there as long as the nodes
     this._places = place(this._learner, this._nodes.keys(), parents(this._learner, this._nodes.keys(), links), width, height);
   }
 
@@ -103,6 +105,7 @@ export class Swarm {
     const lines = new Map();
     const mine = [];
     for (const [from, to, each] of links) {
+      if (this._nodes.size > CROWD && from !== this._read && to !== this._read) continue;
       const ends = [this._places.get(from), this._places.get(to)];
       if (!ends[0] || !ends[1]) continue;
       const width = each > 0 ? Math.ceil(WIDTHS * Math.sqrt(each / most)) : 0;
@@ -117,13 +120,13 @@ export class Swarm {
     context.strokeStyle = colours().c1;
     for (const [ends, width] of mine) drawLines(context, [ends], width, crowd);
     this._dots(context);
-    this._labels(context);
+    this._labels(context, links);
   }
 
   /** All dots of one sign, colour and size at once. */
   _dots(context) {
     const groups = new Map();
-    const small = this._nodes.size > 300 ? 3.4 : this._nodes.size > 60 ? 4.5 : 7;
+    const small = this._nodes.size > CROWD ? 3.4 : this._nodes.size > 60 ? 4.5 : 7;
     for (const node of this._nodes.values()) {
       const spot = this._places.get(node.node);
       if (!spot) continue;
@@ -151,18 +154,21 @@ export class Swarm {
     context.setLineDash([]);
   }
 
-  _labels(context) {
+  _labels(context, links) {
+    const { width, height } = sizeOf(this._canvas);
     const all = this._nodes.size <= NAMED;
     context.font = "12px system-ui, sans-serif";
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (const node of this._nodes.values()) {
       const spot = this._places.get(node.node);
-      if (!spot || !(all || node.role === "learner" || node.node === this._read)) continue;
+      if (!spot || !(all || (node.role === "learner" && this._nodes.size <= CROWD) || node.node === this._read)) continue;
       const words = [nameOf(node).slice(0, 18), node.version].filter(Boolean).join(" · ");
       const wide = context.measureText(words).width;
-      const x = Math.min(sizeOf(this._canvas).width - wide / 2 - 5, Math.max(wide / 2 + 5, spot[0]));
-      const y = spot[1] + (node.role === "learner" ? 21 : 17);
+      const side = this._sides.get(node.node) ?? (all ? this._side(node.node, links, wide) : SIDES[0]);
+      this._sides.set(node.node, side);
+      const x = Math.min(width - wide / 2 - 5, Math.max(wide / 2 + 5, spot[0] + side[0] * (wide / 2 + 13)));
+      const y = Math.min(height - 12, Math.max(12, spot[1] + side[1] * (node.role === "learner" ? 22 : 18)));
       context.globalAlpha = 0.82;
       context.fillStyle = colours().paper;
       context.fillRect(x - wide / 2 - 3, y - 8, wide + 6, 16);
@@ -171,6 +177,24 @@ export class Swarm {
       context.fillText(words, x, y);
     }
     context.textAlign = "start";
+  }
+
+  /** The side of a node on which a label of that width lies on the fewest links and nodes. */
+  _side(node, links, wide) {
+    const [x, y] = this._places.get(node);
+    const [across, down] = [(wide + 10) / 2, 9];
+    const points = [...this._places].filter(([each]) => each !== node).map(([, spot]) => spot);
+    for (const [from, to] of links) {
+      const [a, b] = [this._places.get(from), this._places.get(to)];
+      if (a && b) for (let part = 0; part <= 1; part += 1 / 40) points.push([a[0] + part * (b[0] - a[0]), a[1] + part * (b[1] - a[1])]);
+    }
+    const { width, height } = sizeOf(this._canvas);
+    const cost = ([right, below]) => {
+      const [left, top] = [x + right * (wide / 2 + 13), y + below * 18];
+      const out = left - across < 0 || left + across > width || top - down < 2 || top + down > height - 2;
+      return (out ? 1e4 : 0) + points.filter(([px, py]) => Math.abs(px - left) < across && Math.abs(py - top) < down).length;
+    };
+    return SIDES.reduce((best, each) => (cost(each) < cost(best) ? each : best));
   }
 
   _tell() {
@@ -265,6 +289,7 @@ function drawLines(context, lines, width, crowd) {
   context.stroke();
 }
 
+const SIDES = [[0, 1], [0, -1], [1, 0], [-1, 0]]; // Below, above, right, left
 const OUTLINED = new Set(["dead", "gone", "left", "refused", "standby", "silent"]);
 
 /** A state's sign as a path: drawn and not written, a thousand glyphs take five times as long. */

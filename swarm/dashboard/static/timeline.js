@@ -8,7 +8,8 @@ const REDRAW_MS = 250; // Of lanes that follow the present, between two answers
 const LANES = 64; // That one answer gives
 const LEAST_S = 5; // The shortest time shown: spans are noted to some milliseconds, but beats come in seconds
 const FIRST_S = 120; // What is shown first
-const EARLY = 1e9; // Seconds: a later time than this is a time of a clock, not of a run
+const LATE_S = (2 * POLL_MS) / 1000; // After an answer its lanes are taken to go on for as long: then nobody knows
+const PATIENCE_MS = 10_000; // A question that hangs would be the last one
 
 export class Timeline {
   constructor(store) {
@@ -25,6 +26,8 @@ export class Timeline {
     this._skew = 0; // Seconds that the learner's clock is ahead of ours
     this._seen = false;
     this._asking = false;
+    this._again = false; // Asked for while a question was on its way
+    this._failed = false;
     this._timer = 0;
     this._states = "";
     this._listen();
@@ -43,7 +46,7 @@ export class Timeline {
       if (this._seen && !document.hidden && this._to === null && this._store.live && !this._whole) this._draw();
     }, REDRAW_MS);
     setInterval(() => {
-      if (this._seen && !document.hidden && (this._store.live || this._data === null)) this.refresh();
+      if (this._seen && !document.hidden && (this._store.live || this._failed || this._data === null)) this.refresh();
     }, POLL_MS);
   }
 
@@ -59,7 +62,15 @@ export class Timeline {
 
   get _now() {
     const present = Date.now() / 1000 + this._skew;
-    return this._store.live ? present : (this._data?.now ?? this._store.digest?.at ?? present);
+    if (!this._store.live) return this._data?.now ?? this._store.digest?.at ?? present;
+    // Of a learner that says nothing any more the last it said stays on the screen, with blank time after it.
+    return this._data === null ? present : Math.min(present, this._known + this._span / 4);
+  }
+
+  /** Until when the lanes are known: what goes on is drawn until then. */
+  get _known() {
+    const present = Date.now() / 1000 + this._skew;
+    return this._data === null ? present : Math.min(present, this._data.now + (this._store.live ? LATE_S : 0));
   }
 
   get _began() {
@@ -106,24 +117,30 @@ export class Timeline {
   // -- asking ------------------------------------------------------------------------------------------------
 
   async refresh() {
-    if (this._asking || this._store.digest === null) return;
-    this._asking = true;
+    if (this._store.digest === null) return;
+    if (this._asking) {
+      this._again = true;
+      return;
+    }
+    [this._asking, this._again, this._failed] = [true, false, false];
     const [from, to] = this._range();
     const wanted = this._shown().lanes.map((each) => each.lane);
     const first = this._data === null;
     const lanes = encodeURIComponent((wanted.length ? wanted : ["learner", "publication"]).join(","));
     try {
-      const data = await ask(`api/timeline?lanes=${lanes}&from=${from.toFixed(3)}&to=${(to + 1).toFixed(3)}`);
-      this._skew = this._store.live && data.now > EARLY ? data.now - Date.now() / 1000 : this._skew;
+      const data = await ask(`api/timeline?lanes=${lanes}&from=${from.toFixed(3)}&to=${(to + 1).toFixed(3)}`, { signal: AbortSignal.timeout(PATIENCE_MS) });
+      if (this._store.live) this._skew = data.now - Date.now() / 1000;
       this._data = data;
       this._all = data.all ?? [];
       this._filter();
       this._legend();
     } catch (error) {
+      this._failed = true; // Asked again at the next poll, of a kept run too
       if (first) say(byId("lanes-read"), `The timeline cannot be read: ${error.message}`);
+    } finally {
+      this._asking = false;
     }
-    this._asking = false;
-    if (first && this._data !== null) this.refresh(); // Now with the lanes that there are
+    if (!this._failed && (this._again || first)) this.refresh(); // Now with the lanes and the time that are shown
     this._draw();
     this._table();
   }
@@ -146,7 +163,7 @@ export class Timeline {
   _draw() {
     if (!this._seen || this._canvas.clientWidth === 0) return;
     const [from, to] = this._range();
-    drawLanes(this._canvas, { ...this._shown(), from, to, data: this._data, now: this._now, cursor: this._cursor });
+    drawLanes(this._canvas, { ...this._shown(), from, to, data: this._data, now: this._known, cursor: this._cursor });
   }
 
   _legend() {
@@ -176,7 +193,7 @@ export class Timeline {
   _shares(lane, from, to) {
     const sums = [];
     for (const [state, began, ended] of this._data.spans?.[lane] ?? []) {
-      const part = Math.min(to, ended ?? this._now) - Math.max(from, began);
+      const part = Math.min(to, ended ?? this._known) - Math.max(from, began);
       if (part > 0) sums[state] = (sums[state] ?? 0) + part / (to - from);
     }
     const { began = 0, bucket_s: size = 1 } = this._data.buckets ?? {};
@@ -193,7 +210,9 @@ export class Timeline {
     const name = laneName(each ?? { lane });
     const span = (this._data?.spans?.[lane] ?? []).find(([, began, ended]) => began <= at && at < (ended ?? Infinity));
     let what = "nothing noted";
-    if (span) what = `${this._data.states[span[0]]} for ${duration((span[2] ?? this._now) - span[1])}${span[2] === null ? ", going on" : ""}, since ${clock(span[1])}`;
+    const unheard = this._store.live && Date.now() / 1000 + this._skew > this._data?.now + LATE_S;
+    if (span && unheard && at > this._data.now) what = `nothing heard since ${clock(this._data.now)}`;
+    else if (span) what = `${this._data.states[span[0]]} for ${duration((span[2] ?? this._known) - span[1])}${span[2] === null && !unheard ? ", going on" : ""}, since ${clock(span[1])}`;
     else if (this._data?.buckets) {
       const { began, bucket_s: size, lanes } = this._data.buckets;
       const bucket = lanes[lane]?.[Math.floor((at - began) / size)] ?? [];
@@ -310,7 +329,7 @@ export class Timeline {
     const at = Math.min(to, Math.max(from, this._cursor?.at ?? to));
     const { began = 0, bucket_s: size = 1 } = this._data?.buckets ?? {};
     const stops = this._data?.spans
-      ? (this._data.spans[lane] ?? []).map(([, start, end]) => (start + (end ?? this._now)) / 2)
+      ? (this._data.spans[lane] ?? []).map(([, start, end]) => (start + (end ?? this._known)) / 2)
       : (this._data?.buckets?.lanes?.[lane] ?? []).map((_, n) => began + (n + 0.5) * size);
     const least = (to - from) / 2000;
     const next = way > 0 ? stops.find((stop) => stop > at + least) : stops.findLast((stop) => stop < at - least);

@@ -4,22 +4,27 @@ import { bytes, called, duration, number, plain, share } from "./format.js";
 
 const ROWS = 8; // Newest versions in the table
 const BEHIND = 4; // Nodes with a bar of their own: those furthest behind
+const UNCHANGED = 64; // Bytes: a version of fewer says that no weight is another one
 const AGES = 12; // Bars of the histogram; older rollouts share the last
 
 const COLUMNS = [
   ["Version", (one) => plain(one.version, 20)],
-  ["Raw", (one) => bytes(one.raw_bytes)],
-  ["Encoded", (one) => bytes(one.encoded_bytes)],
-  ["Sent", (one) => bytes(one.sent_bytes)],
-  ["Stage", (one) => duration(one.stage_s)],
-  ["Prepared", (one) => duration(one.prepared_s)],
-  ["50 %", (one) => duration(one.installed_s?.["50"])],
-  ["90 %", (one) => duration(one.installed_s?.["90"])],
-  ["100 %", (one) => duration(one.installed_s?.["100"])],
+  ["50 %", (one) => took(one.installed_s?.["50"])],
+  ["90 %", (one) => took(one.installed_s?.["90"])],
+  ["100 %", (one) => took(one.installed_s?.["100"])],
   ["Nodes", (one) => `${number(one.complete)} of ${number(one.of)}`],
   ["Repairs", (one) => number(one.repairs)],
+  ["Encoded", (one) => bytes(one.encoded_bytes)],
+  ["Sent", (one) => bytes(one.sent_bytes)],
+  ["Stage", (one) => took(one.stage_s)],
+  ["Prepared", (one) => took(one.prepared_s)],
   ["Codecs", (one) => codecs(one.codecs)],
 ];
+
+/** Seconds, below one as milliseconds, so that a column of them compares. */
+function took(seconds) {
+  return typeof seconds === "number" && seconds < 1 ? `${number(Number((1000 * seconds).toPrecision(2)))} ms` : duration(seconds);
+}
 
 function codecs(used) {
   return Object.entries(used ?? {}).slice(0, 4).map(([name, part]) => `${plain(name, 20)} ${part <= 1 ? share(part) : number(part)}`).join(", ") || "-";
@@ -53,7 +58,7 @@ export class Versions {
       say(this._line, "No version is published yet. The first one goes out when the model is loaded.");
       return;
     }
-    const less = one.raw_bytes && one.encoded_bytes ? `, ${Number((one.raw_bytes / one.encoded_bytes).toPrecision(3))} times smaller` : "";
+    const less = !(one.raw_bytes && one.encoded_bytes) ? "" : one.encoded_bytes < UNCHANGED ? ", unchanged" : `, ${Number((one.raw_bytes / one.encoded_bytes).toPrecision(3))} times smaller`;
     say(this._line, `Version ${plain(one.version, 20)}: ${bytes(one.raw_bytes)} raw, ${bytes(one.encoded_bytes)} encoded${less}, ${bytes(one.sent_bytes)} sent`);
     this._bar.value = one.of > 0 ? one.complete / one.of : 0;
     say(this._done, `${number(one.complete)} of ${number(one.of)}`);
@@ -107,10 +112,11 @@ export class Versions {
       const cells = COLUMNS.map((_, at) => el(at === 0 ? "th" : "td", { scope: at === 0 ? "row" : null, class: at === 0 ? "" : "number" }));
       return { row: el("tr", { hidden: true }, ...cells), cells };
     });
-    table.append(el("caption", {}, "Newest versions; the times are from publication until so many nodes had it"), el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...this._rows.map(({ row }) => row)));
+    table.append(this._caption = el("caption"), el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...this._rows.map(({ row }) => row)));
   }
 
   _fill(versions) {
+    say(this._caption, `Newest versions${versions[0]?.raw_bytes ? ` of ${bytes(versions[0].raw_bytes)} each` : ""}; the first times are from publication until so many nodes had it`);
     this._rows.forEach(({ row, cells }, at) => {
       row.hidden = at >= versions.length;
       if (at < versions.length) cells.forEach((cell, n) => say(cell, COLUMNS[n][1](versions[at])));
@@ -137,6 +143,7 @@ export class Versions {
       item.classList.toggle("over", age > bound);
       item.classList.toggle("at-bound", age === bound);
       item.children[1].style.width = `${(100 * count) / most}%`;
+      item.children[1].style.minWidth = count > 0 ? "2px" : "0";
       say(item.children[2], sum > 0 ? `${number(count)} (${share(count / sum)})` : "-");
     });
   }
