@@ -138,7 +138,9 @@ class Dashboard:
             raise answer
         is_open = self._is_open and request.method in ("GET", "HEAD")
         if not (is_open or self._has_token(request)):
-            return web.FileResponse(STATIC / "token.html", status=401)
+            form = (STATIC / "token.html").read_text()
+            said = "" if given is None else '<p role="alert"><b>That token is not this run\'s.</b></p>'
+            return web.Response(text=form.replace("<form", f"{said}<form", 1), content_type="text/html", status=401)
         return await handler(request)
 
     def _has_token(self, request: web.Request) -> bool:
@@ -200,7 +202,8 @@ class Dashboard:
                     self._read = await in_thread(self._run.readers)
             except (EchoError, OSError, ImportError) as fault:
                 return _json({"groups": [], "next": None, "fault": str(fault)})
-            work = partial(read_groups, self._run.directory, self._read, before=before, count=count)
+            step = int(_number(request, "step", 0))
+            work = partial(read_groups, self._run.directory, self._read, before=before, count=count, step=step)
             return _json(await in_thread(work))
 
     async def _events(self, request: web.Request) -> web.Response:
