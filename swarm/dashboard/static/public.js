@@ -20,7 +20,7 @@ function show(state) {
   say(byId("run"), plain(state.run, 80) || "echo-node");
   document.title = `${plain(state.run, 80) || "echo-node"} · step ${number(state.step)}`;
   const what = plain(state.what, 2000);
-  say(byId("what"), what ? `${what[0].toUpperCase()}${what.slice(1)}.` : "A language model learns by reinforcement, on machines that people lend.");
+  say(byId("what"), what ? `${what[0].toUpperCase()}${what.slice(1).replace(/\.$/, "")}.` : "A language model learns by reinforcement, on machines that people lend.");
   byId("progress").max = Math.max(1, state.steps || 1);
   byId("progress").value = state.step ?? 0;
   say(byId("steps"), `step ${number(state.step)} of ${number(state.steps)}`);
