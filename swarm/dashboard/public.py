@@ -26,11 +26,8 @@ class PublicState:
         config: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._status = status
-        self._config = config
-        self._clock = clock
-        self._made_at = -math.inf
-        self._body = b""
+        self._status, self._config, self._clock = status, config, clock
+        self._made_at, self._body = -math.inf, b""
 
     def body(self) -> bytes:
         if self._clock() - self._made_at >= STATE_S:

@@ -16,8 +16,9 @@ TEXT_CHARS = 20_000  # Of one text: more than anybody reads in a list
 ANSWER_CHARS = 2_000_000  # Of one answer: with a thousand rollouts in a group each is cut shorter
 GROUPS = 50  # In one answer
 
-ANY_ROLLOUT = "number < ? AND EXISTS (SELECT 1 FROM rollouts WHERE rollouts.number = groups.number)"
-OF_STEP = " AND (? = 0 OR step = ?)"
+ANY_ROLLOUT = (
+    "number < ? AND (? = 0 OR step = ?) AND EXISTS (SELECT 1 FROM rollouts WHERE rollouts.number = groups.number)"
+)
 
 
 def read_groups(run_dir: Path, read: Read, *, before: int, count: int, step: int = 0) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def read_groups(run_dir: Path, read: Read, *, before: int, count: int, step: int
     try:
         with reading(run_dir / DATABASE) as journal:
             order = f"number DESC LIMIT {min(count, GROUPS) + 1}"
-            rows = list(group_rows(journal, ANY_ROLLOUT + OF_STEP, before, step, step - 1, order=order))
+            rows = list(group_rows(journal, ANY_ROLLOUT, before, step, step - 1, order=order))
             for group in rows[:-1] if len(rows) > min(count, GROUPS) else rows:
                 if left <= 0:
                     break

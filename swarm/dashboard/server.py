@@ -138,9 +138,9 @@ class Dashboard:
             raise answer
         is_open = self._is_open and request.method in ("GET", "HEAD")
         if not (is_open or self._has_token(request)):
-            form = (STATIC / "token.html").read_text()
             said = "" if given is None else '<p role="alert"><b>That token is not this run\'s.</b></p>'
-            return web.Response(text=form.replace("<form", f"{said}<form", 1), content_type="text/html", status=401)
+            form = (STATIC / "token.html").read_text().replace("<form", f"{said}<form", 1)
+            return web.Response(text=form, content_type="text/html", status=401)
         return await handler(request)
 
     def _has_token(self, request: web.Request) -> bool:
