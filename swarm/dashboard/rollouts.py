@@ -16,9 +16,7 @@ TEXT_CHARS = 20_000  # Of one text: more than anybody reads in a list
 ANSWER_CHARS = 2_000_000  # Of one answer: with a thousand rollouts in a group each is cut shorter
 GROUPS = 50  # In one answer
 
-ANY_ROLLOUT = (
-    "number < ? AND (? = 0 OR step = ?) AND EXISTS (SELECT 1 FROM rollouts WHERE rollouts.number = groups.number)"
-)
+ANY_ROLLOUT = "number < ? AND (? = 0 OR step = ?) AND EXISTS (SELECT 1 FROM rollouts WHERE number = groups.number)"
 
 
 def read_groups(run_dir: Path, read: Read, *, before: int, count: int, step: int = 0) -> dict[str, Any]:
