@@ -26,11 +26,8 @@ class PublicState:
         config: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._status = status
-        self._config = config
-        self._clock = clock
-        self._made_at = -math.inf
-        self._body = b""
+        self._status, self._config, self._clock = status, config, clock
+        self._made_at, self._body = -math.inf, b""
 
     def body(self) -> bytes:
         if self._clock() - self._made_at >= STATE_S:
@@ -46,16 +43,16 @@ def public_state(status: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
     cost, leaders, barred = part(status, "cost"), status.get("leaders"), status.get("barred")
     given = [one for one in leaders if isinstance(one, list) and len(one) == 4] if isinstance(leaders, list) else []
     named = [dict(zip(("node", "name", "rollouts", "tokens"), one, strict=True)) for one in given]
-    held_out: Mapping[str, Any] = next(reversed(parts(status, "held_out")), {})
+    tested: list[Mapping[str, Any]] = parts(status, "held_out") or [{}]
     return {
-        "run": card.led_by or words(status, "swarm", ID_LENGTH),
+        "run": card.led_by or f"{card.model} on {card.task}",
         "model": card.model,
         "task": card.task,
         "what": purpose(card),
         "state": words(status, "state", NAME_LENGTH),
         **{name: int(number(status, name)) for name in ("step", "steps")},
         "reward": finite(part(status, "metrics").get("reward")),
-        "held_out": finite(held_out.get("exact_match")),
+        **{name: finite(tested[at].get("exact_match")) for name, at in (("held_out_first", 0), ("held_out", -1))},
         "samplers": len(parts(status, "samplers")),
         "rollouts": int(number(cost, "rollouts_accepted")),
         "tokens": int(number(cost, "tokens_accepted")),

@@ -16,11 +16,12 @@ TEXT_CHARS = 20_000  # Of one text: more than anybody reads in a list
 ANSWER_CHARS = 2_000_000  # Of one answer: with a thousand rollouts in a group each is cut shorter
 GROUPS = 50  # In one answer
 
-ANY_ROLLOUT = "number < ? AND EXISTS (SELECT 1 FROM rollouts WHERE rollouts.number = groups.number)"
+ANY_ROLLOUT = "number < ? AND (? = 0 OR step = ?) AND EXISTS (SELECT 1 FROM rollouts WHERE number = groups.number)"
 
 
-def read_groups(run_dir: Path, read: Read, *, before: int, count: int) -> dict[str, Any]:
-    """Return up to `count` groups below number `before`, as the page shows them, and the number to go on from."""
+def read_groups(run_dir: Path, read: Read, *, before: int, count: int, step: int = 0) -> dict[str, Any]:
+    """Return up to `count` groups below number `before`, as the page shows them, and the number to go on from. With a
+    `step`, 1 for the first, only those that it trained on."""
     if not (run_dir / DATABASE).is_file():
         return {"groups": [], "next": None, "fault": "the run has recorded nothing yet"}
     found: list[dict[str, Any]] = []
@@ -29,7 +30,7 @@ def read_groups(run_dir: Path, read: Read, *, before: int, count: int) -> dict[s
     try:
         with reading(run_dir / DATABASE) as journal:
             order = f"number DESC LIMIT {count + 1}"
-            rows = list(group_rows(journal, ANY_ROLLOUT, before, order=order))
+            rows = list(group_rows(journal, ANY_ROLLOUT, before, step, step - 1, order=order))
             for group in rows[:count]:
                 if left <= 0:
                     break

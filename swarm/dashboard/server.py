@@ -157,7 +157,9 @@ class Dashboard:
             raise answer
         is_open = self._is_open and request.method in ("GET", "HEAD")
         if not (is_open or self._has_token(request)):
-            return web.FileResponse(STATIC / "token.html", status=401)
+            said = "" if given is None else '<p role="alert"><b>That token is not this run\'s.</b></p>'
+            form = (STATIC / "token.html").read_text().replace("<form", f"{said}<form", 1)
+            return web.Response(text=form, content_type="text/html", status=401)
         return await handler(request)
 
     def _has_token(self, request: web.Request) -> bool:
@@ -218,7 +220,8 @@ class Dashboard:
                 self._read = await self._alone(self._run.readers)
         except (EchoError, OSError, ImportError) as fault:
             return _json({"groups": [], "next": None, "fault": str(fault)})
-        work = partial(read_groups, self._run.directory, self._read, before=before, count=count)
+        step = int(_number(request, "step", 0))
+        work = partial(read_groups, self._run.directory, self._read, before=before, count=count, step=step)
         return _json(await self._alone(work))
 
     async def _alone(self, work: Callable[[], R]) -> R:

@@ -56,7 +56,7 @@ def open_card(sealed: bytes, learner_key: bytes) -> Card | None:
 
 def purpose(card: Card) -> str:
     by = f", led by {printable(card.led_by)}" if card.led_by else ""
-    return f"this swarm teaches {printable(card.model)} the task {printable(card.task)}{by}"
+    return f"this swarm trains {printable(card.model)} on the task {printable(card.task)}{by}"
 
 
 def card_lines(card: Card, *, draws: bool, has_base: bool) -> Iterator[str]:

@@ -38,7 +38,7 @@ DIALS = {
     "max_staleness": _dial_of("max_staleness", "steps"),
     "publish_every_steps": _dial_of("publish_every_steps", "steps"),
     "learning_rate": _dial_of("learning_rate"),
-    "max_cost": _dial_of("max_cost"),
+    "max_cost": _dial_of("max_cost", "of the prices' currency"),
     "refuse": Dial("node", NODE, "Bar this sampler, and have others draw what it gave."),
     "let_in": Dial("node", NODE, "Take rollouts of a barred sampler again, as of a newcomer."),
     "checkpoint": Dial("action", Literal["now"], "now writes one of the newest step."),
@@ -68,7 +68,7 @@ def described(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the table for the page, with the present values."""
     found: dict[str, dict[str, Any]] = {
         key: {"key": key, "value": values.get(key), "kind": dial.kind, "unit": dial.unit, "help": dial.help}
-        | {"min": dial.limit("ge", "gt"), "max": dial.limit("le")}
+        | {"min": dial.limit("ge", "gt"), "above": dial.limit("gt"), "max": dial.limit("le")}
         for key, dial in DIALS.items()
     }
     found["publish_every_steps"]["max"] = values["max_staleness"] + 1

@@ -16,6 +16,8 @@ def test_a_page_outlives_its_learner(hostile: Led, opened: Opened) -> None:
     page.evaluate("window.stayed = true")
     hostile.learner.kill()
     expect(page.locator("#connection")).to_contain_text("reconnecting")
+    expect(page.locator("#state")).to_contain_text("last known: ")
+    assert "last known" in page.title()
     before = step_shown(page)
     assert before > 0
     hostile.resume()

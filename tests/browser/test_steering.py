@@ -35,6 +35,8 @@ def test_with_the_token_a_setting_changes_at_once_and_is_an_event(hostile: Led, 
     expect(page.locator("#event-table tbody")).to_contain_text("max_staleness")
     changed = _events(hostile, "set")[-1]
     assert (changed["key"], changed["before"], changed["after"]) == ("max_staleness", 2, 5)
+    period = page.locator("form[data-setting=publish_every_steps]").get_by_role("spinbutton")
+    expect(period).to_have_attribute("max", "6")
     form.get_by_role("spinbutton").fill("2")
     form.get_by_role("button").click()
     expect(form).to_contain_text("is 2")

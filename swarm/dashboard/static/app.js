@@ -24,6 +24,8 @@ const rollouts = new Rollouts(store);
 const events = new Events(store);
 const steering = new Steering(store);
 const facts = new Map();
+let away = ""; // What is wrong with the connection, in words; "" while the learner answers
+let joined = false; // Whether a sampler was ever here: its line to join is told on top before
 
 function draw() {
   const changed = new Set(store.changed);
@@ -36,7 +38,7 @@ function draw() {
     versions.draw();
     steering.draw();
   }
-  if (changed.has("digest") || changed.has("steps")) tiles.draw(changed.has("steps"));
+  if (changed.has("digest") || changed.has("steps")) tiles.draw(changed);
   if (changed.has("steps")) {
     curves.draw();
     rollouts.stepped();
@@ -60,29 +62,41 @@ function restarted() {
 }
 
 function header(digest) {
-  const { symbol, tone } = symbolOf(digest.state);
+  const known = plain(digest.state, 30);
+  const { symbol, tone } = away ? { symbol: "◌", tone: "warn" } : symbolOf(digest.state);
+  const word = away ? `last known: ${known}` : known;
   const state = byId("state");
   setTone(state, tone);
   say(state.querySelector(".symbol"), symbol);
-  say(state.querySelector(".word"), plain(digest.state, 30));
+  say(state.querySelector(".word"), word);
   say(byId("model"), [digest.model, digest.task].filter(Boolean).map((each) => plain(each, 120)).join(" · ") || "\u00a0");
   const waits = digest.waits_for && !digest.bottleneck ? `waiting for ${digest.waits_for}` : (digest.bottleneck ?? "");
   const told = digest.state && waits.startsWith(digest.state) ? waits.slice(digest.state.length).replace(/^[:, ]+/, "") : waits;
-  say(byId("bottleneck"), plain(told, 300) || "\u00a0");
+  say(byId("bottleneck"), away || plain(told, 300) || "\u00a0");
   const progress = byId("progress");
   progress.max = Math.max(1, digest.steps || 1);
   progress.value = digest.step ?? 0;
   say(byId("steps"), `step ${number(digest.step)} of ${number(digest.steps)}`);
   say(byId("alarm"), [digest.fault, digest.alarm].filter(Boolean).map((each) => `! ${plain(each, 300)}`).join(" "));
   fact("version", plain(digest.version ?? "-", 20));
-  fact("time left", store.live ? duration(digest.time_left_s) : "-");
+  fact("time left", store.live && !away ? duration(digest.time_left_s) : "-");
   fact("running for", duration(Math.max(0, (digest.at ?? 0) - (digest.began ?? digest.at ?? 0))));
   fact("since", date(digest.began));
   if (digest.target !== null && digest.target !== undefined) fact("target", number(digest.target));
   if (digest.swarm) fact("swarm", plain(digest.swarm, 200).slice(0, 16));
   say(byId("join-line"), plain(digest.join || "echo-node join ADDRESS", 500));
-  const title = `${plain(digest.state, 30)} ${symbol} step ${number(digest.step)} · ${plain(store.name, 40) || "echo-node"}`;
+  lonely(digest);
+  const title = `${symbol} ${word} · step ${number(digest.step)} · ${plain(store.name, 40) || "echo-node"}`;
   if (document.title !== title) document.title = title;
+}
+
+/** Before the first sampler there is one thing to do, and little to show. */
+function lonely({ join, nodes: { columns = [], rows = [] } = {} }) {
+  joined ||= rows.some((row) => row[columns.indexOf("role")] === "sampler");
+  const alone = store.live && !joined && Boolean(join);
+  byId("alone").hidden = !alone;
+  document.body.classList.toggle("lonely", alone);
+  say(byId("alone-line"), plain(join, 500));
 }
 
 function fact(name, value) {
@@ -105,11 +119,15 @@ function tell(state, detail) {
   const shown = byId("connection");
   setTone(shown, tone);
   say(shown.querySelector(".symbol"), symbol);
-  say(shown.querySelector(".word"), detail ? `${word}: ${detail}` : word);
-  document.body.classList.toggle("away", state === "reconnecting" || state === "refused");
+  say(shown.querySelector(".word"), word);
+  const wrong = state === "reconnecting" || state === "refused" ? detail : "";
+  if (wrong === away) return;
+  away = wrong;
+  document.body.classList.toggle("away", away !== "");
+  if (store.digest !== null) header(store.digest);
 }
 
-byId("join-line").after(copyButton(byId("join-line")));
+for (const line of ["join-line", "alone-line"]) byId(line).after(copyButton(byId(line)));
 // The server has put the token into a cookie; in the address it would be seen over a shoulder, and in a bookmark.
 if (new URLSearchParams(location.search).has("token")) history.replaceState(null, "", location.pathname + location.hash);
 connect(store, draw, tell);

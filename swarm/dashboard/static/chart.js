@@ -24,7 +24,7 @@ export const MARKS = {
 
 /**
  * `wanted` has title, unit, floor, ceiling and pick(store), which returns curves [{name, column, band: {low, high} or
- * undefined, limit, other}]. `room` is what charts share: x(step), extent(), zoom, marks(), zoomTo(), reset().
+ * undefined, limit}]. `room` is what charts share: x(step), extent(), zoom, marks(), zoomTo(), reset().
  */
 export class Chart {
   constructor(wanted, room) {
@@ -78,7 +78,7 @@ export class Chart {
 
   draw() {
     this._dirty = false;
-    const shape = this._curves.map((curve) => `${curve.name}|${curve.band !== undefined}|${curve.other}`).join();
+    const shape = this._curves.map((curve) => `${curve.name}|${curve.band !== undefined}`).join();
     if (this._curves.length === 0 || sizeOf(this._box).width === 0) {
       this._plot?.destroy();
       this._plot = null;
@@ -135,7 +135,7 @@ export class Chart {
       }
       this._places.push(series.length);
       series.push({
-        label: curve.name, stroke: colour, width: curve.other ? 1.3 : 1.8, dash,
+        label: curve.name, stroke: colour, width: 1.8, dash,
         points: { show: curve.column.x.length < 12 && !curve.limit, size: 6, fill: colour },
         paths: curve.limit ? uPlot.paths.stepped({ align: 1 }) : undefined,
         show: !this._hidden.has(curve.name),
@@ -301,7 +301,6 @@ export class Chart {
 
 function looks(curve, at) {
   if (curve.limit) return { colour: colours().limit, dash: [5, 3] };
-  if (curve.other) return { colour: colours().c5, dash: DASHES[1 + (at % 5)] };
   return { colour: colours()[`c${at % MOST_CURVES}`], dash: DASHES[at % MOST_CURVES] };
 }
 

@@ -1,6 +1,6 @@
-// The curves: which figures are drawn together, over what, with which marks, and beside which other run.
+// The curves: which figures are drawn together, over what, and with which marks.
 import { Chart, MARKS, MOST_CURVES } from "./chart.js";
-import { ask, byId, el, onTheme, say } from "./dom.js";
+import { byId, el, onTheme, say } from "./dom.js";
 import { called, plain, spoken } from "./format.js";
 import { along, columnsOf } from "./store.js";
 
@@ -26,35 +26,28 @@ function spread(column) {
 }
 
 function picked(...names) {
-  return (store, other) => [
-    ...matching(store.columns, names).map((name) => curve(name, store.columns.get(name))),
-    ...others(other?.columns, matching(store.columns, names)),
-  ];
+  return (store) => matching(store.columns, names).map((name) => curve(name, store.columns.get(name)));
 }
 
 /** What a chart's title says already is left out of its legend: "mean" of "staleness/mean". */
 const curve = (name, column) => ({ name, label: name.slice(name.indexOf("/") + 1), column, band: spread(column) });
 
-function others(columns, names) {
-  return names.filter((name) => columns?.has(name)).map((name) => ({ name: `${name} (other run)`, label: `${name.slice(name.indexOf("/") + 1)}, other run`, column: columns.get(name), other: true }));
-}
-
-function reward(store, other) {
+function reward(store) {
   const [mean, deviation] = [store.columns.get("reward"), store.columns.get("reward_std")];
   if (mean === undefined) return [];
   const at = (x) => (deviation === undefined ? 0 : along(deviation.x, deviation.mean, x));
   const band = deviation && {
     low: mean.mean.map((value, n) => value - at(mean.x[n])), high: mean.mean.map((value, n) => value + at(mean.x[n])),
   };
-  return [{ name: band ? "reward ± reward_std" : "reward", column: mean, band }, ...others(other?.columns, ["reward"])];
+  return [{ name: band ? "reward ± reward_std" : "reward", column: mean, band }];
 }
 
-function heldOut(store, other) {
+function heldOut(store) {
   const names = [...store.evaluated.keys()].filter((name) => name !== "pass_at_1" || !store.evaluated.has("exact_match"));
-  return [...names.slice(0, MOST_CURVES).map((name) => curve(name, store.evaluated.get(name))), ...others(other?.evaluated, names)];
+  return [...names.slice(0, MOST_CURVES).map((name) => curve(name, store.evaluated.get(name)))];
 }
 
-function lengths(store, other) {
+function lengths(store) {
   const mean = store.columns.get("completions/mean_length");
   const [least, most] = ["completions/min_length", "completions/max_length"].map((name) => store.columns.get(name));
   if (mean === undefined) return [];
@@ -62,11 +55,11 @@ function lengths(store, other) {
     low: mean.x.map((x) => along(least.x, least.mean, x)), high: mean.x.map((x) => along(most.x, most.mean, x)),
   };
   const terminated = matching(store.columns, ["completions/mean_terminated_length"]).map((name) => ({ name, label: "terminated", column: store.columns.get(name) }));
-  return [{ name: "completions/mean_length, least to most", label: "mean, min to max", column: mean, band }, ...terminated, ...others(other?.columns, ["completions/mean_length"])];
+  return [{ name: "completions/mean_length, least to most", label: "mean, min to max", column: mean, band }, ...terminated];
 }
 
-function staleness(store, other) {
-  const found = picked("staleness/mean", "staleness/max", "staleness/aim")(store, other);
+function staleness(store) {
+  const found = picked("staleness/mean", "staleness/max", "staleness/aim")(store);
   if (found.length === 0 || store.bounds.length === 0) return found;
   const column = columnsOf({ bound: { x: store.bounds.map(([step]) => step), mean: store.bounds.map(([, bound]) => bound) } }).get("bound");
   return [...found, { name: "max_staleness, the bound", label: "bound", column, limit: true }];
@@ -87,15 +80,12 @@ const CHARTS = [
 export class Curves {
   constructor(store) {
     this._store = store;
-    this._other = null;
     this._hiddenMarks = new Set();
     this._chosen = [];
     this.zoom = null;
     this.across = "step";
     this._told = el("p", { class: "hidden", role: "status" });
-    this._fault = el("p", { class: "fault", role: "alert" });
     byId("curves").append(this._told);
-    byId("marks").before(this._fault);
     this._charts = CHARTS.map((wanted) => this._chart(wanted));
     this._wire();
     for (const name of kept()) this._choose(name);
@@ -117,7 +107,7 @@ export class Curves {
     return counted === undefined ? step : along(counted.x, counted.mean, step);
   }
 
-  /** The range of x that all charts show without a zoom: the steps of the run, and of the other one if it went further. */
+  /** The range of x that all charts show without a zoom: the steps of the run. */
   extent() {
     return this._extent;
   }
@@ -156,7 +146,7 @@ export class Curves {
 
   _count() {
     const step = Math.max(this._store.times.x.at(-1) ?? 0, this._store.digest?.step ?? 0, 1);
-    const steps = [0, step, ...(this._other && this.across !== "time" ? [this._other.last] : [])].map((each) => this.x(each));
+    const steps = [this.x(0), this.x(step)];
     this._extent = [Math.min(...steps), Math.max(...steps)];
     if (!(this._extent[1] > this._extent[0])) this._extent[1] = this._extent[0] + 1;
     this._marks = this._store.marks
@@ -173,7 +163,7 @@ export class Curves {
   }
 
   _chart(wanted) {
-    const chart = new Chart({ ...wanted, pick: (store) => wanted.pick(store, this._other) }, this);
+    const chart = new Chart(wanted, this);
     byId("charts").append(chart.figure);
     return chart;
   }
@@ -188,11 +178,6 @@ export class Curves {
     });
     byId("zoom-reset").addEventListener("click", () => this.reset());
     byId("figure-add").addEventListener("click", () => this._choose(byId("figure-chosen").value, true));
-    byId("other-run").addEventListener("change", (event) => this._compare(event.target.value));
-    ask("api/runs").then(({ runs }) => {
-      byId("other-run").append(...runs.slice(0, 500).map((name) => el("option", { value: name }, plain(name, 80))));
-      byId("other-run").disabled = runs.length === 0;
-    }, (error) => say(this._fault, `Other runs cannot be read: ${error.message}`));
   }
 
   _options() {
@@ -220,26 +205,6 @@ export class Curves {
     chart.update(this._store);
     keep(this._chosen.map((each) => each.wanted.title));
     chart.figure.scrollIntoView({ block: "nearest" });
-  }
-
-  async _compare(name) {
-    this._other = null;
-    say(this._fault, "");
-    if (name !== "") {
-      const isChosen = () => byId("other-run").value === name;
-      try {
-        const run = await ask(`api/run?name=${encodeURIComponent(name)}`);
-        if (!isChosen()) return; // The answer to what was chosen after it comes, or is here
-        const columns = columnsOf(run.columns);
-        const last = Math.max(1, ...[...columns.values()].map((column) => column.x.at(-1) ?? 0));
-        this._other = { columns, evaluated: columnsOf(run.evaluated), last };
-      } catch (error) {
-        if (!isChosen()) return;
-        say(this._fault, `${plain(name, 80)} cannot be read: ${error.message}`);
-        byId("other-run").value = "";
-      }
-    }
-    this.draw();
   }
 
   /** A toggle for each kind of mark of this run. */

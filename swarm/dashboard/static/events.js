@@ -2,7 +2,7 @@
 import { ask, byId, el, say } from "./dom.js";
 import { date, number, plain, spoken } from "./format.js";
 
-const SHOWN = 400; // Rows; more are found with the filter, or in events.jsonl
+const SHOWN = 400; // Rows at first; each load shows a page more
 const PAGE = 200;
 const OLDEST = 2000; // Older events held beside the newest
 const BAD = new Set(["alarm", "best_failed", "checkpoint_failed", "decision_failed", "diverged", "reward_failed", "tensorboard_failed"]);
@@ -10,38 +10,45 @@ const BAD = new Set(["alarm", "best_failed", "checkpoint_failed", "decision_fail
 export class Events {
   constructor(store) {
     this._store = store;
-    this._older = [];
-    this._before = null;
-    this._end = false;
-    this._kind = null;
+    this.restart();
     byId("event-kind").addEventListener("change", () => this.draw());
     byId("event-older").addEventListener("click", () => this._load());
   }
 
   restart() {
+    this._forget();
+    this._limit = SHOWN;
+  }
+
+  _forget() {
     [this._older, this._before, this._end, this._kind] = [[], null, false, null];
+    this._gone = this._store.eventsGone;
   }
 
   draw() {
     this._kinds();
+    if (this._gone !== this._store.eventsGone) this._forget(); // Else the list had a gap before those kept
     const kind = byId("event-kind").value;
     const all = [...this._older, ...this._store.events];
     const found = kind === "" ? all : all.filter((event) => event.kind === kind);
+    this._found = found.length;
     this._rows(found, kind);
     const count = Object.values(this._store.counts).reduce((sum, each) => sum + each, 0);
-    const told = found.length === 0 ? "No event of this kind is loaded." : `${number(Math.min(SHOWN, found.length))} of ${number(kind === "" ? Math.max(count, found.length) : Math.max(this._store.counts[kind] ?? 0, found.length))} shown.`;
-    say(byId("event-said"), this._end ? `${told} These go back to the beginning.` : told);
-    byId("event-older").disabled = this._end;
+    const told = found.length === 0 ? "No event of this kind is loaded." : `${number(Math.min(this._limit, found.length))} of ${number(kind === "" ? Math.max(count, found.length) : Math.max(this._store.counts[kind] ?? 0, found.length))} shown.`;
+    const rest = this._before > 0 ? "Older ones are in events.jsonl, below." : "These go back to the beginning.";
+    const isAll = this._end && this._found <= this._limit;
+    say(byId("event-said"), isAll ? `${told} ${rest}` : told);
+    byId("event-older").disabled = isAll;
   }
 
   /** Put new rows above those that are there; make all of them again only for another choice. */
   _rows(found, kind) {
     const body = byId("event-table").tBodies[0];
     const last = kind === this._kind && body.rows.length > 0 ? found.lastIndexOf(this._last) : -1;
-    const fresh = found.slice(last < 0 ? -SHOWN : last + 1).slice(-SHOWN).reverse().map(row);
+    const fresh = found.slice(last < 0 ? 0 : last + 1).slice(-this._limit).reverse().map(row);
     if (last < 0) body.replaceChildren(...fresh);
     else body.prepend(...fresh);
-    while (body.rows.length > SHOWN) body.lastChild.remove();
+    while (body.rows.length > this._limit) body.lastChild.remove();
     [this._kind, this._last] = [kind, found.at(-1)];
   }
 
@@ -60,15 +67,23 @@ export class Events {
   }
 
   async _load() {
-    const button = byId("event-older");
+    const [button, gone] = [byId("event-older"), this._gone];
+    if (this._end || this._found > this._limit) {
+      this._more();
+      return;
+    }
     button.disabled = true;
     try {
       const have = this._older.length + this._store.events.length;
       const all = Object.values(this._store.counts).reduce((sum, each) => sum + each, 0);
       const before = this._before ?? Math.max(0, all - have);
       const answer = await ask(`api/events?before=${before}&count=${PAGE}`);
-      const events = Array.isArray(answer) ? answer : (answer.events ?? []);
-      this._older = [...events, ...this._older].slice(0, OLDEST);
+      if (gone !== this._store.eventsGone) {
+        this.draw();
+        return;
+      }
+      const events = answer.events ?? [];
+      this._older = [...events, ...this._older];
       this._before = answer.next ?? before - events.length;
       this._end = events.length === 0 || answer.next === null || this._before <= 0 || this._older.length >= OLDEST;
     } catch (error) {
@@ -76,6 +91,11 @@ export class Events {
       button.disabled = false;
       return;
     }
+    this._more();
+  }
+
+  _more() {
+    this._limit += PAGE;
     this._kind = null;
     this.draw();
   }

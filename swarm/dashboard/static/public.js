@@ -19,17 +19,25 @@ byId("join").append(copyButton(byId("join-line")));
 function show(state) {
   say(byId("run"), plain(state.run, 80) || "echo-node");
   document.title = `${plain(state.run, 80) || "echo-node"} · step ${number(state.step)}`;
-  say(byId("model"), [state.model, state.task].filter(Boolean).map((each) => plain(each, 120)).join(" · ") || "\u00a0");
-  say(byId("what"), plain(state.what, 2000) || "A language model learns by reinforcement, on machines that people lend.");
+  const what = plain(state.what, 2000);
+  say(byId("what"), what ? `${what[0].toUpperCase()}${what.slice(1).replace(/\.$/, "")}.` : "A language model learns by reinforcement, on machines that people lend.");
   byId("progress").max = Math.max(1, state.steps || 1);
   byId("progress").value = state.step ?? 0;
   say(byId("steps"), `step ${number(state.step)} of ${number(state.steps)}`);
+  say(byId("going"), going(state));
   TILES.forEach(([, write], at) => say(values[at], write(state)));
   say(byId("join-line"), plain(state.join, 500));
   const leaders = (state.leaders ?? []).slice(0, LEADERS);
   byId("nobody").hidden = leaders.length > 0;
   byId("leaders").replaceChildren(...leaders.map((one, at) => el("tr", {},
     el("td", { class: "number" }, String(at + 1)), el("th", { scope: "row" }, plain(one.name, 60) || "no name"), el("td", { class: "number" }, number(one.tokens)), el("td", { class: "number" }, number(one.rollouts)))));
+}
+
+/** Whether it goes well, in a sentence. */
+function going({ held_out_first: first, held_out: now, step }) {
+  if (typeof first !== "number" || typeof now !== "number") return step > 0 ? "It was not tested on held-out prompts yet." : "It has yet to begin.";
+  const told = now > first ? "It learns" : now < first ? "It answers fewer than at first" : "No change is measured yet";
+  return `${told}: of the prompts that it never trains on it answered ${share(first)} at first, and ${share(now)} now.`;
 }
 
 async function poll() {

@@ -19,18 +19,24 @@ export class Rollouts {
     this._groups = [];
     this._next = null;
     this._at = 0;
-    this._busy = false;
+    this._shown = null;
+    this._life = 0; // Of the list: what was asked of one before it is not shown any more
+    this._turn = Promise.resolve(); // Presses are answered one after the other
     this._loaded = false;
     const press = (id, does) => byId(id).addEventListener("click", does);
-    press("rollout-newer", () => this._move(-1));
-    press("rollout-older", () => this._move(1));
-    press("rollout-newest", () => this.load());
+    press("rollout-newer", () => this._then(() => this._move(-1)));
+    press("rollout-older", () => this._then(() => this._move(1)));
+    press("rollout-newest", () => {
+      byId("rollout-step").value = "";
+      this.load();
+    });
+    byId("rollout-step").addEventListener("change", () => this.load());
     const filter = byId("rollout-filter");
     filter.addEventListener("change", () => {
       byId("rollout-limit").disabled = !["high", "low"].includes(filter.value);
-      this._first();
+      this._then(() => this._first());
     });
-    byId("rollout-limit").addEventListener("change", () => this._first());
+    byId("rollout-limit").addEventListener("change", () => this._then(() => this._first()));
     new IntersectionObserver((entries) => {
       if (entries.at(-1).isIntersecting && !this._loaded) this.load();
     }, { rootMargin: "50%" }).observe(byId("rollouts"));
@@ -42,81 +48,97 @@ export class Rollouts {
 
   /** There may be a first group now, where there was none. */
   stepped() {
-    if (this._loaded && !this._busy && this._groups.length === 0) this.load();
+    if (this._loaded && this._shown === null) this.load();
   }
 
-  async load() {
+  load() {
     this._loaded = true;
-    [this._groups, this._next, this._at] = [[], null, 0];
-    await this._more();
-    await this._first();
+    this._life += 1;
+    this._then(async () => {
+      [this._groups, this._next, this._at] = [[], null, 0];
+      await this._more();
+      await this._first();
+    });
+  }
+
+  _then(does) {
+    const life = this._life;
+    this._turn = this._turn.then(() => (life === this._life ? does() : null));
   }
 
   /** Ask for older groups. Returns how many came. */
   async _more() {
-    if (this._busy) return 0;
-    this._busy = true;
     try {
       const before = this._groups.length > 0 ? `before=${encodeURIComponent(this._next)}&` : "";
-      const answer = await ask(`api/rollouts?${before}count=${PAGE}`);
+      const step = Number(byId("rollout-step").value);
+      const answer = await ask(`api/rollouts?${before}count=${PAGE}${step >= 1 ? `&step=${Math.floor(step)}` : ""}`);
       const groups = answer.groups ?? [];
       this._fault = plain(answer.fault, 300);
       this._groups.push(...groups);
       this._next = answer.next ?? null;
       const gone = Math.max(0, this._groups.length - KEPT);
       this._groups.splice(0, gone);
-      this._at -= gone;
+      this._at = Math.max(-1, this._at - gone);
       return groups.length;
     } catch (error) {
       this._fault = `Rollouts cannot be read: ${error.message}`;
       return 0;
-    } finally {
-      this._busy = false;
     }
   }
 
   _fits(group) {
-    const rewards = group.rollouts.map((one) => one.reward).filter((reward) => typeof reward === "number");
-    return FILTERS[byId("rollout-filter").value](rewards, Number(byId("rollout-limit").value));
+    return FILTERS[byId("rollout-filter").value](rewardsOf(group), Number(byId("rollout-limit").value));
   }
 
+  /** Begin with the newest group that has rewards: the newest of all are being drawn and scored. */
   async _first() {
-    this._at = -1;
+    [this._at, this._shown] = [-1, null];
+    const rewarded = this._groups.findIndex((group) => rewardsOf(group).length > 0 && this._fits(group));
+    if (rewarded > 0) this._at = rewarded - 1;
     await this._move(1);
   }
 
   async _move(way) {
+    const life = this._life;
     let [at, answers] = [this._at + way, 0];
     for (; at >= 0; at += way) {
       if (at >= this._groups.length) {
         const came = this._next === null || answers >= SEARCHED ? 0 : await this._more();
+        if (life !== this._life) return;
         if (came === 0) break;
         answers += 1;
         at = this._groups.length - came;
       }
       if (!this._fits(this._groups[at])) continue;
-      this._at = at;
+      [this._at, this._shown] = [at, this._groups[at]];
       this._show();
       return;
     }
-    if (this._groups[this._at] === undefined) this._none();
+    if (this._shown === null) this._none();
     else say(byId("rollout-said"), `${this._said()} There is no ${way > 0 ? "older" : "newer"} group that fits${answers >= SEARCHED ? ` among the next ${SEARCHED * PAGE}` : ""}.`);
   }
 
   _none() {
     byId("rollout-group").replaceChildren();
-    const none = this._groups.length > 0 ? "No group fits this filter." : "No group is complete yet. The first one comes when a sampler has drawn all completions of a prompt.";
+    const none = this._groups.length > 0 ? "No group fits this filter." : byId("rollout-step").value ? "No group of this step is kept." : "No group is complete yet. The first one comes when a sampler has drawn all completions of a prompt.";
     say(byId("rollout-said"), this._fault || none);
   }
 
   _said() {
-    const group = this._groups[this._at];
-    const trained = group.step === null || group.step === undefined ? "not trained on yet" : `trained on in step ${number(group.step)}`;
-    return `Group ${plain(group.group, 40)}, ${trained}, ${group.rollouts.length} rollouts. ${this._fault}`;
+    const [group, rewards] = [this._shown, rewardsOf(this._shown)];
+    const trained = group.dropped ? `dropped: ${plain(group.dropped, 60)}` : typeof group.step === "number" ? `trained on in step ${number(group.step)}` : this._isGoing() ? "not trained on yet" : "never trained on";
+    const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
+    const spread = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / rewards.length);
+    const told = rewards.length ? `, rewards ${number(mean)} ± ${number(spread)} (${number(Math.min(...rewards))} to ${number(Math.max(...rewards))})` : "";
+    return `Group ${plain(group.group, 40)}, ${trained}, ${group.rollouts.length} rollouts${told}. ${this._fault}`;
+  }
+
+  _isGoing() {
+    return this._store.live && !["finished", "stopped", "failed"].includes(this._store.digest?.state);
   }
 
   _show() {
-    const group = this._groups[this._at];
+    const group = this._shown;
     say(byId("rollout-said"), this._said());
     const wanted = group.wanted === null || group.wanted === undefined || group.wanted === "" ? null : el("p", {}, el("b", {}, "Wanted: "), plain(group.wanted, 500));
     byId("rollout-group").replaceChildren(
@@ -124,11 +146,12 @@ export class Rollouts {
       el("pre", { class: "prompt", tabindex: "0", "aria-label": "Prompt", role: "region" }, plain(group.prompt, LONGEST)),
       ...(wanted ? [wanted] : []),
       el("h3", {}, "Completions"),
-      el("div", { class: "completions" }, ...group.rollouts.map((one) => this._one(one))),
+      el("div", { class: "completions" }, ...group.rollouts.map((one) => this._one(one, group))),
     );
   }
 
-  _one(one) {
+  _one(one, group) {
+    const unscored = group.dropped || !this._isGoing() ? "No reward" : "No reward yet";
     const name = this._name(one.node);
     const exact = one.exact === null || one.exact === undefined ? null : el("span", { "data-tone": one.exact ? "good" : "" }, one.exact ? "✓ exact" : "not exact");
     const facts = [`${number(one.tokens)} tokens`, one.finish && plain(one.finish, 30), `by ${name}`, typeof one.staleness === "number" && `${number(one.staleness)} steps old`];
@@ -139,11 +162,11 @@ export class Rollouts {
       return span;
     }));
     return el("article", { class: "rollout" },
-      el("h4", {}, el("span", {}, typeof one.reward === "number" ? `Reward ${number(one.reward)}` : "No reward yet"), exact),
+      el("h4", {}, el("span", {}, typeof one.reward === "number" ? `Reward ${number(one.reward)}` : unscored), exact),
       el("p", { class: "meta" }, facts.filter(Boolean).join(" · ")),
       parts.length ? el("p", { class: "meta" }, parts.join(" · ")) : null,
       spans,
-      el("pre", { class: "completion", tabindex: "0", role: "region", "aria-label": `Completion ${number(one.index)}` }, plain(one.completion, LONGEST)));
+      one.lost ? el("p", { class: "meta" }, "Lost: its text is damaged, or no longer kept.") : el("pre", { class: "completion", tabindex: "0", role: "region", "aria-label": `Completion ${number(one.index)}` }, plain(one.completion, LONGEST)));
   }
 
   _name(node) {
@@ -151,4 +174,8 @@ export class Rollouts {
     const row = rows.find((each) => each[columns.indexOf("node")] === node);
     return called(row?.[columns.indexOf("name")], node);
   }
+}
+
+function rewardsOf(group) {
+  return group.rollouts.map((one) => one.reward).filter((reward) => typeof reward === "number");
 }

@@ -87,6 +87,7 @@ export class Store {
   constructor() {
     this.changed = new Set();
     this.snapshots = 0;
+    this.eventsGone = 0; // How often events were let go
     this._take({});
   }
 
@@ -120,6 +121,7 @@ export class Store {
     this.times = new Column(snapshot.times);
     this.marks = (snapshot.marks ?? []).slice(-MARKS);
     this.bounds = snapshot.bounds ?? [];
+    this.eventsGone += 1;
     this.events = (snapshot.events ?? []).slice(-EVENTS);
     this.counts = { ...(snapshot.event_counts ?? {}) };
   }
@@ -136,7 +138,10 @@ export class Store {
   _addEvent(event) {
     const kind = String(event.kind);
     this.events.push(event);
-    if (this.events.length > EVENTS) this.events.splice(0, EVENTS / 4);
+    if (this.events.length > EVENTS) {
+      this.events.splice(0, EVENTS / 4);
+      this.eventsGone += 1;
+    }
     this.counts[kind] = (this.counts[kind] ?? 0) + 1;
     if (kind === "evaluated" && numeric(event.version)) {
       for (const [name, value] of Object.entries(event)) {

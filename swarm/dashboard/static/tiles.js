@@ -4,6 +4,7 @@ import { plain } from "./format.js";
 
 const POINTS = 120; // Newest points of a sparkline, about one a pixel of the narrowest tile
 const TILES = 24; // More than there are
+const BESIDE = 4; // Details beside the figure, as many as there are stages of a broadcast
 
 const TONES = { good: "▲ good", warn: "◆ look", bad: "✕ bad" };
 
@@ -12,10 +13,12 @@ export class Tiles {
     this._store = store;
     this._list = byId("tiles");
     this._tiles = new Map();
-    onTheme(() => this.draw(true));
+    onTheme(() => this.draw(new Set(["steps"])));
   }
 
-  draw(stepped) {
+  /** `changed` is what changed of the store. */
+  draw(changed) {
+    const stepped = changed.has("steps");
     const tiles = (this._store.digest?.tiles ?? []).slice(0, TILES);
     for (const tile of tiles) {
       let shown = this._tiles.get(tile.id);
@@ -25,15 +28,16 @@ export class Tiles {
         this._list.append(shown.item);
       }
       say(shown.label, plain(tile.label, 40));
-      say(shown.value, plain(tile.text, 40));
-      shown.value.title = plain(tile.text, 40);
+      this._value(shown, plain(tile.text, 40));
       setTone(shown.value, tile.tone ?? "");
       say(shown.tone, TONES[tile.tone] ? ` (${TONES[tile.tone].slice(2)})` : "");
       this._details(shown, tile.details ?? []);
-      if (!stepped) remember(shown.history, tile.value);
+      if (changed.has("run")) shown.history.length = 0; // What another life of the learner said
+      if (changed.has("digest")) remember(shown.history, tile.value);
       if (stepped || shown.series !== tile.series || !this._column(tile)) {
         shown.series = tile.series;
-        this._spark(shown, this._column(tile)?.mean.slice(-POINTS) ?? shown.history);
+        const known = typeof tile.value === "number";
+        this._spark(shown, known ? (this._column(tile)?.mean.slice(-POINTS) ?? shown.history) : []);
       }
     }
     for (const [id, shown] of this._tiles) {
@@ -53,16 +57,30 @@ export class Tiles {
   _make(tile) {
     const [label, value] = [el("span", { class: "label" }), el("span", { class: "value" })];
     const tone = el("span", { class: "hidden" });
+    const beside = el("span", { class: "beside" });
     const canvas = el("canvas", { "aria-hidden": "true" });
     const list = el("dl");
     const summary = el("summary", {}, "details");
     summary.append(el("span", { class: "hidden" }, ` of ${plain(tile.label, 40)}`));
     const more = el("details", {}, summary, list);
-    const item = el("li", { class: "tile", id: `tile-${plain(tile.id, 40)}` }, label, value, tone, canvas, more);
-    return { item, label, value, tone, canvas, list, more, rows: [], history: [], series: undefined };
+    const item = el("li", { class: "tile", id: `tile-${plain(tile.id, 40)}` }, label, value, tone, beside, canvas, more);
+    return { item, label, value, tone, beside, canvas, list, more, rows: [], history: [], series: undefined };
   }
 
+  /** The figure, and its unit smaller beside it, so that it fits where there is little room. */
+  _value(shown, text) {
+    if (shown.text === text) return;
+    shown.text = shown.value.title = text;
+    const [, figure, unit] = /^([-+\d.,]+(?: ?%)?) (.+)$/.exec(text) ?? [null, text || "–", ""];
+    const words = /\d|–/.test(figure) ? [figure] : [el("span", { class: "unit" }, figure)];
+    shown.value.replaceChildren(...words, ...(unit ? [" ", el("span", { class: "unit" }, unit)] : []));
+  }
+
+  /** The first ones always, in two lines at most; all of them on demand. */
   _details(shown, details) {
+    const first = details.slice(0, BESIDE).map(([name, text]) => (name === "and" ? plain(text, 60) : `${plain(name, 40)} ${plain(text, 40)}`));
+    while (shown.beside.children.length > first.length) shown.beside.lastChild.remove();
+    first.forEach((said, at) => say(shown.beside.children[at] ?? shown.beside.appendChild(el("span")), said));
     shown.more.hidden = details.length === 0;
     while (shown.rows.length > details.length) for (const each of shown.rows.pop()) each.remove();
     details.slice(0, 32).forEach(([name, text], at) => {

@@ -39,6 +39,8 @@ def test_groups_come_newest_first_page_by_page(run_dir: Path) -> None:
     rest = read_groups(run_dir, READ, before=first["next"], count=3)
     assert [one["group"] for one in rest["groups"]] == [1, 0]
     assert rest["next"] is None
+    of_step = read_groups(run_dir, READ, before=NEWEST, count=3, step=4)
+    assert [(one["group"], one["step"]) for one in of_step["groups"]] == [(3, 4)]
 
 
 def test_a_rollout_is_told_with_all_that_is_known_of_it(run_dir: Path) -> None:
