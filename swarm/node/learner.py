@@ -521,7 +521,7 @@ class LearnerNode:
 
     def _read_timeline(self) -> Timeline:
         try:
-            return Timeline.of(json.loads((self._run_dir / TIMELINE).read_bytes()))
+            return Timeline.of(json.loads((self._run_dir / TIMELINE).read_bytes()), now=time.time())
         except (OSError, ValueError) as error:
             self._say(f"the timeline of what was done begins again: {error}")
             return self.timeline
