@@ -95,6 +95,7 @@ LEARNER = (
     Figure("staleness_max_steps", "Highest staleness in the last step.", "metrics.staleness/max"),
     Figure("staleness_bound_steps", "The bound S.", "max_staleness"),
     Figure("train_step_seconds", "Time of the last step in the trainer.", "metrics.train_step_s"),
+    Figure("step_seconds", "Time from step to step, the median of the last nine.", "step_s"),
     Figure("stage_seconds", "Time for which the newest version held the trainer up.", "metrics.stage_s"),
     Figure("prepare_seconds", "Time from staged weights to their publication.", "metrics.prepared_s"),
     Figure("broadcast_seconds", "Time from publication until all samplers held a version.", "broadcast_s"),
