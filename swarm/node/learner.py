@@ -296,7 +296,7 @@ class LearnerNode:
         """Return the node's status. The keys are described in docs/protocol.md."""
         newest = self._broadcast.newest
         fault = self._fault()
-        is_held = self._steps is not None and self._steps.is_paused and self._state == "running"
+        is_held = self._steps is not None and self._steps.is_paused and self._state in ("running", "finishing")
         return {
             **self._network.status(),
             "state": "paused" if fault else "paused by its owner" if is_held else self._state,
@@ -378,9 +378,9 @@ class LearnerNode:
             learning_rate=was.learning_rate if was else None,
         )
         await self._journal.write([bound])
-        if was is not None and was.max_staleness != wanted:
-            change = {"key": "max_staleness", "before": was.max_staleness, "after": wanted, "by": "resume"}
-            self._log.event("set", **change, step=self._training.step)
+        for key in ("max_staleness", "publish_every_steps"):
+            if was is not None and (before := getattr(was, key)) != (after := getattr(bound, key)):
+                self._log.event("set", key=key, before=before, after=after, by="resume", step=self._training.step)
         return bound
 
     async def _watch_room(self) -> None:
@@ -406,6 +406,8 @@ class LearnerNode:
                 raise UserError(f"the learner is {self._state}: nothing can be changed now")
             if fault := self._fault():
                 raise UserError(f"the learner is paused: {fault}")
+            if key == "refuse" and value == self._network.key.node_id:
+                raise UserError("that is the learner itself: its samplers are those of `echo-node status`")
             if key == "stop":
                 self.is_stopped, self._state, self._waits_for = True, "stopping", self._steps.request_stop()
             lines.append(await self._steps.change(key, value, by=by))
