@@ -389,6 +389,40 @@ async def test_a_pause_is_no_time_that_samplers_let_the_learner_wait(
     assert loop.waited == [5.0]
 
 
+async def test_a_pause_within_a_step_leaves_its_figures_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(steps_module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    loop = Loop(tmp_path, steps=200)
+    coming: asyncio.Future[list[Group]] = asyncio.get_running_loop().create_future()
+    loop.rollouts.coming = coming
+    train = loop.training.train
+
+    async def paused_within(groups: object) -> Trained:
+        await loop.set("paused", True)
+        now[0] += 2
+        await loop.set("paused", False)
+        return await train(groups)
+
+    monkeypatch.setattr(loop.training, "train", paused_within)
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.asked.wait()
+    now[0] += 50
+    coming.set_result([answered()])
+    await loop.rollouts.starved.wait()
+    running.cancel()
+    assert loop.steps.status()["step_s"] == 52.0
+
+
+async def test_a_checkpoint_that_is_asked_for_within_a_step_comes_after_it(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
+    loop.steps._save_wanted.set()
+    loop.steps.step = 3
+    await loop.steps._save_if_due()
+    assert loop.training.saves == 1
+
+
 async def test_who_is_refused_is_barred_in_later_lives_too_until_let_in(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     await loop.set("refuse", ALICE)
