@@ -178,7 +178,7 @@ class LearnerNode:
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
             self._sign_card(0)
             beat_s, accept = self._config.beat_s, self._broadcast.accept
-            await network.start(routes, self.status, on_stream=accept, beat_s=beat_s, page=self._page)
+            await network.start(routes, self._status_for_all, on_stream=accept, beat_s=beat_s, page=self._page)
             async with network.swarm(network.key.public_bytes, self._config.round_s):
                 # First of all: if others announced our own earlier version to us, it would look like a later life's.
                 network.published(newest_head(self._run_dir / "versions", network.key.public_bytes))
@@ -325,6 +325,10 @@ class LearnerNode:
             **self._provisioning.status(),
             **self._broadcast.status(self._tracker.seen),
         }
+
+    def _status_for_all(self) -> dict[str, Any]:
+        """Return what everybody may ask for. Who gave most is for the public page, if there is one."""
+        return {key: value for key, value in self.status().items() if key != "leaders"}
 
     def _sign_card(self, weights_bytes: int) -> None:
         config, network = self._config, self._network
