@@ -315,6 +315,8 @@ class Demo:
 
 async def start_node(log: Path, *arguments: str, module: str = "swarm") -> asyncio.subprocess.Process:
     """Start `python -m MODULE ARGUMENTS`, which ends when this process does. What it prints goes to `log`."""
+    # For its owner alone: a learner prints its page's address with the token.
+    await asyncio.to_thread(log.touch, mode=0o600)
     with log.open("wb") as output:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, *arguments, "--stop-with-stdin"),

@@ -115,8 +115,10 @@ def lead(
     stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train a model on a task. The samplers that join generate its rollouts."""
-    from swarm.node.rundir import forked_config, resumed_config
+    from swarm.node.rundir import forked_config, read_values, resumed_config
 
+    if resume is not None and "log_format" not in flags:
+        _lines.role = "learner" if read_values(resume).get("log_format") == "json" else ""
     _refuse_mixed(flags, resume=resume, from_run=from_run, picks=best or step is not None, check=check)
     origin = None
     if from_run is not None:
@@ -148,7 +150,7 @@ def lead(
             change=partial(node.change, by="page"),
             timeline=lambda: node.timeline,
         )
-        return dashboard_server.beside(run, settings.dashboard, view.say)
+        return dashboard_server.beside(run, settings.dashboard, lambda line: view.say(_without_token(line)))
 
     shown = settings.model_dump(mode="json")
     page = dashboard_server.public_page(lambda: node.status(), shown) if settings.public_page else None
@@ -156,6 +158,12 @@ def lead(
     node = LearnerNode(settings, view.say, resume=resume is not None, origin=origin, beside=beside, page=page)
     reached = run_to_end(_show_until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin))
     raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
+
+
+def _without_token(line: str) -> str:
+    """Return the line about the page as it may be said: lines in JSON are meant to be shipped."""
+    address, token, _ = line.partition("?token=")
+    return f"{address} (dashboard.json in the run directory has its token)" if _lines.role and token else line
 
 
 def _refuse_mixed(
@@ -243,6 +251,9 @@ def run() -> None:
         signal.signal(signal.SIGINT, _stop_at_once)
     try:
         arguments = sys.argv[1:] or ["--help"]
+        if "--log-format=json" in "=".join(arguments):
+            # Faults of other options come before the settings are read.
+            _lines.role = {"lead": "learner", "join": "sampler"}.get(arguments[0], "")
         sys.exit(app(arguments, prog_name="echo-node", standalone_mode=False) or DONE)
     except typer.TyperException as error:
         _fail(_explained(error), BAD_INPUT)
@@ -275,7 +286,7 @@ def _stop_at_once(number: int, _: object) -> None:
     """Handle Ctrl-C in a command that has nothing to finish: print a line and end."""
     # A second signal ends it without cleaning up.
     signal.signal(number, signal.SIG_DFL)
-    typer.echo("echo-node: stopped", err=True)
+    typer.echo(_lines.of("stopped") if _lines.role else "echo-node: stopped", err=True)
     raise KeyboardInterrupt
 
 

@@ -35,7 +35,7 @@ STATES = (
     *("starting", "looking_for_the_swarm", "looking_for_the_learner", "syncing", "sampling", "waiting", "standby"),
     *("relaying", "running", "paused", "stopping", "leaving", "finishing", "finished"),
 )
-WORK, BEHIND = ("active", "standby", "fetching"), ("0", "1", "2", "3_or_more")
+WORK, BEHIND = ("active", "standby", "fetching", "refused"), ("0", "1", "2", "3_or_more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ LEARNER = (
     Figure("staleness_max_steps", "Highest staleness in the last step.", "metrics.staleness/max"),
     Figure("staleness_bound_steps", "The bound S.", "max_staleness"),
     Figure("train_step_seconds", "Time of the last step in the trainer.", "metrics.train_step_s"),
+    Figure("step_seconds", "Time from step to step, the median of the last nine.", "step_s"),
     Figure("stage_seconds", "Time for which the newest version held the trainer up.", "metrics.stage_s"),
     Figure("prepare_seconds", "Time from staged weights to their publication.", "metrics.prepared_s"),
     Figure("broadcast_seconds", "Time from publication until all samplers held a version.", "broadcast_s"),
@@ -138,11 +139,17 @@ def said(status: Mapping[str, Any]) -> dict[str, Any]:
         "fault": bool(status.get("fault")),
         "held_out": next(reversed(status.get("held_out", ())), None),
         "broadcast": next(reversed(status.get("broadcasts", {}).values()), None),
-        "work": Counter("standby" if one["standby"] else "active" if one["installed"] else "fetching" for one in rows),
+        "work": Counter(map(_work, rows)),
         "behind": Counter(BEHIND[max(0, min(lack, len(BEHIND) - 1))] for lack in lacks),
         "engines": Counter(one["engine"].partition("/")[0] for one in rows),
         "withheld": sum(status.get("rollouts_withheld", {}).values()),
     }
+
+
+def _work(sampler: Mapping[str, Any]) -> str:
+    if sampler["barred"]:
+        return "refused"
+    return "standby" if sampler["standby"] else "active" if sampler["installed"] else "fetching"
 
 
 def _number(version: str | None) -> int | None:

@@ -178,7 +178,7 @@ class LearnerNode:
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
             self._sign_card(0)
             beat_s, accept = self._config.beat_s, self._broadcast.accept
-            await network.start(routes, self.status, on_stream=accept, beat_s=beat_s, page=self._page)
+            await network.start(routes, self._status_for_all, on_stream=accept, beat_s=beat_s, page=self._page)
             async with network.swarm(network.key.public_bytes, self._config.round_s):
                 # First of all: if others announced our own earlier version to us, it would look like a later life's.
                 network.published(newest_head(self._run_dir / "versions", network.key.public_bytes))
@@ -296,7 +296,7 @@ class LearnerNode:
         """Return the node's status. The keys are described in docs/protocol.md."""
         newest = self._broadcast.newest
         fault = self._fault()
-        is_held = self._steps is not None and self._steps.is_paused and self._state == "running"
+        is_held = self._steps is not None and self._steps.is_paused and self._state in ("running", "finishing")
         return {
             **self._network.status(),
             "state": "paused" if fault else "paused by its owner" if is_held else self._state,
@@ -305,7 +305,7 @@ class LearnerNode:
             "url": self._network.address.url,
             "join": f"echo-node {self._join}" if self._join else "",
             "waits_for": "`echo-node set paused=false`" if is_held else self._waits_for,
-            "step": 0,
+            "step": self._log.last.get("step", 0),
             "steps": self._config.steps,
             "batch_rollouts": self._config.groups_per_step * self._config.group_size,
             "version": str(newest.head.version) if newest else None,
@@ -313,9 +313,9 @@ class LearnerNode:
             "max_staleness_seen": 0,
             "versions_published": self._publication.count,
             "broadcast_s": self._tracker.last_broadcast_s,
-            "held_out": [],
+            "held_out": self._log.held_out,
             "best": None,
-            "metrics": {},
+            "metrics": dict(self._log.last),
             "alarm": None,
             "stopped_by": "",
             "settings": [],
@@ -325,6 +325,10 @@ class LearnerNode:
             **self._provisioning.status(),
             **self._broadcast.status(self._tracker.seen),
         }
+
+    def _status_for_all(self) -> dict[str, Any]:
+        """Return what everybody may ask for. Who gave most is for the public page, if there is one."""
+        return {key: value for key, value in self.status().items() if key != "leaders"}
 
     def _sign_card(self, weights_bytes: int) -> None:
         config, network = self._config, self._network
@@ -378,9 +382,9 @@ class LearnerNode:
             learning_rate=was.learning_rate if was else None,
         )
         await self._journal.write([bound])
-        if was is not None and was.max_staleness != wanted:
-            change = {"key": "max_staleness", "before": was.max_staleness, "after": wanted, "by": "resume"}
-            self._log.event("set", **change, step=self._training.step)
+        for key in ("max_staleness", "publish_every_steps"):
+            if was is not None and (before := getattr(was, key)) != (after := getattr(bound, key)):
+                self._log.event("set", key=key, before=before, after=after, by="resume", step=self._training.step)
         return bound
 
     async def _watch_room(self) -> None:
@@ -406,6 +410,8 @@ class LearnerNode:
                 raise UserError(f"the learner is {self._state}: nothing can be changed now")
             if fault := self._fault():
                 raise UserError(f"the learner is paused: {fault}")
+            if key == "refuse" and value == self._network.key.node_id:
+                raise UserError("that is the learner itself: its samplers are those of `echo-node status`")
             if key == "stop":
                 self.is_stopped, self._state, self._waits_for = True, "stopping", self._steps.request_stop()
             lines.append(await self._steps.change(key, value, by=by))
@@ -521,7 +527,7 @@ class LearnerNode:
 
     def _read_timeline(self) -> Timeline:
         try:
-            return Timeline.of(json.loads((self._run_dir / TIMELINE).read_bytes()))
+            return Timeline.of(json.loads((self._run_dir / TIMELINE).read_bytes()), now=time.time())
         except (OSError, ValueError) as error:
             self._say(f"the timeline of what was done begins again: {error}")
             return self.timeline

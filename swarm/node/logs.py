@@ -5,21 +5,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swarm.types import printable
 
 NAME, ENGINE_NAME = "node.log", "engine.log"
 LOG_BYTES = 1 << 20  # Beyond this a log becomes the older one, which is lost: months of what a node says
 TAIL_BYTES, TAIL_LINES = 65_536, 20  # What `logs` shows of each log at first
-
-WARNS = re.compile(r"\balarm\b|paused|fault|failed|damaged|could not|suspect|barred")
-"""Lines carry no level of their own; one with such a word is a warning, for who filters them."""
 
 
 class Lines:
@@ -28,11 +25,10 @@ class Lines:
     role = node = ""
     status: Callable[[], dict[str, Any] | None] = staticmethod(lambda: None)
 
-    def of(self, words: str, level: str = "") -> str:
+    def of(self, words: str, level: Literal["info", "error"] = "info") -> str:
         if not self.role:
             return printable(words)
         self.node = self.node or (self.status() or {}).get("node", "")
-        level = level or ("warning" if WARNS.search(words) else "info")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         return json.dumps({"time": now, "level": level, "role": self.role, "node": self.node, "message": words})
 
@@ -65,7 +61,7 @@ class SaidLog:
 
     def _keep(self, path: Path, line: str) -> None:
         try:
-            with path.open("a") as file:
+            with open(path, "a", opener=partial(os.open, mode=0o600)) as file:
                 is_full = file.tell() > LOG_BYTES
                 file.write(line + "\n")
             if is_full:

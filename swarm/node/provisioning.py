@@ -165,8 +165,9 @@ class Provisioning(SamplerWatch):
         name, rollouts, count = self._given.get(node, ("", 0, 0))
         if node in self._offers:
             name = self._offers[node].nickname
-        if node in self._given or len(self._given) < MAX_NODES:
-            self._given[node] = name, rollouts + len(tokens), count + sum(tokens)
+        self._given[node] = name, rollouts + len(tokens), count + sum(tokens)
+        if len(self._given) > MAX_NODES:
+            del self._given[min(self._given.keys() - {node}, key=lambda one: self._given[one][2])]
         self._estimator.generated(node, tokens, now=self._clock())
         self._book.accepted(node, rollouts=len(tokens), tokens=sum(tokens))
 

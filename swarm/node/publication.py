@@ -56,7 +56,7 @@ class InstallTracker:
         self._installed: dict[NodeId, VersionId] = {}
         self.last_broadcast_s: float | None = None
         self.on_everywhere: Callable[[], None] = lambda: None
-        """Called when all present samplers have the newest version."""
+        """Called when all present samplers have the newest version, or none is left."""
 
     def published(self, version: VersionId, *, now: float, stage_s: float = 0.0, prepared_s: float = 0.0) -> None:
         self._spreads[version] = Spread(published_at=now, stage_s=stage_s, prepared_s=prepared_s)
@@ -77,6 +77,8 @@ class InstallTracker:
         """Stop waiting for `node`."""
         if self._installed.pop(node, None) is not None:
             self._settle(now)
+            if not self._installed:
+                self.on_everywhere()
 
     def install_s(self, node: NodeId, version: VersionId) -> float | None:
         """Return the seconds from the publication of `version` until `node` held it or a newer one; None if unknown."""
@@ -272,6 +274,8 @@ class Publication:
         self.count += 1
         self._note("send", time.time())
         self._network.set_profile(Profile(held=version, engine="learner"))
+        if not self._rollouts.samplers:
+            self._note("send", time.time(), time.time())
         now = time.monotonic()
         if staged_at is None:
             self._tracker.published(version, now=now)

@@ -238,12 +238,14 @@ class Steps:
     async def change(self, key: str, value: Any, *, by: str) -> str:
         """Change what node/dials.py names, with an event `set`, and return a line for the user. UserError if it cannot
         be changed. What has to outlive this life is in the journal, in config.json, in PAUSE or in caught/."""
-        before = self._changeable().get(key)
+        held = self._changeable()
         match key:
             case "paused":
                 (self._run_dir / PAUSE).touch() if value else (self._run_dir / PAUSE).unlink(missing_ok=True)
                 self.pause(value)
             case "max_cost":
+                if self._provisioning.spent.is_set():
+                    raise UserError("the run has cost its most and ends: resume it with a larger --max-cost")
                 self._provisioning.max_cost = value
             case "refuse":
                 if (why := self._rollouts.barred.get(value)) is not None:
@@ -264,16 +266,24 @@ class Steps:
             case "max_staleness" | "publish_every_steps" | "learning_rate":
                 await self._set_bound(key, value)
         # The learning rate there stays that of the first batches: later ones have theirs in the journal.
-        kept = {name: self._changeable()[name] for name in ("max_staleness", "publish_every_steps", "max_cost")}
-        write_json(self._run_dir / CONFIG, read_values(self._run_dir) | kept)
-        self._log.event("set", key=key, before=before, after=value, step=self.step, by=by)
-        self._say(line := f"{key} is {value}{f' (was {before})' if key in self._changeable() else ''}".lower())
+        now = self._changeable()
+        changed = {key: value} | {name: now[name] for name in now if now[name] != held[name]}
+        for name, after in changed.items():
+            self._log.event("set", key=name, before=held.get(name), after=after, step=self.step, by=by)
+        line = f"{key} is {value}{f' (was {held[key]})' if key in held else ''}".lower()
+        kept = {name: now[name] for name in ("max_staleness", "publish_every_steps", "max_cost")}
+        try:
+            write_json(self._run_dir / CONFIG, read_values(self._run_dir) | kept)
+        except OSError as error:
+            line += f"; not kept for a restart: {error.strerror}"
+        self._say(line)
         return line
 
     def pause(self, paused: bool) -> None:
         """Take no further batch while `paused`. Samplers did not let the learner wait before the end of a pause."""
         self.is_paused = paused
-        self._recorded_at = self._waiting_since = time.monotonic()
+        if not (paused or self._in_step):
+            self._recorded_at = self._waiting_since = time.monotonic()
         self._rollouts.pause(paused)
 
     async def _set_bound(self, key: str, value: Any) -> None:

@@ -7,6 +7,7 @@ time since they spoke last. Times are Unix seconds.
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ INDEX = {state: index for index, state in enumerate(STATES)}
 
 RECENT_S = 600.0  # Spans are kept as long
 SLACK_S = 5.0  # By which the clocks of page and learner may differ
+CLOCK_S = 60.0  # A lane that is known until so much later than now is one of a clock that was ahead
 JOINED_S = 0.25  # A shorter gap within one state is the way of a beat, not a pause
 MAX_BUCKETS = 240  # Of the whole run: a page shows no more of them side by side
 MAX_BUCKET_S = 2**22  # In milliseconds it fits into a count; all of them are 32 years
@@ -33,12 +35,11 @@ MAX_ASKED = 64  # Lanes of one answer: as many fit on a screen
 @dataclass(slots=True)
 class Lane:
     """Its spans are in order and apart, in arrays, because the garbage collector would look at each of 300,000 objects.
-    `counts` are milliseconds by state and bucket of `bucket_s`. All is known `until`; `doing` goes on since then."""
+    `counts` are milliseconds by state and bucket. All is known `until`; `doing` goes on since then."""
 
     name: str
     until: float
     heard: float
-    bucket_s: int
     doing: int | None = None
     gone: bool = False
     states: bytearray = field(default_factory=bytearray)
@@ -53,14 +54,15 @@ class Timeline:
     def __init__(self, began: float) -> None:
         self._began = began
         self._bucket_s = 1
-        self._lanes = {lane: Lane(lane, began, began, 1) for lane in (LEARNER, PUBLICATION)}
-        self._has_spans = False
+        self._lanes = {lane: Lane(lane, began, began) for lane in (LEARNER, PUBLICATION)}
 
     def note(self, lane: str, state: str, began: float, ended: float | None = None) -> None:
         """Add a span; without `ended` it goes on until the lane's next one begins. What the lane already has does not
         change: a span begins after it. A span without length only ends what goes on."""
         if (one := self._lane(lane, began)) is None:
             return
+        if one.until > (ended or began) + CLOCK_S:
+            self._set_back(ended or began)
         self._settle(one, began)
         one.until, one.doing, one.gone = max(one.until, began), None, state == "gone"
         if ended is None:
@@ -77,6 +79,8 @@ class Timeline:
         if (one := self._lane(lane, now)) is None:
             return
         one.name = name or lane
+        if one.until > now + CLOCK_S:
+            self._set_back(now)
         self._settle(one, now)
         since, one.heard, one.doing, one.gone = (now if one.gone else one.heard), now, None, False
         spans = [(now - ago, now - ago + lasted, what) for what, ago, lasted in told]
@@ -95,7 +99,7 @@ class Timeline:
         }
         for one in asked.values():
             self._settle(one, now)
-        if self._has_spans and began >= now - RECENT_S - SLACK_S:
+        if began >= now - RECENT_S - SLACK_S and any(one.ends for one in self._lanes.values()):
             return answer | {"spans": {lane: _spans(one, began, ended) for lane, one in asked.items()}}
         first, last = (int(max(0.0, min(now, time) - self._began) // self._bucket_s) for time in (began, ended))
         shares = {lane: self._shares(one, first, last + 1) for lane, one in asked.items()}
@@ -108,13 +112,12 @@ class Timeline:
         for lane, one in self._lanes.items():
             self._settle(one, now)
             self._trim(one, now)
-            self._widen(one)
             ms = {STATES[state]: counts.tolist() for state, counts in one.counts.items()}
             lanes[lane] = {"name": one.name, "until": round(one.until, 3), "ms": ms}
         return {"began": self._began, "bucket_s": self._bucket_s, "lanes": lanes}
 
     @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> Timeline:
+    def of(cls, kept: Mapping[str, Any], *, now: float = math.inf) -> Timeline:
         """Return the timeline that `kept` came from, without spans, its samplers gone until they are heard. Raise
         ValueError if it came from none."""
         try:
@@ -125,9 +128,11 @@ class Timeline:
             for lane, one in list(kept["lanes"].items())[:MAX_LANES]:
                 counts = {INDEX[state]: array("I", ms[:MAX_BUCKETS]) for state, ms in one["ms"].items()}
                 name, until, gone = str(one["name"]), float(one["until"]), lane not in timeline._lanes
-                timeline._lanes[lane] = Lane(name, until, until, width, gone=gone, counts=counts)
+                timeline._lanes[lane] = Lane(name, until, until, gone=gone, counts=counts)
         except (AttributeError, LookupError, TypeError, OverflowError) as error:
             raise ValueError(f"not a timeline: {error}") from error
+        if any(one.until > now for one in timeline._lanes.values()):
+            timeline._set_back(now)
         return timeline
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -140,12 +145,26 @@ class Timeline:
                 if not gone:
                     return None
                 del self._lanes[min(gone)[1]]
-            one = self._lanes[lane] = Lane(lane, now, now, self._bucket_s)
+            one = self._lanes[lane] = Lane(lane, now, now)
         return one
 
     def _settle(self, one: Lane, at: float) -> None:
         if one.doing is not None:
             self._add(one, one.doing, one.until, at)
+
+    def _set_back(self, now: float) -> None:
+        """Forget what lies after `now`: the clock was ahead, and counted again it would not fit into its buckets."""
+        first = max(0, int((now - self._began) // self._bucket_s))
+        for one in self._lanes.values():
+            one.until, one.heard = min(one.until, now), min(one.heard, now)
+            out = bisect_left(one.begins, now)
+            del one.states[out:], one.begins[out:], one.ends[out:]
+            if one.ends:
+                one.ends[-1] = min(one.ends[-1], now)
+            for counts in one.counts.values():
+                del counts[first:]
+        if not first:
+            self._bucket_s = 1
 
     def _add(self, one: Lane, state: int, began: float, ended: float) -> None:
         began = max(one.until, began)
@@ -154,7 +173,6 @@ class Timeline:
         if one.states and one.states[-1] == state and began - one.ends[-1] <= JOINED_S:
             began, one.ends[-1] = one.ends[-1], ended
         else:
-            self._has_spans = True
             one.states.append(state)
             one.begins.append(began)
             one.ends.append(ended)
@@ -174,9 +192,7 @@ class Timeline:
         end = min(max(0, round((ended - self._began) * 1000)), MAX_BUCKETS * MAX_BUCKET_S * 1000)
         at = max(0, round((began - self._began) * 1000))
         while end > MAX_BUCKETS * self._bucket_s * 1000:
-            self._bucket_s *= 2
-        if one.bucket_s < self._bucket_s:
-            self._widen(one)
+            self._widen()
         if (counts := one.counts.get(state)) is None:
             counts = one.counts[state] = array("I")
         width = self._bucket_s * 1000
@@ -187,14 +203,13 @@ class Timeline:
             at = min(end, (bucket + 1) * width)
             counts[bucket] += at - before
 
-    def _widen(self, one: Lane) -> None:
-        while one.bucket_s < self._bucket_s:
+    def _widen(self) -> None:
+        self._bucket_s *= 2
+        for one in self._lanes.values():
             for state, counts in one.counts.items():
                 one.counts[state] = array("I", map(sum, zip_longest(counts[0::2], counts[1::2], fillvalue=0)))
-            one.bucket_s *= 2
 
     def _shares(self, one: Lane, first: int, last: int) -> list[list[float]]:
-        self._widen(one)
         width = self._bucket_s * 1000
         buckets = range(first, min(last, max(map(len, one.counts.values()), default=0)))
         columns = [

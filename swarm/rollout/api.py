@@ -141,6 +141,8 @@ class RolloutService:
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
             plane.beat(node, now=time.monotonic())
+        for node in self.barred:
+            self._watch.gone(node, vanished=False)
         self._perform(effects)
 
     def routes(self) -> list[web.RouteDef]:
@@ -198,6 +200,7 @@ class RolloutService:
 
     def bar(self, node: NodeId, why: str) -> None:
         """Give a sampler nothing more, and have others draw what it gave that is not yet in a batch."""
+        self._watch.gone(node, vanished=False)
         self._perform(self._opened.bar(node, why[:WHY_LENGTH]))
 
     def unbar(self, node: NodeId) -> None:
@@ -260,7 +263,7 @@ class RolloutService:
     def status(self) -> dict[str, Any]:
         """Return samplers, verdicts and sizes for `status`."""
         return {
-            **self.tally.status(now=time.monotonic(), why_idle=self._why_idle),
+            **self.tally.status(now=time.monotonic(), why_idle=self._why_idle, is_barred=self._is_barred),
             **(self._plane.counts() if self._plane else {}),
             "rollouts_unscored": self._scoring.waiting if self._scoring else 0,
             "reward_s": round(self._scoring.took_s, 4) if self._scoring else 0.0,
@@ -327,7 +330,7 @@ class RolloutService:
         stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
         if beat.offer is not None:
             stats.offered(beat.offer)
-            if not self._turned_down(beat.offer.precision):
+            if not self._turned_down(beat.offer.precision) and not self._is_barred(node):
                 self._watch.offered(node, beat.offer)
         newest, standby = None, ""
         if self._plane is not None:
@@ -519,7 +522,11 @@ class RolloutService:
 
     def _installed(self, node: NodeId, version: VersionId) -> None:
         self.samplers[node].installed = version
-        self._watch.installed(node, version)
+        if not self._is_barred(node):
+            self._watch.installed(node, version)
+
+    def _is_barred(self, node: NodeId) -> bool:
+        return self._plane is not None and node in self._plane.barred
 
     @property
     def _broken(self) -> BaseException | None:

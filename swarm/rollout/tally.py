@@ -154,8 +154,11 @@ class Tally:
         counts = self._dropped_of.get(node, Counter())
         return tuple(DroppedRollouts(reason=reason, rollouts=count) for reason, count in sorted(counts.items()))
 
-    def status(self, *, now: float, why_idle: Callable[[NodeId], str]) -> dict[str, Any]:
-        """Return the figures for `status`. `why_idle` says why a node gets no leases, or ""."""
+    def status(
+        self, *, now: float, why_idle: Callable[[NodeId], str], is_barred: Callable[[NodeId], bool]
+    ) -> dict[str, Any]:
+        """Return the figures for `status`. `why_idle` says why a node gets no leases, or "", and `is_barred` whether
+        that is for good."""
         return {
             "rollouts_per_s": self.recent.per_s("rollouts", now=now),
             "tokens_per_s": self.recent.per_s("tokens", now=now),
@@ -178,6 +181,7 @@ class Tally:
                     "verdicts": dict(stats.verdicts),
                     "dropped": dict(self._dropped_of.get(node, {})),
                     "standby": why_idle(node),
+                    "barred": is_barred(node),
                 }
                 for node, stats in self.samplers.items()
             ],

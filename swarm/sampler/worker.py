@@ -141,11 +141,7 @@ class Doings:
             self._began.pop()
         if not self._began or self._began[-1][1] != what:
             self._began.append((since, what))
-        if len(self._began) > MAX_DID:
-            # The shortest goes, and what follows if that is what came before.
-            lengths = [ended - began for (began, _), (ended, _) in pairwise(self._began)]
-            out = min(range(1, MAX_DID), key=lengths.__getitem__)
-            del self._began[out : out + 1 + (self._began[out - 1][1] == self._began[out + 1][1])]
+        del self._began[:-MAX_DID]
 
     def take(self) -> tuple[Did, ...]:
         """Return what was done since the last call."""

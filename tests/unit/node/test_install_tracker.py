@@ -104,3 +104,12 @@ def test_how_long_a_version_was_prepared_is_known_while_it_is_followed() -> None
         tracker.published(v(number), now=float(number), prepared_s=0.5)
     assert tracker.prepared_s(v(1)) == tracker.prepared_s(v(MAX_FOLLOWED)) == 0.5
     assert tracker.prepared_s(v(0)) == tracker.prepared_s(v(MAX_FOLLOWED + 1)) == 0.0
+
+
+def test_a_version_is_under_way_to_nobody_once_nobody_is_left() -> None:
+    tracker, ended = InstallTracker(), []
+    tracker.on_everywhere = lambda: ended.append(1)
+    tracker.installed(NodeId("a"), v(0), now=0.0)
+    tracker.published(v(1), now=1.0)
+    tracker.gone(NodeId("a"), now=2.0)
+    assert ended == [1]

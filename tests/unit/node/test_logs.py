@@ -89,8 +89,8 @@ def of_a_sampler() -> Lines:
     ("words", "level"),
     [
         ("the model has 3 parameters", "info"),
-        ("step 7: alarm entropy (0.1, limit 0.2): it fell", "warning"),
-        ("paused: by its owner", "warning"),
+        ("step 7: alarm entropy (0.1, limit 0.2): it fell", "info"),
+        ("paused: by its owner", "info"),
         (EVIL, "info"),
     ],
 )

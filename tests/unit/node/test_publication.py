@@ -52,7 +52,7 @@ class Life:
         training.staging_lock = asyncio.Lock()
         self.training = cast(Any, training)
         network: Any = self.network
-        rollouts: Any = SimpleNamespace(published=self._published)
+        rollouts: Any = SimpleNamespace(published=self._published, samplers={"a": 1})
         self.step = 0
         self.tracker = InstallTracker()
         self.publication = Publication(

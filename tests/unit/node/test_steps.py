@@ -270,6 +270,7 @@ async def test_each_change_is_an_event_with_what_held_before_and_after(tmp_path:
     assert await loop.set("let_in", ALICE) == f"let_in is {ALICE}"
     assert loop.told() == [
         ("max_staleness", 4, 2, 3),
+        ("publish_every_steps", 5, 3, 3),
         ("publish_every_steps", 3, 2, 3),
         ("learning_rate", 1e-3, 1e-5, 3),
         ("max_cost", None, 7.5, 3),
@@ -339,6 +340,25 @@ async def test_a_budget_holds_at_once_and_for_later_lives(tmp_path: Path) -> Non
     assert loop.resumes_with().max_cost == 12.5
 
 
+async def test_a_change_that_a_full_disk_does_not_keep_is_an_event_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    loop = Loop(tmp_path)
+    monkeypatch.setattr(steps_module, "write_json", full)
+    assert (await loop.set("max_cost", 5.0)).endswith("; not kept for a restart: No space left on device")
+    assert (loop.provisioning.max_cost, loop.told()) == (5.0, [("max_cost", None, 5.0, 0)])
+
+
+async def test_a_run_that_has_cost_its_most_takes_no_other_most(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.spent.set()
+    with pytest.raises(UserError, match="resume it with a larger --max-cost"):
+        await loop.set("max_cost", 9.0)
+
+
 async def test_a_pause_outlives_the_learner_until_its_owner_ends_it(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     await loop.set("paused", True)
@@ -367,6 +387,40 @@ async def test_a_pause_is_no_time_that_samplers_let_the_learner_wait(
     await loop.rollouts.starved.wait()
     running.cancel()
     assert loop.waited == [5.0]
+
+
+async def test_a_pause_within_a_step_leaves_its_figures_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(steps_module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    loop = Loop(tmp_path, steps=200)
+    coming: asyncio.Future[list[Group]] = asyncio.get_running_loop().create_future()
+    loop.rollouts.coming = coming
+    train = loop.training.train
+
+    async def paused_within(groups: object) -> Trained:
+        await loop.set("paused", True)
+        now[0] += 2
+        await loop.set("paused", False)
+        return await train(groups)
+
+    monkeypatch.setattr(loop.training, "train", paused_within)
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.asked.wait()
+    now[0] += 50
+    coming.set_result([answered()])
+    await loop.rollouts.starved.wait()
+    running.cancel()
+    assert loop.steps.status()["step_s"] == 52.0
+
+
+async def test_a_checkpoint_that_is_asked_for_within_a_step_comes_after_it(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
+    loop.steps._save_wanted.set()
+    loop.steps.step = 3
+    await loop.steps._save_if_due()
+    assert loop.training.saves == 1
 
 
 async def test_who_is_refused_is_barred_in_later_lives_too_until_let_in(tmp_path: Path) -> None:

@@ -163,6 +163,26 @@ def test_a_clock_that_was_set_does_no_harm() -> None:
     assert spans(timeline, "learner", now=BEGAN + 9) == [("train", 7, 9)]
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("ahead", [3600.0, 20 * 365 * 86_400.0])
+def test_a_clock_that_was_ahead_for_a_while_costs_that_while(ahead: float, resumed: bool) -> None:
+    """Lanes would stay empty for as long, and all buckets be years wide."""
+    timeline = Timeline(BEGAN)
+    for shift in (0, ahead):
+        timeline.heard(NODE, [("draw", 5, 5)], state="draw", now=BEGAN + 10 + shift)
+        timeline.note("learner", "train", BEGAN + 10 + shift)
+        timeline.note("learner", "wait", BEGAN + 20 + shift)
+    if resumed:
+        kept = json.loads(json.dumps(timeline.kept(now=BEGAN + 20 + ahead)))
+        timeline = Timeline.of(kept, now=BEGAN + 25)
+    for second in range(30, 90, 10):
+        timeline.heard(NODE, [("draw", 10, 10)], state="draw", now=BEGAN + second)
+        timeline.note("learner", "train", BEGAN + second, BEGAN + second + 5)
+    assert spans(timeline, "learner", now=BEGAN + 90)[-1] == ("train", 80, 85)
+    assert spans(timeline, NODE, now=BEGAN + 90)[-1][1:] == (30, 80)
+    assert timeline.kept(now=BEGAN + 90)["bucket_s"] <= 16
+
+
 WILD = st.floats(allow_nan=True, allow_infinity=True)
 BEATS = st.lists(
     st.tuples(

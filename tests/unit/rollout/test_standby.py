@@ -149,7 +149,27 @@ async def test_a_sampler_that_is_barred_hears_why_and_once_let_in_is_asked_again
         beat = await learner.client(learner_face.ALICE).beat(v(0), 0, 0.0)
         assert (beat.standby, waiting.done()) == ("refused by this run's owner", False)
         learner.service.unbar(learner_face.ALICE)
-        assert len(await waiting) == 1
+        assert len(await asyncio.wait_for(waiting, WAIT_S / 4)) == 1
+
+
+async def test_a_sampler_that_is_barred_is_gone_for_who_provides_and_back_once_let_in() -> None:
+    """Or its rate would count as enough, and the others stay on standby while nobody draws."""
+    offer = Offer(device_class="T4", samples_at_once=8, cost_per_hour=0.2)
+    async with serving(Learner()) as learner:
+        await learner.client(learner_face.BOB).beat(v(0), 0, 0.0, offer=offer)
+        learner.plane.bar(learner_face.BOB, "caught in an earlier life")
+        await learner.open()
+        client = learner.client(learner_face.ALICE)
+        await client.beat(v(0), 0, 0.0, offer=offer)
+        learner.service.bar(learner_face.ALICE, "refused by this run's owner")
+        assert learner.gone_nodes == [learner_face.BOB, learner_face.ALICE]
+        learner.offers.clear()
+        await client.beat(v(0), 0, 0.0, offer=offer)
+        assert learner.offers == {}
+        assert [row["barred"] for row in learner.service.status()["samplers"]] == [True, True]
+        learner.service.unbar(learner_face.ALICE)
+        await client.beat(v(0), 0, 0.0, offer=offer)
+        assert learner.offers == {learner_face.ALICE: offer}
 
 
 async def test_a_question_of_a_standby_is_held_and_answered_once_it_is_active() -> None:

@@ -76,6 +76,6 @@ def test_tokens_are_counted_in_all_and_of_each_sampler_that_is_there() -> None:
     ]
     known.accepted(records, watch, now=1.0)
     assert told == [(ALICE, [100, 200]), (BOB, [600])]
-    status = known.status(now=1.0, why_idle=lambda node: "")
+    status = known.status(now=1.0, why_idle=lambda node: "", is_barred=lambda node: False)
     assert status["tokens_per_s"] == 900
     assert [one["tokens_per_s"] for one in status["samplers"]] == [300]
