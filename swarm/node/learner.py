@@ -282,6 +282,8 @@ class LearnerNode:
         step = self._steps.step if self._steps is not None else 0
         self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
         await self._write_timeline()
+        if self.is_stopped:
+            self._state, self._waits_for = "stopped", ""
         await asyncio.to_thread(self._log.close)
         self._remove_unless_kept()
 
