@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -246,6 +247,15 @@ app.add_typer(export_app, name="export")
 
 def run() -> None:
     """Run a command. Every expected fault is one line on stderr and an exit status."""
+    try:
+        _run_command()
+    except Exception:
+        if not _lines.role:
+            raise
+        _fail(traceback.format_exc(), NOT_REACHED)
+
+
+def _run_command() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Commands with an event loop install their own handlers.
         signal.signal(signal.SIGINT, _stop_at_once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from swarm.cli import run as cli
 from swarm.cli.run import app
 from swarm.errors import UserError
 from swarm.node.dials import DIALS
+from swarm.node.logs import Lines
 from swarm.settings import SECTIONS, Flag, JoinConfig, LeadConfig
 
 
@@ -174,3 +176,32 @@ def test_the_shell_completes_commands_options_and_values() -> None:
     assert completed("echo-node le") == ["lead", "leave"]
     assert completed("echo-node lead --max-st") == ["--max-staleness"]
     assert completed("echo-node lead --activate ch") == ["cheapest"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["lead", "--log-format", "json", "--max-staleness", "-4"], "--max-staleness -4"),
+        (["lead", "--task", "no-such-task", "--log-format=json"], "no-such-task"),
+        (["join", "--log-format", "json", "--no-such-option"], "no-such-option"),
+    ],
+)
+def test_a_fault_that_ends_a_node_before_it_begins_is_json_where_that_was_asked_for(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_lines", Lines())
+    lines = [json.loads(line) for line in run(monkeypatch, capsys, *arguments)[2].splitlines()]
+    assert {line["level"] for line in lines} == {"error"}
+    assert said in " ".join(line["message"] for line in lines)
+
+
+def test_so_is_a_fault_of_our_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of our own")
+
+    monkeypatch.setattr(cli, "_lines", Lines())
+    monkeypatch.setattr(cli, "app", broken)
+    status, _, said = run(monkeypatch, capsys, "lead", "--log-format=json")
+    assert status == cli.NOT_REACHED
+    assert json.loads(said.splitlines()[-1])["message"] == "RuntimeError: a fault of our own"
