@@ -233,8 +233,9 @@ class Dashboard:
 
     def _done(self, work: asyncio.Task[Any]) -> None:
         self._heavy.release()
-        # Its asker may be gone: a fault that nobody hears is none.
-        work.exception()
+        if not work.cancelled():
+            # Its asker may be gone: a fault that nobody hears is none.
+            work.exception()
 
     async def _events(self, request: web.Request) -> web.Response:
         before, count = int(_number(request, "before", SOON)), int(_number(request, "count", 200))
