@@ -464,7 +464,8 @@ class RolloutPlane:
         # A node on standby gets held-out prompts only, and only if every node is on standby.
         if node in self.barred or self.paused:
             return grant
-        if node not in self.standby or (self._round.open and self.leased.nodes() <= self.standby.keys()):
+        others_may = self.leased.nodes() - self.barred.keys() - self.standby.keys()
+        if node not in self.standby or (self._round.open and not others_may):
             self._fill(grant, held)
         self._round.leased(grant.samples, grant.held_out)
         return grant

@@ -34,6 +34,17 @@ def test_it_gets_no_held_out_prompt_either() -> None:
     assert isinstance(plane.ask(ALICE, v(0), 4, now=0.0)[-1], Refused)
 
 
+def test_it_keeps_no_held_out_prompt_from_those_on_standby() -> None:
+    plane = new_plane()
+    plane.evaluate(v(0), [prompt()])
+    plane.beat(ALICE, now=0.0)
+    plane.beat(BOB, now=0.0)
+    plane.set_standby({BOB: "not needed"})
+    assert isinstance(plane.ask(BOB, v(0), 4, now=0.0)[-1], Refused), "while another draws they go there"
+    plane.bar(ALICE, WHY)
+    assert ask(plane, BOB, 0, 4)
+
+
 def test_what_it_holds_goes_to_others_and_its_late_answers_are_refused() -> None:
     plane = new_plane()
     leased = ask(plane, ALICE, 0, 2)
