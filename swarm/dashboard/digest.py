@@ -143,7 +143,8 @@ def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rows(status: Mapping[str, Any], config: Mapping[str, Any], *, live: bool) -> Iterable[list[Any]]:
-    gone = {} if live else {"state": "gone", **dict.fromkeys(RATES)}
+    no_rates = {} if live else dict.fromkeys(RATES)
+    gone = no_rates and {"state": "gone", **no_rates}
     silent_s = SILENT_BEATS * number(config, "beat_s")
     own = {name: status.get(name) for name in ("node", "state", "version", "up_bytes_per_s")}
     name = words(config, "nickname", 64) or words(status, "node", ID_LENGTH)

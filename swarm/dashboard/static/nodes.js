@@ -9,11 +9,11 @@ const NUMERIC = new Intl.Collator("en", { numeric: true }); // 0.9 comes before 
 /** In rem. Columns keep their widths, so that figures that change move nothing. */
 const WIDTHS = {
   name: 10, role: 4.7, state: 6, last_seen_s: 5.6, engine: 6.8, precision: 5.2, version: 4.6, lag: 2.8, tokens_per_s: 5.2, rollouts_per_s: 5.6,
-  accepted: 5, stale: 3.6, invalid: 4, up_bytes_per_s: 5.4, down_bytes_per_s: 5.4, cost_per_hour: 4.2, cost: 4, why: 11,
+  accepted: 5, stale: 3.6, invalid: 4, up_bytes_per_s: 5.4, down_bytes_per_s: 5.4, cost_per_hour: 4.2, cost: 4, why: 11, class: 7,
 };
 const NARROW = 5.5; // Of a column that a newer learner adds
 const HEIGHTS = [4, 8, 12]; // Rows that there is room for: it grows at these, so that a node that joins moves nothing
-const LEAST_FIRST = new Set(["name", "role", "state", "engine", "precision", "why", "lag", "last_seen_s"]);
+const LEAST_FIRST = new Set(["name", "role", "state", "engine", "precision", "why", "class", "lag", "last_seen_s"]);
 
 /** Column: its heading and how a value is written. What a newer learner adds gets its own name and `number`. */
 const COLUMNS = {
@@ -21,7 +21,7 @@ const COLUMNS = {
   version: ["Version", null], lag: ["Lag", number], tokens_per_s: ["Tokens/s", tenths], rollouts_per_s: ["Rollouts/s", tenths],
   accepted: ["Accepted", number], stale: ["Stale", number], invalid: ["Invalid", number], up_bytes_per_s: ["Up", rate],
   down_bytes_per_s: ["Down", rate], cost_per_hour: ["Cost/h", number], cost: ["Cost", number],
-  last_seen_s: ["Last seen", duration], why: ["Why", null],
+  last_seen_s: ["Last seen", duration], why: ["Why", null], class: ["Class", null],
 };
 
 export class Nodes {
