@@ -136,19 +136,21 @@ def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, label, figure, series, beside in TILES:
         text, _, rest = (known[figure] or TEXTLESS.get(name, "")).partition(", ")
         said = [["and", rest], *([one, known.get(one, "")] for one in beside)]
-        tile = {"id": name, "label": label, "text": text, "value": finite(values[name]) if text else None}
+        tile = {"id": name, "label": label, "text": text, "value": finite(values[name]) if known[figure] else None}
         more = [one for one in said if one[1]]
         tiles.append({**tile, "series": series, "tone": tones.get(name, ""), "details": more})
     return tiles
 
 
 def _rows(status: Mapping[str, Any], config: Mapping[str, Any], *, live: bool) -> Iterable[list[Any]]:
-    no_rates = {} if live else dict.fromkeys(RATES)
-    gone = no_rates and {"state": "gone", **no_rates}
+    no_rates: dict[str, Any] = {} if live else dict.fromkeys(RATES)
+    gone = {} if live else {"state": "gone", **no_rates}
     silent_s = SILENT_BEATS * number(config, "beat_s")
     own = {name: status.get(name) for name in ("node", "state", "version", "up_bytes_per_s")}
     name = words(config, "nickname", 64) or words(status, "node", ID_LENGTH)
-    yield _row({**own, "name": name, "role": "learner", "lag": 0, "last_seen_s": 0, "why": status.get("waits_for")})
+    yield _row(
+        {**own, "name": name, "role": "learner", "lag": 0, "last_seen_s": 0, "why": status.get("waits_for"), **no_rates}
+    )
     for node in nodes(status):
         is_silent = node["role"] == "sampler" and 0 < silent_s < node["last_seen_s"]
         yield _row({**node, "state": "silent" if is_silent else STATES.get(node["state"], node["state"]), **gone})

@@ -135,7 +135,7 @@ def bottleneck(status: Mapping[str, Any] | None) -> str:
 
 
 def ending(status: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Why a run of which only the files speak has ended, as far as they say."""
+    """Why a run of which only the files speak has ended, as far as they say: one that was killed says nothing."""
     step, steps = number(status, "step"), number(config, "steps")
     measured: Mapping[str, Any] = next(reversed(parts(status, "held_out")), {})
     target = finite(config.get("target"))
@@ -147,7 +147,9 @@ def ending(status: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     most, spent = finite(config.get("max_cost")), number(part(status, "cost"), "cost_total")
     if most and spent >= most:
         return f"ended {at}: the budget of {most:g} is spent"
-    return "ended after its last step" if step and step >= steps else f"ended {at}"
+    if step and step >= steps:
+        return "ended after its last step"
+    return f"ended {at}" if status.get("state") in ("finished", "stopped") else f"nobody leads it here: it stands {at}"
 
 
 def _rewards(status: Mapping[str, Any]) -> str:

@@ -18,8 +18,8 @@ import pytest
 from yarl import URL
 
 from swarm.dashboard import server, source
-from swarm.dashboard.feed import Feed
-from swarm.dashboard.server import ADDRESS, Dashboard, beside, public_page, url_of
+from swarm.dashboard.feed import Feed, Reader
+from swarm.dashboard.server import ADDRESS, Dashboard, beside, public_page, serve_files, url_of
 from swarm.dashboard.source import Run
 from swarm.errors import UserError
 from swarm.net.server import NodeServer
@@ -209,41 +209,82 @@ async def test_a_reader_that_was_away_for_too_long_gets_everything_again(
 
 
 async def test_nothing_is_reckoned_while_nobody_looks(
-    led: Led, serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    led: Led, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "FORGET_S", 0.0)
     led.log.event("checkpoint", step=0)
-    url = await serve()
-    await asyncio.sleep(0.05)
+    page = Dashboard(led.run(), token=TOKEN)
+    url = f"http://127.0.0.1:{await page.start('127.0.0.1', 0)}"
+    await page._source.look()
     assert led.looked == 0
     stream = await opened(browser, url)
     await stream.next()
+    assert led.looked > 0
+    forget, forgotten = page._feed.forget, asyncio.Event()
+
+    def and_tell() -> None:
+        forget()
+        forgotten.set()
+
+    monkeypatch.setattr(page._feed, "forget", and_tell)
     stream._answer.close()
-    seen = -1
-    while seen != led.looked:
-        seen = led.looked
-        await asyncio.sleep(0.1)
+    await asyncio.wait_for(forgotten.wait(), 20)
+    seen = led.looked
+    await page._source.look()
+    assert led.looked == seen
     led.step(1)
     event, snapshot = await (await opened(browser, url, stream.last_id)).next()
     assert (event, snapshot["columns"]["reward"]["x"]) == ("snapshot", [1.0])
-    assert [event["kind"] for event in snapshot["events"]] == ["checkpoint"], (
-        "each event once, however often it is read"
-    )
+    assert [event["kind"] for event in snapshot["events"]] == ["checkpoint"], "once, however often it is read"
+    await page.close()
 
 
-async def test_who_connects_without_a_word_takes_no_more_than_its_share(
-    led: Led, serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+async def test_one_connection_too_many_is_closed_at_once(
+    serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS", 3)
-    monkeypatch.setattr(server, "IDLE_S", 0.2)
     port = int((url := await serve()).rpartition(":")[2])
-    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-    async with asyncio.timeout(20):
-        # One is turned away at once, the others when they have asked for nothing for a while.
-        await asyncio.gather(*(reader.read() for reader, _ in silent))
-    assert (await browser.get(url)).status == 200
-    for _, writer in silent:
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    reader, last = await asyncio.open_connection("127.0.0.1", port)
+    assert await asyncio.wait_for(reader.read(), server.IDLE_S / 2) == b""
+    assert not any(one.at_eof() for one, _ in silent)
+    for writer in (last, *(one for _, one in silent)):
         writer.close()
+        await writer.wait_closed()
+    assert (await browser.get(url)).status == 200
+
+
+async def test_who_connects_and_asks_for_nothing_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "IDLE_S", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int((await serve()).rpartition(":")[2]))
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+
+
+async def test_a_page_that_takes_nothing_is_let_go(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = asyncio.Event()
+
+    class Readers(set[Reader]):
+        def discard(self, reader: object) -> None:
+            super().discard(reader)
+            left.set()
+
+    monkeypatch.setattr(server, "STALLED_S", 0.1)
+    for _ in range(20):
+        led.log.event("noise", text="x" * 900_000)  # More than the buffers of two sockets
+    page = Dashboard(led.run(), token=TOKEN)
+    page._feed.readers = Readers()
+    with socket.create_connection(("127.0.0.1", await page.start("127.0.0.1", 0))) as deaf:
+        deaf.sendall(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asyncio.wait_for(left.wait(), 20)
+    await page.close()
+
+
+async def test_a_taken_port_of_a_kept_run_is_one_line(led: Led) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot listen on port {port}: .*: pass another --port"):
+            await serve_files(Run(directory=led.directory, readers=no_readers), port, print)
 
 
 async def test_heavy_work_that_nobody_waits_for_any_more_keeps_its_turn(led: Led) -> None:
@@ -258,12 +299,10 @@ async def test_heavy_work_that_nobody_waits_for_any_more_keeps_its_turn(led: Led
     for asker in askers:
         asker.cancel()
     await asyncio.gather(*askers, return_exceptions=True)
-    last = asyncio.create_task(page._alone(work))
-    await asyncio.sleep(0)
-    assert page._heavy.locked()
-    assert not begun.acquire(blocking=False)
+    assert page._heavy.locked(), "the thread goes on"
+    assert not begun.acquire(blocking=False), "and nobody else's began"
     go_on.set()
-    await last
+    await page._alone(work)
     assert begun.acquire(blocking=False)
 
 

@@ -86,3 +86,16 @@ def test_samplers_that_ended_or_pause_are_out(tmp_path: Path) -> None:
 )
 def test_the_verdict_of_a_control_is_the_other_way_round(learned: bool, control: bool, begins: str) -> None:
     assert verdict(learned=learned, control=control, steps=7).startswith(begins)
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_the_page_is_named_and_opened_if_that_was_asked_for(opens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    said: list[str] = []
+    demo = Demo(DemoConfig(open=opens), to_stderr=True)
+    monkeypatch.setattr(demo, "_say", said.append)
+    demo._show_page("http://127.0.0.1:1/?token=t")
+    demo._show_page("")
+    assert said == ["page http://127.0.0.1:1/?token=t"]
+    assert opened == ["http://127.0.0.1:1/?token=t"] * opens

@@ -19,6 +19,7 @@ from swarm.cli.run import app
 from swarm.errors import UserError
 from swarm.node.dials import DIALS
 from swarm.node.logs import Lines
+from swarm.node.rundir import create_run_directory
 from swarm.settings import SECTIONS, Flag, JoinConfig, LeadConfig
 
 
@@ -205,3 +206,17 @@ def test_so_is_a_fault_of_our_own(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     status, _, said = run(monkeypatch, capsys, "lead", "--log-format=json")
     assert status == cli.NOT_REACHED
     assert json.loads(said.splitlines()[-1])["message"] == "RuntimeError: a fault of our own"
+
+
+def test_the_page_of_a_run_that_is_led_is_named_and_that_it_has_none_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    create_run_directory(run_dir, LeadConfig(run_dir=run_dir))
+    monkeypatch.setattr("swarm.node.control.is_served", lambda directory: True)
+    address = run_dir / "dashboard.json"
+    address.write_text('{"url": "http://127.0.0.1:7", "token": "t"}')
+    assert run(monkeypatch, capsys, "dashboard", str(run_dir))[:2] == (0, "page http://127.0.0.1:7/?token=t\n")
+    address.write_text('{"url": "", "token": "t"}')
+    status, _, said = run(monkeypatch, capsys, "dashboard", str(run_dir))
+    assert (status, said) == (2, f"echo-node: the run in {run_dir} is led now, without a page (--dashboard off)\n")

@@ -72,6 +72,7 @@ def test_tiles_say_what_the_terminal_says() -> None:
     assert [name for name, _ in tiles["broadcast"]["details"]] == ["staging", "preparing", "sending", "installing"]
     assert tiles["busy"]["value"] == pytest.approx(1 - RECORD["capacity"]["idle_share"])
     lost = {**RECORD, "verdicts": {"accepted": 10, "stale": 3}, "rollouts_dropped": {"bound_lowered": 4}}
+    assert (tiles["cost"]["text"], tiles["cost"]["value"]) == ("no price set", None)
     discarded = next(tile for tile in digest(lost, files(), now=0.0)["tiles"] if tile["id"] == "discarded")
     assert discarded["value"] == 7
     assert discarded["details"] == [["refused", "3 stale"], ["dropped", "4 bound_lowered"]]
@@ -100,14 +101,15 @@ def test_of_a_run_that_is_over_nobody_is_there_any_more() -> None:
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in shown["nodes"]["rows"]]
     assert len(rows) == 4
     assert {row["state"] for row in rows[1:]} == {"gone"}
-    assert {row["tokens_per_s"] for row in rows} == {None}
+    assert {row[rate] for row in rows for rate in ("tokens_per_s", "up_bytes_per_s", "last_seen_s")} == {None}
     assert rows[1]["accepted"] > 0
     assert shown["links"] == []
     ways: tuple[dict[str, Any], ...] = (
         {"stopped_by": "the loss is not finite"},
         {"cost": {"cost_total": 7.0}},
         {"step": 200},
-        {},
+        {"state": "stopped"},
+        {"state": "going on, or killed"},
     )
     ends = [digest({**RECORD, "step": 60, **way}, files(steps=200, max_cost=7.0), now=0.0, live=False) for way in ways]
     assert [one["bottleneck"] for one in ends] == [
@@ -115,6 +117,7 @@ def test_of_a_run_that_is_over_nobody_is_there_any_more() -> None:
         "ended at step 60 of 200: the budget of 7 is spent",
         "ended after its last step",
         "ended at step 60 of 200",
+        "nobody leads it here: it stands at step 60 of 200",
     ]
 
 

@@ -36,6 +36,7 @@ def test_groups_come_newest_first_page_by_page(run_dir: Path) -> None:
     first = read_groups(run_dir, READ, before=NEWEST, count=3)
     assert [one["group"] for one in first["groups"]] == [4, 3, 2], "the newest one has no rollout yet"
     assert (first["next"], first["fault"]) == (2, "")
+    assert read_groups(run_dir, READ, before=NEWEST, count=0)["groups"] == first["groups"][:1]
     rest = read_groups(run_dir, READ, before=first["next"], count=3)
     assert [one["group"] for one in rest["groups"]] == [1, 0]
     assert rest["next"] is None

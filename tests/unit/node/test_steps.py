@@ -369,14 +369,22 @@ async def test_a_pause_outlives_the_learner_until_its_owner_ends_it(tmp_path: Pa
     assert loop.rollouts.pauses == [True, False]
 
 
-async def test_a_pause_is_no_time_that_samplers_let_the_learner_wait(
+def stopped_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> tuple[Loop, list[float], asyncio.Future[list[Group]]]:
+    """A loop, its clock, and the batch that it waits for."""
     now = [1000.0]
     monkeypatch.setattr(steps_module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
     loop = Loop(tmp_path, steps=200)
     coming: asyncio.Future[list[Group]] = asyncio.get_running_loop().create_future()
     loop.rollouts.coming = coming
+    return loop, now, coming
+
+
+async def test_a_pause_is_no_time_that_samplers_let_the_learner_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, now, coming = stopped_clock(tmp_path, monkeypatch)
     running = asyncio.create_task(loop.steps.run())
     await loop.rollouts.asked.wait()
     await loop.set("paused", True)
@@ -392,11 +400,7 @@ async def test_a_pause_is_no_time_that_samplers_let_the_learner_wait(
 async def test_a_pause_within_a_step_leaves_its_figures_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(steps_module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
-    loop = Loop(tmp_path, steps=200)
-    coming: asyncio.Future[list[Group]] = asyncio.get_running_loop().create_future()
-    loop.rollouts.coming = coming
+    loop, now, coming = stopped_clock(tmp_path, monkeypatch)
     train = loop.training.train
 
     async def paused_within(groups: object) -> Trained:

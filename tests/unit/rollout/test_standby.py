@@ -139,6 +139,16 @@ async def test_questions_are_held_while_a_run_is_paused_and_answered_when_it_goe
         assert learner.service.taken == 1
 
 
+async def test_the_end_of_a_pause_alone_has_held_questions_answered_at_once() -> None:
+    async with serving(Learner()) as learner:
+        await learner.open()
+        learner.service.pause(True)
+        waiting = asyncio.create_task(leases_for(learner, learner_face.BOB, 1))
+        await learner.knows(learner_face.BOB)
+        learner.service.pause(False)
+        assert len(await asyncio.wait_for(waiting, WAIT_S / 4)) == 1
+
+
 async def test_a_sampler_that_is_barred_hears_why_and_once_let_in_is_asked_again() -> None:
     async with serving(Learner()) as learner:
         await learner.open()
