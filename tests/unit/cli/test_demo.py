@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from swarm.cli.demo import Demo, verdict
+from swarm.cli.demo import Demo, start_node, verdict
 from swarm.errors import EchoError, UserError
 from swarm.settings import DemoConfig
 
@@ -99,3 +100,10 @@ def test_the_page_is_named_and_opened_if_that_was_asked_for(opens: bool, monkeyp
     demo._show_page("")
     assert said == ["page http://127.0.0.1:1/?token=t"]
     assert opened == ["http://127.0.0.1:1/?token=t"] * opens
+
+
+async def test_what_a_node_prints_is_for_its_owner_alone(tmp_path: Path) -> None:
+    log = tmp_path / "learner.log"
+    process = await start_node(log, "--version")
+    await process.wait()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600

@@ -220,3 +220,12 @@ def test_the_page_of_a_run_that_is_led_is_named_and_that_it_has_none_is_one_line
     address.write_text('{"url": "", "token": "t"}')
     status, _, said = run(monkeypatch, capsys, "dashboard", str(run_dir))
     assert (status, said) == (2, f"echo-node: the run in {run_dir} is led now, without a page (--dashboard off)\n")
+
+
+def test_lines_that_are_meant_to_be_shipped_have_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, said = Lines(), "page http://127.0.0.1:7/?token=secret"
+    monkeypatch.setattr(cli, "_lines", lines)
+    assert cli._without_token(said) == said
+    lines.role = "learner"
+    assert cli._without_token(said) == "page http://127.0.0.1:7/ (dashboard.json in the run directory has its token)"
+    assert cli._without_token("step 3: it learns") == "step 3: it learns"

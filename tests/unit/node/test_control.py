@@ -6,7 +6,7 @@ import asyncio
 import socket
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,9 @@ from swarm.cli.runs import _the_running_one
 from swarm.errors import UserError
 from swarm.node import control as control_module
 from swarm.node.control import LINE_BYTES, SOCKET, ask_for, control, is_served
+from swarm.node.steps import Steps
 from swarm.rollout.journal.journal import JournalFailed
+from tests.unit.report.test_terminal import early_learner
 
 
 async def change(request: dict[str, Any]) -> str:
@@ -137,3 +139,39 @@ async def test_where_no_socket_can_be_a_node_that_joined_goes_on_and_says_so(
     with pytest.raises(PermissionError):
         async with control(tmp_path, change):
             pass
+
+
+class Changed:
+    """The steps of a learner that runs."""
+
+    is_paused = False
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any, str]] = []
+
+    async def change(self, key: str, value: Any, *, by: str) -> str:
+        self.asked.append((key, value, by))
+        return f"{key} is {value}"
+
+    def request_stop(self) -> str:
+        return "the end of step 4 and its checkpoint"
+
+
+async def test_a_learner_is_changed_only_while_it_takes_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, steps = early_learner(tmp_path), Changed()
+    with pytest.raises(UserError, match="the learner is starting: nothing can be changed now"):
+        await node.change({"paused": "true"}, by="page")
+    node._steps, node._state = cast(Steps, steps), "running"
+    assert await node.change({"max-staleness": "3", "paused": True}, by="page") == "max_staleness is 3\npaused is True"
+    assert steps.asked == [("max_staleness", 3, "page"), ("paused", True, "page")]
+    with pytest.raises(UserError, match="that is the learner itself"):
+        await node.change({"refuse": node._network.key.node_id}, by="socket")
+    with monkeypatch.context() as full:
+        full.setattr(node, "_fault", lambda: "the disk is full")
+        with pytest.raises(UserError, match="the learner is paused: the disk is full"):
+            await node.change({"paused": False}, by="socket")
+    assert len(steps.asked) == 2
+    assert await node.change({"stop": "after-step"}, by="socket") == "stop is after-step"
+    assert (node.is_stopped, node._state) == (True, "stopping")
+    with pytest.raises(UserError, match="the learner is stopping: nothing can be changed now"):
+        await node.change({"paused": False}, by="socket")

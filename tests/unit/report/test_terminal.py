@@ -21,9 +21,8 @@ from swarm.settings import LeadConfig
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.fixture
-def early(tmp_path: Path) -> dict[str, Any]:
-    """The status of a learner that has not loaded its model yet."""
+def early_learner(tmp_path: Path) -> LearnerNode:
+    """A learner that has not loaded its model yet."""
     node = LearnerNode(LeadConfig(run_dir=tmp_path), lambda line: None)
     node._network = NodeNetwork(
         tmp_path, "learner", NetworkSettings(host="127.0.0.1", port=7700), say=print, emit=lambda kind, **fields: None
@@ -32,7 +31,12 @@ def early(tmp_path: Path) -> dict[str, Any]:
     node._journal = Journal(tmp_path, group_size=2)
     node._recorded = RecordedRun(next_batch=0, opened=0, groups=(), published=None, bound=None)
     node._build(node._network)
-    return node.status()
+    return node
+
+
+@pytest.fixture
+def early(tmp_path: Path) -> dict[str, Any]:
+    return early_learner(tmp_path).status()
 
 
 @pytest.fixture
