@@ -42,7 +42,7 @@ def test_a_complaint_is_seen(browser: Browser, script: str, words: str) -> None:
     with watched(browser) as page:
         _served(page, script)
         page.open("http://here.test/")
-        page.page.wait_for_function("document.readyState == 'complete'")
+        page.page.wait_for_function("() => document.readyState == 'complete'")
         assert any(words in line for line in page.complaints()), page.complaints()
 
 
@@ -50,7 +50,7 @@ def test_a_request_elsewhere_is_seen(browser: Browser) -> None:
     with watched(browser) as page:
         _served(page, "fetch('http://there.test/count', {mode: 'no-cors'}).finally(() => window.asked = true)")
         page.open("http://here.test/")
-        page.page.wait_for_function("window.asked")
+        page.page.wait_for_function("() => window.asked")
         assert page.elsewhere() == ["http://there.test/count"]
 
 
@@ -60,7 +60,7 @@ def test_what_moves_by_itself_and_what_sticks_out_is_measured(browser: Browser) 
     with watched(browser) as page:
         _served(page, script)
         page.open("http://here.test/")
-        page.page.wait_for_function("window.shifted > 0")
+        page.page.wait_for_function("() => window.shifted > 0")
         assert page.overflow_px() > 3000
 
 
