@@ -28,6 +28,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
 MAX_TOKENS = 131_072  # Of a prompt or completion: the largest context of current open models
+MAX_TURNS = 512  # Of an episode: a long game of chess, or an afternoon of a coding agent
+MAX_SEATS = 8  # Players of an episode
 MAX_PARTS = 16  # Rewards of one completion, each a column of the metrics
 PART_NAME_LENGTH = 64
 
@@ -108,10 +110,25 @@ class SampleSpec(Message, frozen=True):
     attempt: Count = 0
 
 
+class Play(Message, frozen=True):
+    """What a sampler needs to play an episode by itself: a `task` of this package whose environment hides nothing, the
+    prompt that names how it begins, and its limits. With `is_chat`, turns are put into the model's chat template, with
+    its `arguments` (JSON) and the time at which the run `began` (ISO 8601)."""
+
+    task: Annotated[str, msgspec.Meta(max_length=200)]
+    prompt_id: Id
+    max_turns: Annotated[int, msgspec.Meta(ge=1, le=MAX_TURNS)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    is_chat: bool = False
+    began: Annotated[str, msgspec.Meta(max_length=40)] = ""
+    arguments: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+
+
 class Lease(Message, frozen=True):
     """The learner's permission for one sampler to draw certain samples of one prompt.
 
-    `time_limit_s` counts from receipt: samplers and learner never compare clocks.
+    `time_limit_s` counts from receipt: samplers and learner never compare clocks. Of an episode, turn number `turn` is
+    to be drawn, and the prompt is all that its player has read and said before; with `play`, all turns are.
     """
 
     swarm: Id
@@ -123,6 +140,8 @@ class Lease(Message, frozen=True):
     rules: SamplingRules
     min_version: VersionId
     time_limit_s: Seconds
+    turn: Count = 0
+    play: Play | None = None
 
 
 class Span(Message, frozen=True):
@@ -133,10 +152,26 @@ class Span(Message, frozen=True):
     end: Count
 
 
+class Turn(Message, frozen=True):
+    """Tokens start..end (exclusive) of an episode: what `node` drew in one go as player `seat`. `reward` is what the
+    environment gave this player from then until its next turn."""
+
+    start: Count
+    end: Count
+    node: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    reward: float = 0.0
+    seat: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEATS)] = 0
+
+
 class Rollout(Message, frozen=True):
     """One completion. Arrays are little-endian bytes: int32 ids, float32 behaviour log-probs.
 
     A failed generation has finish "failed", no tokens and a reason; it is never trained on.
+
+    An episode of several turns names them in order; its other tokens are the environment's, which no span covers and
+    whose log-probs are 0. Its players' tokens stand one player after the other, and `seats` says where each begins. The
+    first player's tokens follow the prompt, every other's are all that it reads. It is finished by "length" if it
+    reached a limit of turns or tokens.
     """
 
     group_id: Id
@@ -146,6 +181,8 @@ class Rollout(Message, frozen=True):
     spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=1024)]
     finish: Finish
     reason: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    turns: Annotated[tuple[Turn, ...], msgspec.Meta(max_length=MAX_TURNS)] = ()
+    seats: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_SEATS)] = ()
 
     @property
     def rollout_id(self) -> str:
@@ -153,8 +190,13 @@ class Rollout(Message, frozen=True):
 
     @property
     def length(self) -> int:
-        """Completion tokens."""
+        """Completion tokens, an environment's included."""
         return len(self.token_ids) // 4
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that samplers drew."""
+        return sum(turn.end - turn.start for turn in self.turns) if self.turns else self.length
 
     @property
     def oldest(self) -> int | None:
@@ -182,6 +224,19 @@ class Score(Message, frozen=True):
 
     reward: float
     exact: bool
+    parts: Parts = msgspec.field(default_factory=dict)
+
+
+class Observed(Message, frozen=True):
+    """What an environment says to a turn, or to begin with. It is `seat`'s turn next, after it has read `token_ids`:
+    what is appended to its stream. `rewards` are by player, none is 0. At the end it is `done`, and `exact` if it was
+    solved; `parts` are figures of the episode so far, such as counts of tool errors."""
+
+    token_ids: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)] = b""
+    seat: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEATS)] = 0
+    rewards: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_SEATS)] = ()
+    done: bool = False
+    exact: bool = False
     parts: Parts = msgspec.field(default_factory=dict)
 
 

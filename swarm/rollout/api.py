@@ -51,6 +51,7 @@ from swarm.rollout.plane.effects import (
     NodeSilent,
     Refused,
     ScoreWanted,
+    StepWanted,
 )
 from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
@@ -465,6 +466,8 @@ class RolloutService:
                         self._evaluated.set_result(effect)
                 case _ if isinstance(effect, Record):
                     records.append(effect)
+                case StepWanted():
+                    raise AssertionError("no task has episodes yet")
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")
         self.tally.judged(judged, now=time.monotonic())

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from swarm.environments.base import Environment
 from swarm.types import Prompt, Score
 
 RewardKind = Literal["task", "random"]
@@ -64,6 +65,10 @@ class Task(Protocol):
     def score(self, prompt: Prompt, completion: str) -> Score:
         """The reward of a completion, from its text alone."""
         ...
+
+    def environment(self) -> Environment | None:
+        """A new environment that prompts' episodes are played in; None for a task of one turn, which is scored."""
+        return None
 
 
 def random_score(task: Task, prompt: Prompt, completion: str, seed: int) -> Score:

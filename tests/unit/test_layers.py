@@ -49,7 +49,7 @@ DATA = (
 )
 """Modules without IO that a core may build on."""
 
-PURE = (*DATA, "swarm.broadcast.version.codec", "swarm.tasks.base", "swarm.tasks.digits")
+PURE = (*DATA, "swarm.broadcast.version.codec", "swarm.environments.base", "swarm.tasks.base", "swarm.tasks.digits")
 """What a simulation may use besides cores."""
 
 IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")

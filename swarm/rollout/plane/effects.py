@@ -55,6 +55,24 @@ class ScoreWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepWanted:
+    """Have the environment of an `episode` answer the turns that it has not answered, then call `observed`.
+
+    `drawn` are the token ids (int32) of all its turns in order, of which the environment has answered `answered`. With
+    nothing drawn it is to begin. `episode` names this attempt, and no other in this life of the learner; `seed` is the
+    sample's. `nodes` drew the new turns."""
+
+    group_id: GroupId
+    index: int
+    episode: str
+    prompt: Prompt
+    seed: int
+    drawn: tuple[bytes, ...]
+    answered: int
+    nodes: tuple[NodeId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSilent:
     """A node missed three beats; its `samples` may be leased again."""
 
@@ -87,4 +105,15 @@ class Evaluated:
     scores: tuple[tuple[Score, ...], ...]
 
 
-Effect = Granted | Refused | Judged | ScoreWanted | NodeSilent | LeaseOverdue | GenerationFailed | Evaluated | Record
+Effect = (
+    Granted
+    | Refused
+    | Judged
+    | ScoreWanted
+    | StepWanted
+    | NodeSilent
+    | LeaseOverdue
+    | GenerationFailed
+    | Evaluated
+    | Record
+)
