@@ -19,6 +19,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
+from swarm.learner.advantages import rows_of
 from swarm.learner.batch import Row
 from swarm.learner.copies import Copies
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
@@ -26,7 +27,7 @@ from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.optimizer import AdamW
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
-from swarm.learner.update import Learning, Update, rows_of
+from swarm.learner.update import Learning, Update
 
 LONGEST = 12
 GROUPS, GROUP_SIZE = 6, 8

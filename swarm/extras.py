@@ -16,6 +16,7 @@ LIBRARIES = {
     "vllm": ("vllm",),
     "mlx": ("mlx", "mlx_lm"),
     "tasks": ("datasets", "math_verify", "reasoning_gym"),
+    "gymnasium": ("gymnasium",),
     "tensorboard": ("tensorboard",),
     "parquet": ("pyarrow",),
 }

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from swarm.errors import UserError
 from swarm.types import (
+    MAX_TURNS,
     BasePrecision,
     Freshness,
     KlPlace,
@@ -208,6 +209,22 @@ class LeadConfig(BaseModel):
     dynamic_sampling: Annotated[bool, RESUMED] = False
     overlong: Literal["keep", "mask", "punish"] = "keep"
     overlong_margin: Tokens | None = None
+    max_turns: Annotated[
+        int | None, Field(ge=1, le=MAX_TURNS), Flag(LEARNING, "Most turns of an episode.", "the environment's")
+    ] = None
+    max_episode_tokens: Annotated[
+        Tokens | None, Flag(LEARNING, "Most tokens of an episode after its prompt.", "the environment's")
+    ] = None
+    placement: Annotated[
+        Literal["learner", "sampler"],
+        Flag(LEARNING, "Where environments answer: sampler is for those of this package that hide nothing."),
+        RESUMED,
+    ] = "learner"
+    credit: Annotated[
+        Literal["episode", "turn"],
+        Flag(LEARNING, "What a turn is judged by: its episode, or what follows it."),
+    ] = "episode"
+    turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     tokens_per_micro_batch: Annotated[
         int | None, Field(ge=16, le=1 << 24), Flag(MEMORY, "Most tokens in one forward pass.", "chosen"), RESUMED
@@ -489,9 +506,13 @@ class DemoConfig(BaseModel):
         int, Field(ge=0, le=100), Flag(MOST, "How many times to SIGKILL the learner at a random moment and resume it.")
     ] = 0
     kill_seed: Annotated[int | None, Flag(MOST, "Seed of those moments, to repeat a former demo.", "random")] = None
+    environment: Annotated[
+        Literal["frozen-lake"] | None,
+        Flag(MOST, "Learn to act in it, turn by turn, instead of copying digits.", "none"),
+    ] = None
     reward: Annotated[Literal["task", "random"], Flag(MOST, "random is a control, which must not learn.")] = "task"
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of the model and of everything that is drawn.")] = 0
-    max_staleness: Annotated[Bound, Flag(MOST, "The bound S.")] = 2
+    max_staleness: Annotated[Bound, Flag(MOST, "The bound S; of an --environment at most 1.")] = 2
     adapter: Annotated[
         int | None, Field(ge=1, le=1024), Flag(MOST, "Rank: train an adapter of tiny-warm instead of a model.", "none")
     ] = None
@@ -506,6 +527,8 @@ class DemoConfig(BaseModel):
     def _fits_together(self) -> Self:
         if self.engine == "all" and self.samplers < 3:
             raise ValueError("--engine all needs a sampler for each of three engines: --samplers 3 or more")
+        if self.environment is not None and self.adapter is not None:
+            raise ValueError("--environment is learned from nothing: leave --adapter out")
         return self
 
     @property

@@ -38,7 +38,7 @@ Parts = Annotated[
 ]
 
 Role = Literal["learner", "sampler", "relay"]
-Purpose = Literal["train", "eval"]
+Purpose = Literal["train", "eval", "ask"]
 Finish = Literal["stop", "length", "failed"]
 BasePrecision = Literal["bf16", "nf4"]
 Rounding = Literal["none", "fp8", "int8", "int4"]
@@ -160,7 +160,7 @@ class Turn(Message, frozen=True):
     end: Count
     node: Annotated[str, msgspec.Meta(max_length=64)] = ""
     reward: float = 0.0
-    seat: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEATS)] = 0
+    seat: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEATS - 1)] = 0
 
 
 class Rollout(Message, frozen=True):
@@ -233,7 +233,7 @@ class Observed(Message, frozen=True):
     solved; `parts` are figures of the episode so far, such as counts of tool errors."""
 
     token_ids: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)] = b""
-    seat: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEATS)] = 0
+    seat: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEATS - 1)] = 0
     rewards: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_SEATS)] = ()
     done: bool = False
     exact: bool = False

@@ -16,6 +16,7 @@ from swarm.broadcast.version.manifest import AdapterShape, Dtype, Layout, ModelF
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.rollout.journal.entries import Entry
 from swarm.rollout.plane.effects import Effect, Granted, Judged, Refused, ScoreWanted
+from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.leases import Group, LeaseTable, Sample
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import (
@@ -155,9 +156,15 @@ def open_group(table: LeaseTable, number: int, *, purpose: Purpose = "train", ve
 
 
 def new_plane(
-    *, max_staleness: int = 2, groups: int = 2, size: int = 2, newest: int | None = 0, eval_samples: int = 1
+    *,
+    max_staleness: int = 2,
+    groups: int = 2,
+    size: int = 2,
+    newest: int | None = 0,
+    eval_samples: int = 1,
+    episodes: EpisodeRules | None = None,
 ) -> RolloutPlane:
-    """A plane that has published `newest`."""
+    """A plane that has published `newest`, of episodes if their rules are given."""
     rules = PlaneRules(
         swarm=SWARM,
         run_seed=7,
@@ -169,6 +176,7 @@ def new_plane(
         vocab_size=VOCAB,
         beat_s=1.0,
         lease_time_limit_s=60.0,
+        episodes=episodes,
     )
     plane = RolloutPlane(rules, prompts=prompt)
     if newest is not None:

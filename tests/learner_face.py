@@ -19,6 +19,7 @@ from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.messages import Did, Offer
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import RolloutPlane
+from swarm.rollout.scoring import Stepper
 from swarm.rollout.tally import SamplerWatch
 from swarm.types import Address, NodeId, RewardFailure, Rounding, Score, Unscored
 from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
@@ -68,8 +69,8 @@ class Learner(SamplerWatch):
         """Calls signed by `node`, which name it, or `named` in its place, and this class of engine."""
         return RolloutClient(self.peers[node], named or node, self.key.public_bytes, engine_class=lambda: engine)
 
-    async def open(self) -> None:
-        self.service.open(self.plane, self._score, self.journal)
+    async def open(self, stepper: Stepper | None = None) -> None:
+        self.service.open(self.plane, self._score, self.journal, stepper=stepper)
         await self.service.published(v(0))
 
     def offered(self, node: NodeId, offer: Offer) -> None:

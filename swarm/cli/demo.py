@@ -22,14 +22,15 @@ from rich.console import Console
 from swarm.broadcast.publishing import base_of_file
 from swarm.broadcast.store.place import sweep
 from swarm.broadcast.version.manifest import read_layout
-from swarm.cli.runs import verify_directory
+from swarm.cli.runs import readers_of, verify_directory
 from swarm.dashboard.server import url_of
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.net.client import PeerClient, plain_address
-from swarm.node.rundir import LOGS
+from swarm.node.rundir import LOGS, resumed_config
 from swarm.report.charts import Chart, Curve, picture
 from swarm.report.figures import Column
 from swarm.report.live import LiveView
+from swarm.report.samples import last_episode
 from swarm.rollout.journal.verify import Report
 from swarm.sampler.choice import choose_engine, gpu_build
 from swarm.settings import TINY_WARM, DemoConfig
@@ -46,6 +47,22 @@ BEAT_S = 1.0  # Beats on one machine cost nothing, and a killed sampler is notic
 TARGET = 0.95  # Held-out exact match at which the demo stops; it promises 0.9
 LEARNED = 0.9
 EVAL_PROMPTS = 500  # A share of 0.95 is then known to 0.02 (two standard deviations); with 100, the default, to 0.04
+
+COPIES = "copies digits that it never trained on"
+SOLVES = "finds its way from where it never trained"
+
+LAKE_STEPS, LAKE_BOUND = 100, 1
+LAKE = """eval_prompts = 100
+eval_samples = 2
+held_out_share = 0.1
+groups_per_step = 32
+group_size = 8
+learning_rate = 2e-3
+warmup_steps = 5
+credit = "turn"
+turn_discount = 0.3
+"""
+"""Held-out starts are played twice, as training draws: who always makes the likeliest move may go in a circle."""
 
 STARTING_S = 5.0
 """Half of the kills come within this time of a learner's start: it is loading its model and repeating the batches since
@@ -102,6 +119,16 @@ class Demo:
             self._say(f"breach: {breach}")
         return self._finish(time.monotonic() - began, report)
 
+    @property
+    def _steps(self) -> int:
+        return min(self._options.steps, LAKE_STEPS) if self._options.environment else self._options.steps
+
+    @property
+    def _bound(self) -> int:
+        return (
+            min(self._options.max_staleness, LAKE_BOUND) if self._options.environment else self._options.max_staleness
+        )
+
     def _show_page(self, page: str) -> None:
         if page:
             self._say(f"page {page}")
@@ -117,9 +144,11 @@ class Demo:
             raise UserError(f"{self._run_dir} holds another demo: choose another --run-dir") from error
         # A learner that will be killed checkpoints often, so that some kills hit a checkpoint that is being written.
         often = "checkpoint_every_steps = 10\n" if options.kill_learner else ""
-        config.write_text(f'beat_s = {BEAT_S}\nschedule = "linear"\neval_prompts = {EVAL_PROMPTS}\n{often}')
-        flags = ["--config", config, "--steps", options.steps, "--max-staleness", options.max_staleness]
+        what = LAKE if options.environment else f"eval_prompts = {EVAL_PROMPTS}\n"
+        config.write_text(f'beat_s = {BEAT_S}\nschedule = "linear"\n{what}{often}')
+        flags = ["--config", config, "--steps", self._steps, "--max-staleness", self._bound]
         flags += ["--reward", options.reward, "--seed", options.seed, "--target", TARGET, "--run-dir", self._run_dir]
+        flags += ["--task", options.environment] if options.environment else []
         if options.adapter is not None:
             flags += ["--model", TINY_WARM, "--adapter", options.adapter]
         return ["lead", "--host", "127.0.0.1", "--port", "0", *map(str, flags)]
@@ -254,11 +283,13 @@ class Demo:
         learned = held_out[-1]["exact_match"] >= LEARNED
         picture = self._draw(held_out)
         unchanged = self._is_base_unchanged()
-        self._say(
-            f"exact match on {EVAL_PROMPTS} held-out numbers {held_out[0]['exact_match']:.3f} -> "
-            f"{held_out[-1]['exact_match']:.3f} in {final['step']} steps and {wall_s:.0f} s"
-        )
-        self._say(verdict(learned=learned, control=self._options.reward == "random", steps=self._options.steps))
+        if self._options.environment:
+            self._show_episode()
+        what = "success from held-out starts" if self._options.environment else f"exact match on {EVAL_PROMPTS} numbers"
+        before, after = held_out[0]["exact_match"], held_out[-1]["exact_match"]
+        self._say(f"{what} {before:.3f} -> {after:.3f} in {final['step']} steps and {wall_s:.0f} s")
+        did = SOLVES if self._options.environment else COPIES
+        self._say(verdict(did, learned=learned, control=self._options.reward == "random", steps=self._steps))
         for line in next_steps(self._run_dir, picture):
             self._say(line)
         verdicts = final["verdicts"]
@@ -271,6 +302,7 @@ class Demo:
             "held_out_before": held_out[0]["exact_match"],
             "held_out_after": held_out[-1]["exact_match"],
             "steps": final["step"],
+            "turns_per_rollout": final["metrics"].get("episode/turns/mean", 1.0),
             "wall_s": round(wall_s, 2),
             "verified": not report.breaches,
             "rollouts_accepted": report.accepted,
@@ -285,6 +317,15 @@ class Demo:
             "run_dir": str(self._run_dir),
             "picture": str(picture),
         }
+
+    def _show_episode(self) -> None:
+        config = resumed_config(self._run_dir, {}, finished=True)
+        try:
+            lines = last_episode(self._run_dir, lambda: readers_of(self._run_dir, config))
+        except UserError as fault:
+            lines = [f"no episode can be shown: {fault}"]
+        for line in lines:
+            self._say(line)
 
     def _is_base_unchanged(self) -> bool:
         """Whether the last version has the frozen weights that the run began with; True without an adapter."""
@@ -303,7 +344,8 @@ class Demo:
         path = self._run_dir / "learning.svg"
         chart = Chart(title="Learning", unit="share", curves=curves, floor=0, ceiling=1)
         who = "A random tiny model" if self._options.adapter is None else "An adapter of a tiny model that was taught"
-        path.write_text(picture("Copy four digits", f"{who} learns from its samplers.", [chart]))
+        title = "Cross a frozen lake" if self._options.environment else "Copy four digits"
+        path.write_text(picture(title, f"{who} learns from its samplers.", [chart]))
         return path
 
     def _log_tail(self, name: str) -> str:
@@ -365,11 +407,11 @@ def last_words(log: Path) -> str:
     return f"{' | '.join(said(log)[-2:]) or 'it said nothing'} (log: {log})"
 
 
-def verdict(*, learned: bool, control: bool, steps: int) -> str:
-    """Return in a line what a demo has shown."""
+def verdict(did: str = COPIES, *, learned: bool, control: bool, steps: int) -> str:
+    """Return in a line what a demo has shown. `did` says what a version does that learned."""
     match learned, control:
         case True, False:
-            return "It learned: the last version copies digits that it never trained on."
+            return f"It learned: the last version {did}."
         case False, True:
             return "It did not learn, and that is the success: the reward was random, so there was nothing to learn."
         case True, True:

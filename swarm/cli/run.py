@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from swarm import __version__
+from swarm.cli.chat import chat
 from swarm.cli.machine import doctor, service_app
 from swarm.cli.options import Sections, with_settings
 from swarm.cli.own import finish, leave, limits, logs, pause, resume
@@ -237,6 +238,7 @@ app.command()(audit)
 app.command()(verify)
 app.command()(report)
 app.command()(dashboard)
+app.command()(chat)
 app.command()(plan)
 app.command()(simulate)
 app.command()(redteam)

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swarm.learner.checkpoint.files import Checkpoint
     from swarm.rollout.journal.verify import Report
     from swarm.settings import LeadConfig
-    from swarm.types import Prompt
+    from swarm.tasks.base import Read
 
 RunDirectory = Annotated[Path, typer.Argument(help="The run's directory.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
@@ -156,6 +156,7 @@ def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str,
         groups_per_step=config.groups_per_step,
         group_size=config.group_size,
         checkpoints=[(checkpoint.step, checkpoint.lineage) for checkpoint in found],
+        is_control=config.reward == "random",
     )
     return report, found, damaged
 
@@ -168,7 +169,7 @@ def export_rollouts(
     """Write the rollouts of a run as a data set, with prompts, texts, rewards and what became of them."""
     from swarm.rollout.journal.export import export_rollouts as write
 
-    prompt, decode_text = _readers(run_dir, _config(run_dir))
+    prompt, decode_text, _ = readers_of(run_dir, _config(run_dir))
     done = write(run_dir, to, prompt=prompt, decode_text=decode_text)
     left_out = f"; {done.left_out} whose tokens are not kept any more were left out" if done.left_out else ""
     typer.echo(f"{done.rollouts} rollouts in {to}{left_out}")
@@ -212,7 +213,7 @@ def report(
     from swarm.report.page import write_report
 
     config = _config(run_dir)
-    path, fault = write_report(run_dir, to, lambda: _readers(run_dir, config))
+    path, fault = write_report(run_dir, to, lambda: readers_of(run_dir, config))
     if fault:
         typer.echo(f"echo-node: {fault}", err=True)
     typer.echo(f"report in {path}")
@@ -245,7 +246,7 @@ def dashboard(
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        asyncio.run(serve_files(Run(directory=run_dir, readers=lambda: _readers(run_dir, config)), port, say))
+        asyncio.run(serve_files(Run(directory=run_dir, readers=lambda: readers_of(run_dir, config)), port, say))
     except KeyboardInterrupt:
         return
 
@@ -256,7 +257,7 @@ def _config(run_dir: Path) -> LeadConfig:
     return resumed_config(run_dir, {}, finished=True)
 
 
-def _readers(run_dir: Path, config: LeadConfig) -> tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]:
+def readers_of(run_dir: Path, config: LeadConfig) -> Read:
     """Return functions for the run's prompts by number, with token ids, and for the text of token ids."""
     from swarm.node.prompts import check_data, open_prompts, open_task, read_record
 
@@ -266,7 +267,7 @@ def _readers(run_dir: Path, config: LeadConfig) -> tuple[Callable[[int], Prompt]
     task = open_task(config)
     check_data(run_dir, task)
     prompts = open_prompts(config, task, files, record, say=lambda line: None)
-    return prompts, prompts.decode
+    return prompts, prompts.decode, prompts.boards
 
 
 def _the_running_one() -> Path:

@@ -7,18 +7,20 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from swarm.errors import UserError
-from swarm.types import printable
+from swarm.types import Score, printable
 
 if TYPE_CHECKING:
+    from swarm.environments.base import Environment
     from swarm.node.prompts import Prompts
     from swarm.settings import LeadConfig
     from swarm.tasks.base import Task
-    from swarm.types import Prompt, Score
+    from swarm.types import Prompt
 
 WRONG = "this is not the answer"  # Scored to show what a wrong answer earns
 MAX_SHOWN = 2000  # Characters of a prompt that are shown
@@ -37,11 +39,12 @@ def list_tasks(context: typer.Context) -> None:
     """List the tasks, a line each."""
     if context.invoked_subcommand is not None:
         return
-    from swarm.tasks import KINDS, TASKS, load_task
+    from swarm.tasks import ENVIRONMENTS, KINDS, TASKS, load_task
     from swarm.tasks.base import TaskOptions
     from swarm.tasks.rewards import REWARDS
 
     rows = [(name, load_task(TaskOptions(name=name)).description) for name in TASKS]
+    rows += [(name, resolve_name(f"swarm.environments.{path}").description) for name, path in ENVIRONMENTS.items()]
     rows += [(f"{name}:{kind.rest}", kind.description) for name, kind in KINDS.items()]
     width = max(len(name) for name, _ in rows)
     for name, description in rows:
@@ -64,7 +67,7 @@ def try_task(
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of the run.")] = None,
 ) -> None:
-    """Show prompts and what answers to them earn. The answers: the right one, none and a wrong one, unless given."""
+    """Show prompts and what answers earn (the right one, none and a wrong one), or play an environment: type turns."""
     from swarm.node.prompts import Progress, open_task
     from swarm.settings import LeadConfig, load_config
 
@@ -77,12 +80,17 @@ def try_task(
     prompts = (
         list(found.held_out(count)) if held_out else [found.prompt(i) for i in range(min(count, found.size or count))]
     )
+    size = "without end" if found.size is None else f"{found.size:,} to train on"
+    typer.echo(f"{found.name}: {found.description}; prompts {size}")
+    if (environment := found.environment()) is not None:
+        for prompt in prompts:
+            typer.echo(f"\n{prompt.prompt_id}")
+            _play(environment, prompt, given or ([answer] * environment.max_turns if answer is not None else None))
+        return
     if given is not None and len(given) < len(prompts):
         raise UserError(
             f"{answers} has {len(given)} answers for {len(prompts)} prompts: a line for each, or a lower -n"
         )
-    size = "without end" if found.size is None else f"{found.size:,} to train on"
-    typer.echo(f"{found.name}: {found.description}; prompts {size}")
     reader = _reader(settings, found) if model is not None else None
     chosen = [[one] for one in given or []] or [[p.answer, "", WRONG] if answer is None else [answer] for p in prompts]
     asked = list(zip(prompts, chosen, strict=False))
@@ -104,13 +112,32 @@ def _show(prompt: Prompt, reader: Prompts | None) -> None:
     typer.echo(f"  answer: {_shown(prompt.answer)}")
 
 
+def _play(environment: Environment, prompt: Prompt, turns: Sequence[str] | None) -> None:
+    messages, total = environment.reset(int(prompt.prompt_id.rpartition("-")[2])), 0.0
+    for number in range(min(environment.max_turns, environment.max_turns if turns is None else len(turns))):
+        typer.echo("\n".join(f"  | {printable(line)}" for _, words in messages for line in words.splitlines()))
+        try:
+            text = (
+                typer.prompt(f"turn {number + 1}", default="", show_default=False) if turns is None else turns[number]
+            )
+        except typer.Abort:
+            return  # Ctrl-D
+        try:
+            step = environment.step(text)
+        except Exception as error:  # its author's program, who is the one that asks
+            raise UserError(f"step() raised {type(error).__name__}: {error}") from error
+        messages, total = step.messages, total + sum(step.rewards[:1])
+        typer.echo(f"  {_in_words(Score(reward=total, exact=step.solved, parts=dict(step.parts)))}  for {_shown(text)}")
+        if step.done:
+            break
+
+
 async def _show_scored(
     config: LeadConfig, asked: Sequence[tuple[Prompt, Sequence[str]]], reader: Prompts | None
 ) -> int:
     """Show prompts with what each of their answers earns in a reward process, as in a run. Return how many failed."""
     from swarm.node.checking import reward_pool
     from swarm.tasks.reward_pool import Completion
-    from swarm.types import Score
 
     def pass_on(printed: bytes) -> None:
         sys.stderr.buffer.write(printed)

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import Damaged, UserError
-from swarm.report.samples import Read
+from swarm.report.samples import conversation, versions_of
 from swarm.rollout.journal.index import FINISHES, reading
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, group_rows, rollout_rows
 from swarm.rollout.journal.segments import read_payload
+from swarm.tasks.base import Read
+from swarm.types import Rollout
 
 TEXT_CHARS = 20_000  # Of one text: more than anybody reads in a list
 ANSWER_CHARS = 2_000_000  # Of one answer: with a thousand rollouts in a group each is cut shorter
@@ -35,7 +37,8 @@ def read_groups(run_dir: Path, read: Read, *, before: int, count: int, step: int
                 if left <= 0:
                     break
                 one = _group(group, rollout_rows(journal, group.number), run_dir / SEGMENTS, read)
-                left -= sum(len(rollout["completion"]) for rollout in one["rollouts"])
+                texts = (t for r in one["rollouts"] for t in (r["completion"], *(turn["text"] for turn in r["turns"])))
+                left -= sum(map(len, texts))
                 lost += sum(rollout["lost"] for rollout in one["rollouts"])
                 found.append(one)
     except (Damaged, UserError) as fault:
@@ -70,6 +73,21 @@ def _rollout(group: GroupRow, row: RolloutRow, segments: Path, read: Read, chars
         "staleness": None if group.step is None else group.step - row.oldest,
         "spans": [[str(span.version), span.end - span.start] for span in rollout.spans] if rollout else [],
         "parts": {name[:64]: value for name, value in score.parts.items()} if score else {},
-        "completion": read[1](rollout.tokens().tolist())[:chars] if rollout else "",
+        "completion": read[1](rollout.tokens().tolist())[:chars] if rollout and not rollout.turns else "",
+        "turns": _turns(rollout, read, chars) if rollout else [],
         "lost": rollout is None,
     }
+
+
+def _turns(rollout: Rollout, read: Read, chars: int) -> list[dict[str, Any]]:
+    """An episode's texts until they have `chars`; what the environment said has no node."""
+    found: list[dict[str, Any]] = []
+    for seat, turn, text in conversation(rollout, read[1]) if rollout.turns else ():
+        found.append({"player": seat + 1 if rollout.seats else None, "text": text[:chars]})
+        if turn:
+            versions = [str(one) for one in versions_of(rollout, turn)[:32]]
+            found[-1] |= {"node": turn.node, "reward": turn.reward, "versions": versions}
+        chars -= len(text)
+        if chars <= 0:
+            break
+    return found

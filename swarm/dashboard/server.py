@@ -36,8 +36,9 @@ from swarm.node.timeline import Timeline
 from swarm.process import in_thread
 from swarm.report.figures import read_figures
 from swarm.report.page import render
-from swarm.report.samples import Read, read_journal
+from swarm.report.samples import read_journal
 from swarm.settings import dashboard_address
+from swarm.tasks.base import Read
 
 STATIC = Path(__file__).parent / "static"
 ADDRESS = "dashboard.json"  # In the run directory, for its owner alone: where the page is, and its token

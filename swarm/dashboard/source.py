@@ -30,8 +30,8 @@ from swarm.process import in_thread
 from swarm.report.figures import LINES_A_LOOK, MARKED, PASSING, Column, FigureFiles, Figures, Line
 from swarm.report.live import LOOK_SHARE
 from swarm.report.page import shown_config
-from swarm.report.samples import Read
 from swarm.rollout.changes import Changes
+from swarm.tasks.base import Read
 
 LOOK_S = 1.0  # Between two looks: figures change once a step
 EVENTS_SHOWN = 200  # Newest events in a snapshot; older ones are asked for

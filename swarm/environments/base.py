@@ -53,3 +53,7 @@ class Environment(Protocol):
     def step(self, text: str) -> Step:
         """Answer what the player whose turn it is has said. A new player's first messages are all that it reads."""
         ...
+
+    def board(self) -> str:
+        """Draw how things stand, for people; "" if the messages show it."""
+        return ""

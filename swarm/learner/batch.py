@@ -19,30 +19,40 @@ from swarm.learner.messages import ComputeRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One rollout, on the CPU. token_ids: [prompt + completion]; behaviour, mask, proximal, reference: [completion].
+    """One rollout, or what one player of an episode reads and says; on the CPU. token_ids: [prompt + completion].
 
-    `proximal` and `reference` are log-probs of the policy at the start of the step, and of the model that the run began
-    with; None where the objective asks for none. `sampler` is the node that claims `behaviour`.
+    `drawn` are the places in it of the tokens that count, in order: none of an environment's. None are all after the
+    prompt. behaviour, mask, proximal, reference, and an advantage that is not the same for all: [drawn]. `proximal` and
+    `reference` are log-probs of the policy at the start of the step, and of the model that the run began with; None
+    where the objective asks for none. `samplers` are the nodes that claim `behaviour`, and `drawn_by` says which one
+    does so of each token; None is the first.
     """
 
     token_ids: torch.Tensor
     prompt_tokens: int
     behaviour: torch.Tensor
     mask: torch.Tensor
-    advantage: float
+    advantage: float | torch.Tensor
     staleness: int
-    sampler: str = ""
+    samplers: tuple[str, ...] = ("",)
+    drawn: torch.Tensor | None = None
+    drawn_by: torch.Tensor | None = None
     proximal: torch.Tensor | None = None
     reference: torch.Tensor | None = None
+
+    @property
+    def places(self) -> torch.Tensor:
+        return torch.arange(self.prompt_tokens, len(self.token_ids)) if self.drawn is None else self.drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What one forward pass takes, and what the objective needs of every completion token, in order.
+    """What one forward pass takes, and what the objective needs of every drawn token, in order.
 
     token_ids, positions: [lines, width]; positions are None where each line holds one row. `places` are flat indices
-    into [lines * width] of the positions that predict the completion tokens; places, targets and all after them:
-    [tokens]. `counts` are the completion tokens of each row, and `numbers` say which rows they are.
+    into [lines * width] of the positions that predict the drawn tokens; places, targets and all after them: [tokens].
+    `counts` are the drawn tokens of each row, and `numbers` say which rows they are. `voices` number the samplers of
+    one row after those of another, `voices_of` says how many each row has.
     """
 
     token_ids: torch.Tensor
@@ -53,9 +63,11 @@ class MicroBatch:
     mask: torch.Tensor
     advantages: torch.Tensor
     staleness: torch.Tensor
+    voices: torch.Tensor
     proximal: torch.Tensor | None
     reference: torch.Tensor | None
     counts: tuple[int, ...]
+    voices_of: tuple[int, ...]
     numbers: tuple[int, ...]
 
     def by_row(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -103,7 +115,9 @@ def _cut(numbered: Sequence[Numbered], budget: int, *, packed: bool) -> list[lis
 def _micro_batch(numbered: Sequence[Numbered], device: torch.device, *, packed: bool) -> MicroBatch:
     numbers, rows = zip(*numbered, strict=True)
     lengths = [len(row.token_ids) for row in rows]
-    counts = tuple(length - row.prompt_tokens for row, length in zip(rows, lengths, strict=True))
+    drawn = [row.places for row in rows]
+    counts = tuple(map(len, drawn))
+    voices_of = tuple(len(row.samplers) for row in rows)
     if packed:
         token_ids = torch.cat([row.token_ids for row in rows])[None]
         positions = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
@@ -112,25 +126,34 @@ def _micro_batch(numbered: Sequence[Numbered], device: torch.device, *, packed: 
         token_ids = pad_sequence([row.token_ids for row in rows], batch_first=True)
         positions = None
         starts = [line * max(lengths) for line in range(len(rows))]
-    places = [
-        torch.arange(start + row.prompt_tokens - 1, start + length - 1)
-        for row, length, start in zip(rows, lengths, starts, strict=True)
-    ]
+    places = [start + own - 1 for own, start in zip(drawn, starts, strict=True)]
+    advantages = [_each(row.advantage, count) for row, count in zip(rows, counts, strict=True)]
+    before = accumulate(voices_of, initial=0)
+    voices = [at + _each(row.drawn_by, count) for row, count, at in zip(rows, counts, before, strict=False)]
     repeats = torch.tensor(counts)
     return MicroBatch(
         token_ids=token_ids.to(device),
         positions=positions,
         places=torch.cat(places).to(device),
-        targets=torch.cat([row.token_ids[row.prompt_tokens :] for row in rows]).to(device),
+        targets=torch.cat([row.token_ids[own] for row, own in zip(rows, drawn, strict=True)]).to(device),
         behaviour=torch.cat([row.behaviour for row in rows]).to(device),
         mask=torch.cat([row.mask for row in rows]).to(device),
-        advantages=torch.tensor([row.advantage for row in rows]).repeat_interleave(repeats).to(device),
+        advantages=torch.cat(advantages).to(device),
         staleness=torch.tensor([row.staleness for row in rows]).repeat_interleave(repeats).to(device),
+        voices=torch.cat(voices).to(device),
         proximal=_flat([row.proximal for row in rows], device),
         reference=_flat([row.reference for row in rows], device),
         counts=counts,
+        voices_of=voices_of,
         numbers=numbers,
     )
+
+
+def _each(value: float | torch.Tensor | None, count: int) -> torch.Tensor:
+    """The value of each token; None is the number 0."""
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.zeros(count, dtype=torch.long) if value is None else torch.full((count,), value)
 
 
 def _flat(parts: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor | None:

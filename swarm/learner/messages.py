@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.types import BasePrecision, KlPlace, Normalisation, ObjectiveName, OptimizerStates, Schedule
+from swarm.types import BasePrecision, KlPlace, Normalisation, ObjectiveName, OptimizerStates, Schedule, Turn
 
 
 class LearningRules(msgspec.Struct, frozen=True):
@@ -27,6 +27,8 @@ class LearningRules(msgspec.Struct, frozen=True):
     overlong: Literal["keep", "mask", "punish"] = "keep"
     overlong_margin: int = 0
     longest_completion: int = 0
+    credit: Literal["episode", "turn"] = "episode"
+    turn_discount: float = 1.0
 
 
 class ComputeRules(msgspec.Struct, frozen=True):
@@ -150,7 +152,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 class TrainRollout(msgspec.Struct, frozen=True):
     """One rollout as the trainer sees it. `staleness` is in learner steps; arrays as in types.Rollout. `truncated`: it
-    ended at the token limit. `mixed`: several versions drew it."""
+    ended at the token limit. `mixed`: several versions drew it. `turns` and `seats` are an episode's, as there."""
 
     token_ids: bytes
     logprobs: bytes
@@ -159,11 +161,18 @@ class TrainRollout(msgspec.Struct, frozen=True):
     truncated: bool = False
     mixed: bool = False
     sampler: str = ""
+    turns: tuple[Turn, ...] = ()
+    seats: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
-        """Completion tokens."""
+        """Completion tokens, an environment's included."""
         return len(self.token_ids) // 4
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that samplers drew."""
+        return sum(turn.end - turn.start for turn in self.turns) if self.turns else self.length
 
 
 class TrainGroup(msgspec.Struct, frozen=True):
@@ -184,8 +193,8 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 class Trained(msgspec.Struct, frozen=True):
     """Figures of the step, by TRL's names where TRL has one. `saved_step` and `save_fault` as in Saved; a fault is told
     once, here or there. An alarm whose reaction is "stop" asks the node to end the run. `withheld`: of each sampler,
-    how many rollouts were not trained on because of their claims. `mismatches`: of each sampler, the summed
-    k3 of its tokens that were compared at equal weights, in nats, and their number."""
+    how many rollouts, or what it drew of them, were not trained on because of their claims. `mismatches`: of each
+    sampler, the summed k3 of its tokens that were compared at equal weights, in nats, and their number."""
 
     metrics: dict[str, float]
     seconds: float

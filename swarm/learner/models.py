@@ -39,7 +39,7 @@ def tiny_tokenizer() -> Any:
     core.decoder = decoders.Fuse()
     core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", words["<bos>"])])
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", model_max_length=64
+        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", model_max_length=128
     )
 
 
@@ -53,7 +53,7 @@ def tiny_model(seed: int) -> Any:
         num_key_value_heads=2,
         # Small for its size, and the least that vLLM has a kernel for on CPUs.
         head_dim=32,
-        max_position_embeddings=64,
+        max_position_embeddings=128,
         initializer_range=0.05,
         tie_word_embeddings=True,
         pad_token_id=0,

@@ -1,124 +1,25 @@
-"""One learner step: rewards of groups to advantages, then a few optimiser steps over the rows. Reads top to bottom."""
+"""One learner step: a few optimiser steps over the rows of a batch. Reads top to bottom."""
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
 from swarm.audit.claims import Claim, Claims
 from swarm.errors import UserError
 from swarm.learner.adapter import WithoutAdapter
+from swarm.learner.advantages import all_rows, reward_figures, rows_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
-from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup, TrainRollout
+from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup
 from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_come, kl_to_reference, token_weights
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.types import Schedule
-
-ADVANTAGE_EPSILON = 1e-4  # Keeps a group of nearly equal rewards from dividing by nearly zero; TRL's value
-
-
-def group_advantages(rewards: torch.Tensor, normalisation: Literal["group", "none"] = "group") -> torch.Tensor:
-    """(r - mean) / (std + eps) over each group, or r - mean; shape [groups, samples].
-
-    GRPO, arXiv 2402.03300, section 4.1.2; without the division Dr. GRPO, arXiv 2503.20783. The std is the population's.
-    A group without variance gets zeros, so it moves nothing.
-    """
-    centred = rewards - rewards.mean(dim=1, keepdim=True)
-    if normalisation == "none":
-        return centred
-    return centred / (rewards.std(dim=1, keepdim=True, correction=0) + ADVANTAGE_EPSILON)
-
-
-def overlong_punishment(tokens: int, *, longest: int, margin: int) -> float:
-    """Soft overlong punishment of a completion of `tokens`, from 0 down to -1 at `longest` (DAPO, arXiv 2503.14476,
-    equation 13)."""
-    if tokens <= longest - margin:
-        return 0.0
-    return (longest - margin - tokens) / margin if tokens <= longest else -1.0
-
-
-def shaped_reward(rollout: TrainRollout, rules: LearningRules) -> float:
-    """What the advantages are made of."""
-    if rules.overlong != "punish":
-        return rollout.reward
-    length = rollout.length
-    return rollout.reward + overlong_punishment(length, longest=rules.longest_completion, margin=rules.overlong_margin)
-
-
-def rows_of(groups: Sequence[TrainGroup], rules: LearningRules) -> list[Row]:
-    """The rollouts that teach of the groups that have any variance, in order."""
-    rows: list[Row] = []
-    for group in groups:
-        if has_variance(group, rules):
-            rollouts = _teaching(group, rules)
-            rewards = torch.tensor([[shaped_reward(rollout, rules) for rollout in rollouts]], dtype=torch.float32)
-            advantages = group_advantages(rewards, rules.advantage_normalisation)[0].tolist()
-            pairs = zip(rollouts, advantages, strict=True)
-            rows += [_row(group.prompt_token_ids, rollout, advantage) for rollout, advantage in pairs]
-    return rows
-
-
-def has_variance(group: TrainGroup, rules: LearningRules) -> bool:
-    """False if all rollouts that teach have the same shaped reward: such a group is left out of the step."""
-    return len({shaped_reward(rollout, rules) for rollout in _teaching(group, rules)}) > 1
-
-
-def reward_figures(groups: Sequence[TrainGroup], rules: LearningRules) -> dict[str, float]:
-    """The batch's figures that need no model, by TRL's names. `reward` is the task's, whatever shapes it."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    rewards = torch.tensor([[rollout.reward for rollout in group.rollouts] for group in groups])
-    ages = [rollout.staleness for rollout in rollouts]
-    figures = {
-        "reward": rewards.mean().item(),
-        "reward_std": rewards.std(dim=1, correction=0).mean().item(),
-        "frac_reward_zero_std": sum(not has_variance(group, rules) for group in groups) / len(groups),
-        **_length_figures(rollouts),
-        "staleness/mean": sum(ages) / len(ages),
-        "staleness/max": float(max(ages)),
-    }
-    if rules.overlong == "punish":
-        figures["reward_shaped"] = sum(shaped_reward(rollout, rules) for rollout in rollouts) / len(rollouts)
-    return figures
-
-
-def _length_figures(rollouts: Sequence[TrainRollout]) -> dict[str, float]:
-    """In tokens. `terminated` are those that ended by themselves; 0 if none did."""
-    lengths = [rollout.length for rollout in rollouts]
-    terminated = [rollout.length for rollout in rollouts if not rollout.truncated]
-    return {
-        "completions/mean_length": sum(lengths) / len(lengths),
-        "completions/min_length": float(min(lengths)),
-        "completions/max_length": float(max(lengths)),
-        "completions/clipped_ratio": 1 - len(terminated) / len(rollouts),
-        "completions/mean_terminated_length": sum(terminated) / max(1, len(terminated)),
-    }
-
-
-def _teaching(group: TrainGroup, rules: LearningRules) -> list[TrainRollout]:
-    """The rollouts that carry loss. A masked one is not in the group's mean either: a reward that says nothing should
-    not move the others' advantages."""
-    return [rollout for rollout in group.rollouts if not (rules.overlong == "mask" and rollout.truncated)]
-
-
-def _row(prompt: tuple[int, ...], rollout: TrainRollout, advantage: float) -> Row:
-    return Row(
-        token_ids=torch.tensor([*prompt, *array("i", rollout.token_ids)], dtype=torch.long),
-        prompt_tokens=len(prompt),
-        behaviour=torch.tensor(array("f", rollout.logprobs)),
-        mask=torch.ones(rollout.length),
-        advantage=advantage,
-        staleness=rollout.staleness,
-        sampler=rollout.sampler,
-    )
-
 
 MAX_TOKEN_KL = 5.0  # Of one token in mismatch_kl, in nats. More only says that the two know nothing of each other
 
@@ -180,7 +81,7 @@ class Update:
     def compare(self, groups: Sequence[TrainGroup], weights: dict[str, torch.Tensor]) -> list[Mismatch]:
         """How far the claims of all rollouts are from the log-probs of a model with other `weights`, by one rank alone.
         Before a step, while there are no gradients: the weights take no more memory than these will."""
-        rows = [_row(group.prompt_token_ids, rollout, 0.0) for group in groups for rollout in group.rollouts]
+        rows = all_rows(groups)
         found: dict[int, torch.Tensor] = {}
         for part in micro_batches(rows, self._command.compute, self._at.device):
             with torch.compiler.set_stance("force_eager"):  # To compile layers for other weights would take minutes
@@ -237,10 +138,11 @@ class Update:
             shares = token_weights(part.counts, self._command.learning, tokens=tokens, rollouts=len(rows))
             read, distance = self._accumulate(part, shares, own, is_last=number == len(passes))
             if number <= len(parts):
-                distances |= {places[row]: one for row, one in zip(part.numbers, distance.cpu(), strict=True)}
+                of_rows = zip(part.numbers, distance.cpu().split(part.voices_of), strict=True)
+                distances |= {places[row]: own for row, own in of_rows}
             if is_first and number <= len(parts):
-                of_rows = _mismatch_sums(read, part, self.alarms.state.unchanged_steps)
-                apart |= {places[row]: both for row, both in of_rows.items()}
+                sums_of = _mismatch_sums(read, part, self.alarms.state.unchanged_steps)
+                apart |= {places[row]: both for row, both in sums_of.items()}
             self._at.progress()
         found = self._at.ranks.add_up(dict(own))
         mismatch = None
@@ -248,7 +150,7 @@ class Update:
             compared = self._compared(rows, apart)
             self.compared += compared
             found |= _mismatch_figure(compared)
-            mismatch = typical_mismatch(compared, rollouts=len(rows))
+            mismatch = typical_mismatch(compared, rollouts=sum(len(row.samplers) for row in rows))
         norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)
         if self.alarms.is_fit(gradient_norm=norm, mismatch_kl=mismatch):
             # A checkpoint of what this changes may still be on its way to the host.
@@ -262,19 +164,27 @@ class Update:
             for name, value in found.items():
                 sums[name] += value
         merged = self._at.ranks.merge(distances)
-        return [Claim(rows[place].sampler, rows[place].staleness, float(merged[place])) for place in sorted(merged)]
+        return [
+            Claim(sampler, rows[place].staleness, far)
+            for place in sorted(merged)
+            for sampler, far in zip(rows[place].samplers, merged[place].tolist(), strict=True)
+        ]
 
     def _compared(self, rows: Sequence[Row], own: dict[int, torch.Tensor]) -> list[Mismatch]:
         """The rows of all ranks that were drawn with the present weights; the same list on every rank."""
         found = self._at.ranks.merge(own)
-        both = [(rows[place].sampler, *found[place].tolist()) for place in sorted(found)]
-        return [Mismatch(sampler=sampler, nats=nats, tokens=tokens) for sampler, nats, tokens in both if tokens]
+        return [
+            Mismatch(sampler=sampler, nats=nats, tokens=tokens)
+            for place in sorted(found)
+            for sampler, (nats, tokens) in zip(rows[place].samplers, found[place].tolist(), strict=True)
+            if tokens
+        ]
 
     def _accumulate(
         self, part: MicroBatch, shares: Sequence[float], sums: Sums, *, is_last: bool
     ) -> tuple[TokenFigures, torch.Tensor]:
-        """Forward and backward of one micro-batch, without rollouts that are not believed; what the forward pass gave,
-        and how far the claims of each row are from that. `shares`: what a token of each row counts for."""
+        """Forward and backward of one micro-batch, without claims that are not believed; what the forward pass gave,
+        and how far the claims of each voice are from that. `shares`: what a token of each row counts for."""
         rules = self._command.learning
         read = self._at.policy.read(part)
         distances, believed = _believed(read, part, self.claims)
@@ -368,21 +278,20 @@ def _mismatch_figure(compared: Sequence[Mismatch]) -> dict[str, float]:
 
 @torch.no_grad()
 def _believed(read: TokenFigures, part: MicroBatch, claims: Claims) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distance of each row's claims, and for each token 0 if its row's is beyond the limit, else 1."""
-    counts = torch.tensor(part.counts, device=part.mask.device)
-    rows = torch.arange(len(counts), device=part.mask.device).repeat_interleave(counts)
+    """The distance of each voice's claims, and for each token 0 if its voice's is beyond the limit, else 1."""
     off = (read.logprobs - part.behaviour).abs()
-    distances = torch.zeros(len(counts), device=off.device).index_add_(0, rows, off) / counts
+    counts = part.voices.bincount(minlength=sum(part.voices_of))
+    distances = torch.zeros(len(counts), device=off.device).index_add_(0, part.voices, off) / counts
     ages, of_tokens = part.staleness.unique(return_inverse=True)
     limits = torch.tensor([claims.limit(int(age)) for age in ages.tolist()], device=off.device)
     # What is not a number is left to the alarms: weights are to blame for it.
-    return distances, (~(distances[rows] > limits[of_tokens])).to(part.mask.dtype)
+    return distances, (~(distances[part.voices] > limits[of_tokens])).to(part.mask.dtype)
 
 
 @torch.no_grad()
 def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> dict[int, torch.Tensor]:
-    """Distance between the engine's and the learner's log-probs, for each row: [its sum, its tokens]. Only tokens drawn
-    with the learner's present weights count: their version is at most `unchanged_steps` old.
+    """Distance between the engine's and the learner's log-probs, for each row: [samplers, 2], its sum and its tokens.
+    Only tokens drawn with the learner's present weights count: their version is at most `unchanged_steps` old.
 
     The estimator r - 1 - log r of KL(behaviour, learner) is never negative (Schulman's k3). It is bounded, so that no
     claim drowns the others.
@@ -390,8 +299,10 @@ def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -
     same = part.mask * (part.staleness <= unchanged_steps)
     log_ratio = read.logprobs - part.behaviour
     kl = (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
-    rows = part.by_row(torch.stack([kl * same, same], dim=1).cpu())
-    return {row: values.sum(0) for row, values in rows.items()}
+    sums, voices = part.by_row(torch.stack([kl * same, same], dim=1).cpu()), part.by_row(part.voices.cpu())
+    for row, values in sums.items():
+        sums[row] = torch.stack([values[voices[row] == voice].sum(0) for voice in voices[row].unique()])
+    return sums
 
 
 def check_rules(rules: LearningRules) -> None:

@@ -14,7 +14,7 @@ import asyncio
 import json
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ import msgspec
 from swarm.audit.auditor import KEPT_EVIDENCE, Auditor, Calibration, Caught, Finding
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.rundir import write_json
-from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes
+from swarm.rollout.plane.episodes import Drawn, drawn_parts
+from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes, Sample, seat_seed
 from swarm.types import NodeId, Rollout, Span, VersionId
 
 TIME_SHARE = 0.015
@@ -69,8 +70,10 @@ def note_refused(run_dir: Path, node: NodeId, *, step: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A rollout to be drawn again. Its sampler is new or suspicious if all of its rollouts are, `in_full`."""
+    """A rollout to be drawn again, or a turn of an episode, by its `name`. Its sampler is new or suspicious if all of
+    its rollouts are, `in_full`."""
 
+    name: str
     node: NodeId
     prompt_token_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
@@ -87,7 +90,7 @@ class Chosen:
     def described(self, missed: int, distance: float) -> dict[str, Any]:
         """Return it as evidence, with all that drawing it again takes but the weights."""
         return {
-            "rollout": self.rollout.rollout_id,
+            "rollout": self.name,
             "version": ", ".join(str(span.version) for span in self.rollout.spans),
             "seed": self.seed,
             "missed_tokens": missed,
@@ -147,21 +150,24 @@ class Auditing:
 
     def unseen(self, batch: Sequence[Group]) -> list[Chosen]:
         """Return what of the batch is to be audited and has not been."""
-        self._seen &= {(s.rollout.rollout_id, s.author) for g in batch for s in g.samples if s.rollout and s.author}
-        found: list[Chosen] = []
-        chosen = Counter[NodeId]()
+        drawn: defaultdict[tuple[str, NodeId], list[tuple[Group, Sample, Drawn]]] = defaultdict(list)
         for group in batch:
             for sample in group.samples:
-                rollout, node = sample.rollout, sample.author
-                assert rollout is not None
-                assert node is not None
-                if (rollout.rollout_id, node) in self._seen or (self._redraws and sample.restored):
-                    continue
-                share = self._auditor.share(node, self._class_of(node), chosen=chosen[node])
-                if self._may_spend(share) and self._auditor.is_chosen(rollout.rollout_id, share):
-                    asked = (group.prompt.token_ids, group.rules.stop_token_ids, rollout, sample.spec.seed)
-                    found.append(Chosen(node, *asked, in_full=share == 1))
-                    chosen[node] += 1
+                for name, part in _parts(group, sample):
+                    drawn[name, part.node].append((group, sample, part))
+        self._seen &= drawn.keys()
+        found: list[Chosen] = []
+        chosen = Counter[NodeId]()
+        for (name, node), parts in drawn.items():
+            if (name, node) in self._seen or (self._redraws and parts[0][1].restored):
+                continue
+            share = self._auditor.share(node, self._class_of(node), chosen=chosen[node])
+            if self._may_spend(share) and self._auditor.is_chosen(name, share):
+                chosen[node] += 1
+                for group, sample, part in parts:
+                    asked = (part.reads, group.rules.stop_token_ids, part.rollout)
+                    seed = seat_seed(sample.spec.seed, part.seat)
+                    found.append(Chosen(name, node, *asked, seed, in_full=share == 1))
         return found
 
     async def look(self, chosen: Sequence[Chosen]) -> dict[NodeId, str]:
@@ -169,25 +175,29 @@ class Auditing:
         self._auditor.settle()
         by_version: defaultdict[VersionId, list[tuple[Chosen, Span]]] = defaultdict(list)
         for one in chosen:
-            self._seen.add((one.rollout.rollout_id, one.node))
+            self._seen.add((one.name, one.node))
             for span in one.rollout.spans:
                 by_version[span.version].append((one, span))
-        sums: defaultdict[str, tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
+        sums: defaultdict[tuple[str, NodeId], tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
         exact = True
         for version, parts in sorted(by_version.items()):
             found = await self._draw_again(version, parts)
             exact = exact and found.exact
             for (one, span), missed, distance in zip(parts, found.missed, found.distances, strict=False):
-                tokens, more, nats = sums[one.rollout.rollout_id]
+                tokens, more, nats = sums[one.name, one.node]
                 length = span.end - span.start
-                sums[one.rollout.rollout_id] = (tokens + length, more + missed, nats + distance * length)
+                sums[one.name, one.node] = (tokens + length, more + missed, nats + distance * length)
         self.audited += len(sums)
         caught: dict[NodeId, str] = {}
+        past = Counter[tuple[str, NodeId]]()
         for one in chosen:
-            tokens, missed, nats = sums[one.rollout.rollout_id]
+            past[one.name, one.node] += one.past_its_end()
+        # Of all that a node drew of an episode together: a turn may be a token, which says little.
+        for key, one in {(one.name, one.node): one for one in chosen}.items():
+            tokens, missed, nats = sums[key]
             if not tokens:
                 continue
-            found_of = (tokens, min(tokens, missed + one.past_its_end()), nats / tokens)
+            found_of = (tokens, min(tokens, missed + past[key]), nats / tokens)
             verdict = self._note(one, *found_of, self._class_of(one.node) if exact else "")
             if verdict is not None and not verdict.suspect:
                 why = f"barred: its {verdict.detector} are not those of the weights that it names"
@@ -249,7 +259,7 @@ class Auditing:
         )
 
     def _note(self, one: Chosen, tokens: int, missed: int, distance: float, class_name: str) -> Caught | None:
-        finding = Finding(rollout_id=one.rollout.rollout_id, tokens=tokens, missed=missed, distance=distance)
+        finding = Finding(rollout_id=one.name, tokens=tokens, missed=missed, distance=distance)
         verdict = self._auditor.note(one.node, class_name, finding)
         if missed or distance > self._auditor.calibration(class_name).distance:
             self._remember(one, missed, distance)
@@ -286,3 +296,11 @@ class Auditing:
         known = {"node": verdict.node, "why": why, "detector": verdict.detector, "step": self.step}
         engine = self._class_of(verdict.node)
         write_json(path, {**known, "engine": engine, "audited_rollouts": verdict.audited, "evidence": evidence})
+
+
+def _parts(group: Group, sample: Sample) -> Iterator[tuple[str, Drawn]]:
+    """Yield what one node drew in one go, with the rollout's name."""
+    assert sample.rollout is not None
+    assert sample.author is not None
+    for part in drawn_parts(sample.rollout, group.prompt.token_ids, sample.author):
+        yield sample.rollout.rollout_id, part

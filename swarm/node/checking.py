@@ -20,12 +20,12 @@ from swarm.learner.messages import Prepared
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.server import check_port
 from swarm.node.joining import lead_settings
-from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts
+from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts, read_record
 from swarm.node.rundir import directory_of, refuse_used
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
 from swarm.tasks.base import Task
-from swarm.tasks.reward_pool import Completion, RewardPool
+from swarm.tasks.reward_pool import Completion, EpisodeOptions, RewardPool, StepAsked
 from swarm.types import Prompt, Unscored
 
 SCORED_PROMPTS = 3  # Held-out prompts to score: enough to see a reward that fails or is always the same
@@ -57,7 +57,15 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
             prepare_prompts, directory, config, task, prepared, lambda line: say(f"prompts  {line}")
         )
         say(f"prompts  {len(held_out)} held out; of {prompts.most_tokens:,} tokens at most")
-        await _check_rewards(config, held_out[:SCORED_PROMPTS], say)
+        pool = reward_pool(config, directory / "model", prepared.stop_token_ids)
+        try:
+            await pool.start()
+            if (environment := task.environment()) is None:
+                await _check_rewards(pool, held_out[:SCORED_PROMPTS], say)
+            elif not task.is_external:
+                await _check_environment(pool, held_out[0], config.max_turns or environment.max_turns, say)
+        finally:
+            await pool.close()
     say("nothing is amiss")
 
 
@@ -91,26 +99,29 @@ def _check_disk(config: LeadConfig, prepared: Prepared, place: Path, say: Callab
     say(f"disk     {said}")
 
 
-async def _check_rewards(config: LeadConfig, prompts: Sequence[Prompt], say: Callable[[str], None]) -> None:
+async def _check_rewards(pool: RewardPool, prompts: Sequence[Prompt], say: Callable[[str], None]) -> None:
     """Report the rewards of right answers and of empty ones. Raise UserError if a reward fails."""
-    pool = reward_pool(config)
     means: list[float] = []
-    try:
-        await pool.start()
-        for texts in ([prompt.answer for prompt in prompts], [""] * len(prompts)):
-            asked = zip(prompts, texts, strict=True)
-            rewards: list[float] = []
-            for score in await pool.score([Completion(prompt=prompt, text=text) for prompt, text in asked]):
-                if isinstance(score, Unscored):
-                    failed = prompts[len(rewards)].prompt_id
-                    raise UserError(f"the reward failed for prompt {failed}: {score.reason}")
-                rewards.append(score.reward)
-            means.append(fmean(rewards))
-    finally:
-        await pool.close()
+    for texts in ([prompt.answer for prompt in prompts], [""] * len(prompts)):
+        asked = zip(prompts, texts, strict=True)
+        rewards: list[float] = []
+        for score in await pool.score([Completion(prompt=prompt, text=text) for prompt, text in asked]):
+            if isinstance(score, Unscored):
+                failed = prompts[len(rewards)].prompt_id
+                raise UserError(f"the reward failed for prompt {failed}: {score.reason}")
+            rewards.append(score.reward)
+        means.append(fmean(rewards))
     right, empty = means
     more = "" if right > empty else ": right answers earn no more than none, so there may be nothing to learn from"
     say(f"rewards  {right:g} for right answers, {empty:g} for empty ones, in the mean of {len(prompts)} prompts{more}")
+
+
+async def _check_environment(pool: RewardPool, prompt: Prompt, turns: int, say: Callable[[str], None]) -> None:
+    """Report what an episode of empty turns earns. Raise UserError if its environment fails."""
+    played = await pool.step(StepAsked(episode="check", prompt=prompt, drawn=(b"",) * turns))
+    if isinstance(played, Unscored):
+        raise UserError(f"the environment failed for prompt {prompt.prompt_id}: {played.reason}")
+    say(f"episode  {sum(sum(one.rewards[:1]) for one in played):g} for {len(played)} turns in which nothing is said")
 
 
 @contextmanager
@@ -131,8 +142,13 @@ def reward_pool(
     stop_token_ids: Sequence[int] = (),
     heard: Callable[[bytes], None] | None = None,
 ) -> RewardPool:
-    """Return the reward processes of a run, not yet started. `files_dir` has the tokenizer, which scoring texts does
-    not need. `heard` gets what rewards print."""
+    """Return the reward processes of a run, not yet started. `files_dir`, in the run's directory, has the tokenizer,
+    which scoring texts does not need. `heard` gets what rewards print."""
+    record, episodes = read_record(files_dir.parent) if files_dir is not None else None, None
+    if record is not None:
+        episodes = EpisodeOptions(
+            began=record.began, arguments=config.chat_arguments, chat=config.chat, system_prompt=config.system_prompt
+        )
     return RewardPool(
         task=task_options(config),
         reward=config.reward,
@@ -141,6 +157,7 @@ def reward_pool(
         timeout_s=config.reward_timeout_s,
         memory_mb=config.reward_memory_mb,
         processes=config.resolved_reward_processes,
+        episodes=episodes,
         heard=heard,
     )
 

@@ -87,6 +87,8 @@ LEARNER = (
     Figure("clipped_low_ratio", "Share of tokens that the clip holds below.", "metrics.clip_ratio/low_mean"),
     Figure("clipped_high_ratio", "Share of tokens that the clip holds above.", "metrics.clip_ratio/high_mean"),
     Figure("completion_tokens_mean", "Mean length of a completion.", "metrics.completions/mean_length"),
+    Figure("episode_turns_mean", "Mean turns of an episode.", "metrics.episode/turns/mean"),
+    Figure("episode_limit_ratio", "Share of episodes that reached a limit.", "metrics.episode/limit_share"),
     Figure("alarms_total", "Alarms of learning.", "alarms", "alarm", get_args(AlarmKind)),
     # What it waits for.
     Figure("idle_ratio", "Share of its time in which it waits for rollouts.", "capacity.idle_share"),

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,12 @@ from swarm.node.card import sign_card
 from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
 from swarm.node.dials import checked
+from swarm.node.episodes import Answering, control_seed, episode_rules, sampling_rules
 from swarm.node.identity import StateDirectory
 from swarm.node.joining import lead_settings
 from swarm.node.metrics import RunLog
 from swarm.node.network import EVERYWHERE, NodeNetwork
-from swarm.node.prompts import Progress, check_data, longest_completion, open_task, prepare_prompts
+from swarm.node.prompts import Progress, check_data, longest_completion, open_task, prepare_prompts, read_record
 from swarm.node.provisioning import LearnerParts, Provisioning
 from swarm.node.publication import ROOM_S, InstallTracker, Publication
 from swarm.node.rundir import (
@@ -64,12 +65,13 @@ from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import Beat
 from swarm.rollout.plane.effects import ScoreWanted
-from swarm.rollout.plane.leases import MISSED_BEATS, sample_seed
+from swarm.rollout.plane.leases import MISSED_BEATS
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.plane.rules import publication_period
 from swarm.settings import LeadConfig
+from swarm.tasks.base import Read
 from swarm.tasks.reward_pool import Completion, RewardPool
-from swarm.types import NodeId, Prompt, SamplingRules, Score, Unscored
+from swarm.types import NodeId, Score, Unscored
 
 TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
@@ -109,6 +111,7 @@ class LearnerNode:
         self._rewards: RewardPool | None = None
         self._steps: Steps | None = None
         self._is_kept = self._has_prompts = False
+        self._exits = AsyncExitStack()
         self._settings = lead_settings(config)
         self.timeline = Timeline(time.time())
 
@@ -223,6 +226,7 @@ class LearnerNode:
                 sent_bytes=lambda: network.station.upload.total_bytes,
                 complete_s=lambda node, version: self._broadcast.complete_s(node, version),
                 bound=lambda: self._steps.bound if self._steps is not None else configured,
+                turns=lambda: self._rollouts.tally.turns if self._config.placement == "learner" else 1.0,
             ),
             before=self._log.spent,
             absent=self._log.absent,
@@ -274,6 +278,7 @@ class LearnerNode:
     async def _close(self, network: NodeNetwork) -> None:
         # The server stops first: its handlers use everything else.
         await network.stop()
+        await self._exits.aclose()
         await self._training.stop()
         if self._rewards is not None:
             await self._rewards.close()
@@ -287,12 +292,12 @@ class LearnerNode:
         await asyncio.to_thread(self._log.close)
         self._remove_unless_kept()
 
-    def readers(self) -> tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]:
-        """Return what makes prompts by number and the text of token ids, from any thread. Raise UserError if the node
-        has not read its prompts yet."""
+    def readers(self) -> Read:
+        """Return what makes prompts by number, the text of token ids and boards, from any thread. Raise UserError if
+        the node has not read its prompts yet."""
         if not self._has_prompts:
             raise UserError(f"the learner is starting: it waits for {self._waits_for}")
-        return self._prompts, self._prompts.decode
+        return self._prompts, self._prompts.decode, self._prompts.boards
 
     def status(self) -> dict[str, Any]:
         """Return the node's status. The keys are described in docs/protocol.md."""
@@ -344,6 +349,8 @@ class LearnerNode:
         self._waits_for = "the reward processes to start"
         self._rewards = reward_pool(self._config, self._training.files_dir, prepared.stop_token_ids)
         await self._rewards.start()
+        self._answering = Answering(self._config, self._task, self._rewards, self._rollouts, self._run_dir)
+        await self._answering.open(self._prompts, prepared, self._record, self._exits)
         await self._publication.look_back()
         self._waits_for = "the recorded batches to be trained on again"
         await self._training.catch_up(self._recorded.next_batch)
@@ -435,6 +442,16 @@ class LearnerNode:
             )
         finally:
             progress.stop()
+        record = await asyncio.to_thread(read_record, self._run_dir)
+        assert record is not None
+        self._record = record
+        self._episodes = episode_rules(
+            self._config,
+            self._task,
+            record,
+            is_chat=self._prompts.template is not None,
+            context_tokens=prepared.context_tokens,
+        )
         self._ahead.begin()
         self._has_prompts = True
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
@@ -461,20 +478,16 @@ class LearnerNode:
             group_size=config.group_size,
             dynamic_sampling=config.dynamic_sampling,
             eval_samples=config.eval_samples,
-            rules=SamplingRules(
-                temperature=config.temperature,
-                max_new_tokens=self._max_new_tokens,
-                stop_token_ids=prepared.stop_token_ids,
-                stop=config.stop,
-            ),
+            rules=sampling_rules(config, self._task, prepared.stop_token_ids),
             vocab_size=prepared.vocab_size,
             beat_s=config.beat_s,
             lease_time_limit_s=config.lease_time_limit_s,
+            episodes=self._episodes,
         )
         plane = RolloutPlane(rules, prompts=self._ahead)
 
         async def score(wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
-            asked = ((one, _control_seed(config.seed, one)) for one in wanted)
+            asked = ((one, control_seed(config.seed, one.group_id, one.index)) for one in wanted)
             return await rewards.score(
                 [Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=seed) for w, seed in asked]
             )
@@ -486,7 +499,9 @@ class LearnerNode:
             restored += plane.bar(node, why)
         if (auditing := self._auditing()) is not None:
             self._publication.kept_at = auditing.place
-        self._rollouts.open(plane, score, self._journal, restored)
+        self._rollouts.open(plane, score, self._journal, restored, self._answering.step)
+        sweeping = asyncio.create_task(self._answering.sweep(plane.leased.attempts))
+        self._exits.callback(sweeping.cancel)
         return Steps(
             config,
             bound,
@@ -583,8 +598,3 @@ class LearnerNode:
             # A reward that only hangs ends the run after minutes; its author may be watching.
             more = f" ({fields['rollouts']} since the last such line)" if fields["rollouts"] > 1 else ""
             self._say(f"the reward failed for prompt {fields['prompt']}: {fields['reason']}{more}")
-
-
-def _control_seed(run_seed: int, wanted: ScoreWanted) -> int:
-    """Return the seed of the random control reward. It depends only on the run's seed and the rollout's id."""
-    return sample_seed(run_seed + 1, wanted.group_id, wanted.index)

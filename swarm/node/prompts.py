@@ -19,7 +19,8 @@ from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
 from swarm.tasks.base import Task
 from swarm.tasks.chat import ChatTemplate, load_chat_template
 from swarm.tasks.reward_child import completion_text
-from swarm.types import Prompt
+from swarm.tasks.turns import TurnText
+from swarm.types import MAX_TOKENS, Prompt
 
 RECORD = "task.json"  # Records what a run's prompts depend on besides its configuration
 CHUNK = 1000  # Prompts that are encoded at a time to measure them
@@ -29,6 +30,7 @@ TOKENS_PER_BYTE = 11
 """Most tokens assumed for a byte of text: NFKC turns the three bytes of U+FDFA into 18 characters of 33 bytes, each of
 which may be a token."""
 
+ANSWER_TOKENS = 256  # Assumed of what an environment says to a turn, if neither it nor the user knows better
 SPECIAL_TOKENS = 64  # More than any tokenizer puts around a text
 TRIES = 64  # Prompts tried one after the other in place of one that is too long
 STRIDE = 1 << 40  # Distance from a prompt's number to its replacement's: no run gets that far by itself
@@ -71,7 +73,8 @@ class Record(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """Training prompts by number and held-out prompts, with token ids. `template` is None if the model reads prompts as
-    they are. A completion that ended by itself ends with one of `stop_token_ids`."""
+    they are. A completion that ended by itself ends with one of `stop_token_ids`. `turns` are an
+    environment's words."""
 
     task: Task
     tokenizer: Any
@@ -79,6 +82,7 @@ class Prompts:
     most_tokens: int
     system_prompt: str | None = None
     stop_token_ids: Collection[int] = ()
+    turns: TurnText | None = None
 
     def __call__(self, number: int) -> Prompt:
         """Return training prompt `number`. If it is too long or empty, prompt number + STRIDE replaces it, and so on.
@@ -101,8 +105,18 @@ class Prompts:
 
     def encode(self, prompt: Prompt) -> Prompt:
         """Return `prompt` with token ids. The tokenizer decides about a BOS in plain text, the template in a chat."""
+        if self.turns is not None:
+            return msgspec.structs.replace(prompt, token_ids=tuple(self.turns.opening(prompt.messages)))
         encoded = self.tokenizer.encode(self.text(prompt), add_special_tokens=self.template is None)
         return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids))
+
+    def boards(self, prompt: Prompt, said: Sequence[str]) -> list[str]:
+        """Return the board after each turn of an episode, for people; none where its messages show it."""
+        environment = self.task.environment() if prompt.messages and not self.task.is_external else None
+        if environment is None or environment.seats > 1:
+            return []
+        environment.reset(int(prompt.prompt_id.rpartition("-")[2]))
+        return [environment.board() for text in said if environment.step(text)] if environment.board() else []
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of a completion or of a part of one, as rewards read it."""
@@ -112,6 +126,8 @@ class Prompts:
         """Return the text that the model reads. Raise UserError with the prompt's id for a chat without a template, or
         if the template refuses it."""
         if self.template is None:
+            if self.turns is not None:
+                return "".join(content for _, content in prompt.messages)
             if prompt.messages:
                 raise UserError(
                     f"the prompt {prompt.prompt_id} is a chat, which needs a chat template: take a model that has one "
@@ -164,9 +180,23 @@ def open_task(config: LeadConfig, progress: Progress | None = None) -> Task:
     return task
 
 
-def longest_completion(config: LeadConfig, task: Task) -> int:
-    """Return the longest completion in tokens, as the user or else the task sets it."""
+def longest_turn(config: LeadConfig, task: Task) -> int:
+    """Return the longest completion or turn in tokens, as the user or else the task sets it."""
     return config.max_new_tokens or task.max_new_tokens or DEFAULT_NEW_TOKENS
+
+
+def longest_completion(config: LeadConfig, task: Task, context_tokens: int = MAX_TOKENS) -> int:
+    """Return the longest rollout in tokens: a completion, or an episode with what its environment says. What is assumed
+    of an episode leaves a quarter of the model's context for the prompt."""
+    turn = longest_turn(config, task)
+    if (environment := task.environment()) is None:
+        return turn
+    turns = config.max_turns or environment.max_turns
+    return (
+        config.max_episode_tokens
+        or environment.max_tokens
+        or min(context_tokens * 3 // 4, turns * (turn + ANSWER_TOKENS))
+    )
 
 
 def open_tokenizer(model: str, files_dir: Path) -> Any:
@@ -205,9 +235,13 @@ def open_prompts(
         raise UserError(f"the prompts of {config.task} are given to the model as they are: leave --system-prompt out")
     if chat and template is None:
         say("the model has no chat template: it is given the prompts as they are")
+    turns = None
+    if task.environment() is not None and not task.is_external:
+        turns = TurnText(tokenizer, template if chat else None, record.stop_token_ids, config.system_prompt)
     return Prompts(
         task=task,
         tokenizer=tokenizer,
+        turns=turns,
         template=template if chat else None,
         system_prompt=config.system_prompt,
         most_tokens=record.most_tokens,
@@ -218,11 +252,12 @@ def open_prompts(
 def most_prompt_tokens(config: LeadConfig, task: Task, context_tokens: int) -> int:
     """Return the length of the longest prompt that leaves room for the longest completion, in tokens. Raise UserError
     if there is no room for any."""
-    longest = longest_completion(config, task)
+    longest = longest_completion(config, task, context_tokens)
     room = context_tokens - longest
     if room < 1:
         raise UserError(
-            f"--max-new-tokens {longest} leaves no room for a prompt: the model's context has {context_tokens} tokens"
+            f"--max-new-tokens {longest} leaves no room for a prompt: the model's context has {context_tokens} tokens "
+            "(of an episode, --max-episode-tokens counts)"
         )
     return min(room, config.max_prompt_tokens or room)
 
@@ -266,6 +301,8 @@ def prepare_prompts(
     )
     prompts = open_prompts(config, task, files_dir, record, say)
     prompts.check_lengths()
+    if prompts.turns is not None and (line := prompts.turns.check(task.prompt(0).messages)):
+        say(line)
     held_out = prompts.held_out(config.eval_prompts)
     write_json(run_dir / RECORD, msgspec.to_builtins(record))
     return prompts, held_out

@@ -51,7 +51,8 @@ BUDGET_TRIES_NOBODY = "to try any of them costs more than --budget-per-hour, so 
 class LearnerParts:
     """What provisioning asks of the learner's other parts. `version_bytes` is the encoded size of the newest version,
     `uplink_bytes_per_s` the learner's own uplink as far as it is known, `sent_bytes` how much it has uploaded.
-    `complete_s` says how long after its publication a node held all of a version."""
+    `complete_s` says how long after its publication a node held all of a version. A rollout has `turns` in the mean,
+    each of which a sampler counts as one."""
 
     set_standby: Callable[[Mapping[NodeId, str]], None]
     is_public: Callable[[NodeId], bool]
@@ -60,6 +61,7 @@ class LearnerParts:
     sent_bytes: Callable[[], int]
     complete_s: Callable[[NodeId, VersionId], float | None]
     bound: Callable[[], BoundSet]
+    turns: Callable[[], float] = lambda: 1.0
 
 
 class Provisioning(SamplerWatch):
@@ -265,7 +267,7 @@ class Provisioning(SamplerWatch):
         self._follow_prices()
         demand = self._estimator.demand(
             groups_per_step=self._config.groups_per_step,
-            group_size=self._config.group_size,
+            group_size=round(self._config.group_size * self._around.turns()),
             publish_every_steps=bound.publish_every_steps,
             max_staleness=bound.max_staleness,
             freshness=self._config.freshness,

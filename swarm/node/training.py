@@ -362,6 +362,8 @@ def train_group(
                 truncated=rollout.finish == "length",
                 mixed=len({span.version for span in rollout.spans}) > 1,
                 sampler=author,
+                turns=rollout.turns,
+                seats=rollout.seats,
             )
         )
     return TrainGroup(prompt_token_ids=prompt.token_ids, rollouts=tuple(rollouts))

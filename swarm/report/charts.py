@@ -279,6 +279,10 @@ LEARNING = (
     Wanted("Log-prob difference", "sampling/sampling_logp_difference/*", "nats"),
     Wanted("Length of completions", "completions/*_length", "tokens"),
     Wanted("Completions cut at the limit", "completions/clipped_ratio", "share"),
+    Wanted("Turns of an episode", "episode/turns/mean"),
+    Wanted("Tokens of a turn", "episode/turn_tokens/mean", "tokens"),
+    Wanted("Reward of each turn", "episode/reward/turn_*", floor=None),
+    Wanted("Episodes at a limit, and their drawn tokens", "episode/*_share", "share"),
     Wanted("Learning rate", "learning_rate"),
     Wanted("Optimiser steps of a learner step", "optimizer_steps optimizer_steps_skipped"),
 )

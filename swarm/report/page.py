@@ -16,8 +16,9 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.report.charts import CHART_STYLE, TEXT_SHOWN, draw, sections, text
 from swarm.report.figures import Figures, read_figures
-from swarm.report.samples import Journaled, Read, read_journal
+from swarm.report.samples import Journaled, read_journal
 from swarm.report.words import shown
+from swarm.tasks.base import Read
 
 STYLE = (
     CHART_STYLE
@@ -59,6 +60,7 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px
 
 
 MARK = "<!-- echo-node report -->"  # The second line of every report: a file with it may be overwritten
+PIECES_SHOWN = 40  # Texts of an episode: twenty turns and what was said to them
 SECRETS = ("token", "password", "secret")  # Settings with these in their names are not shown
 
 
@@ -223,7 +225,7 @@ def _samples(journaled: Journaled) -> str:
         body = f"<p>There are none: {text(journaled.fault)}.</p>"
     else:
         body = "".join(
-            _article(one.head, {"prompt": one.prompt, "wanted": one.wanted, "completion": one.completion})
+            _article(one.head, {"prompt": one.prompt, "wanted": one.wanted, "completion": one.completion}, one.said)
             for one in journaled.samples
         )
     return _section("Samples of rollouts", body)
@@ -244,12 +246,12 @@ def _signal(found: Figures) -> str:
     return _section("Why little is learned", f"<p>{head}</p><ul>{causes}</ul>", shown)
 
 
-def _article(head: str, values: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f"<dt>{name}</dt><dd><pre>{text(values[name])}</pre></dd>"
-        for name in ("prompt", "wanted", "completion")
-        if values.get(name)
-    )
+def _article(head: str, values: Mapping[str, Any], said: Sequence[tuple[str, str]] = ()) -> str:
+    named = [(name, values[name]) for name in ("prompt", "wanted", "completion") if values.get(name)]
+    shown = (*named, *said[:PIECES_SHOWN])
+    rows = "".join(f"<dt>{text(name)}</dt><dd><pre>{text(words)}</pre></dd>" for name, words in shown)
+    if said[PIECES_SHOWN:]:
+        rows += f"<dt>{len(said) - PIECES_SHOWN} more texts</dt>"
     return f'<article><h3>{text(head)}</h3><dl class="texts">{rows}</dl></article>'
 
 

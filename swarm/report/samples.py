@@ -6,6 +6,7 @@ import sqlite3
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 
 from swarm.errors import Damaged, UserError
@@ -14,23 +15,24 @@ from swarm.rollout.journal.index import FINISHES, reading
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, decode_payload, rollout_rows
 from swarm.rollout.journal.segments import read_payload
-from swarm.types import Prompt
+from swarm.tasks.base import Read
+from swarm.types import Rollout, Turn, VersionId, printable
 
 STEPS_TRIED = 8  # Batches from a place on that are searched for one with intact payloads
+LINES_SHOWN = 400  # Of an episode in a terminal: more scrolls by unread
 GROUPS_TRIED = 64  # Groups of a batch among which the one whose rewards differ most is chosen
-
-Read = tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]
-"""A run's prompts by number, and the text of token ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One rollout: a line about it, and the texts as the task, the model and strangers made them."""
+    """One rollout: a line about it, and the texts as the task, the model and strangers made them. Of an episode `said`
+    has a line about each text, and the completion is ""."""
 
     head: str
     prompt: str
     wanted: str
     completion: str
+    said: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,58 @@ def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
     return Journaled(
         samples=samples, versions=versions, fault="" if samples else "the run no longer keeps its rollouts"
     )
+
+
+def last_episode(run_dir: Path, readers: Callable[[], Read]) -> list[str]:
+    """Return the best episode of a group in the last batch that is kept, as lines for a terminal; none if there is no
+    episode. Raise UserError or Damaged if the run cannot be read."""
+    with reading(run_dir / DATABASE) as found:
+        read, steps = readers(), found.execute("SELECT step FROM batches ORDER BY step DESC LIMIT ?", (STEPS_TRIED,))
+        for (step,) in steps.fetchall():
+            for sample in islice(_of_step(found, run_dir / SEGMENTS, step, "last batch", read), 1):
+                said = (words for head, text in sample.said for words in (f"-- {head}", text))
+                texts = "\n".join((sample.head, sample.prompt, *said))
+                return [*map(printable, texts.splitlines())][:LINES_SHOWN] if sample.said else []
+    return []
+
+
+def conversation(
+    rollout: Rollout, decode_text: Callable[[Sequence[int]], str]
+) -> Iterator[tuple[int, Turn | None, str]]:
+    """Yield what the players of an episode read and said, one player after the other: which player, its turn (None for
+    the environment's words), and the text."""
+    tokens = rollout.tokens().tolist()
+    for seat, (at, end) in enumerate(pairwise((*(rollout.seats or (0,)), len(tokens)))):
+        for turn in (one for one in rollout.turns if one.seat == seat):
+            if at < turn.start:
+                yield seat, None, decode_text(tokens[at : turn.start])
+            yield seat, turn, decode_text(tokens[turn.start : turn.end])
+            at = turn.end
+        if at < end:
+            yield seat, None, decode_text(tokens[at:end])
+
+
+def versions_of(rollout: Rollout, turn: Turn) -> list[VersionId]:
+    """Return the versions that drew a turn, the oldest first."""
+    return sorted({span.version for span in rollout.spans if span.start < turn.end and span.end > turn.start})
+
+
+def _said(rollout: Rollout, decode_text: Callable[[Sequence[int]], str]) -> Iterator[tuple[str, str]]:
+    for seat, turn, words in conversation(rollout, decode_text):
+        player = f" player {seat + 1}" if rollout.seats else ""
+        if turn is None:
+            yield f"environment{player and ' to' + player}", words
+        else:
+            drawn_by = f"version {', '.join(map(str, versions_of(rollout, turn)))}, sampler {turn.node[:12]}"
+            yield f"model{player and ' as' + player}: reward {shown(turn.reward)}, {drawn_by}", words
+
+
+def _with_boards(said: Sequence[tuple[str, str]], boards: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Put each board below the turn that led to it, in place of the environment's words."""
+    after = iter(boards)
+    for head, words in said:
+        if head.startswith("model"):
+            yield head, f"{words}\n{next(after, '')}"
 
 
 def _samples(found: sqlite3.Connection, segments: Path, steps: Sequence[int], read: Read) -> Iterator[Sample]:
@@ -108,12 +162,17 @@ def _sample(group: GroupRow, row: RolloutRow, segments: Path, place: str, read: 
     payload = read_payload(segments, row.place)
     if payload is None:
         return None
-    prompt_of, decode_text = read
+    prompt_of, decode_text, boards_of = read
     assert group.step is not None
-    prompt, tokens = prompt_of(group.number), decode_payload(payload).tokens().tolist()
+    prompt, rollout = prompt_of(group.number), decode_payload(payload)
+    length = f"{len(rollout.turns)} turns, {rollout.drawn}" if rollout.turns else str(rollout.length)
     head = (
         f"{place}, step {group.step + 1}, group {group.number}, sample {row.idx}: reward {shown(row.reward)}"
-        f"{', exact' if row.exact else ''}, staleness {group.step - row.oldest}, {len(tokens)} tokens, "
+        f"{', exact' if row.exact else ''}, staleness {group.step - row.oldest}, {length} tokens, "
         f"{FINISHES[row.finish]}, sampler {row.node[:12]}"
     )
-    return Sample(head=head, prompt=prompt.text, wanted=prompt.answer, completion=decode_text(tokens))
+    said = tuple(_said(rollout, decode_text)) if rollout.turns else ()
+    if boards := boards_of(prompt, [words for head, words in said if head.startswith("model")]):
+        said = tuple(_with_boards(said, boards))
+    completion = "" if said else decode_text(rollout.tokens().tolist())
+    return Sample(head=head, prompt=prompt.text, wanted=prompt.answer, completion=completion, said=said)

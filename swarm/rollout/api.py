@@ -42,6 +42,7 @@ from swarm.rollout.messages import (
     SubmissionReply,
 )
 from swarm.rollout.plane.effects import (
+    Answered,
     Effect,
     Evaluated,
     GenerationFailed,
@@ -55,9 +56,21 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
-from swarm.rollout.scoring import RewardFailures, Scorer, Scoring
+from swarm.rollout.scoring import RewardFailures, Said, Scorer, Scoring, Stepper
 from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally
-from swarm.types import NodeId, Prompt, RewardFailure, Rounding, Score, Unscored, VersionId, rounding_of
+from swarm.types import (
+    GroupId,
+    NodeId,
+    Prompt,
+    RewardFailure,
+    Rollout,
+    Rounding,
+    SamplingRules,
+    Score,
+    Unscored,
+    VersionId,
+    rounding_of,
+)
 
 MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
 SLOW_COMMIT = "the learner has not yet recorded this: come again"
@@ -66,6 +79,7 @@ COMMIT_S = 8.0
 """How long a reply waits for the journal. Together with the longest time for a body (client.MAX_BODY_S) it is less
 than the time limit of the sampler's call (client.CALL_S), so the sampler hears the reason for the delay."""
 
+QUESTION_S = 120.0  # A long answer of a slow engine; who asked has lost patience by then
 FAULT_CHECK_S = 1.0  # Time between two checks whether the journal can write again; the journal tries as often
 
 
@@ -129,15 +143,24 @@ class RolloutService:
         self._unpacking = asyncio.Lock()
         self._chances, self._ready, self._told = Changes(), Changes(), 0
         self._evaluated: asyncio.Future[Evaluated] | None = None
+        self._questions: dict[GroupId, asyncio.Future[Rollout | None]] = {}
         self._absent = set(absent)
         self.tally = Tally()
         self.samplers = self.tally.samplers
         self.finished = False
 
-    def open(self, plane: RolloutPlane, scorer: Scorer, journal: Recorder, effects: Sequence[Effect] = ()) -> None:
-        """Begin to serve `plane`; until now samplers were told to wait. `effects` came from restoring the plane."""
+    def open(
+        self,
+        plane: RolloutPlane,
+        scorer: Scorer,
+        journal: Recorder,
+        effects: Sequence[Effect] = (),
+        stepper: Stepper | None = None,
+    ) -> None:
+        """Begin to serve `plane`; until now samplers were told to wait. `effects` came from restoring the plane.
+        Episodes need a `stepper`."""
         self._plane = plane
-        self._scoring = Scoring(scorer, scored=self._scored)
+        self._scoring = Scoring(scorer, scored=self._scored, stepper=stepper, stepped=self._stepped)
         self._journal = journal
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
@@ -227,6 +250,30 @@ class RolloutService:
         self._opened.set_standby({node: why[:WHY_LENGTH] for node, why in nodes.items()})
         if others:
             self._chances.tell()
+
+    async def ask(self, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
+        """Have some sampler draw a completion with the newest policy that it holds; it is no part of the run. Raise
+        EchoError if none does within QUESTION_S."""
+        prompt = Prompt(prompt_id="question", text="", answer="", token_ids=tuple(token_ids))
+        name = self._plane.question(prompt, rules) if self._plane is not None else None
+        if name is None:
+            raise EchoError(
+                "the run has published nothing yet, pauses or ends, or too many questions wait: ask again later"
+            )
+        answer: asyncio.Future[Rollout | None]
+        answer = self._questions[name] = asyncio.get_running_loop().create_future()
+        self._tell_chances()
+        try:
+            async with asyncio.timeout(QUESTION_S):
+                rollout = await answer
+        except TimeoutError:
+            rollout = None
+        finally:
+            del self._questions[name]
+            self._opened.withdraw_question(name)
+        if rollout is None:
+            raise EchoError("no sampler has answered: `echo-node status` shows who is here")
+        return rollout
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
         """Begin a held-out round for samplers that hold `version` or a newer one, and wait for the scores."""
@@ -441,6 +488,7 @@ class RolloutService:
     def _perform(self, effects: Sequence[Effect]) -> None:
         judged: list[Judged] = []
         wanted: list[ScoreWanted] = []
+        steps: list[StepWanted] = []
         records: list[Record] = []
         for effect in effects:
             match effect:
@@ -451,6 +499,7 @@ class RolloutService:
                 case GroupDropped():
                     records.append(effect)
                     self.tally.drop(effect)
+                    self._answer(effect.group_id, None)
                     self._ready.tell()
                     self._emit("group_dropped", group=effect.group_id, reason=effect.reason, rollouts=effect.rollouts)
                 case NodeSilent():
@@ -467,7 +516,9 @@ class RolloutService:
                 case _ if isinstance(effect, Record):
                     records.append(effect)
                 case StepWanted():
-                    raise AssertionError("no task has episodes yet")
+                    steps.append(effect)
+                case Answered():
+                    self._answer(effect.group_id, effect.rollout)
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")
         self.tally.judged(judged, now=time.monotonic())
@@ -482,10 +533,17 @@ class RolloutService:
                 self._journal_error = error
                 raise
             self.tally.accepted(records, self._watch, now=time.monotonic())
-        if wanted:
+        if wanted or steps:
             assert self._scoring is not None
             self._scoring.begin(wanted)
+            self._scoring.step(steps)
         self._tell_chances()
+
+    def _answer(self, name: GroupId, rollout: Rollout | None) -> None:
+        """Tell who asked a question what was drawn; None if no sampler could."""
+        answer = self._questions.get(name)
+        if answer is not None and not answer.done():
+            answer.set_result(rollout)
 
     def _tell_chances(self) -> None:
         if self._opened.leased.chances != self._told:
@@ -499,6 +557,19 @@ class RolloutService:
                 effects += self._opened.unscorable(asked.group_id, asked.index)
             else:
                 effects += self._opened.scored(asked.group_id, asked.index, outcome)
+        self._perform(effects)
+        self._ready.tell()
+
+    def _stepped(self, said: Sequence[tuple[StepWanted, Said]]) -> None:
+        now = time.monotonic()
+        effects: list[Effect] = []
+        outcomes = self.failures.settle([asked for asked, _ in said], [outcome for _, outcome in said], now=now)
+        for (asked, _), outcome in zip(said, outcomes, strict=True):
+            if isinstance(outcome, Unscored):
+                effects += self._opened.unscorable(asked.group_id, asked.index, asked.episode)
+            else:
+                found = None if isinstance(outcome, Score) else outcome
+                effects += self._opened.observed(asked.group_id, asked.index, asked.episode, found, now=now)
         self._perform(effects)
         self._ready.tell()
 

@@ -47,7 +47,7 @@ SLOW_PAUSE_S = 3.0
 2 s or more for a body, so a dead line costs it a dozen tries a minute."""
 
 VERDICTS_BYTES = 1024 * 1024  # Room for 4,096 verdicts with a line each
-SampleName = tuple[str, int]  # Group id and index of one sample
+SampleName = tuple[str, int, int]  # Group id, index and turn of one sample
 
 
 class Refused(NamedTuple):
@@ -68,7 +68,7 @@ class SealedLease:
     deadline: float
 
     def samples(self) -> list[SampleName]:
-        return [(self.lease.group_id, spec.index) for spec in self.lease.samples]
+        return [(self.lease.group_id, spec.index, self.lease.turn) for spec in self.lease.samples]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ class RolloutClient:
 def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
     """Return the samples by group, so that each group's id is sent only once."""
     return tuple(
-        HeldSamples(group_id=group_id, indices=tuple(index for _, index in names))
+        HeldSamples(group_id=group_id, indices=tuple(index for _, index, _ in names))
         for group_id, names in groupby(sorted(samples), key=lambda name: name[0])
     )
 

@@ -14,16 +14,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import groupby
+from typing import Any, TypeVar
 
-from swarm.errors import UserError
-from swarm.rollout.plane.effects import ScoreWanted
+from swarm.errors import UserError, first_fault
+from swarm.rollout.plane.effects import ScoreWanted, StepWanted
 from swarm.rollout.plane.heldout import WRONG
-from swarm.types import NodeId, RewardFailure, Score, Unscored
+from swarm.types import NodeId, Observed, RewardFailure, Score, Unscored
 
+R = TypeVar("R")
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]
 """Returns the outcomes of the first few rollouts, at least of one."""
+
+Said = tuple[Observed, ...] | Unscored
+Stepper = Callable[[StepWanted], Awaitable[Said]]
+"""Has an environment answer the turns that it has not answered."""
+
+GATHER_S = 0.02
+"""For how long answers of environments wait for one another: what a sampler handed in together goes out together again,
+and an engine in lockstep has full batches."""
 
 LATELY = 0.2  # Weight of the newest group in how long groups wait for their rewards
 MAX_IN_A_ROW = 64  # A reward that fails for four completions of five does this with a chance of one in 1.6 million
@@ -34,15 +44,23 @@ REASON_LENGTH = 400
 
 
 class Scoring:
-    """Calls `scorer`, then `scored(wanted, outcomes)` with the outcomes for rollouts of one group. `fault` is an error
+    """Calls `scorer`, then `scored(wanted, outcomes)` with the outcomes for rollouts of one group; and `stepper`, then
+    `stepped` with what environments said to turns that came together. `fault` is an error
     in scoring that is not the reward's (a full disk, say). It must end the run. `waiting` rollouts have no reward yet;
     `took_s` is how long a group waited for its rewards lately."""
 
     def __init__(
-        self, scorer: Scorer, *, scored: Callable[[Sequence[ScoreWanted], Sequence[Score | Unscored]], None]
+        self,
+        scorer: Scorer,
+        *,
+        scored: Callable[[Sequence[ScoreWanted], Sequence[Score | Unscored]], None],
+        stepper: Stepper | None = None,
+        stepped: Callable[[Sequence[tuple[StepWanted, Said]]], None] = lambda said: None,
     ) -> None:
         self._scorer = scorer
         self._on_scored = scored
+        self._stepper = stepper
+        self._on_stepped = stepped
         self._tasks: set[asyncio.Task[None]] = set()
         self.fault: BaseException | None = None
         self.waiting = 0
@@ -52,14 +70,33 @@ class Scoring:
         """Begin to score these rollouts. The caller keeps those of one group together."""
         self.waiting += len(wanted)
         for _, group in groupby(wanted, key=lambda asked: asked.group_id):
-            task = asyncio.create_task(self._score(list(group)))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            self._start(self._score(list(group)))
+
+    def step(self, wanted: Sequence[StepWanted]) -> None:
+        """Begin to have environments answer these turns, which came together."""
+        if wanted:
+            self._start(self._step(wanted))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
-            self.fault = self.fault or fault
+            self.fault = self.fault or first_fault(fault)
+
+    async def _step(self, wanted: Sequence[StepWanted]) -> None:
+        assert self._stepper is not None
+        async with asyncio.TaskGroup() as group:
+            waiting = {group.create_task(_answered(self._stepper, one)) for one in wanted}
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if waiting:
+                    more, waiting = await asyncio.wait(waiting, timeout=GATHER_S)
+                    done |= more
+                self._on_stepped([task.result() for task in done])
 
     async def _score(self, wanted: list[ScoreWanted]) -> None:
         began = time.monotonic()
@@ -69,6 +106,10 @@ class Scoring:
             self.took_s += LATELY * (time.monotonic() - began - self.took_s)
             self._on_scored(wanted[: len(outcomes)], outcomes)
             wanted = wanted[len(outcomes) :]
+
+
+async def _answered(stepper: Stepper, wanted: StepWanted) -> tuple[StepWanted, Said]:
+    return wanted, await stepper(wanted)
 
 
 class RewardFailures:
@@ -87,14 +128,14 @@ class RewardFailures:
         self.reason = ""
 
     def settle(
-        self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored], *, now: float
-    ) -> list[Score | Unscored]:
+        self, wanted: Sequence[ScoreWanted | StepWanted], outcomes: Sequence[R | Unscored], *, now: float
+    ) -> list[R | Score | Unscored]:
         """Return the outcomes for the plane. Raise UserError if they end the run."""
         for asked, outcome in zip(wanted, outcomes, strict=True):
             self._since[isinstance(outcome, Unscored)] += 1
             if isinstance(outcome, Unscored):
                 self.in_a_row += 1
-                self._authors.add(asked.node)
+                self._authors |= {asked.node} if isinstance(asked, ScoreWanted) else set(asked.nodes)
                 self.reason = outcome.reason[:REASON_LENGTH]
                 self._say(asked, now)
                 self._check(asked)
@@ -109,7 +150,7 @@ class RewardFailures:
         self._since.clear()
         return share
 
-    def _check(self, asked: ScoreWanted) -> None:
+    def _check(self, asked: ScoreWanted | StepWanted) -> None:
         most = MAX_OF_ONE if self._works and len(self._authors) == 1 else MAX_IN_A_ROW
         if self._failure == "stop":
             how = 'and reward_failure is "stop"'
@@ -122,14 +163,14 @@ class RewardFailures:
             "(`echo-node tasks try` shows what it says), then go on with `echo-node lead --resume RUN_DIR`"
         )
 
-    def _say(self, asked: ScoreWanted, now: float) -> None:
+    def _say(self, asked: ScoreWanted | StepWanted, now: float) -> None:
         self._unsaid += 1
         if self._said_at is not None and now - self._said_at < EVENT_EVERY_S:
             return
         self._emit(
             "reward_failed",
             prompt=asked.prompt.prompt_id,
-            rollout=asked.rollout.rollout_id,
+            rollout=f"{asked.group_id}/{asked.index}",
             reason=self.reason,
             rollouts=self._unsaid,
         )

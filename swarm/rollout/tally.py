@@ -14,6 +14,7 @@ from swarm.rollout.plane.effects import Judged
 from swarm.rollout.plane.leases import MAX_NODES
 from swarm.types import NodeId, VersionId
 
+TURNS_WEIGHT = 1 / 64  # Of the last rollout in the mean number of turns: as for lengths in leases.py
 RECENT_S = 20.0  # What was so long ago counts a third: a few steps of a fast run, a batch or two of a slow sampler
 
 
@@ -92,6 +93,7 @@ class Tally:
         self._engines: dict[NodeId, str] = {}
         self._lives: dict[NodeId, Lives] = {}
         self.recent = Recent(now=0.0)
+        self.turns = 1.0  # Of a rollout, in the mean of the last ones
 
     def begin(self, *, now: float) -> None:
         self.recent = Recent(now=now)
@@ -109,7 +111,10 @@ class Tally:
         lengths: dict[NodeId, list[int]] = {}
         for one in records:
             if isinstance(one, RolloutAccepted):
-                lengths.setdefault(one.node, []).append(one.rollout.length)
+                drawn = [(NodeId(turn.node), turn.end - turn.start) for turn in one.rollout.turns]
+                self.turns += TURNS_WEIGHT * (max(1, len(drawn)) - self.turns)
+                for node, length in drawn or [(one.node, one.rollout.length)]:
+                    lengths.setdefault(node, []).append(length)
         for node, tokens in lengths.items():
             watch.accepted(node, tokens)
             self.recent.add("tokens", sum(tokens), now=now)

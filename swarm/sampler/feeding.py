@@ -7,15 +7,19 @@ places and a share ahead of them.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from swarm.rollout.client import Answer, SampleName, SealedLease
+from swarm.rollout.messages import MAX_SAMPLES_PER_ASK
 from swarm.sampler.worker import EngineWorker
 from swarm.types import SampleSpec
 
 AHEAD = 4  # One sample is held ahead per 4 places: enough to refill them during a request, and few, since they age
+ASKING_SMOOTHING = 0.1  # Weight of the newest request in how long requests take: ten follow a change
 
 Done = Callable[[list[Answer]], Awaitable[None]]
 
@@ -25,6 +29,19 @@ class Room(NamedTuple):
 
     capacity: int
     at_once: int
+
+
+def room_of(places: int, held: int, meanwhile: int = 0) -> Room:
+    """Return what an engine that holds `held` samples has room for, if `meanwhile` end until a request is answered."""
+    missing = min(MAX_SAMPLES_PER_ASK, places + spare_of(places) + meanwhile) - held
+    # Places that fall free while a request is on its way are as good as free ones.
+    return Room(missing, max(0, missing - spare_of(places)))
+
+
+def spare_of(places: int) -> int:
+    """Return how many samples are held ahead. Once half of them are missing it is time to ask: a request for each one
+    would be too many."""
+    return -(-places // AHEAD)
 
 
 class BatchFeed:
@@ -71,32 +88,42 @@ class BatchFeed:
 
 class SampleFeed:
     """Each sample starts when a place is free; answers that arrive together are handed on together. Half of the samples
-    ahead wait in the engine itself, so that its next step fills a free place."""
+    ahead wait in the engine itself, so that its next step fills a free place.
+
+    Turns are short, so many of them end until a request is answered: up to two requests later, if the first has just
+    left. As many more are held ahead. It does not matter for how long an episode is away: while its environment
+    answers, the learner hands out another's turn, or begins one. What waits here is older when it is drawn."""
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine
         self._waiting: deque[tuple[SealedLease, SampleSpec]] = deque()
         self._answers: list[Answer] = []
-        self._ahead = -(-engine.places // AHEAD)
-        self._in_engine = engine.places + self._ahead // 2
+        self._in_engine = engine.places + spare_of(engine.places) // 2
+        self._asked, self._asked_at = Room(0, 0), 0.0
+        self._asking_s = 0.0
         # Each event has one waiter, which checks the state itself.
         self._beginnable, self._answered, self._roomy, self._idle = (asyncio.Event() for _ in range(4))
         self._idle.set()
         self.running = 0
 
     async def room(self) -> Room:
-        """Return once half of the samples ahead are missing: a request for each one would be too many."""
-        while 2 * self._missing() < self._ahead:
+        while 2 * (room := self._room()).capacity < spare_of(self._engine.places):
             self._roomy.clear()
             await self._roomy.wait()
-        return Room(self._missing(), max(0, self._engine.places - self.running - len(self._waiting)))
+        self._asked, self._asked_at = room, time.monotonic()
+        return room
 
     def add(self, leases: list[SealedLease]) -> None:
-        self._waiting.extend((sealed, spec) for sealed in leases for spec in sealed.lease.samples)
+        samples = [(sealed, spec) for sealed in leases for spec in sealed.lease.samples]
+        asked = self._asked
+        if asked.at_once and len(samples) == asked.capacity and any(sealed.lease.turn for sealed in leases):
+            # Others may have been held open, for lack of samples or because no place was free.
+            self._asking_s += ASKING_SMOOTHING * (time.monotonic() - self._asked_at - self._asking_s)
+        self._waiting.extend(samples)
         self._beginnable.set()
 
     def take_back(self) -> set[SampleName]:
-        names = {(sealed.lease.group_id, spec.index) for sealed, spec in self._waiting}
+        names = {(sealed.lease.group_id, spec.index, sealed.lease.turn) for sealed, spec in self._waiting}
         self._waiting.clear()
         return names
 
@@ -114,9 +141,10 @@ class SampleFeed:
     async def idle(self) -> None:
         await self._idle.wait()
 
-    def _missing(self) -> int:
+    def _room(self) -> Room:
         held = self.running + len(self._waiting) + len(self._answers)
-        return self._engine.places + self._ahead - held
+        meanwhile = math.ceil(2 * self._asking_s * self._engine.rates.full_rollouts_per_s)
+        return room_of(self._engine.places, held, meanwhile)
 
     async def _draw(self, sealed: SealedLease, spec: SampleSpec) -> None:
         answer = await self._engine.draw(sealed, spec)

@@ -121,7 +121,9 @@ class Batch:
 
     def samples(self) -> set[SampleName]:
         """The answered samples; others of the same leases may still be running."""
-        return {(one.group_id, one.index) for answer in self.answers for one in answer.rollouts}
+        return {
+            (one.group_id, one.index, answer.lease.lease.turn) for answer in self.answers for one in answer.rollouts
+        }
 
 
 class Session:
@@ -288,13 +290,17 @@ class Session:
     async def _submit(self) -> None:
         await self._settle()
         while True:
-            batch = await self._answers.get()
-            await self._hand_in(batch.answers)
-            self._in_hand -= batch.samples()
-            self._spooled -= batch.samples()
-            if batch.spooled is not None:
-                await in_thread(self._spool.remove, batch.spooled)
-            self._answers.task_done()
+            # All that has come: one by one, turns would wait here for the round trips of those before them.
+            batches = [await self._answers.get()]
+            while not self._answers.empty():
+                batches.append(self._answers.get_nowait())
+            await self._hand_in([answer for batch in batches for answer in batch.answers])
+            for batch in batches:
+                self._in_hand -= batch.samples()
+                self._spooled -= batch.samples()
+                if batch.spooled is not None:
+                    await in_thread(self._spool.remove, batch.spooled)
+                self._answers.task_done()
 
     async def _settle(self) -> None:
         """Submit what an earlier process of this node generated; the rest of its leases is void."""
@@ -404,7 +410,7 @@ def _order(version: VersionId | None) -> tuple[int, int]:
 
 def accepted_tokens(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> int:
     accepted = {one.rollout_id for one in verdicts if one.verdict == "accepted"}
-    return sum(one.length for answer in answers for one in answer.rollouts if one.rollout_id in accepted)
+    return sum(one.drawn for answer in answers for one in answer.rollouts if one.rollout_id in accepted)
 
 
 def verdicts_of(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> Counter[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 CONFIG = "config.json"
-READ = (CONFIG, "tokenizer.json")  # Of a model's small files; templates and the rest are for the learner
+READ = (CONFIG, "tokenizer.json")  # Of a model's small files; playing.py has a few for itself
 CONFIG_BYTES = 1 << 20  # The largest known, with the names of 20,000 classes, is under 1 MB
 
 CODE = (
@@ -164,10 +164,10 @@ def own_tensors(model: Any, layout: Layout) -> dict[str, torch.Tensor]:
     return found if layout.adapter is None else {stream_name(name): tensor for name, tensor in found.items()}
 
 
-def write_model_files(directory: Path, layout: Layout) -> None:
-    """Write what an engine reads of the layout's files, and leave nothing else in `directory`. Raise ProtocolError if
-    the configuration makes no sense. Blocking."""
-    files = {file.name: file.content for file in layout.files if file.name in READ}
+def write_model_files(directory: Path, layout: Layout, names: Collection[str] = READ) -> None:
+    """Write those of the layout's files that an engine reads, and leave nothing else in `directory`. Raise
+    ProtocolError if the configuration makes no sense. Blocking."""
+    files = {file.name: file.content for file in layout.files if file.name in names}
     if CONFIG in files:
         files[CONFIG] = without_code(files[CONFIG])
     shutil.rmtree(directory, ignore_errors=True)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,13 @@ from swarm.sampler.engine import (
     Generated,
     Install,
     Installed,
-    Job,
     NotInstalled,
     Reckon,
     Reckoned,
-    Sampled,
     Start,
     Started,
 )
+from swarm.sampler.playing import FILES, Game, Stage, play_together
 from swarm.sampler.trial import Trial, TrialCache, assumed_rollouts_per_s, try_out
 from swarm.sampler.weights import CONFIG, write_model_files
 from swarm.types import Rollout, SampleSpec, VersionId
@@ -191,6 +190,7 @@ class EngineWorker:
         self._directory = directory
         self._files_dir = directory / "model"
         self._options = options
+        self._stage = Stage(directory / "stage", secrets)
         self._started: Started | None = None
         self.engine_class = ""
         computes_with = dict.fromkeys(THREADS, str(threads)) if threads else {}
@@ -229,6 +229,7 @@ class EngineWorker:
     async def load(self, layout: Layout) -> Started:
         """Build the swarm's model from the files that came with its layout."""
         await asyncio.to_thread(write_model_files, self._files_dir, layout)
+        await asyncio.to_thread(write_model_files, self._directory / "stage", layout, FILES)
         command = Start(directory=str(self._files_dir), layout=layout, options=self._options)
         started = await self._child.call(command, Started)
         self.engine_class, self.device_class = started.engine_class, started.device_class
@@ -279,28 +280,23 @@ class EngineWorker:
     async def draw_batch(self, leases: list[SealedLease], *, follows: bool = False) -> list[Answer]:
         """Draw every sample of the leases in one call. `follows`: they were at hand when the last batch ended, so the
         time between (an install, the spool) counts as part of this batch's time."""
-        now = time.monotonic()
-        between_s = now - self._ended_at if follows else 0.0
-        jobs = tuple(_job(sealed, spec, now) for sealed in leases for spec in sealed.lease.samples)
-        with self._draws():
-            generated = await self._child.call(Generate(jobs=jobs), Generated)
+        between_s = time.monotonic() - self._ended_at if follows else 0.0
+        samples = [(sealed, spec) for sealed in leases for spec in sealed.lease.samples]
+        rollouts, generated = await self._play(samples)
         self._ended_at = time.monotonic()
         self.rates.batch(generated, between_s)
-        samples = iter(generated.samples)
-        answers = []
-        for sealed in leases:
-            lease = sealed.lease
-            rollouts = tuple(_rollout(lease.group_id, spec.index, next(samples)) for spec in lease.samples)
-            answers.append(Answer(lease=sealed, rollouts=rollouts))
-        return answers
+        ended = iter(rollouts)
+        return [Answer(lease=one, rollouts=tuple(islice(ended, len(one.lease.samples)))) for one in leases]
 
     async def draw(self, sealed: SealedLease, spec: SampleSpec) -> Answer:
+        rollouts, generated = await self._play([(sealed, spec)])
+        self.rates.sample(generated, self._drawing + 1)
+        return Answer(lease=sealed, rollouts=tuple(rollouts))
+
+    async def _play(self, samples: Sequence[tuple[SealedLease, SampleSpec]]) -> tuple[list[Rollout], Generated]:
+        games = [Game(sealed, spec, self._stage) for sealed, spec in samples]
         with self._draws():
-            command = Generate(jobs=(_job(sealed, spec, time.monotonic()),))
-            generated = await self._child.call(command, Generated)
-            self.rates.sample(generated, self._drawing)
-        (sampled,) = generated.samples
-        return Answer(lease=sealed, rollouts=(_rollout(sealed.lease.group_id, spec.index, sampled),))
+            return await play_together(games, lambda jobs: self._child.call(Generate(jobs=jobs), Generated))
 
     @contextmanager
     def _draws(self) -> Iterator[None]:
@@ -317,7 +313,8 @@ class EngineWorker:
         group, which larger machines can draw."""
         most = self._started.context_tokens if self._started else 0
         for sealed in leases:
-            tokens = len(sealed.lease.prompt_token_ids) + sealed.lease.rules.max_new_tokens
+            play, rules = sealed.lease.play, sealed.lease.rules
+            tokens = len(sealed.lease.prompt_token_ids) + (play.max_tokens if play else rules.max_new_tokens)
             if most and tokens > most:
                 raise UserError(
                     f"this run's samples take up to {tokens} tokens with their prompts, and this engine has room for "
@@ -325,6 +322,8 @@ class EngineWorker:
                 )
 
     async def stop(self) -> None:
+        if self._stage.pool is not None:
+            await self._stage.pool.close()
         await self._child.stop()
 
     def status(self) -> dict[str, Any]:
@@ -340,24 +339,3 @@ class EngineWorker:
             "rollouts_per_s": round(self.rates.rollouts_per_s, 1),
             "tokens_per_s": round(self.rates.tokens_per_s, 1),
         }
-
-
-def _job(sealed: SealedLease, spec: SampleSpec, now: float) -> Job:
-    return Job(
-        prompt_token_ids=sealed.lease.prompt_token_ids,
-        seed=spec.seed,
-        rules=sealed.lease.rules,
-        time_limit_s=max(0.0, sealed.deadline - now),
-    )
-
-
-def _rollout(group_id: str, index: int, sampled: Sampled) -> Rollout:
-    return Rollout(
-        group_id=group_id,
-        index=index,
-        token_ids=sampled.token_ids,
-        logprobs=sampled.logprobs,
-        spans=sampled.spans,
-        finish=sampled.finish,
-        reason=sampled.fault[:200],
-    )

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.digits import CopyTask, SortTask
+from swarm.tasks.episodes import environment_task
 from swarm.tasks.gym import GymTask
 from swarm.tasks.hub import hub_task
-from swarm.tasks.own import OwnTask
+from swarm.tasks.own import own_task
 from swarm.tasks.questions import jsonl_task
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ class Kind(NamedTuple):
     make: Callable[[TaskOptions, str], Task]
 
 
+def _verifiers_task(options: TaskOptions, module: str) -> Task:
+    from swarm.environments.verifiers import VerifiersTask
+
+    return VerifiersTask(options, module)
+
+
 TASKS: dict[str, Callable[[int], Task]] = {"copy": CopyTask, "sort": SortTask}
 """Tasks that make their own prompts, from the run's seed."""
 
@@ -32,8 +39,21 @@ KINDS: dict[str, Kind] = {
     "jsonl": Kind("FILE", "questions with answers, one JSON object a line", jsonl_task),
     "hf": Kind("DATASET[:CONFIG][@SPLIT]", "a data set of the Hugging Face hub, a directory or a file", hub_task),
     "gym": Kind("NAME", "questions without end that reasoning-gym makes and scores", GymTask),
-    "python": Kind("MODULE:CLASS", "a task of your own", OwnTask),
+    "python": Kind("MODULE:CLASS", "a task or an environment of your own", own_task),
+    "verifiers": Kind("MODULE", "a taskset of verifiers, which its own server plays", _verifiers_task),
 }
+
+ENVIRONMENTS = {
+    "frozen-lake": "frozen_lake:FrozenLake",
+    "sokoban": "puzzles:Sokoban",
+    "knights-and-knaves": "puzzles:KnightsAndKnaves",
+    "kuhn-poker": "poker:KuhnPoker",
+    "leduc-poker": "poker:LeducPoker",
+    "calculator": "tools:Calculator",
+    "python-tool": "tools:PythonTool",
+    "gymnasium": "gymnasium:GymnasiumText",
+}
+"""Modules and classes of swarm/environments/, imported when they are asked for. NAME:KEY=VALUE,... sets options."""
 
 DEFAULT_NEW_TOKENS = 1024  # Longest completion if neither the user nor the task says: a few paragraphs of reasoning
 
@@ -50,11 +70,13 @@ def load_task(options: TaskOptions) -> Task:
     name, colon, rest = options.name.partition(":")
     if colon and name in KINDS:
         return KINDS[name].make(options, rest)
-    if options.name not in TASKS:
-        known = (*sorted(TASKS), *(f"{kind}:{KINDS[kind].rest}" for kind in KINDS))
+    if options.name not in TASKS and name not in ENVIRONMENTS:
+        known = (*sorted(TASKS), *ENVIRONMENTS, *(f"{kind}:{KINDS[kind].rest}" for kind in KINDS))
         raise UserError(f"there is no task {options.name!r}; known tasks: {', '.join(known)}")
     if options.rewards or options.lenient:
         raise UserError(f"the task {name} has a reward of its own: leave rewards and lenient out")
+    if name in ENVIRONMENTS:
+        return environment_task(options, ENVIRONMENTS[name], rest)
     return TASKS[options.name](options.seed)
 
 

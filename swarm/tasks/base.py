@@ -12,6 +12,9 @@ from swarm.environments.base import Environment
 from swarm.types import Prompt, Score
 
 RewardKind = Literal["task", "random"]
+Boards = Callable[[Prompt, Sequence[str]], Sequence[str]]
+Read = tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str], Boards]
+"""A run's prompts by number, the text of token ids, and the boards after the turns of an episode, if it has any."""
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +39,8 @@ class Task(Protocol):
     if they never end; from number `size` on they come again, in another order. `data_digest`: of data that was read, so
     that a resumed run is refused other data; "" for a task that makes its prompts.
 
+    `is_external`: its episodes are played by a program that asks the learner's endpoint for turns.
+
     The caller sets `progress`; a task that takes long to answer calls it now and then. If it raises, the work ends. A
     task imports no model library: rewards run in small processes, which make the task and only ask it for scores.
     """
@@ -45,6 +50,7 @@ class Task(Protocol):
     max_new_tokens: int | None
     chat: bool = False
     progress: Callable[[str], None] = staticmethod(lambda line: None)
+    is_external: bool = False
 
     @property
     def size(self) -> int | None:

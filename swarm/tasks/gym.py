@@ -33,29 +33,11 @@ DRAWS = 16  # Entries that a training prompt may be one of. At a share of 0.05 a
 DRAW_STRIDE = 1 << 52  # Between these entries: consecutive prompts come from one data set, and some take long to make
 
 
-class GymTask(Task):
-    """A question is on the held-out side by its digest, so that the sides never meet, whatever seed drew it.
+class DrawnTask(Task):
+    """A question is on the held-out side by its digest, so that the sides never meet, whatever seed drew it."""
 
-    The answer is what stands in the last <answer></answer>, or all that follows the thoughts if there is none.
-    """
-
-    max_new_tokens = None
-    chat = True
-
-    def __init__(self, options: TaskOptions, name: str) -> None:
-        if find_spec("reasoning_gym") is None:
-            raise UserError(f"the task {options.name} needs a package that is not installed: {EXTRA}")
-        if options.rewards or options.lenient:
-            raise UserError(f"{options.name} scores answers itself: leave rewards and lenient out")
-        self.name = options.name
-        self.description = f"questions of reasoning-gym's {name}"
-        self._gym = name
-        self._share = options.held_out_share
-        # Entry i of seed s is entry i - 1 of seed s + 1, so a run begins at a multiple of CHUNK.
-        self._first = CHUNK * (int.from_bytes(digest(f"gym/{options.seed}".encode())[:8], "big") % (1 << 40))
-        self._dataset = lru_cache(4)(self._make_dataset)
-        # The rollouts of a group are scored together.
-        self._entry = lru_cache(64)(self._make_entry)
+    _first: int
+    _share: float
 
     def prompt(self, index: int) -> Prompt:
         for draw in range(DRAWS):
@@ -74,6 +56,31 @@ class GymTask(Task):
             if len(found) == count:
                 break
         return list(found.values())
+
+    def _prompt(self, number: int) -> Prompt:
+        raise NotImplementedError
+
+
+class GymTask(DrawnTask):
+    """The answer is what stands in the last <answer></answer>, or all that follows the thoughts if there is none."""
+
+    max_new_tokens = None
+    chat = True
+
+    def __init__(self, options: TaskOptions, name: str) -> None:
+        if find_spec("reasoning_gym") is None:
+            raise UserError(f"the task {options.name} needs a package that is not installed: {EXTRA}")
+        if options.rewards or options.lenient:
+            raise UserError(f"{options.name} scores answers itself: leave rewards and lenient out")
+        self.name = options.name
+        self.description = f"questions of reasoning-gym's {name}"
+        self._gym = name
+        self._share = options.held_out_share
+        # Entry i of seed s is entry i - 1 of seed s + 1, so a run begins at a multiple of CHUNK.
+        self._first = CHUNK * (int.from_bytes(digest(f"gym/{options.seed}".encode())[:8], "big") % (1 << 40))
+        self._dataset = lru_cache(4)(self._make_dataset)
+        # The rollouts of a group are scored together.
+        self._entry = lru_cache(64)(self._make_entry)
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         from reasoning_gym.utils import extract_answer

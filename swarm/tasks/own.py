@@ -1,4 +1,4 @@
-"""`python:MODULE:CLASS`: a task of the user's own, from the working directory or an installed package."""
+"""`python:MODULE:CLASS`: a task or an environment of the user's, from the working directory or an installed package."""
 
 from __future__ import annotations
 
@@ -11,22 +11,63 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from swarm.environments.base import Environment, Messages, Step
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
-from swarm.types import Prompt, Score
+from swarm.tasks.episodes import EnvironmentTask
+from swarm.types import MAX_SEATS, MAX_TURNS, Prompt, Score
+
+
+def own_task(options: TaskOptions, name: str) -> Task:
+    """A class with `reset` and `step` is an environment."""
+    made = _make(options, name)
+    if not callable(getattr(made, "step", None)):
+        return OwnTask(options, made)
+    return EnvironmentTask(options, lambda: OwnEnvironment(options.name, _make(options, name)))
+
+
+class OwnEnvironment(Environment):
+    """Wraps the user's object. Messages may be a text, and `step` may give (messages, reward, done) instead of a Step:
+    then an episode whose last reward is 1 or more counts as solved."""
+
+    max_turns = 0
+
+    def __init__(self, name: str, own: Any) -> None:
+        self.name, self._own, self.description = name, own, _description(own)
+        for part in ("max_turns", "max_new_tokens", "max_tokens", "seats", "is_chat"):
+            setattr(self, part, getattr(own, part, getattr(type(self), part)))
+        if not 1 <= self.max_turns <= MAX_TURNS:
+            raise UserError(f"{name} does not say how long an episode may be: set max_turns to 1 to {MAX_TURNS}")
+        if not 1 <= self.seats <= MAX_SEATS:
+            raise UserError(f"{name} has {self.seats} players: set seats to 1 to {MAX_SEATS}")
+
+    def reset(self, seed: int) -> Messages:
+        with _faults_told(f"reset({seed}) of {self.name} raised"):
+            return _messages(self._own.reset(seed)) or [("user", "")]
+
+    def step(self, text: str) -> Step:
+        found = self._own.step(text)
+        if isinstance(found, Step):
+            return found
+        if not isinstance(found, tuple) or len(found) != 3:
+            raise TypeError(f"step() of {self.name} gave no Step and no (messages, reward, done)")
+        reward, done = float(found[1]), bool(found[2])
+        return Step(messages=_messages(found[0]), rewards=(reward,), done=done, solved=done and reward >= 1)
+
+
+def _messages(found: Any) -> Messages:
+    return [("user", found)] if isinstance(found, str) else [(str(role), str(said)) for role, said in found or ()]
 
 
 class OwnTask(Task):
     """Wraps the user's object and checks what it gives. What it leaves out has Task's default."""
 
-    def __init__(self, options: TaskOptions, name: str) -> None:
+    def __init__(self, options: TaskOptions, made: Any) -> None:
         self.name = options.name
-        made = _make(options, name)
         if missing := [part for part in ("prompt", "held_out", "score") if not callable(getattr(made, part, None))]:
             raise UserError(f"{options.name} is not a task: it has no {', no '.join(part + '()' for part in missing)}")
         self._own = made
-        doc = (inspect.getdoc(type(made)) or "a task of your own").splitlines()[0]
-        self.description = str(getattr(made, "description", doc))
+        self.description = _description(made)
         self.max_new_tokens = getattr(made, "max_new_tokens", None)
         self.chat = bool(getattr(made, "chat", False))
 
@@ -56,6 +97,10 @@ class OwnTask(Task):
         if not isinstance(found, int | float):
             raise TypeError(f"score() of {self.name} gave a {type(found).__name__}, not a number or a Score")
         return Score(reward=float(found), exact=math.isfinite(found) and found >= 1)
+
+
+def _description(made: Any) -> str:
+    return str(getattr(made, "description", (inspect.getdoc(type(made)) or "a task of your own").splitlines()[0]))
 
 
 def _checked(prompt: Any, call: str) -> Prompt:

@@ -1,7 +1,7 @@
-"""A process that computes rewards for scoring.RewardPool, which gives it an environment without secrets.
+"""A process that computes rewards and plays episodes for RewardPool, which starts it without the node's secrets.
 
-It reads one Begin and then Completions from its standard input and answers each with an Outcome, in order, on its
-standard output. A frame is a 4-byte big-endian length and msgpack. What the reward prints goes to standard error.
+It reads one Begin and then calls from its standard input, and answers in order on its standard output: an Outcome for a
+Completion, one a turn for a StepAsked. A frame is a 4-byte big-endian length and msgpack. Prints go to standard error.
 """
 
 from __future__ import annotations
@@ -10,26 +10,44 @@ import io
 import math
 import os
 import queue
+import random
 import signal
 import struct
 import sys
 import threading
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 from tokenizers import Tokenizer
 
+from swarm.environments.base import Environment, Step
 from swarm.process import limit_memory
 from swarm.tasks import load_task
-from swarm.tasks.base import RewardKind, TaskOptions, random_score
-from swarm.types import MAX_PARTS, PART_NAME_LENGTH, Prompt, Score
+from swarm.tasks.base import RewardKind, Task, TaskOptions, random_score
+from swarm.tasks.chat import load_chat_template
+from swarm.tasks.turns import TurnText
+from swarm.types import MAX_PARTS, MAX_TOKENS, PART_NAME_LENGTH, Observed, Prompt, Score
+
+MAX_LIVE = 1024  # Environments at hand: about what a step has open; an episode more only takes longer
+
+
+class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How episodes are played. `chat` replaces what the environment says; a chat template has its own `arguments`, and
+    is told that the run `began` when it asks for the date."""
+
+    began: datetime
+    arguments: dict[str, bool | int | str] = {}
+    chat: bool | None = None
+    system_prompt: str | None = None
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Which reward, and its limits. `tokenizer` is "" if completions come as texts, `path` is where to look for
-    modules, `memory_bytes` limits the process's own memory (RLIMIT_DATA), on Linux alone."""
+    """Which reward, and its limits. `tokenizer` is beside the model's other small files; "" if completions come as
+    texts. `path` is where to look for modules, `memory_bytes` limits the process (RLIMIT_DATA), on Linux alone."""
 
     task: TaskOptions
     reward: RewardKind
@@ -37,9 +55,10 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     stop_token_ids: tuple[int, ...]
     memory_bytes: int
     path: tuple[str, ...]
+    episodes: EpisodeOptions | None = None
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """What a reward process needs of one rollout. `token_ids` are int32, little-endian; `text` replaces them."""
 
     prompt: Prompt
@@ -48,14 +67,98 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     text: str | None = None
 
 
+class StepAsked(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """The turns that an episode's environment has `answered`, and those that it is to answer, as in StepWanted. All are
+    sent, some tens of kB, since a process that has lost the episode plays it again."""
+
+    episode: str
+    prompt: Prompt
+    seed: int = 0
+    drawn: tuple[bytes, ...] = ()
+    answered: int = 0
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A score, or why there is none. The answer to Begin, once the task is loaded, has neither."""
+    """A score or an observation, or why there is none. It is empty for Begin and for a turn that is played again."""
 
     score: Score | None = None
     fault: str = ""
+    observed: Observed | None = None
+
+
+class Episode:
+    """An episode that begins as `prompt` says, after `turns` turns. `control` is the seed of a reward at random, which
+    comes with the first turn: then it depends neither on what is said nor on what ends the episode."""
+
+    def __init__(self, environment: Environment, text: TurnText, prompt: Prompt, control: int | None = None) -> None:
+        begun = [*map(tuple, environment.reset(int(prompt.prompt_id.rpartition("-")[2])))]
+        if prompt.messages and begun != [*prompt.messages]:
+            raise ValueError("reset() gave other messages for the same seed: draw from random.Random(seed) alone")
+        self._environment, self._text, self._control = environment, text, control
+        self._seat = self.turns = 0
+        self._drawn: dict[int, array[int]] = {}
+        self._parts: dict[str, float] = {}
+
+    def step(self, drawn: bytes) -> Observed:
+        """Answer the next turn's token ids (int32). Raise ValueError or TypeError for an answer that is none."""
+        seats, tokens = self._environment.seats, array("i", drawn)
+        step = self._environment.step(self._text.said(tokens))
+        if not isinstance(step, Step):
+            raise TypeError(f"step() gives a Step, not a {type(step).__name__}")
+        if len(step.rewards) > seats or step.seat not in range(seats):
+            raise ValueError(f"a Step of {seats} players has {len(step.rewards)} rewards and seat {step.seat} next")
+        rewards = (*checked_figures({f"reward {i}": reward for i, reward in enumerate(step.rewards, 1)}).values(),)
+        if self._control is not None:
+            rewards = (0.0 if self.turns else random.Random(self._control).random(),)
+        parts = {name: self._parts.get(name, 0.0) + value for name, value in step.parts.items()}
+        self._parts = checked_figures({**self._parts, **parts})
+        self._drawn[self._seat], self._seat, self.turns = tokens, step.seat, self.turns + 1
+        if step.done:
+            return Observed(rewards=rewards, done=True, exact=bool(step.solved), parts=self._parts)
+        if not all(isinstance(text, str) for message in step.messages for text in message):
+            raise TypeError("messages are (role, content) pairs of texts")
+        last = self._drawn.get(step.seat)
+        read = self._text.opening(step.messages) if last is None else self._text.reply(last, step.messages)
+        if not 0 < len(read) <= MAX_TOKENS:
+            raise ValueError(f"the messages for seat {step.seat} have {len(read)} tokens, not 1 to {MAX_TOKENS}")
+        return Observed(token_ids=array("i", read).tobytes(), seat=step.seat, rewards=rewards, parts=self._parts)
+
+
+class Episodes:
+    """The episodes of this process. Of more than MAX_LIVE, the one that was not asked for the longest is forgotten."""
+
+    def __init__(self, begin: Begin, options: EpisodeOptions, task: Task, tokenizer: Tokenizer) -> None:
+        chat, files_dir = task.chat if options.chat is None else options.chat, Path(begin.tokenizer).parent
+        template = load_chat_template(files_dir, began=options.began, arguments=options.arguments) if chat else None
+        self._text = TurnText(tokenizer, template, begin.stop_token_ids, options.system_prompt)
+        self._task, self._is_control = task, begin.reward == "random"
+        self.live: dict[str, Episode] = {}
+
+    def answers(self, asked: StepAsked) -> Iterator[Outcome]:
+        """Yield an outcome a turn, up to the episode's end, or one if no turn is new. Raise what its environment
+        raises, and forget the episode."""
+        episode = self.live.pop(asked.episode, None)
+        if episode is None or episode.turns != asked.answered:
+            environment = self._task.environment()
+            assert environment is not None
+            episode = Episode(environment, self._text, asked.prompt, asked.seed if self._is_control else None)
+        if len(asked.drawn) == asked.answered:
+            yield Outcome(observed=Observed())
+        for number in range(episode.turns, len(asked.drawn)):
+            observed = episode.step(asked.drawn[number])
+            yield Outcome(observed=observed if number >= asked.answered or observed.done else None)
+            if observed.done:
+                return
+        self.live[asked.episode] = episode
+        if len(self.live) > MAX_LIVE:
+            del self.live[next(iter(self.live))]
 
 
 def main() -> None:
+    if sys.argv[1:]:
+        from swarm.sampler.confine import confine
+
+        confine(sys.argv[2:], needs_loopback=False)
     commands, answers = _take_pipes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -66,26 +169,35 @@ def main() -> None:
     try:
         task = load_task(begin.task)
         tokenizer = Tokenizer.from_file(begin.tokenizer) if begin.tokenizer else None
+        options = begin.episodes if task.environment() is not None else None
+        episodes = Episodes(begin, options, task, tokenizer) if options and tokenizer else None
     except Exception as error:  # noqa: BLE001 - a user's task may raise anything
         _send(answers, Outcome(fault=said(error)))
         return
     _send(answers, Outcome())
-    decoder = msgspec.msgpack.Decoder(Completion)
+    decoder = msgspec.msgpack.Decoder(Completion | StepAsked)
     while True:
-        completion = decoder.decode(inbox.get())
+        asked = decoder.decode(inbox.get())
         try:
-            text = completion.text
+            if isinstance(asked, StepAsked):
+                assert episodes is not None
+                for outcome in episodes.answers(asked):
+                    _send(answers, outcome)
+                continue
+            text = asked.text
             if text is None:
                 assert tokenizer is not None
-                text = completion_text(tokenizer, array("i", completion.token_ids), begin.stop_token_ids)
+                text = completion_text(tokenizer, array("i", asked.token_ids), begin.stop_token_ids)
             if begin.reward == "random":
-                score = random_score(task, completion.prompt, text, completion.seed)
+                score = random_score(task, asked.prompt, text, asked.seed)
             else:
-                score = task.score(completion.prompt, text)
+                score = task.score(asked.prompt, text)
             outcome = Outcome(score=checked(score))
         except MemoryError:
             limit = f"{begin.memory_bytes >> 20} MiB that reward_memory_mb allows"
             outcome = Outcome(fault=f"it needs more memory than the {limit}")
+            if episodes is not None:
+                episodes.live.clear()  # Others may have taken it; they are played again when they are asked for
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
             outcome = Outcome(fault=f"it raised {said(error)}")
         _send(answers, outcome)
@@ -141,14 +253,19 @@ def checked(score: object) -> Score:
     """`score` in plain types (a reward may be one of numpy's). Raises if nothing can be learned from it."""
     if not isinstance(score, Score):
         raise TypeError(f"a reward is a Score, not a {type(score).__name__}")
-    parts = {str(name)[:PART_NAME_LENGTH]: float(part) for name, part in score.parts.items()}
-    if len(parts) > MAX_PARTS:
-        raise ValueError(f"{len(parts)} parts of a reward are over the {MAX_PARTS} that are kept")
-    found = Score(reward=float(score.reward), exact=bool(score.exact), parts=parts)
-    for name, number in (("the reward", found.reward), *parts.items()):
-        if not math.isfinite(number):
-            raise ValueError(f"{name} is {number}, which is not a finite number")
-    return found
+    reward = checked_figures({"the reward": score.reward})["the reward"]
+    return Score(reward=reward, exact=bool(score.exact), parts=checked_figures(score.parts))
+
+
+def checked_figures(given: Mapping[str, float]) -> dict[str, float]:
+    """Figures by name in plain types. ValueError if there are too many, or for one that is not finite."""
+    figures = {str(name)[:PART_NAME_LENGTH]: float(figure) for name, figure in given.items()}
+    if len(figures) > MAX_PARTS:
+        raise ValueError(f"{len(figures)} parts of a reward are over the {MAX_PARTS} that are kept")
+    for name, figure in figures.items():
+        if not math.isfinite(figure):
+            raise ValueError(f"{name} is {figure}, which is not a finite number")
+    return figures
 
 
 if __name__ == "__main__":

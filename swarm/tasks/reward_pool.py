@@ -7,7 +7,7 @@ every file of that user: a reward that you do not trust needs a user or a contai
 
 If a reward raises or returns no finite score, only that completion fails. If it takes too long, or ends its process
 twice, the process is lost as well, and a new one scores the others. A process that was killed from outside costs only
-its start.
+its start. So it is with the steps of environments: an episode stays with one process, and a new one plays it again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 import msgspec
 from msgspec.structs import replace
@@ -26,15 +28,16 @@ from msgspec.structs import replace
 from swarm.errors import EchoError, UserError
 from swarm.process import clean_environment, read_frame
 from swarm.tasks.base import RewardKind, TaskOptions
-from swarm.tasks.reward_child import Begin, Completion, Outcome, framed
-from swarm.types import Score, Unscored
+from swarm.tasks.reward_child import Begin, Completion, EpisodeOptions, Outcome, StepAsked, framed
+from swarm.types import MAX_TOKENS, Observed, Score, Unscored
 
-__all__ = ["Completion", "RewardPool"]
+__all__ = ["Completion", "EpisodeOptions", "RewardPool", "StepAsked"]
 
 START_S = 600.0  # Longest wait for a process to load the task: libraries, and a data set of some millions of lines
 
 MAX_DEATHS = 2  # Of processes over one completion; the first may not be its fault (the kernel kills the largest)
-OUTCOME_BYTES = 64 * 1024  # Largest frame of an answer: a score with its parts is about 2 kB at most
+OUTCOME_BYTES = 4 * MAX_TOKENS + 64 * 1024  # Largest frame of an answer: an observation, whose parts are 2 kB at most
+MAX_IN_FLIGHT = 64  # Steps that a process is sent at once: it need not wait, and few are sent again if it ends
 LAST_WORDS_S = 1.0  # Wait for what a process printed before it ended; its children may hold the pipe open
 SAID_BYTES = 2048  # Kept of what a process printed, for the reason of its end
 
@@ -65,10 +68,13 @@ class RewardPool:
         timeout_s: float,
         memory_mb: int = 4096,
         processes: int = 1,
+        episodes: EpisodeOptions | None = None,
+        secrets: Sequence[Path] | None = None,
         heard: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`tokenizer` is None if completions come as texts. `timeout_s` is for one completion, `memory_mb` in MiB for
-        one process, on Linux alone. `heard` is called with what rewards print."""
+        """`tokenizer` is None if completions come as texts. `timeout_s` is for one completion or turn, `memory_mb` in
+        MiB for one process, on Linux alone. `heard` is called with what rewards print. If `secrets` are given, the
+        processes are confined as an engine's is (sampler/confine.py), and cannot read these files."""
         begin = Begin(
             task=task,
             reward=reward,
@@ -76,8 +82,10 @@ class RewardPool:
             stop_token_ids=tuple(stop_token_ids),
             memory_bytes=memory_mb << 20,
             path=module_path(),
+            episodes=episodes,
         )
-        self._workers = [_Worker(begin, timeout_s, heard or (lambda said: None)) for _ in range(processes)]
+        confined = () if secrets is None else ("confined", *(str(path.absolute()) for path in secrets))
+        self._workers = [_Worker(begin, timeout_s, heard or (lambda said: None), confined) for _ in range(processes)]
         self._closed = False
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in self._workers:
@@ -95,7 +103,7 @@ class RewardPool:
         use these before it asks for the rest. Waits for a free process without a limit: pacing bounds the callers."""
         worker = await self._free.get()
         try:
-            outcomes = await worker.score(completions)
+            outcomes = [outcome async for outcome in worker.outcomes(completions)]
         finally:
             self._free.put_nowait(worker)
         if self._closed:
@@ -103,15 +111,26 @@ class RewardPool:
             raise asyncio.CancelledError
         return outcomes
 
+    async def step(self, asked: StepAsked) -> tuple[Observed, ...] | Unscored:
+        """Have an environment answer the new turns, up to the episode's end. Return an answer to each, or one if none
+        is new. Steps wait for those before them without a limit: pacing bounds the callers."""
+        answer = await self._workers[crc32(asked.episode.encode()) % len(self._workers)].step(asked)
+        if self._closed:
+            raise asyncio.CancelledError
+        return answer
+
     async def close(self) -> None:
-        """End the processes and cancel those who wait for scores."""
+        """End the processes and cancel those who wait for them."""
         self._closed = True
         for worker in self._workers:
             await worker.close()
 
 
 class _Worker:
-    def __init__(self, begin: Begin, timeout_s: float, heard: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, begin: Begin, timeout_s: float, heard: Callable[[bytes], None], arguments: Sequence[str]
+    ) -> None:
+        self._arguments = arguments
         self._begin = begin
         self._timeout_s = timeout_s
         self._heard = heard
@@ -120,35 +139,61 @@ class _Worker:
         self._listening: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
         self._status = 0
+        self._steps: list[tuple[StepAsked, asyncio.Future[tuple[Observed, ...] | Unscored]]] = []
+        self._stepping: asyncio.Task[None] | None = None
 
-    async def score(self, completions: Sequence[Completion]) -> list[Score | Unscored]:
-        outcomes: list[Score | Unscored] = []
-        deaths = 0
-        while len(outcomes) < len(completions):
-            before = len(outcomes)
+    async def step(self, asked: StepAsked) -> tuple[Observed, ...] | Unscored:
+        answer: asyncio.Future[tuple[Observed, ...] | Unscored] = asyncio.get_running_loop().create_future()
+        self._steps.append((asked, answer))
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step_all())
+        return await asyncio.shield(answer)  # A step that is given up is answered all the same
+
+    async def _step_all(self) -> None:
+        """Ask until no step waits, again for those after one that cost the process."""
+        while batch := self._steps[:MAX_IN_FLIGHT]:
+            async for outcome in self.outcomes([asked for asked, _ in batch]):
+                self._steps.pop(0)[1].set_result(outcome)
+
+    async def outcomes(self, asked: Sequence[Completion | StepAsked]) -> AsyncIterator[Any]:
+        """Yield outcomes in order, up to the first that cost a process."""
+        done = deaths = 0
+        while done < len(asked):
             try:
-                await self._score_on(completions[before:], outcomes)
+                process = await self.begin()
+                assert process.stdin is not None
+                # All at once: they are in memory anyway, and the process reads while it works. It sees texts alone, so
+                # prompts go without their tokens.
+                for one in asked[done:]:
+                    sent = replace(one, prompt=replace(one.prompt, token_ids=()))
+                    process.stdin.write(framed(msgspec.msgpack.encode(sent)))
+                for one in asked[done:]:
+                    outcome = await self._outcome(process, one)
+                    done, deaths = done + 1, 0
+                    yield outcome
             except _Broken as error:
-                outcomes += [Unscored(reason=str(error)[:400])] * (len(completions) - len(outcomes))
+                for _ in asked[done:]:
+                    yield Unscored(reason=str(error)[:400])
+                return
             except (_Lost, OSError) as lost:
                 fault = str(lost) if isinstance(lost, _Lost) else ""
-                deaths = deaths + 1 if len(outcomes) == before else 1
+                deaths += 1
                 if fault or deaths >= MAX_DEATHS:
-                    return [*outcomes, Unscored(reason=fault or self._end)]
-        return outcomes
+                    yield Unscored(reason=fault or self._end)
+                    return
 
-    async def _score_on(self, completions: Sequence[Completion], outcomes: list[Score | Unscored]) -> None:
-        """Add outcomes as far as a process gets; _Lost if that was not to the end."""
-        process = await self.begin()
-        assert process.stdin is not None
-        # All at once: they are in memory anyway, and the process reads while it works. Rewards see texts alone, so
-        # prompts go without their tokens.
-        for one in completions:
-            prompt = replace(one.prompt, token_ids=())
-            process.stdin.write(framed(msgspec.msgpack.encode(replace(one, prompt=prompt))))
-        for _ in completions:
+    async def _outcome(self, process: asyncio.subprocess.Process, asked: Completion | StepAsked) -> Any:
+        """Read the answers to one call. A turn that is played again is answered too, so that each has its time."""
+        new = len(asked.drawn) - asked.answered if isinstance(asked, StepAsked) else 0
+        observed: list[Observed] = []
+        while not observed or (len(observed) < new and not observed[-1].done):
             outcome = await self._answer(process, self._timeout_s)
-            outcomes.append(Unscored(reason=outcome.fault) if outcome.score is None else outcome.score)
+            if outcome.fault:
+                return Unscored(reason=outcome.fault)
+            if outcome.score is not None:
+                return outcome.score
+            observed += [outcome.observed] if outcome.observed is not None else []
+        return tuple(observed)
 
     async def _answer(self, process: asyncio.subprocess.Process, limit_s: float) -> Outcome:
         assert process.stdout is not None
@@ -176,6 +221,7 @@ class _Worker:
             "-P",
             "-m",
             "swarm.tasks.reward_child",
+            *self._arguments,
             env={**SET, **clean_environment(os.environ)},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

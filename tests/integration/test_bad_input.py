@@ -56,7 +56,7 @@ def test_lead_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) ->
     ("lines", "arguments", "words"),
     [
         (20, ("--rewards", "numeric=1", "--chat"), "chat needs a chat template, and the model 'tiny' has none"),
-        (20, ("--max-new-tokens", "62"), "the most is 2 (max_prompt_tokens or"),
+        (20, ("--max-new-tokens", "126"), "the most is 2 (max_prompt_tokens or"),
         (0, (), "is empty: it has no question"),
     ],
 )

@@ -26,8 +26,8 @@ from swarm.net.server import NodeServer
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory
 from swarm.node.timeline import Timeline
-from swarm.report.samples import Read
 from swarm.settings import LeadConfig
+from swarm.tasks.base import Read
 
 TOKEN = "a-token"
 JSON = {"X-Echo-Node": "1"}

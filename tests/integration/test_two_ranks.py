@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -32,6 +33,7 @@ from swarm.learner.process import TrainerProcess, prepare_command, torchrun_opti
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
 from swarm.settings import TINY, LeadConfig
+from swarm.types import Turn
 from tests.builders import floats, ints
 from tests.integration.processes import PATIENCE_S, eventually, free_port, swarm_in
 
@@ -66,6 +68,21 @@ def group(rewards: Sequence[float], *, longest: int) -> TrainGroup:
     return TrainGroup(prompt_token_ids=(1, 4, 13), rollouts=tuple(rollouts))
 
 
+def in_turns(made: TrainGroup) -> TrainGroup:
+    """The same as episodes: all but the second last token are drawn, the last one by another node."""
+    rollouts = (
+        structs.replace(
+            one,
+            turns=(
+                Turn(start=0, end=one.length - 2, node="a"),
+                Turn(start=one.length - 1, end=one.length, node="b", reward=one.reward),
+            ),
+        )
+        for one in made.rollouts
+    )
+    return structs.replace(made, rollouts=tuple(rollouts))
+
+
 BATCHES = (
     # An odd number of rows.
     (group([1.0, 0.0, 0.5], longest=6), group([0.0, 1.0, 0.25], longest=4), group([0.0, 0.0, 1.0], longest=3)),
@@ -74,7 +91,7 @@ BATCHES = (
     # One row in each minibatch: one of two ranks has nothing to do.
     (group([1.0, 0.0], longest=5),),
     # Going on after the checkpoint.
-    (group([0.0, 0.0, 1.0], longest=6), group([1.0, 0.0, 0.0], longest=3)),
+    (in_turns(group([0.0, 0.0, 1.0], longest=6)), group([1.0, 0.0, 0.0], longest=3)),
 )
 
 

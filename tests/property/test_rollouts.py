@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from swarm.rollout.plane.plane import Buffer
+from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.rules import deadline, is_fresh, may_open, may_take
 from tests.builders import ready_group
 

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+import swarm.rollout.plane.buffer
 import swarm.rollout.plane.plane
 import swarm.rollout.plane.rules
 import swarm.rollout.plane.verdict
 from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RecordedRun
 from swarm.rollout.plane import leases
+from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.effects import Effect, Judged, ScoreWanted
 from swarm.rollout.plane.leases import Group, LeaseTable, Sample
-from swarm.rollout.plane.plane import Buffer, RolloutPlane
+from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.plane.rules import Pacing
 from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
 from tests.simulator.__main__ import main
@@ -51,6 +53,7 @@ def _batches_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
 
     honest = RolloutPlane._completed
     patch.setattr(swarm.rollout.plane.plane, "is_fresh", lambda *_: True)
+    patch.setattr(swarm.rollout.plane.buffer, "is_fresh", lambda *_: True)
     patch.setattr(RolloutPlane, "_completed", completed)
     patch.setattr(RolloutPlane, "take", take)
 

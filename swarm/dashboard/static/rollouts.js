@@ -6,6 +6,7 @@ const PAGE = 20; // Groups of one answer
 const KEPT = 200; // Groups held; going further back forgets the newest
 const SEARCHED = 10; // Answers looked through for a group that fits the filter, before saying so
 const LONGEST = 20_000; // Characters of a text that are shown
+const TURNS = 200; // Texts of one episode that are shown
 const FILTERS = {
   all: () => true,
   mixed: (rewards) => new Set(rewards).size > 1,
@@ -166,7 +167,16 @@ export class Rollouts {
       el("p", { class: "meta" }, facts.filter(Boolean).join(" · ")),
       parts.length ? el("p", { class: "meta" }, parts.join(" · ")) : null,
       spans,
-      one.lost ? el("p", { class: "meta" }, "Lost: its text is damaged, or no longer kept.") : el("pre", { class: "completion", tabindex: "0", role: "region", "aria-label": `Completion ${number(one.index)}` }, plain(one.completion, LONGEST)));
+      one.lost ? el("p", { class: "meta" }, "Lost: its text is damaged, or no longer kept.") : one.turns?.length ? this._conversation(one) : el("pre", { class: "completion", tabindex: "0", role: "region", "aria-label": `Completion ${number(one.index)}` }, plain(one.completion, LONGEST)));
+  }
+
+  /** An episode: what the environment told, and what was drawn in each turn. */
+  _conversation(one) {
+    return el("div", { class: "conversation", tabindex: "0", role: "region", "aria-label": `Episode ${number(one.index)}` }, ...one.turns.slice(0, TURNS).map((turn) => {
+      const [isDrawn, player] = [turn.node !== undefined, typeof turn.player === "number" ? `player ${number(turn.player)}` : ""];
+      const facts = isDrawn ? [player || "model", `reward ${number(turn.reward)}`, `by ${this._name(turn.node)}`, `version ${(turn.versions ?? []).map((version) => plain(version, 20)).join(", ")}`] : [player ? `environment to ${player}` : "environment"];
+      return el("div", { class: isDrawn ? "said" : "read" }, el("p", { class: "meta" }, facts.join(" · ")), el("pre", { class: "completion" }, plain(turn.text, LONGEST)));
+    }));
   }
 
   _name(node) {

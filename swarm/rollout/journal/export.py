@@ -100,6 +100,8 @@ def _row(
         "rewards": score.parts if (score := row.score) else {},
         "node": row.node,
         "finish": FINISHES[row.finish],
+        "turns": [structs.asdict(turn) for turn in rollout.turns],
+        "seats": list(rollout.seats),
     }
 
 
@@ -124,6 +126,8 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
 def _schema(arrow: Any) -> Any:
     whole, text = arrow.int64(), arrow.string()
     span = arrow.struct([(name, whole) for name in ("incarnation", "version", "start", "end")])
+    drawn = [("start", whole), ("end", whole), ("node", text), ("reward", arrow.float64()), ("seat", whole)]
+    turn = arrow.struct(drawn)
     return arrow.schema(
         [
             ("step", whole),
@@ -144,5 +148,7 @@ def _schema(arrow: Any) -> Any:
             ("rewards", arrow.map_(text, arrow.float64())),
             ("node", text),
             ("finish", text),
+            ("turns", arrow.list_(turn)),
+            ("seats", arrow.list_(whole)),
         ]
     )

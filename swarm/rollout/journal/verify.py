@@ -8,8 +8,11 @@ pruned or lost.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isclose
 from pathlib import Path
 
 import msgspec
@@ -28,6 +31,7 @@ from swarm.rollout.journal.reading import (
 )
 from swarm.rollout.journal.segments import read_payload, segment_path
 from swarm.rollout.plane.rules import is_fresh
+from swarm.types import Rollout
 
 MAX_BREACHES = 100  # More lines would not explain a run any better
 STALE_REASONS = ("stale", "bound_lowered")  # Reasons for a drop that claim something about the group's age
@@ -36,7 +40,8 @@ STALE_REASONS = ("stale", "bound_lowered")  # Reasons for a drop that claim some
 @dataclass(slots=True)
 class Report:
     """Counts, and a line for each breach. `payloads` counts right ones, `pruned` missing and `damaged` wrong ones. A
-    damaged payload is a breach only in a batch; elsewhere it counts as not accepted."""
+    damaged payload is a breach only in a batch; elsewhere it counts as not accepted. The rewards of a control are not
+    those of its turns."""
 
     groups_per_step: int
     group_size: int
@@ -50,6 +55,7 @@ class Report:
     pruned: int = 0
     damaged: int = 0
     breaches: list[str] = field(default_factory=list)
+    is_control: bool = False
 
     def breach(self, line: str) -> None:
         if len(self.breaches) < MAX_BREACHES:
@@ -57,13 +63,18 @@ class Report:
 
 
 def verify_run(
-    run_dir: Path, *, groups_per_step: int, group_size: int, checkpoints: Sequence[tuple[int, bytes]] = ()
+    run_dir: Path,
+    *,
+    groups_per_step: int,
+    group_size: int,
+    checkpoints: Sequence[tuple[int, bytes]] = (),
+    is_control: bool = False,
 ) -> Report:
     """Check the journal of a run. `checkpoints` holds step and lineage of each whole checkpoint. Raise UserError if
     this release cannot read the journal, Damaged if its database is missing or broken."""
     with reading(run_dir / DATABASE) as found:
         check_pages(found)
-        report = Report(groups_per_step, group_size, count_batches(found))
+        report = Report(groups_per_step, group_size, count_batches(found), is_control=is_control)
         _check_groups(found, run_dir / SEGMENTS, report)
         _check_lineage(found, report, checkpoints)
     return report
@@ -148,6 +159,9 @@ def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], segments: Pat
         report.payloads += 1
         if not says_the_same(one, payload):
             report.breach(f"the row of t{one.number}/{one.idx} says something else than its payload")
+            continue
+        for line in episode_faults(decode_payload(payload), None if report.is_control else one.reward):
+            report.breach(f"the episode t{one.number}/{one.idx} {line}")
 
 
 def says_the_same(row: RolloutRow, payload: bytes) -> bool:
@@ -157,6 +171,40 @@ def says_the_same(row: RolloutRow, payload: bytes) -> bool:
         return False
     said = (rollout.group_id, rollout.index, rollout.oldest, rollout.length)
     return said == (f"t{row.number}", row.idx, row.oldest, row.tokens)
+
+
+def episode_faults(rollout: Rollout, reward: float | None) -> Iterator[str]:
+    """Yield what is wrong with the turns of an episode, and with its reward if that is known; nothing if it is none."""
+    if rollout.seats and not rollout.turns:
+        yield "has versions for other tokens than were drawn"
+    if not rollout.turns:
+        return
+    bounds = (*(rollout.seats or (0,)), rollout.length)
+    turns = sorted((turn.start, turn.end) for turn in rollout.turns)
+    spans = sorted((span.start, span.end) for span in rollout.spans)
+    # All that a second player says follows something that it has read.
+    inside = bounds[0] == 0 and all(
+        turn.seat < len(bounds) - 1
+        and bounds[turn.seat] + (turn.seat > 0) <= turn.start < turn.end <= bounds[turn.seat + 1]
+        for turn in rollout.turns
+    )
+    if not inside or _overlap(turns) or list(bounds) != sorted(bounds):
+        yield "has turns that are empty, overlap or lie outside of their player's tokens"
+    elif _overlap(spans) or _edges(turns) != _edges(spans):
+        yield "has versions for other tokens than were drawn"
+    first = min(turn.seat for turn in rollout.turns)
+    returned = sum(turn.reward for turn in rollout.turns if turn.seat == first)
+    if reward is not None and not isclose(reward, returned, abs_tol=1e-9):
+        yield "has another reward than its first player's turns"
+
+
+def _overlap(parts: Sequence[tuple[int, int]]) -> bool:
+    return any(one[1] > after[0] for one, after in pairwise(parts))
+
+
+def _edges(parts: Sequence[tuple[int, int]]) -> set[int]:
+    """Where parts begin or end, unless two of them touch there."""
+    return {place for place, count in Counter(place for part in parts for place in part).items() if count % 2}
 
 
 def _check_lineage(connection: sqlite3.Connection, report: Report, checkpoints: Sequence[tuple[int, bytes]]) -> None:

@@ -60,7 +60,7 @@ class StepWanted:
 
     `drawn` are the token ids (int32) of all its turns in order, of which the environment has answered `answered`. With
     nothing drawn it is to begin. `episode` names this attempt, and no other in this life of the learner; `seed` is the
-    sample's. `nodes` drew the new turns."""
+    sample's. `nodes` drew the new turns, and `newest` is the last of them."""
 
     group_id: GroupId
     index: int
@@ -70,6 +70,15 @@ class StepWanted:
     drawn: tuple[bytes, ...]
     answered: int
     nodes: tuple[NodeId, ...] = ()
+    newest: Rollout | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The answer to a question that is no part of the run."""
+
+    group_id: GroupId
+    rollout: Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +120,7 @@ Effect = (
     | Judged
     | ScoreWanted
     | StepWanted
+    | Answered
     | NodeSilent
     | LeaseOverdue
     | GenerationFailed

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from swarm.rollout.plane.effects import Evaluated
+from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
@@ -28,10 +29,13 @@ class HeldOutRound:
     """One round at a time, named by the learner's `life` and its number. Each prompt gets `samples` samples under
     `rules`; a single sample is drawn greedily. A training batch has `batch_samples`."""
 
-    def __init__(self, life: int, rules: SamplingRules, *, samples: int, batch_samples: int) -> None:
+    def __init__(
+        self, life: int, rules: SamplingRules, *, samples: int, batch_samples: int, episodes: EpisodeRules | None = None
+    ) -> None:
         self._life = life
         self._rules = rules if samples > 1 else structs.replace(rules, temperature=0.0)
         self._samples = samples
+        self._episodes = episodes
         self._burst = -(-batch_samples // EVERY)
         self._rounds = 0
         self._scores: dict[GroupId, tuple[Score, ...] | None] = {}
@@ -60,6 +64,7 @@ class HeldOutRound:
                 rules=self._rules,
                 min_version=version,
                 bound=bound,
+                episodes=self._episodes,
             )
             table.open(group, self._samples)
 

@@ -9,6 +9,9 @@ A group is one prompt and G samples. Each sample is *waiting* (nobody works on i
     answered -> scored      its reward arrived
     answered -> waiting     its reward failed: it is drawn again, from another seed
 
+An episode goes from leased to *thinking* when a turn is taken, and back to waiting when its environment has answered.
+It is answered when it has ended (episodes.py).
+
 A sample keeps its id, and its seed except in the last case. It is never taken from a node that works on it within the
 time limit: leasing a slow sample twice and taking the first answer would favour short answers. An honest sampler
 answers within the limit, if only to say that it failed. Only a node that beats but never answers exceeds it. A sample
@@ -18,13 +21,14 @@ has at most one accepted answer at a time. Once all its samples are scored, a gr
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from swarm.net.wire import digest
+from swarm.rollout.plane.episodes import STICKY_S, Episode, EpisodeRules
 from swarm.rollout.plane.rules import deadline, smoothed
 from swarm.types import (
     GroupId,
@@ -72,7 +76,8 @@ MAX_NODES = 4096  # Samplers that the table remembers; the table of publics has 
 @dataclass(slots=True, kw_only=True)
 class Sample:
     """One sample of a group. `node` holds it while it is leased, `author` answered it. Of who is `restored` from the
-    journal it is not known how often it was drawn again before, and so from which seed."""
+    journal it is not known how often it was drawn again before, and so from which seed. `episode` is the attempt under
+    way, if the task has turns."""
 
     spec: SampleSpec
     node: NodeId | None = None
@@ -84,10 +89,35 @@ class Sample:
     failed_by: set[NodeId] = field(default_factory=set)
     redraws: int = 0
     restored: bool = False
+    episode: Episode | None = None
 
     @property
     def waiting(self) -> bool:
-        return self.node is None and self.rollout is None
+        return self.node is None and self.rollout is None and not (self.episode and self.episode.thinking)
+
+    @property
+    def turn(self) -> int:
+        """The number of the turn that is to be drawn."""
+        return self.episode.turn if self.episode else 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it can be withdrawn: it has its score, or is an episode that waits for no answer."""
+        return self.score is not None or (self.rollout is None and not (self.episode and self.episode.thinking))
+
+    @property
+    def oldest(self) -> int | None:
+        """The version number of its oldest token so far."""
+        if self.rollout is not None:
+            return self.rollout.oldest
+        return self.episode.oldest if self.episode else None
+
+    @property
+    def authors(self) -> set[NodeId]:
+        """Who drew what it has so far."""
+        drew = {NodeId(turn.node) for turn in self.rollout.turns} if self.rollout else set()
+        drew |= set(self.episode.nodes) if self.episode and self.rollout is None else set()
+        return drew | ({self.author} if self.author is not None else set())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +133,7 @@ class Group:
     rules: SamplingRules
     min_version: VersionId
     bound: int
+    episodes: EpisodeRules | None = None
     samples: list[Sample] = field(default_factory=list)
     answered: int = 0
     oldest_answer: int | None = None
@@ -122,6 +153,16 @@ class Group:
     @property
     def leased(self) -> int:
         return sum(sample.node is not None for sample in self.samples)
+
+    @property
+    def oldest_drawn(self) -> int | None:
+        """The version of its oldest token so far."""
+        return min((oldest for sample in self.samples if (oldest := sample.oldest) is not None), default=None)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a node works on one of its samples, or an episode of it has begun."""
+        return any(one.node is not None or (one.turn and one.rollout is None) for one in self.samples)
 
     @property
     def authors(self) -> Counter[NodeId]:
@@ -182,6 +223,8 @@ class LeaseTable:
         self._held_to_one: set[NodeId] = set()
         self._doubted: dict[NodeId, str] = {}
         self._left: dict[NodeId, str] = {}
+        self._attempts = 0
+        self._kept: deque[tuple[float, Episode, int]] = deque()  # Turns that wait for their node, and until when
         self.chances = 0
         """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
         more, a group was dropped, a group is due later than it seemed, or the learner begins to wait."""
@@ -191,6 +234,10 @@ class LeaseTable:
 
     def groups(self) -> ValuesView[Group]:
         return self._groups.values()
+
+    def attempts(self) -> list[str]:
+        """Return the names of the episodes under way."""
+        return [one.episode.name for group in self.groups() for one in group.samples if one.episode and not one.rollout]
 
     def group(self, group_id: str) -> Group | None:
         return self._groups.get(GroupId(group_id))
@@ -205,6 +252,8 @@ class LeaseTable:
         self._groups[name] = group
         self._age(group, 1)
         self._wait(group, size)
+        for sample in group.samples:
+            self._begin(group, sample)
         return group
 
     def close(self, group: Group) -> None:
@@ -212,7 +261,7 @@ class LeaseTable:
         del self._groups[group.group_id]
         self._age(group, -1)
         due_later = group.oldest_version > group.min_version.version
-        self.chances += group.purpose == "eval" or not group.complete or due_later
+        self.chances += group.purpose != "train" or not group.complete or due_later
         for sample in group.samples:
             self._take_back(group, sample)
         self._unfilled.pop(group.group_id, None)
@@ -274,10 +323,18 @@ class LeaseTable:
         found, self._outcomes = self._outcomes, {}
         return found
 
+    def may_claim(self, group: Group, node: NodeId, *, now: float) -> bool:
+        """Return whether a sample of `group` waits that `node` may have."""
+        return any(sample.waiting and self._may_try(node, sample, now) for sample in group.samples)
+
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Lease:
-        """Lease up to `capacity` waiting samples of `group`, perhaps none, to `node`. The table must know the node."""
-        taken = [sample for sample in group.samples if sample.waiting and self._may_try(node, sample, now)][:capacity]
-        limit_s = self._limit_s(node, group.rules.max_new_tokens)
+        """Lease up to `capacity` waiting samples of `group`, perhaps none, to `node`: those that begin with the prompt.
+        The table must know the node."""
+        free = [one for one in group.samples if one.waiting and not (one.episode and one.episode.begun)]
+        taken = [sample for sample in free if self._may_try(node, sample, now)][:capacity]
+        play = group.episodes.play if group.episodes else None
+        tokens = group.rules.max_new_tokens
+        limit_s = self._limit_s(node, min(play.max_tokens, tokens * play.max_turns) if play else tokens)
         for sample in taken:
             self._hold(group, sample, node, now + limit_s + LEASE_SLACK_S)
         return Lease(
@@ -290,7 +347,44 @@ class LeaseTable:
             rules=group.rules,
             min_version=group.min_version,
             time_limit_s=limit_s,
+            play=structs.replace(play, prompt_id=group.prompt.prompt_id) if play else None,
         )
+
+    def claim_turns(
+        self, group: Group, node: NodeId, capacity: int, *, now: float, own: bool, most_tokens: int
+    ) -> list[Lease]:
+        """Lease up to `capacity` turns that continue episodes of `group`, each by itself, with up to `most_tokens` of
+        prompts: those kept for `node`, or all that nothing keeps from it."""
+        leases: list[Lease] = []
+        for sample in group.samples:
+            episode = sample.episode
+            if len(leases) == capacity or most_tokens <= 0:
+                break
+            if episode is None or not episode.begun or not sample.waiting or not self._may_try(node, sample, now):
+                continue
+            if own and episode.keeper != node:
+                continue
+            assert group.episodes is not None
+            tokens = min(group.rules.max_new_tokens, episode.tokens_left(group.episodes))
+            limit_s = self._limit_s(node, tokens)
+            self._hold(group, sample, node, now + limit_s + LEASE_SLACK_S)
+            seed = seat_seed(sample.spec.seed, episode.seat)
+            reads = episode.reads(group.prompt.token_ids)
+            most_tokens -= len(reads)
+            lease = Lease(
+                swarm=self._swarm,
+                node=node,
+                purpose=group.purpose,
+                group_id=group.group_id,
+                prompt_token_ids=reads,
+                samples=(structs.replace(sample.spec, attempt=sample.failures, seed=seed),),
+                rules=structs.replace(group.rules, max_new_tokens=tokens),
+                min_version=group.min_version,
+                time_limit_s=limit_s,
+                turn=episode.turn,
+            )
+            leases.append(lease)
+        return leases
 
     def restore(self, group: Group, holders: Mapping[int, NodeId], *, heard_at: float) -> None:
         """Lease samples to the nodes that held them before a restart, as if the nodes were heard at `heard_at`."""
@@ -304,14 +398,10 @@ class LeaseTable:
         sample = group.samples[rollout.index]
         if sample.rollout is not None:
             return False
-        self._take_back(group, sample)
-        self._wait(group, -1)
-        if (state := self._nodes.get(node)) is not None:
-            state.answers += 1
-            state.most = self._unproven_held if state.answers < NEW_ANSWERS else MAX_HELD
-        self._note(node, answered=1)
+        self._end_wait(group, sample)
+        if not rollout.turns:
+            self._credit(node, rollout.length)
         sample.rollout, sample.author = rollout, node
-        self._mean_tokens = smoothed(self._mean_tokens, rollout.length, weight=LENGTH_WEIGHT)
         oldest = rollout.oldest
         assert oldest is not None
         self._age(group, -1)
@@ -320,10 +410,29 @@ class LeaseTable:
         self._age(group, 1)
         return True
 
+    def take_turn(self, group: Group, rollout: Rollout, node: NodeId) -> Episode:
+        """Take `rollout` as a turn of its sample's episode, or as all of it. The episode thinks from now on."""
+        sample = group.samples[rollout.index]
+        assert sample.episode is not None
+        self._end_wait(group, sample)
+        self._credit(node, rollout.drawn)
+        sample.episode.take(node, rollout)
+        if not rollout.turns:
+            sample.failures, sample.failed_by = 0, set()  # Of the turn before: a long episode has a right to some
+        return sample.episode
+
+    def go_on(self, group: Group, episode: Episode, *, now: float) -> None:
+        """Let an episode wait for its next turn, for its last node first."""
+        episode.thinking = False
+        self._wait(group, 1)
+        self.chances += 1
+        if episode.drawn:
+            episode.keeper = episode.drawn[-1][1]
+            self._kept.append((now + STICKY_S, episode, episode.turn))
+
     def retract(self, group: Group, index: int) -> bool:
         """Have a sample drawn again, since its answer cannot be scored. Return False after MAX_REDRAWS times."""
         sample = group.samples[index]
-        assert sample.rollout is not None
         assert sample.score is None
         if sample.redraws >= MAX_REDRAWS:
             return False
@@ -338,12 +447,17 @@ class LeaseTable:
         """Have a sample drawn again from its seed, as if it had not been answered."""
         sample = group.samples[index]
         self._age(group, -1)
+        self._take_back(group, sample)
+        was_waiting = sample.waiting
         sample.rollout = sample.author = sample.score = None
         answers = [one.rollout.oldest for one in group.samples if one.rollout is not None]
         group.answered = len(answers)
         group.oldest_answer = min((oldest for oldest in answers if oldest is not None), default=None)
         self._age(group, 1)
-        self._wait(group, 1)
+        if sample.episode is not None:
+            sample.episode.thinking = False
+        self._wait(group, not was_waiting)
+        self._begin(group, sample)
         self.chances += 1
 
     def release(
@@ -358,8 +472,7 @@ class LeaseTable:
         group = self._groups[GroupId(group_id)]
         sample = group.samples[index]
         if wrong_at is not None:
-            sample.failed_at = wrong_at
-            sample.failed_by.add(node)
+            self.put_off(node, group, index, now=wrong_at)
         self._take_back(group, sample)
         self.chances += 1
         return True
@@ -387,6 +500,14 @@ class LeaseTable:
         self.release(node, group.group_id, index, wrong_at=now)
         return len(sample.failed_by) >= FAILED_BY or self._all_failed(sample)
 
+    def put_off(self, node: NodeId, group: Group, index: int, *, now: float) -> None:
+        """Let others have a waiting sample before `node`, which did it wrong."""
+        sample = group.samples[index]
+        sample.failed_at = now
+        sample.failed_by.add(node)
+        if sample.episode is not None:
+            sample.episode.keeper = None
+
     def forget(self, node: NodeId) -> int:
         """Drop a node and put its samples back to waiting. Return how many there were."""
         if (state := self._nodes.pop(node, None)) is None:
@@ -398,7 +519,7 @@ class LeaseTable:
         for group_id, index in state.held:
             self._groups[group_id].samples[index].node = None
             self._wait(self._groups[group_id], 1)
-        self.chances += len(state.held)
+        self.chances += len(state.held) + any(episode.keeper == node for _, episode, _ in self._kept)
         return len(state.held)
 
     def silent(self, *, now: float) -> list[NodeId]:
@@ -407,6 +528,11 @@ class LeaseTable:
 
     def take_overdue(self, *, now: float) -> list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]]:
         """Put back samples past their time limit. Return the nodes that kept them, each with its samples."""
+        while self._kept and self._kept[0][0] <= now:
+            _, episode, turn = self._kept.popleft()
+            if episode.turn == turn:  # Else a later turn is kept.
+                episode.keeper = None
+                self.chances += 1
         taken: list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]] = []
         for node, state in self._nodes.items():
             overdue = tuple(name for name, due in state.held.items() if due <= now)
@@ -421,14 +547,19 @@ class LeaseTable:
         """Return when the next node counts as silent or the next lease as overdue, if nothing is heard until then."""
         silences = [state.heard_at + self._silence_s for state in self._nodes.values()]
         limits = [min(state.held.values()) for state in self._nodes.values() if state.held]
-        return min((*silences, *limits), default=None)
+        kept = [until for until, *_ in self._kept][:1]
+        return min((*silences, *limits, *kept), default=None)
 
     def nodes(self) -> KeysView[NodeId]:
         """Return the nodes that were heard lately."""
         return self._nodes.keys()
 
     def _may_try(self, node: NodeId, sample: Sample, now: float) -> bool:
-        """Return whether `node` may have this waiting sample. It may not if it failed it lately and others have not."""
+        """Return whether `node` may have this waiting sample. It may not if it failed it lately and others have not, or
+        if its episode is kept for another node that is here."""
+        keeper = sample.episode.keeper if sample.episode else None
+        if keeper not in (None, node) and keeper in self._nodes:
+            return False
         pause_s = ALL_FAILED_RETRY_S if self._all_failed(sample) else RETRY_S
         return node not in sample.failed_by or now - sample.failed_at >= pause_s
 
@@ -447,6 +578,30 @@ class LeaseTable:
         before = self._outcomes.get(node, Outcomes())
         if node in self._outcomes or len(self._outcomes) < MAX_NODES:
             self._outcomes[node] = Outcomes(answered=before.answered + answered, dropped=before.dropped + dropped)
+
+    def _credit(self, node: NodeId, tokens: int) -> None:
+        """Note an answer of `tokens` that `node` drew."""
+        if (state := self._nodes.get(node)) is not None:
+            state.answers += 1
+            state.most = self._unproven_held if state.answers < NEW_ANSWERS else MAX_HELD
+        self._note(node, answered=1)
+        self._mean_tokens = smoothed(self._mean_tokens, tokens, weight=LENGTH_WEIGHT)
+
+    def _begin(self, group: Group, sample: Sample) -> None:
+        """Begin an attempt at a waiting sample's episode."""
+        if group.episodes is None:
+            return
+        self._attempts += 1
+        sample.episode = Episode(name=f"{group.group_id}/{sample.spec.index}.{self._attempts}")
+        if group.episodes.begins:
+            sample.episode.thinking = True
+            self._wait(group, -1)
+
+    def _end_wait(self, group: Group, sample: Sample) -> None:
+        """Make a sample neither leased nor waiting."""
+        self._take_back(group, sample)
+        if sample.waiting:
+            self._wait(group, -1)
 
     def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
         sample.node = node
@@ -481,3 +636,8 @@ class LeaseTable:
 def sample_seed(run_seed: int, group_id: GroupId, index: int) -> int:
     """Return the seed of one sample: 63 bits that depend only on the run's seed, the group and the index."""
     return int.from_bytes(digest(f"{run_seed}/{group_id}/{index}".encode())[:8], "little") >> 1
+
+
+def seat_seed(seed: int, seat: int) -> int:
+    """Return the seed of a player's turns: another one for each, since their streams have the same positions."""
+    return int.from_bytes(digest(f"{seed}/{seat}".encode())[:8], "little") >> 1 if seat else seed

@@ -9,6 +9,11 @@ With `dynamic_sampling` a complete group whose rewards are all equal is dropped 
 opened in its place, as for any group that is gone: for each batch as many as it has groups, which bounds what it costs.
 Where to stop follows from the records, so a restart does not begin to count again.
 
+Where the task has an environment, a sample is an episode (episodes.py). What a sampler draws is one of its turns; the
+environment answers outside (`StepWanted`, `observed`), and once it has ended the episode is one rollout with its score.
+
+A question (`question`) is no part of the run: some sampler draws its answer, before anything else, for whoever asks.
+
 The plane emits everything that the learner must not forget as records (entries.Record). `restore` continues from the
 records of an earlier process. Training groups are numbered from 0. A group with a lower number than the next one is
 either open or closed, so the plane remembers nothing of closed groups.
@@ -20,8 +25,8 @@ are only opened under the pacing rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from swarm.rollout.journal.entries import (
@@ -34,10 +39,11 @@ from swarm.rollout.journal.entries import (
     RolloutAccepted,
     RolloutReturned,
     RolloutScored,
-    SamplesLeased,
 )
 from swarm.rollout.messages import Refusal
+from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.effects import (
+    Answered,
     Effect,
     GenerationFailed,
     Granted,
@@ -46,105 +52,27 @@ from swarm.rollout.plane.effects import (
     NodeSilent,
     Refused,
     ScoreWanted,
+    StepWanted,
 )
+from swarm.rollout.plane.episodes import Episode, EpisodeRules
+from swarm.rollout.plane.grant import Grant
 from swarm.rollout.plane.heldout import WRONG, HeldOutRound
 from swarm.rollout.plane.leases import LEAST_NEW_HELD, Group, LeaseTable
-from swarm.rollout.plane.rules import Pacing, aged_by, deadline, is_fresh
+from swarm.rollout.plane.rules import Pacing, aged_by, is_fresh
 from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
-from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
-
-
-class Buffer:
-    """Ready groups. The pacing rule bounds their number: it opens at most (S + 1) * B fresh groups."""
-
-    def __init__(self, *, batch_groups: int) -> None:
-        self._batch_groups = batch_groups
-        self._ready: dict[int, dict[int, Group]] = {}  # By oldest version and order
-
-    def __len__(self) -> int:
-        return sum(map(len, self._ready.values()))
-
-    def groups(self) -> list[Group]:
-        return [group for groups in self._ready.values() for group in groups.values()]
-
-    def remove(self, group: Group) -> None:
-        del self._ready[group.oldest_version][group.order]
-        self._ready = {version: groups for version, groups in self._ready.items() if groups}
-
-    def add(self, group: Group) -> None:
-        assert group.complete
-        self._ready.setdefault(group.oldest_version, {})[group.order] = group
-
-    def by_deadline(self, max_staleness: int) -> Counter[int]:
-        """Count the ready groups by deadline."""
-        return Counter({deadline(version, max_staleness): len(groups) for version, groups in self._ready.items()})
-
-    def count(self, next_batch: int, max_staleness: int) -> int:
-        """Count the ready groups that may be in batch `next_batch`."""
-        return sum(len(self._ready[version]) for version in self._fresh(next_batch, max_staleness))
-
-    def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
-        """Remove and return the groups that are too old for batch `next_batch`."""
-        stale = sorted(self._ready.keys() - self._fresh(next_batch, max_staleness))
-        return [group for version in stale for group in self._ready.pop(version).values()]
-
-    def first(self, next_batch: int, max_staleness: int) -> list[Group]:
-        """Return the groups that batch `next_batch` would hold: the first B fresh ones by deadline."""
-        fresh = self._fresh(next_batch, max_staleness)
-        return [group for v in fresh for _, group in sorted(self._ready[v].items())][: self._batch_groups]
-
-    def take(self, next_batch: int, max_staleness: int) -> list[Group]:
-        """Remove and return batch `next_batch`: B groups, all of them fresh. I1 is guaranteed here."""
-        batch = self.first(next_batch, max_staleness)
-        assert len(batch) == self._batch_groups
-        for group in batch:
-            del self._ready[group.oldest_version][group.order]
-        self._ready = {version: groups for version, groups in self._ready.items() if groups}
-        return batch
-
-    def _fresh(self, next_batch: int, max_staleness: int) -> list[int]:
-        return sorted(version for version in self._ready if is_fresh(version, next_batch, max_staleness))
-
-
-@dataclass(slots=True, kw_only=True)
-class Grant:
-    """The leases given to `node` so far. It can take `capacity` more samples and begin `at_once` of them right away."""
-
-    table: LeaseTable
-    node: NodeId
-    now: float
-    capacity: int
-    at_once: int
-    leases: list[Lease] = field(default_factory=list)
-    records: list[GroupOpened | SamplesLeased] = field(default_factory=list)
-
-    @property
-    def samples(self) -> int:
-        return sum(len(lease.samples) for lease in self.leases)
-
-    @property
-    def held_out(self) -> int:
-        return sum(len(lease.samples) for lease in self.leases if lease.purpose == "eval")
-
-    def take(self, group: Group, most: int) -> int:
-        """Lease up to `most` waiting samples of `group`. Return how many were leased."""
-        lease = self.table.claim(group, self.node, min(most, self.capacity), now=self.now)
-        count = len(lease.samples)
-        if count:
-            self.leases.append(lease)
-            self.capacity -= count
-            self.at_once = max(0, self.at_once - count)
-            if group.purpose == "train":
-                indices = tuple(spec.index for spec in lease.samples)
-                self.records.append(SamplesLeased(number=group.order, node=self.node, indices=indices))
-        return count
-
-    def take_of(self, groups: Iterable[Group], most: int) -> None:
-        for group in groups:
-            if min(most, self.capacity) <= 0:
-                break
-            most -= self.take(group, most)
-
+from swarm.types import (
+    GroupId,
+    Lease,
+    NodeId,
+    Observed,
+    Prompt,
+    Rollout,
+    SamplingRules,
+    Score,
+    SwarmId,
+    Verdict,
+    VersionId,
+)
 
 RETURN_S = 30.0
 """A sampler's longest pause between two tries (node/link.py). After a restart, missed beats are counted from then."""
@@ -152,6 +80,8 @@ RETURN_S = 30.0
 ROUND_STEPS = 0.25  # By how much older a held-out round may make the data, so that the learner need not wait for it
 MAX_PUBLISHED = 1024  # Versions of this life that are remembered; any older one may have been published
 PAUSED = "this run's owner paused it"  # What waiting samplers are told
+MAX_QUESTIONS = 64  # That wait for an answer: they go before the run's own samples
+FORGED = "its environment says something else than this sampler"
 MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then the prompt is to blame, not the samplers
 
 
@@ -160,7 +90,8 @@ class PlaneRules:
     """The user's settings. `rules` apply to training, and to held-out prompts if `eval_samples` is above 1; a single
     held-out sample is drawn greedily. `life` is the learner's generation. A full batch waits up to `hold_s` for
     samples that would become stale if it were taken. `adaptive` is the setting `freshness`. With `dynamic_sampling`
-    others are drawn for groups whose rewards are all equal."""
+    others are drawn for groups whose rewards are all equal. `episodes` says how long episodes are, if the task has
+    turns."""
 
     swarm: SwarmId
     run_seed: int
@@ -176,6 +107,7 @@ class PlaneRules:
     vocab_size: int
     beat_s: float
     lease_time_limit_s: float
+    episodes: EpisodeRules | None = None
 
 
 class RolloutPlane:
@@ -204,7 +136,9 @@ class RolloutPlane:
             rules.rules,
             samples=rules.eval_samples,
             batch_samples=rules.groups_per_step * rules.group_size,
+            episodes=rules.episodes,
         )
+        self._questions = 0
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.adaptive)
         self._looked_at = 0.0  # When the learner last asked for a batch
         self._ending: Refusal | None = None
@@ -248,12 +182,16 @@ class RolloutPlane:
             return [Refused(reason="starting", retry_after_s=self.rules.beat_s)]
         # A version of another incarnation may belong to a different run, however high its number is.
         of_this_life = held.incarnation == self.newest.incarnation and held <= self.newest
-        if of_this_life and (grant := self._grant(node, held, capacity, at_once, now=now)).leases:
-            return [*grant.records, Granted(leases=tuple(grant.leases))]
+        begun: list[Effect] = []
+        if of_this_life:
+            grant = self._grant(node, held, capacity, at_once, now=now)
+            begun += grant.records
+            if grant.leases:
+                return [*begun, Granted(leases=tuple(grant.leases))]
         if why := self.why_idle(node):
-            return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
+            return [*begun, Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
         reason: Refusal = "paced" if of_this_life and self._fresh(held.version) else "behind"
-        return [Refused(reason=reason, retry_after_s=self.rules.beat_s)]
+        return [*begun, Refused(reason=reason, retry_after_s=self.rules.beat_s)]
 
     def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0, caller: str = "") -> None:
         """Note a sign of life from a sampler, its measured rate, and the address that it calls from."""
@@ -283,14 +221,89 @@ class RolloutPlane:
         assert group is not None
         if failed:
             return [judged, *self._failed(node, group, rollout, now=now)]
-        # The lease says from which seed: after a failed reward, or a restart, others draw from another one.
-        group.samples[rollout.index].spec = next(spec for spec in lease.samples if spec.index == rollout.index)
+        sample = group.samples[rollout.index]
+        if sample.episode is None or not sample.episode.begun:
+            # The lease says from which seed: after a failed reward, or a restart, others draw from another one.
+            sample.spec = next(spec for spec in lease.samples if spec.index == rollout.index)
+        if group.episodes is not None:
+            episode = self.leased.take_turn(group, rollout, node)
+            return [judged, _step_wanted(group, rollout.index, episode)]
         self.leased.answer(group, rollout, node)
+        if group.purpose == "ask":
+            self.leased.close(group)
+            return [judged, Answered(group_id=group.group_id, rollout=rollout)]
         wanted = _score_wanted(group, rollout, node)
         if group.purpose == "eval":
             return [judged, wanted]
         accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
         return [judged, accepted, wanted]
+
+    def observed(
+        self, group_id: str, index: int, episode: str, said: Sequence[Observed] | None, *, now: float
+    ) -> list[Effect]:
+        """Take what an environment said to the turns that it had not answered, one after the other. None: it failed,
+        and the episode ends with nothing."""
+        group = self.leased.group(group_id)
+        found = group.samples[index].episode if group is not None else None
+        if group is None or group.episodes is None or found is None or found.name != episode or not found.thinking:
+            return []  # It was given up meanwhile.
+        if any(node in self.barred for node in found.nodes):
+            return self._withdraw(group, index)
+        ended = ""
+        for one in said or (Observed(done=True),):
+            ended = ended or found.observe(one, group.episodes)
+        if ended and not found.drawn:
+            return self._drop(group, "environment_failed")
+        if said is None:
+            found.void()
+            found.claimed = None  # Of that nothing is known
+        if not ended and not found.claimed:
+            self.leased.go_on(group, found, now=now)
+            return []
+        return self._ended(group, index, found, ended, now=now)
+
+    def _ended(self, group: Group, index: int, episode: Episode, ended: str, *, now: float) -> list[Effect]:
+        """Take a finished episode as the one answer of its sample, unless its sampler says that it went otherwise."""
+        rollout = episode.rollout(group.group_id, index, ended=ended)
+        node = episode.nodes[-1]
+        claimed = episode.claimed
+        if claimed and (not ended or (claimed.token_ids, claimed.finish) != (rollout.token_ids, rollout.finish)):
+            self.leased.withdraw(group, index)
+            self.leased.put_off(node, group, index, now=now)
+            self.leased.hold_to_one(node)
+            group.samples[index].failures += 1
+            hopeless = self._drop(group, "generation_failed") if group.samples[index].failures >= MAX_FAILURES else []
+            return [GenerationFailed(node=node, rollout_id=rollout.rollout_id, reason=FORGED), *hopeless]
+        self.leased.answer(group, rollout, node)
+        accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
+        scored = self.scored(group.group_id, index, episode.scored())
+        return [accepted, *scored] if group.purpose == "train" else scored
+
+    def question(self, prompt: Prompt, rules: SamplingRules) -> GroupId | None:
+        """Have some sampler draw one completion of `prompt`, which is no part of the run: `Answered` has it. Return
+        None if nothing is published yet, the run pauses or ends, or too many questions wait."""
+        waiting = sum(group.purpose == "ask" for group in self.leased.groups())
+        if self.newest is None or self.paused or self._ending or waiting >= MAX_QUESTIONS:
+            return None
+        self._questions += 1
+        name = GroupId(f"q{self.rules.life}.{self._questions}")
+        asked = Group(
+            group_id=name,
+            order=self._questions,
+            purpose="ask",
+            prompt=prompt,
+            rules=rules,
+            min_version=self.newest,
+            bound=self.max_staleness,
+        )
+        self.leased.open(asked, 1)
+        self.leased.chances += 1
+        return name
+
+    def withdraw_question(self, name: GroupId) -> None:
+        """Forget a question that nobody waits for any more."""
+        if (group := self.leased.group(name)) is not None:
+            self.leased.close(group)
 
     def release(self, node: NodeId, group_id: str, index: int, *, now: float) -> None:
         """Take back a sample that a sampler returns unanswered."""
@@ -328,22 +341,25 @@ class RolloutPlane:
         if group is None:
             return []
         sample = group.samples[index]
-        if sample.author in self.barred:
+        if sample.authors & self.barred.keys():
             return self._withdraw(group, index)
         sample.score = score
         is_recorded = group.purpose == "train"
         record = [RolloutScored(number=group.order, index=index, score=score)] if is_recorded else []
         return [*record, *(self._completed(group) if group.complete else [])]
 
-    def unscorable(self, group_id: str, index: int) -> list[Effect]:
-        """Draw a sample again because its reward failed. Drop its group if that has not helped or it is too late. A
-        held-out sample counts as wrong instead."""
-        if (group := self.leased.group(group_id)) is None:
-            return []
+    def unscorable(self, group_id: str, index: int, episode: str = "") -> list[Effect]:
+        """Draw a sample again because its reward failed, or its `episode`'s environment. Drop its group if that has not
+        helped or it is too late. A held-out sample counts as wrong instead."""
+        group = self.leased.group(group_id)
+        found = group.samples[index].episode if group is not None else None
+        if group is None or (episode and found is not None and found.name != episode):
+            return []  # It was given up meanwhile.
         if group.purpose == "eval":
             return self.scored(group_id, index, WRONG)
+        returned = _returned(group, index)
         if self._fresh(group.min_version.version) and self.leased.retract(group, index):
-            return [RolloutReturned(number=group.order, index=index)]
+            return [*returned, *_beginnings(group, index)]
         return self._drop(group, "reward_failed")
 
     def bar(self, node: NodeId, why: str) -> list[Effect]:
@@ -355,7 +371,7 @@ class RolloutPlane:
         effects: list[Effect] = []
         for group in [*self.leased.groups(), *self._buffer.groups()]:
             # What waits for its score is withdrawn when that comes: it could be taken for another answer's.
-            given = [i for i, sample in enumerate(group.samples) if sample.author == node and sample.score is not None]
+            given = [i for i, sample in enumerate(group.samples) if node in sample.authors and sample.is_settled]
             if given and group.complete:
                 self._buffer.remove(group)
                 self.leased.reopen(group)
@@ -367,8 +383,9 @@ class RolloutPlane:
         return self.barred.get(node) or (PAUSED if self.paused else self.standby.get(node, ""))
 
     def _withdraw(self, group: Group, index: int) -> list[Effect]:
+        returned = _returned(group, index)
         self.leased.withdraw(group, index)
-        return [RolloutReturned(number=group.order, index=index)] if group.purpose == "train" else []
+        return [*returned, *_beginnings(group, index)]
 
     def unbar(self, node: NodeId) -> None:
         self.barred.pop(node, None)
@@ -473,10 +490,16 @@ class RolloutPlane:
     def _fill(self, grant: Grant, held: VersionId) -> None:
         """Grant training samples and the allowed number of held-out ones, then fill idle places with held-out ones."""
         claimable = self.leased.claimable(held)
+        grant.take_of([group for group in claimable if group.purpose == "ask"], grant.capacity)
         held_out = [group for group in claimable if group.purpose == "eval"]
         if self._ending or grant.node in self.standby:
             grant.take_of(held_out, grant.capacity)
             return
+        for group in claimable if self.rules.episodes else ():
+            oldest = group.oldest_drawn
+            may = self.max_staleness > 0 if group.purpose == "eval" else oldest is not None and self._fresh(oldest)
+            if may:
+                grant.take_turns(group, grant.capacity, own=True)
         if not self._fresh(held.version):
             return  # Its version is too old to train with. It is about to install a newer one, so leave it free.
         begun = [group for group in claimable if group.purpose == "train"]
@@ -502,8 +525,11 @@ class RolloutPlane:
         for group in begun:
             if grant.capacity == 0:
                 return
-            in_time = self._pacing.may_claim(group.oldest_version, self.next_batch, answer_s=answer_s)
-            if in_time and self._fresh(group.oldest_version):
+            # Of an episode under way it is known how old its tokens are, and the rest of it is short.
+            drawn = group.oldest_drawn if group.episodes else None
+            oldest = group.oldest_version if drawn is None else drawn
+            in_time = self._pacing.may_claim(oldest, self.next_batch, answer_s=answer_s)
+            if in_time and self._fresh(oldest) and self.leased.may_claim(group, grant.node, now=grant.now):
                 if grant.at_once == 0:
                     return  # An open group waits for a node that can begin at once.
                 grant.take(group, grant.at_once)
@@ -514,7 +540,11 @@ class RolloutPlane:
         ):
             by_deadline[due] += 1
             grant.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
-            grant.take(self._open(self._opened, held, self.max_staleness), grant.capacity)
+            group = self._open(self._opened, held, self.max_staleness)
+            if beginnings := _beginnings(group):
+                grant.records += beginnings
+                grant.capacity -= len(beginnings)  # They are on their way to this node, or to others.
+            grant.take(group, grant.capacity)
             self._opened += 1
 
     def _by_deadline(self) -> Counter[int]:
@@ -530,6 +560,7 @@ class RolloutPlane:
             rules=self.rules.rules,
             min_version=version,
             bound=bound,
+            episodes=self.rules.episodes,
         )
         return self.leased.open(group, self.rules.group_size)
 
@@ -540,9 +571,13 @@ class RolloutPlane:
             self.leased.answer(group, found.rollout, found.node)
             sample = group.samples[found.rollout.index]
             sample.score, sample.restored = found.score, True
-            if found.score is None:
+            if found.score is None and group.episodes is None:
                 wanted.append(_score_wanted(group, found.rollout, found.node))
-        self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
+            elif found.score is None:
+                wanted += self._withdraw(group, found.rollout.index)
+        if group.episodes is None:
+            self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
+        wanted += _beginnings(group)
         # One that is complete here was judged when its last score came.
         return [*wanted, *(self._completed(group, is_judged=True) if group.complete else [])]
 
@@ -623,11 +658,40 @@ class RolloutPlane:
         for group in list(self.leased.groups()):
             if group.purpose != "train" or self._fresh(group.oldest_version):
                 continue
-            spoilt = group.oldest_answer is not None and not self._fresh(group.oldest_answer)
-            if spoilt or not group.leased:
+            oldest = group.oldest_drawn
+            if (oldest is not None and not self._fresh(oldest)) or not group.is_under_way:
                 effects += self._drop(group, "stale")
         return effects
 
 
 def _score_wanted(group: Group, rollout: Rollout, node: NodeId) -> ScoreWanted:
     return ScoreWanted(group_id=group.group_id, index=rollout.index, node=node, prompt=group.prompt, rollout=rollout)
+
+
+def _step_wanted(group: Group, index: int, episode: Episode) -> StepWanted:
+    drawn = [(node, one.token_ids) for _, node, one in episode.drawn]
+    return StepWanted(
+        group_id=group.group_id,
+        index=index,
+        episode=episode.name,
+        prompt=group.prompt,
+        seed=group.samples[index].spec.seed,
+        drawn=tuple(token_ids for _, token_ids in drawn),
+        answered=episode.answered,
+        nodes=tuple(node for node, _ in drawn[episode.answered :]),
+        newest=episode.drawn[-1][2] if episode.drawn else None,
+    )
+
+
+def _beginnings(group: Group, only: int | None = None) -> list[StepWanted]:
+    """Return what environments are to begin with, for the group's episodes that have not begun, or for one of them. An
+    environment is asked once for each attempt."""
+    begins = group.episodes is not None and group.episodes.begins
+    asked = [(i, one.episode) for i, one in enumerate(group.samples) if only in (None, i) and one.rollout is None]
+    return [_step_wanted(group, i, one) for i, one in asked if begins and one and one.thinking and not one.drawn]
+
+
+def _returned(group: Group, index: int) -> list[RolloutReturned]:
+    """Return the record of giving up a sample's answer, if it was recorded."""
+    is_recorded = group.purpose == "train" and group.samples[index].rollout is not None
+    return [RolloutReturned(number=group.order, index=index)] if is_recorded else []

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from swarm.cli.run import app
 from swarm.errors import UserError
 from swarm.learner.models import tiny_tokenizer
-from swarm.tasks import KINDS, TASKS
+from swarm.tasks import ENVIRONMENTS, KINDS, TASKS
 
 
 def _said(*arguments: str) -> str:
@@ -32,7 +32,7 @@ def sums(tmp_path: Path) -> str:
 
 def test_every_task_has_its_line() -> None:
     lines = _said().splitlines()
-    assert [line.split()[0].partition(":")[0] for line in lines[:-1]] == [*TASKS, *KINDS]
+    assert [line.split()[0].partition(":")[0] for line in lines[:-1]] == [*TASKS, *ENVIRONMENTS, *KINDS]
     assert lines[-1].endswith("exact, numeric, math, boxed")
 
 
@@ -52,6 +52,19 @@ def test_given_answers_are_scored(sums: str, tmp_path: Path) -> None:
         _said("try", sums, "-n", "4", "--answers", str(tmp_path / "answers"))
     with pytest.raises(UserError, match="give one of them"):
         _said("try", sums, "--answer", "a", "--answers", str(tmp_path / "answers"))
+
+
+def test_an_environment_is_played_with_given_turns(tmp_path: Path) -> None:
+    said = _said("try", "frozen-lake", "-n", "2", "--answer", "x")
+    assert said.count(" -0.400        (invalid_moves 1)  for 'x'") == 2
+    (tmp_path / "turns").write_text("x\n\n")
+    assert _said("try", "frozen-lake", "-n", "1", "--answers", str(tmp_path / "turns")).count("  for ") == 2
+
+
+def test_an_environment_is_played_with_typed_turns() -> None:
+    done = CliRunner().invoke(app, ["tasks", "try", "frozen-lake", "-n", "1", "--held-out"], input="0\n" * 8)
+    assert "turn 8" in done.output
+    assert done.output.count("  for '0'") == 8
 
 
 def test_a_prompt_is_shown_as_the_model_reads_it(sums: str, tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from swarm.dashboard import rollouts
 from swarm.dashboard.rollouts import read_groups
-from swarm.report.samples import Read
 from swarm.rollout.journal.journal import SEGMENTS
-from tests.builders import ALICE, prompt
+from swarm.tasks.base import Read
+from tests.builders import ALICE, BOB, prompt
+from tests.unit.episodes import TWO, played, record_episodes
 from tests.unit.rollout.journal.test_journal import SIZE, group, opened, taken
 
-READ: Read = (prompt, lambda tokens: "+".join(map(str, tokens)))
+READ: Read = (prompt, lambda tokens: "+".join(map(str, tokens)), lambda prompt, said: [])
 NEWEST = 2**53
 
 
@@ -70,7 +71,29 @@ def test_what_is_pruned_or_damaged_is_said(run_dir: Path) -> None:
 
 def test_long_texts_are_cut_and_an_answer_ends_early(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollouts, "ANSWER_CHARS", 100)
-    long = (prompt, lambda tokens: "x" * 1000)
+    long: Read = (prompt, lambda tokens: "x" * 1000, lambda prompt, said: [])
     found = read_groups(run_dir, long, before=NEWEST, count=9)
     assert {len(rollout["completion"]) for rollout in found["groups"][0]["rollouts"]} == {100 // SIZE}
     assert (len(found["groups"]), found["next"]) == (1, 4)
+
+
+def test_an_episode_is_told_turn_by_turn(tmp_path: Path) -> None:
+    record_episodes(tmp_path, played(TWO, seats=(0, 3)))
+    (group,) = read_groups(tmp_path, READ, before=NEWEST, count=1)["groups"]
+    two, alone = group["rollouts"]
+    assert two["completion"] == alone["completion"] == ""
+    assert two["turns"] == [
+        {"player": 1, "text": "3+4", "node": ALICE, "reward": 1.0, "versions": ["0.0"]},
+        {"player": 1, "text": "5"},
+        {"player": 2, "text": "6"},
+        {"player": 2, "text": "7+8", "node": BOB, "reward": -1.0, "versions": ["0.1"]},
+        {"player": 2, "text": "9"},
+    ]
+    assert [one["player"] for one in alone["turns"]] == [None] * 4
+
+
+def test_the_texts_of_an_episode_are_cut_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "ANSWER_CHARS", 30)
+    record_episodes(tmp_path, played())
+    found = read_groups(tmp_path, (prompt, lambda tokens: "x" * 10, lambda prompt, said: []), before=NEWEST, count=9)
+    assert [[len(turn["text"]) for turn in one["turns"]] for one in found["groups"][0]["rollouts"]] == [[10, 5]] * 2

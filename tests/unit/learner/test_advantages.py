@@ -11,16 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.learner.messages import LearningRules, TrainGroup, TrainRollout
-from swarm.learner.update import (
+from swarm.learner.advantages import (
     ADVANTAGE_EPSILON,
-    group_advantages,
+    TURNS_SHOWN,
+    all_rows,
     has_variance,
     overlong_punishment,
+    returns_of,
     reward_figures,
     rows_of,
     shaped_reward,
+    turn_advantages,
 )
+from swarm.learner.messages import LearningRules, TrainGroup, TrainRollout
+from swarm.types import Turn
 from tests.builders import floats, ints
 
 KEEP, MASK = LearningRules(), LearningRules(overlong="mask")
@@ -56,15 +60,20 @@ def plain_advantages(rewards: Sequence[float], normalisation: str = "group") -> 
 def test_advantages_are_those_of_each_group_alone(
     normalisation: Literal["group", "none"], rewards: list[list[float]]
 ) -> None:
-    found = group_advantages(torch.tensor(rewards, dtype=torch.float64), normalisation)
-    for row, group in zip(found.tolist(), rewards, strict=True):
-        assert row == pytest.approx(plain_advantages(group, normalisation), rel=1e-6, abs=1e-8)
+    for group in rewards:
+        found = turn_advantages([[reward] for reward in group], normalisation)
+        expected = plain_advantages(group, normalisation)
+        assert [one for (one,) in found or [[0.0]] * 4] == pytest.approx(expected, rel=1e-6, abs=1e-8)
 
 
 def test_dividing_by_the_spread_makes_easy_and_hard_groups_weigh_alike_and_without_it_they_do_not() -> None:
-    rewards = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
-    assert group_advantages(rewards).square().sum(1).tolist() == pytest.approx([4.0, 4.0], rel=1e-3)
-    assert group_advantages(rewards, "none").square().sum(1).tolist() == pytest.approx([0.75, 1.0])
+    groups = [[[0.0], [0.0], [0.0], [1.0]], [[0.0], [0.0], [1.0], [1.0]]]
+
+    def squares(normalisation: Literal["group", "none"]) -> list[float]:
+        return [sum(one**2 for own in turn_advantages(group, normalisation) or () for one in own) for group in groups]
+
+    assert squares("group") == pytest.approx([4.0, 4.0], rel=1e-3)
+    assert squares("none") == pytest.approx([0.75, 1.0])
 
 
 @pytest.mark.parametrize(("normalisation", "expected"), [("group", [1.0, -1.0]), ("none", [0.25, -0.25])])
@@ -189,3 +198,139 @@ def test_a_batch_in_which_nothing_ended_by_itself_has_figures() -> None:
     figures = reward_figures([group_of(one(6, 0.0, truncated=True), one(6, 1.0, truncated=True))], KEEP)
     assert figures["completions/clipped_ratio"] == 1.0
     assert figures["completions/mean_terminated_length"] == 0.0
+
+
+# -- episodes ----------------------------------------------------------------------------------------------------
+
+
+def turns(*of: tuple[int, int, float], seat: int = 0, node: str = "") -> tuple[Turn, ...]:
+    return tuple(Turn(start=start, end=end, reward=reward, seat=seat, node=node) for start, end, reward in of)
+
+
+def episode(*of: Turn, seats: tuple[int, ...] = (), truncated: bool = False) -> TrainRollout:
+    """Tokens 3, 4, ...: those outside of the turns are the environment's. It ends one token after its last turn."""
+    length = max(turn.end for turn in of) + 1
+    drawn = {place for turn in of for place in range(turn.start, turn.end)}
+    return TrainRollout(
+        token_ids=ints(*range(3, 3 + length)),
+        logprobs=floats(*(-1.0 - i if i in drawn else 0.0 for i in range(length))),
+        reward=sum(turn.reward for turn in of if turn.seat == 0),
+        staleness=0,
+        truncated=truncated,
+        sampler="last",
+        turns=of,
+        seats=seats,
+    )
+
+
+BY_TURN = LearningRules(credit="turn")
+
+
+def test_only_what_was_drawn_counts_in_the_row_of_an_episode() -> None:
+    group = group_of(episode(*turns((0, 2, 0.0), (4, 5, 1.0))), episode(*turns((1, 3, 0.0))))
+    first, second = rows_of([group], KEEP)
+    assert first.token_ids.tolist() == [1, 5, 6, 3, 4, 5, 6, 7], "nothing after its last word"
+    assert first.places.tolist() == [3, 4, 7]
+    assert first.behaviour.tolist() == [-1.0, -2.0, -5.0]
+    assert first.mask.tolist() == [1.0, 1.0, 1.0]
+    assert (second.places.tolist(), second.behaviour.tolist()) == ([4, 5], [-2.0, -3.0])
+    assert [first.advantage, second.advantage] == pytest.approx([1.0, -1.0], rel=1e-3)
+
+
+def test_each_player_has_a_row_of_its_own_and_is_compared_with_itself() -> None:
+    """The first player wins once, the second always loses the same."""
+    one = episode(*turns((0, 2, 1.0)), *turns((5, 7, -1.0), seat=1, node="b"), seats=(0, 4))
+    two = episode(*turns((0, 1, 0.0)), *turns((3, 5, -1.0), seat=1), seats=(0, 2))
+    rows = rows_of([group_of(one, two)], KEEP)
+    assert [row.token_ids.tolist() for row in rows] == [[1, 5, 6, 3, 4], [1, 5, 6, 3]], (
+        "nothing to learn for the second"
+    )
+    three = episode(*turns((0, 1, 0.0)), *turns((2, 3, 3.0), seat=1), seats=(0, 1))
+    *_, last, other = rows_of([group_of(one, three)], KEEP)
+    assert (last.token_ids.tolist(), last.places.tolist(), last.prompt_tokens) == ([7, 8, 9], [1, 2], 1)
+    assert (other.token_ids.tolist(), other.places.tolist(), last.samplers) == ([4, 5], [1], ("b",))
+    assert [last.advantage, other.advantage] == pytest.approx([-1.0, 1.0], rel=1e-3)
+    assert [len(row.token_ids) for row in all_rows([group_of(one, three)])] == [5, 3, 4, 2]
+
+
+def test_a_player_that_never_spoke_has_no_row() -> None:
+    quiet = episode(*turns((0, 2, 0.0)), seats=(0, 2))
+    rows = rows_of([group_of(quiet, episode(*turns((0, 1, 1.0)), *turns((2, 3, 1.0), seat=1), seats=(0, 1)))], KEEP)
+    assert [len(row.token_ids) for row in rows] == [5, 4]
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.5, 0.0])
+def test_a_turn_is_credited_with_what_follows_it(discount: float) -> None:
+    """Of three episodes; a third turn has one of them alone, which is compared with all turns."""
+    rewards = [(0.0, 1.0), (0.5, 0.0), (0.0, 0.25, 1.0)]
+    group = group_of(*(episode(*turns(*((3 * n, 3 * n + 2, r) for n, r in enumerate(own)))) for own in rewards))
+    rows = rows_of([group], LearningRules(credit="turn", turn_discount=discount))
+    returns = [[sum(discount**n * r for n, r in enumerate(own[k:])) for k in range(len(own))] for own in rewards]
+    every = [one for own in returns for one in own]
+    mean = sum(every) / len(every)
+    spread = math.sqrt(sum((one - mean) ** 2 for one in every) / len(every)) + ADVANTAGE_EPSILON
+    means = [sum(own[k] for own in returns) / 3 for k in range(2)] + [mean]
+    for number, row in enumerate(rows):
+        assert isinstance(row.advantage, torch.Tensor)
+        expected = [(one - means[k]) / spread for k, one in enumerate(returns[number])]
+        assert row.advantage.tolist() == pytest.approx([one for one in expected for _ in range(2)], rel=1e-4)
+
+
+def test_equal_returns_may_have_come_about_differently() -> None:
+    early, late = episode(*turns((0, 1, 1.0), (2, 3, 0.0))), episode(*turns((0, 1, 0.0), (2, 3, 1.0)))
+    group = group_of(early, late)
+    assert rows_of([group], KEEP) == []
+    first, second = rows_of([group], BY_TURN)
+    assert isinstance(first.advantage, torch.Tensor)
+    assert isinstance(second.advantage, torch.Tensor)
+    worth = 0.5 / math.sqrt(3 / 16)
+    assert first.advantage.tolist() == pytest.approx([0.0, -worth], abs=1e-3), (
+        "its first turn was worth what is to come"
+    )
+    assert second.advantage.tolist() == pytest.approx([0.0, worth], abs=1e-3)
+    assert not has_variance(group_of(early, early), BY_TURN)
+
+
+@given(
+    rewards=st.lists(st.lists(st.floats(-2, 2), min_size=1, max_size=4), min_size=2, max_size=5),
+    discount=st.floats(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_advantages_of_turns_with_peers_add_up_to_nothing(rewards: list[list[float]], discount: float) -> None:
+    group = group_of(*(episode(*turns(*((2 * n, 2 * n + 1, r) for n, r in enumerate(own)))) for own in rewards))
+    rules = LearningRules(credit="turn", turn_discount=discount)
+    found = turn_advantages([returns_of(rollout, rules, 0) for rollout in group.rollouts])
+    for number in range(max(map(len, rewards))):
+        column = [own[number] for own in found or () if number < len(own)]
+        if len(column) > 1:
+            assert sum(column) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_limit_masks_or_punishes_an_episode_by_what_was_drawn_of_it() -> None:
+    long = episode(*turns((0, 4, 0.5), (20, 25, 0.5)), truncated=True)
+    short = episode(*turns((0, 2, 1.0), (20, 22, 0.0)))
+    assert not has_variance(group_of(long, short), MASK)
+    assert shaped_reward(long, PUNISH) == 1.0 - 0.75, "9 tokens"
+    assert shaped_reward(short, PUNISH) == 1.0
+    by_turn = LearningRules(credit="turn", overlong="punish", longest_completion=10, overlong_margin=4)
+    assert returns_of(long, by_turn, 0) == [0.25, -0.25]
+
+
+def test_episodes_have_figures_of_their_own() -> None:
+    one = episode(*turns((0, 2, 0.25), (4, 5, 1.0)), truncated=True)
+    figures = reward_figures([group_of(one, episode(*turns((1, 3, 0.0))))], KEEP)
+    assert {name: value for name, value in figures.items() if name.startswith("episode/")} == pytest.approx(
+        {
+            "episode/turns/mean": 1.5,
+            "episode/turn_tokens/mean": 5 / 3,
+            "episode/limit_share": 0.5,
+            "episode/drawn_share": 5 / 10,
+            "episode/reward/turn_1": 0.125,
+            "episode/reward/turn_2": 1.0,
+        }
+    )
+    assert (figures["completions/mean_length"], figures["completions/max_length"]) == (2.5, 3.0)
+    many = episode(*turns(*((2 * n, 2 * n + 1, 0.0) for n in range(20))))
+    assert (
+        sum(name.startswith("episode/reward/") for name in reward_figures([group_of(many, one)], KEEP)) == TURNS_SHOWN
+    )

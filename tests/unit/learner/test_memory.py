@@ -431,7 +431,7 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
         trainer_in(tmp_path, model=str(tmp_path / "tiny"))
 
 
-@pytest.mark.parametrize(("prompt", "longest"), [(7, 10), (None, 64)])
+@pytest.mark.parametrize(("prompt", "longest"), [(7, 10), (None, 128)])
 def test_a_row_is_a_prompt_and_a_completion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt: int | None, longest: int
 ) -> None:
@@ -441,7 +441,7 @@ def test_a_row_is_a_prompt_and_a_completion(
 
     def fitted(policy: object, rules: ComputeRules, *_: object, longest: int, **__: object) -> ComputeRules:
         found.append(longest)
-        return msgspec.structs.replace(rules, tokens_per_micro_batch=64)
+        return msgspec.structs.replace(rules, tokens_per_micro_batch=128)
 
     monkeypatch.setattr(trainer_module, "fit", fitted)
     config = LeadConfig(device="cpu", max_prompt_tokens=prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,22 @@ from msgspec import structs
 from swarm.audit.auditor import NEW_ROLLOUTS, Auditor, Calibration
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.auditing import TIME_SHARE, Auditing, barred_in, evidence_in, measured_classes
-from swarm.rollout.plane.leases import Group, Outcomes
-from swarm.types import NodeId, Span
-from tests.builders import ALICE, BOB, ask, new_plane, submit_and_score, v
+from swarm.rollout.plane.effects import StepWanted
+from swarm.rollout.plane.episodes import EpisodeRules
+from swarm.rollout.plane.leases import Group, Outcomes, seat_seed
+from swarm.types import NodeId, Observed, Span
+from tests.builders import ALICE, BOB, STOP, ask, ints, new_plane, rollout, submit_and_score, v
 
 CLASSES = {"exact": Calibration(margin=0.01, missed=1e-4, distance=0.01)}
 
 
 class Audits:
-    """A trainer that finds of each rollout what `guilty` seeds deserve."""
+    """A trainer that finds of each rollout what `guilty` seeds deserve, and tokens that are `lies`."""
 
     def __init__(self, directory: Path, *, share: float = 0.05, seconds: float = 0.0) -> None:
         self.asked: list[tuple[str, tuple[AuditRollout, ...]]] = []
         self.guilty: set[int] = set()
+        self.lies: set[bytes] = set()
         self.seconds = seconds
         self.engine, self.exact = "exact", True
         self.events: list[dict[str, Any]] = []
@@ -40,7 +44,8 @@ class Audits:
 
     async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...]) -> Audited:
         self.asked.append((path.name, rollouts))
-        missed = tuple(len(one.token_ids) // 4 if one.seed in self.guilty else 0 for one in rollouts)
+        guilty = [one.seed in self.guilty or one.token_ids in self.lies for one in rollouts]
+        missed = tuple(len(one.token_ids) // 4 * is_lie for one, is_lie in zip(rollouts, guilty, strict=True))
         return Audited(missed=missed, distances=(0.0,) * len(rollouts), exact=self.exact, seconds=self.seconds)
 
     def emit(self, kind: str, **fields: Any) -> None:
@@ -53,6 +58,21 @@ def batch_of(*nodes: NodeId, groups: int = 2) -> list[Group]:
     for number in range(groups):
         node = nodes[number % len(nodes)]
         submit_and_score(plane, node, ask(plane, node, 0, 2), 0)
+    assert plane.can_take(now=0.0)
+    return plane.take()[0]
+
+
+def episode_of(*nodes: NodeId, seats: Sequence[int] = (0,)) -> list[Group]:
+    """A group of one episode, of which each node in turn draws a turn, as the player of the same place in `seats`."""
+    plane = new_plane(groups=1, size=1, episodes=EpisodeRules(max_turns=len(nodes), max_tokens=64))
+    players = [seats[turn % len(seats)] for turn in range(len(nodes) + 1)]
+    for turn, node in enumerate(nodes):
+        (lease,) = ask(plane, node, 0, 1)
+        said = plane.submit(node, lease, rollout(group_id=lease.group_id, tokens=(4 + turn, STOP)), now=0.0)
+        (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
+        observed = Observed(token_ids=ints(7), seat=players[turn + 1], done=turn == len(nodes) - 1)
+        plane.observed(wanted.group_id, 0, wanted.episode, [observed], now=0.0)
+        plane.leave(node)  # Or its turn would be kept for it
     assert plane.can_take(now=0.0)
     return plane.take()[0]
 
@@ -167,6 +187,59 @@ async def test_each_part_of_a_rollout_is_drawn_again_by_the_version_that_drew_it
     assert rest.prompt_token_ids == (*group.prompt.token_ids, *array("i", tokens[:4]))
     assert (rest.token_ids, rest.seed) == (tokens[4:], sample.spec.seed)
     assert audits.auditing.audited == 2
+
+
+async def test_each_turn_of_an_episode_is_drawn_again_from_all_that_was_read_before(tmp_path: Path) -> None:
+    audits, (group,) = Audits(tmp_path), episode_of(ALICE, BOB, ALICE)
+    keep(audits, 0)
+    chosen = audits.auditing.unseen([group])
+    assert [(one.name, one.node) for one in chosen] == [("t0/0", ALICE), ("t0/0", ALICE), ("t0/0", BOB)]
+    assert await audits.auditing.look(chosen) == {}
+    ((_, asked),) = audits.asked
+    prompt, seed = group.prompt.token_ids, group.samples[0].spec.seed
+    assert [(one.prompt_token_ids, one.token_ids, one.seed) for one in asked] == [
+        (prompt, ints(4, STOP), seed),
+        ((*prompt, 4, STOP, 7, 5, STOP, 7), ints(6, STOP), seed),
+        ((*prompt, 4, STOP, 7), ints(5, STOP), seed),
+    ]
+    assert audits.auditing.audited == 2
+    assert audits.auditing.unseen([group]) == []
+
+
+async def test_each_player_draws_from_a_seed_of_its_own_and_what_it_has_read_itself(tmp_path: Path) -> None:
+    audits, (group,) = Audits(tmp_path), episode_of(ALICE, BOB, ALICE, BOB, seats=(0, 1))
+    keep(audits, 0)
+    await audits.auditing.look(audits.auditing.unseen([group]))
+    ((_, asked),) = audits.asked
+    prompt, seed = group.prompt.token_ids, group.samples[0].spec.seed
+    assert [(one.prompt_token_ids, one.token_ids, one.seed) for one in asked] == [
+        (prompt, ints(4, STOP), seed),
+        ((*prompt, 4, STOP, 7), ints(6, STOP), seed),
+        ((7,), ints(5, STOP), seat_seed(seed, 1)),
+        ((7, 5, STOP, 7), ints(7, STOP), seat_seed(seed, 1)),
+    ]
+
+
+@pytest.mark.parametrize("liar", [ALICE, BOB])
+async def test_who_lies_in_one_turn_of_an_episode_of_two_is_caught_alone(tmp_path: Path, liar: NodeId) -> None:
+    """BOB hands in the last turn of each episode, and is its author."""
+    audits = Audits(tmp_path)
+    keep(audits, 0)
+    audits.lies = {ints(4 if liar == ALICE else 5, STOP)}
+    caught: dict[NodeId, str] = {}
+    for _ in range(NEW_ROLLOUTS):
+        batch = episode_of(ALICE, BOB)
+        audits.auditing._seen.clear()
+        caught |= await audits.auditing.look(audits.auditing.unseen(batch))
+        if caught:
+            break
+    assert list(caught) == [liar]
+    (known,) = evidence_in(tmp_path)
+    assert known["node"] == liar
+    turn = (ALICE, BOB).index(liar)
+    assert {one["rollout"] for one in known["evidence"]} == {"t0/0"}
+    read = list(batch[0].prompt.token_ids) + [4, STOP, 7] * turn
+    assert [one["prompt_token_ids"] for one in known["evidence"]] == [read] * len(known["evidence"])
 
 
 async def test_tokens_after_the_end_of_an_answer_were_not_drawn(tmp_path: Path) -> None:

@@ -13,17 +13,17 @@ from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
 from swarm.net.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
 from swarm.node.bootstrap import read_bootstrap
 from swarm.node.checking import check_model
+from swarm.node.episodes import control_seed
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
 from swarm.node.joining import weights_directory
-from swarm.node.learner import LearnerNode, _control_seed
+from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory
 from swarm.node.training import train_group
 from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.rollout.messages import LeasedRollouts, Submission
-from swarm.rollout.plane.effects import ScoreWanted
 from swarm.settings import LeadConfig
-from swarm.types import GroupId, NodeId, Score
+from swarm.types import GroupId, Score
 from tests.builders import ALICE, lease, prompt, ready_group, rollout
 
 # -- identity ------------------------------------------------------------------------------------------------
@@ -179,12 +179,8 @@ def test_the_trainer_gets_every_rollout_with_its_reward_and_its_age() -> None:
 
 
 def test_the_control_reward_of_a_rollout_depends_on_its_name_alone() -> None:
-    def seed(tokens: tuple[int, ...], index: int) -> int:
-        answer = rollout(index=index, tokens=tokens)
-        wanted = ScoreWanted(group_id=GroupId("t0"), index=index, node=NodeId("a"), prompt=prompt(), rollout=answer)
-        return _control_seed(7, wanted)
-
-    assert seed((3, 2), 0) == seed((4, 5, 2), 0) != seed((3, 2), 1)
+    assert control_seed(7, GroupId("t0"), 0) == control_seed(7, GroupId("t0"), 0) != control_seed(7, GroupId("t0"), 1)
+    assert control_seed(7, GroupId("t0"), 0) != control_seed(8, GroupId("t0"), 0)
 
 
 # -- a sampler's small parts ---------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from swarm.types import Prompt, Score
 
 BOS = "<s>"
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}a("
-CONTEXT = 64
+CONTEXT = 128
 
 
 class Letters(Task):
@@ -242,7 +242,7 @@ def test_the_user_may_set_a_lower_limit(run_dir: Path, sums: Path) -> None:
 
 
 def test_no_room_for_a_prompt_is_one_line(run_dir: Path, sums: Path) -> None:
-    with pytest.raises(UserError, match="--max-new-tokens 64 leaves no room for a prompt"):
+    with pytest.raises(UserError, match=f"--max-new-tokens {CONTEXT} leaves no room for a prompt"):
         _open(run_dir, _config(sums, max_new_tokens=CONTEXT))
 
 

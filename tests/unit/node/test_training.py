@@ -22,6 +22,7 @@ from swarm.rollout.journal.journal import Journal
 from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, NodeId, Score, Span
 from tests.builders import prompt, rollout, v
+from tests.unit.episodes import TWO, played
 from tests.unit.rollout.journal.test_journal import group, taken
 
 LAYOUT = layout_of(1 << 16)
@@ -293,3 +294,10 @@ def test_each_of_several_rewards_has_its_mean_and_deviation() -> None:
     }
     alone = [Score(reward=0.0, exact=False, parts={f"r{number}": 0.5}) for number in range(40)]
     assert len(reward_figures(alone)) == 2 * MAX_PARTS
+
+
+def test_the_trainer_hears_of_the_turns_of_an_episode() -> None:
+    one = played(TWO, seats=(0, 3))
+    (made,) = train_group(prompt(0), [(one, Score(reward=1.0, exact=True), NodeId("a"))], step=2).rollouts
+    assert (made.turns, made.seats, made.staleness, made.mixed) == (TWO, (0, 3), 2, True)
+    assert (made.length, made.drawn) == (7, 4)

@@ -18,12 +18,14 @@ from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory, libraries, note_life, read_lives
 from swarm.report.charts import Chart, Curve, draw, picture, sections, text
 from swarm.report.figures import EVENTS_KEPT, MAX_NAMES, MAX_POINTS, Column, Figures, read_figures
-from swarm.report.page import write_report
-from swarm.report.samples import Read
+from swarm.report.page import PIECES_SHOWN, write_report
+from swarm.report.samples import last_episode
 from swarm.rollout.journal.journal import SEGMENTS
 from swarm.settings import LeadConfig
-from swarm.types import Prompt
-from tests.builders import prompt
+from swarm.tasks.base import Read
+from swarm.types import Prompt, Turn
+from tests.builders import ALICE, prompt
+from tests.unit.episodes import TWO, played, record_episodes
 from tests.unit.rollout.journal.test_journal import group, opened, taken
 
 VOID = {"meta", "br", "link", "img", "input"}
@@ -297,7 +299,7 @@ async def _record(directory: Path) -> None:
 
 
 def readers(text_of: Callable[[Sequence[int]], str]) -> Callable[[], Read]:
-    return lambda: (prompt, text_of)
+    return lambda: (prompt, text_of, lambda prompt, said: [])
 
 
 @pytest.fixture
@@ -341,7 +343,7 @@ def test_nobodys_text_gets_out_of_its_place(recorded: Path) -> None:
     log.close()
     clean = Page(report_of(recorded, readers(lambda tokens: "x")))
     asked = Prompt(prompt_id="p", text=HOSTILE, answer=HOSTILE, token_ids=(1,))
-    source = report_of(recorded, lambda: (lambda number: asked, lambda tokens: HOSTILE))
+    source = report_of(recorded, lambda: (lambda number: asked, lambda tokens: HOSTILE, lambda prompt, said: []))
     hostile = Page(source)
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in clean.tags]
     assert "<script" not in source
@@ -436,3 +438,46 @@ def test_settings_are_on_the_page(tmp_path: Path) -> None:
     page = report_of(run_dir)
     assert "<td>seed</td><td>4711</td>" in page
     assert len(json.loads((run_dir / "config.json").read_text())) == page.count("<tr>", page.index("config.json")) - 1
+
+
+# -- episodes ----------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_is_shown_as_a_conversation(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    record_episodes(run_dir, played(TWO, seats=(0, 3)), reward=1.0)
+    page = report_of(run_dir, readers(lambda tokens: f"{HOSTILE} " + "+".join(map(str, tokens))))
+    assert "reward 1.25, exact, staleness 0, 2 turns, 3 tokens" in page
+    heads = re.findall(r"<dt>((?:model|environment).*?)</dt>", page)
+    assert heads[-5:] == [
+        "model as player 1: reward 1, version 0.0, sampler alice",
+        "environment to player 1",
+        "environment to player 2",
+        "model as player 2: reward -1, version 0.1, sampler bob",
+        "environment to player 2",
+    ]
+    assert heads[:2] == ["model: reward 0.25, version 0.0, sampler alice", "environment"]
+    assert "7+8</pre>" in page
+    assert "<script" not in page
+    assert "<dt>completion</dt>" not in page
+
+
+def test_a_long_episode_is_cut_and_says_so(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    many = tuple(Turn(start=2 * n, end=2 * n + 1, node=ALICE) for n in range(60))
+    record_episodes(run_dir, played(many, length=120), reward=0.0)
+    assert f"<dt>{120 - PIECES_SHOWN} more texts</dt>" in report_of(run_dir, readers(lambda tokens: "x"))
+
+
+def test_the_last_episode_is_told_in_lines_for_a_terminal(tmp_path: Path, recorded: Path) -> None:
+    record_episodes(tmp_path / "played", played(TWO, seats=(0, 3)), reward=1.0)
+    lines = last_episode(tmp_path / "played", readers(lambda tokens: f"a board\n\x1b[2J{len(tokens)}"))
+    assert lines[0].startswith("last batch, step 1, group 0, sample 1: reward 1.25, exact")
+    assert lines[1:6] == [
+        "0=",
+        "-- model: reward 0.25, version 0.0, sampler alice",
+        "a board",
+        "?[2J2",
+        "-- environment",
+    ]
+    assert last_episode(recorded, readers(lambda tokens: "no episode")) == []

@@ -9,10 +9,16 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from swarm.errors import ChildFailed
 from swarm.rollout.client import Answer, SealedLease
-from swarm.sampler.feeding import Room, SampleFeed
+from swarm.rollout.messages import MAX_SAMPLES_PER_ASK
+from swarm.sampler import feeding
+from swarm.sampler.feeding import Room, SampleFeed, room_of, spare_of
+from swarm.sampler.worker import Rates
 from swarm.types import SampleSpec
 from tests.builders import lease, rollout
 from tests.unit.wires import many_turns
@@ -27,6 +33,7 @@ class Gated:
     places = PLACES
 
     def __init__(self) -> None:
+        self.rates = Rates(PLACES)
         self.drawing: dict[int, asyncio.Future[None]] = {}
 
     async def draw(self, sealed: SealedLease, spec: SampleSpec) -> Answer:
@@ -42,6 +49,15 @@ class Gated:
 
 def leased(count: int) -> list[SealedLease]:
     return [SealedLease(lease=lease(indices=range(count)), token=b"token", deadline=time.monotonic() + 60.0)]
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 def indices(answers: list[Answer]) -> list[int]:
@@ -106,7 +122,7 @@ async def test_what_has_not_begun_is_taken_back_and_what_has_ends() -> None:
         await feed.idle()
         feed.add(leased(PLACES + AHEAD))
         await many_turns()
-        assert {index for _, index in feed.take_back()} == {PLACES + 1}
+        assert {index for _, index, _ in feed.take_back()} == {PLACES + 1}
         idle = asyncio.create_task(feed.idle())
         await engine.end(*range(PLACES))
         assert not idle.done()
@@ -151,3 +167,51 @@ async def test_an_engine_that_breaks_ends_the_feed() -> None:
     engine.drawing[1].set_exception(ChildFailed("the engine died"))
     with pytest.raises(ExceptionGroup):
         await task
+
+
+async def ask_and_draw(feed: SampleFeed, engine: Gated, clock: Clock, *, turn_number: int, short: int = 0) -> None:
+    """Let a request take 0.1 s and be answered but for `short`, and draw what it brings."""
+    count = (await feed.room()).capacity - short
+    clock.now += 0.1
+    one = replace(lease(indices=range(count)), turn=turn_number)
+    feed.add([SealedLease(lease=one, token=b"token", deadline=60.0)])
+    await many_turns()
+    drawn: set[int] = set()
+    while begun := set(engine.drawing) - drawn:
+        drawn |= begun
+        await engine.end(*begun)
+    engine.drawing.clear()
+
+
+async def test_what_ends_within_two_requests_is_held_ahead_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, engine = Clock(), Gated()
+    monkeypatch.setattr(feeding, "time", clock)
+    engine.rates.full_rollouts_per_s = 100.0
+    async with running(engine) as (feed, _):
+        for _ in range(100):
+            await ask_and_draw(feed, engine, clock, turn_number=1)
+        # In twice 0.1 s the places draw 20 turns. The request for them is made as soon as for the few of before.
+        assert await feed.room() == Room(PLACES + AHEAD + 20, PLACES + 20)
+        engine.rates.full_rollouts_per_s = 1e9
+        assert (await feed.room()).capacity == MAX_SAMPLES_PER_ASK
+
+
+@pytest.mark.parametrize(("turn_number", "short"), [(0, 0), (1, 1)])
+async def test_first_turns_and_what_the_learner_held_open_say_nothing_of_requests(
+    monkeypatch: pytest.MonkeyPatch, turn_number: int, short: int
+) -> None:
+    clock, engine = Clock(), Gated()
+    monkeypatch.setattr(feeding, "time", clock)
+    engine.rates.full_rollouts_per_s = 100.0
+    async with running(engine) as (feed, _):
+        for _ in range(20):
+            await ask_and_draw(feed, engine, clock, turn_number=turn_number, short=short)
+        assert await feed.room() == Room(PLACES + AHEAD, PLACES)
+
+
+@given(places=st.integers(1, 512), held=st.integers(0, 600), meanwhile=st.integers(0, 600))
+def test_what_is_asked_for_fills_the_places_and_what_is_ahead(places: int, held: int, meanwhile: int) -> None:
+    room = room_of(places, held, meanwhile)
+    assert held + room.capacity == min(MAX_SAMPLES_PER_ASK, places + spare_of(places) + meanwhile)
+    assert 0 <= room.at_once <= max(0, room.capacity)
+    assert room.at_once >= min(places, MAX_SAMPLES_PER_ASK - spare_of(places)) - held

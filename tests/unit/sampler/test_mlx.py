@@ -262,10 +262,10 @@ def test_a_model_of_which_nothing_can_be_rounded_is_refused(tmp_path: Path) -> N
 def test_a_model_too_large_for_what_is_free_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.sampler.room.free_host_bytes", lambda: 760_000)
     with pytest.raises(UserError, match="--precision int8") as refused:
-        started(stage(tmp_path))
+        started(stage(tmp_path), max_model_len=64)
     assert "--engine vllm" not in str(refused.value)
     assert "fp8" not in str(refused.value)
-    assert started(stage(tmp_path / "again"), precision="int8")._started.places >= 4
+    assert started(stage(tmp_path / "again"), precision="int8", max_model_len=64)._started.places >= 4
 
 
 # -- adapters ------------------------------------------------------------------------------------------------

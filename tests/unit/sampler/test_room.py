@@ -163,7 +163,7 @@ def test_an_engine_is_not_begun_where_its_model_does_not_fit(tmp_path: Path, mon
     monkeypatch.setattr(room, "free_host_bytes", lambda: 4 * weights)
     told = reckon("transformers", staged.layout, EngineOptions(device="cpu"))
     assert TransformersEngine().start(staged.start(), lambda: None).places == told.places
-    assert f"{told.places} samples of 64 tokens" in told.said
+    assert f"{told.places} samples of 128 tokens" in told.said
 
 
 @pytest.mark.parametrize(

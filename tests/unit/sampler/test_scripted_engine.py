@@ -10,8 +10,8 @@ from swarm.broadcast.version.codec import tensor_sum
 from swarm.rollout.plane.verdict import malformation
 from swarm.sampler import scripted_engine
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Start
+from swarm.sampler.playing import rollout_of
 from swarm.sampler.scripted_engine import ScriptedEngine
-from swarm.sampler.worker import _rollout
 from swarm.types import SamplingRules
 from tests.builders import MIXED_LAYOUT, VOCAB, lease, v, weights_of
 
@@ -47,7 +47,7 @@ async def test_its_answers_are_well_formed(tmp_path: Path, stops: tuple[int, ...
     engine = await installed(tmp_path)
     first = (await engine.generate(Generate(jobs=jobs), silent)).samples
     faults = [
-        malformation(_rollout(one.group_id, spec.index, sampled), one, vocab_size=VOCAB)
+        malformation(rollout_of(one.group_id, spec.index, sampled), one, vocab_size=VOCAB)
         for spec, sampled in zip(one.samples, first, strict=True)
     ]
     assert faults == [""] * 20

@@ -16,7 +16,8 @@ import pytest
 from swarm.errors import UserError
 from swarm.rollout.journal.export import Exported, export_rollouts
 from swarm.rollout.journal.journal import SEGMENTS
-from tests.builders import ALICE, floats, prompt
+from tests.builders import ALICE, BOB, floats, prompt
+from tests.unit.episodes import TWO, played, record_episodes
 from tests.unit.rollout.journal.test_journal import dropped, group, opened, taken
 
 
@@ -82,6 +83,8 @@ def test_each_rollout_is_a_row_with_all_that_is_known_of_it(run_dir: Path, tmp_p
         "exact": False,
         "node": ALICE,
         "finish": "stop",
+        "turns": [],
+        "seats": [],
     }
     assert (rows[-1]["reward"], rows[-1]["exact"]) == (None, None)
     assert list(tmp_path.glob("*.partial")) == []
@@ -132,3 +135,16 @@ def test_without_pyarrow_a_parquet_file_is_refused_with_what_to_install(
     with pytest.raises(UserError, match=r"pip install '\.\[parquet\]'"):
         exported(run_dir, tmp_path / "rollouts.parquet")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_an_episode_has_its_turns_and_where_its_players_begin(tmp_path: Path, suffix: str) -> None:
+    record_episodes(tmp_path / "run", played(TWO, seats=(0, 3)))
+    to = tmp_path / f"rollouts{suffix}"
+    exported(tmp_path / "run", to)
+    two, alone = read(to)
+    assert two["turns"] == [
+        {"start": 0, "end": 2, "node": ALICE, "reward": 1.0, "seat": 0},
+        {"start": 4, "end": 6, "node": BOB, "reward": -1.0, "seat": 1},
+    ]
+    assert (two["seats"], alone["seats"], len(alone["turns"])) == ([0, 3], [], 2)

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from swarm.errors import UserError
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.segments import payload_digest
 from swarm.rollout.journal.verify import MAX_BREACHES, Report, verify_run
+from swarm.types import Rollout, Span
+from tests.builders import v
+from tests.unit.episodes import ALONE, TWO, played, record_episodes
 from tests.unit.rollout.journal.test_journal import SIZE, damage, dropped, group, kill_after, opened, segments, taken
 
 GROUPS = 2
@@ -213,3 +217,60 @@ def test_a_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_bytes(b"no database, " * 1000)
     with pytest.raises(UserError, match="is damaged"):
         verified(tmp_path)
+
+
+# -- episodes ----------------------------------------------------------------------------------------------------
+
+
+def span(start: int, end: int) -> Span:
+    return Span(version=v(0), start=start, end=end)
+
+
+def verified_episodes(directory: Path, *, is_control: bool = False) -> Report:
+    return verify_run(directory, groups_per_step=1, group_size=SIZE, is_control=is_control)
+
+
+@pytest.mark.parametrize(
+    ("first", "reward"),
+    [
+        (played(), 1.25),
+        (played(TWO, seats=(0, 3)), 1.0),
+        (played(spans=(Span(version=v(0), start=0, end=1), *played(ALONE[1:]).spans, span(1, 2))), 1.25),
+        (played(tuple(structs.replace(turn, reward=0.0) for turn in ALONE)), 0.0),
+    ],
+    ids=["alone", "two players", "two versions in a turn", "its environment failed"],
+)
+def test_episodes_that_went_well_have_no_breach(tmp_path: Path, first: Rollout, reward: float) -> None:
+    record_episodes(tmp_path, first, reward=reward)
+    report = verified_episodes(tmp_path)
+    assert (report.breaches, report.payloads) == ([], 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "reward", "breach"),
+    [
+        (played(ALONE, length=4, spans=(span(0, 2),)), 1.25, "lie outside"),
+        (played((ALONE[0], structs.replace(ALONE[1], start=1))), 1.25, "overlap"),
+        (played((ALONE[0], structs.replace(ALONE[1], end=4))), 1.25, "are empty"),
+        (played(TWO, seats=(0, 5)), 1.0, "lie outside"),
+        (played(TWO, seats=(0, 4)), 1.0, "lie outside"),
+        (played(TWO, seats=(0, 3, 2)), 1.0, "lie outside"),
+        (played(TWO), 1.0, "lie outside"),
+        (played((), seats=(0, 3), spans=(span(0, 7),)), 0.0, "has versions for other tokens"),
+        (played(spans=(span(0, 2),)), 1.25, "has versions for other tokens"),
+        (played(spans=(span(0, 5),)), 1.25, "has versions for other tokens"),
+        (played(spans=(span(0, 2), span(4, 5), span(2, 3), span(2, 3))), 1.25, "has versions for other tokens"),
+        (played(), 0.0, "has another reward"),
+        (played(TWO, seats=(0, 3)), -1.0, "has another reward"),
+    ],
+)
+def test_each_fault_of_an_episode_is_found(tmp_path: Path, first: Rollout, reward: float, breach: str) -> None:
+    record_episodes(tmp_path, first, reward=reward)
+    (line,) = verified_episodes(tmp_path).breaches
+    assert line.startswith("the episode t0/0 ")
+    assert breach in line
+
+
+def test_the_rewards_of_a_control_are_not_those_of_its_turns(tmp_path: Path) -> None:
+    record_episodes(tmp_path, played(), reward=0.5)
+    assert verified_episodes(tmp_path, is_control=True).breaches == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.rollout.plane.plane import Buffer
+from swarm.rollout.plane.buffer import Buffer
 from swarm.types import Score
 from tests.builders import ready_group
 

@@ -1,0 +1,78 @@
+"""`chat`: ask the policy of a run that is led on this machine, in the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from http.client import HTTPException
+from pathlib import Path
+from typing import Annotated
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import typer
+
+from swarm.errors import UserError
+from swarm.types import printable
+
+ANSWER_S = 600.0  # Longest wait for an answer: every sampler may be busy with a long completion
+
+
+def chat(
+    run_dir: Annotated[Path, typer.Argument(help="The run's directory.")],
+    question: Annotated[str | None, typer.Argument(help="Ask only this. Default: what stdin has, or a chat.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+) -> None:
+    """Talk with the current policy of a learner that runs here. Samplers answer; nothing of it is trained on."""
+    begun = [] if system is None else [{"role": "system", "content": system}]
+    if question is None and not sys.stdin.isatty():
+        question = sys.stdin.read()
+    if question is not None:
+        typer.echo(_answer(run_dir, [*begun, {"role": "user", "content": question}]))
+        return
+    typer.echo("/reset begins again, Ctrl-D ends")
+    messages = begun
+    while True:
+        try:
+            said = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if said in ("", "/reset"):
+            messages = begun if said else messages
+            continue
+        asked = [*messages, {"role": "user", "content": said}]
+        try:
+            answer = _answer(run_dir, asked)
+        except (UserError, KeyboardInterrupt) as fault:
+            # The chat goes on as if this had not been asked.
+            typer.echo(f"echo-node: {fault}" if isinstance(fault, UserError) else "", err=True)
+            continue
+        typer.echo(answer)
+        messages = [*asked, {"role": "assistant", "content": answer}]
+
+
+def _fault(error: HTTPError) -> str:
+    try:
+        return printable(json.load(error)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"the learner answered with the status {error.code}"
+
+
+def _answer(run_dir: Path, messages: list[dict[str, str]]) -> str:
+    from swarm.inference.server import ADDRESS
+
+    try:
+        place = json.loads((run_dir / ADDRESS).read_text())
+        headers = {"Authorization": f"Bearer {place['token']}"}
+        asked = Request(f"{place['url']}/v1/chat/completions", json.dumps({"messages": messages}).encode(), headers)
+        # This machine is asked, without a proxy.
+        with build_opener(ProxyHandler({})).open(asked, timeout=ANSWER_S) as answer:
+            text = str(json.load(answer)["choices"][0]["message"]["content"])
+    except HTTPError as error:
+        raise UserError(_fault(error)) from error
+    except TimeoutError as error:
+        raise UserError(f"no sampler answered within {ANSWER_S:g} s: `echo-node status` shows who is there") from error
+    except (OSError, HTTPException, ValueError, KeyError) as error:
+        raise UserError(f"no learner answers in {run_dir}: name the directory of a run that is led now") from error
+    # Volunteers drew it: no escape of theirs reaches the terminal.
+    return "\n".join(printable(line) for line in text.expandtabs().split("\n"))

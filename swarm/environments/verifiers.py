@@ -1,0 +1,234 @@
+"""`verifiers:MODULE`: tasksets of verifiers 0.4, played by its own environment server in a process of the learner.
+
+That process gets no secret but the endpoint's token, and has the tasks' answers. Its socket is in a directory that
+other users cannot enter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swarm.environments.base import Environment, Messages, Step
+from swarm.errors import ChildFailed, UserError
+from swarm.inference.episodes import SEAT, Ended
+from swarm.net.wire import digest
+from swarm.process import Child, ChildChannel, clean_environment
+from swarm.tasks.base import Task, TaskOptions
+from swarm.types import MAX_PARTS, MAX_TURNS, PART_NAME_LENGTH, Prompt, Score
+
+MAX_TASKS = 100_000  # Read of a taskset, which may have no end
+ELSEWHERE = "a taskset of verifiers is played by its own process, through the learner's endpoint alone"
+HANG_S = 60.0  # The process says every second that it is alive
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """What is played, with the model's `files` and the endpoint's `url`. With `began`, messages
+    are put into the model's chat template, as of then, with `arguments`."""
+
+    module: str
+    files: str
+    url: str
+    sampling: dict[str, float]
+    stop_token_ids: tuple[int, ...]
+    began: datetime | None = None
+    arguments: dict[str, Any] = {}
+    held_out_share: float = 0.05
+
+
+class Play(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_id: str
+    headers: dict[str, str]
+
+
+class VerifiersTask(Task, Environment):
+    """Its prompts are names: the process has the questions. It is its own environment, played by ExternalEpisodes."""
+
+    max_new_tokens = None
+    max_turns = MAX_TURNS
+    seats = SEAT + 1
+    is_external = True
+
+    def __init__(self, options: TaskOptions, module: str) -> None:
+        if find_spec("verifiers") is None:
+            raise UserError(f"{options.name} needs a package that is not installed: pip install 'echo-node[verifiers]'")
+        self.name, self.description = options.name, f"the taskset {module} of verifiers"
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt(prompt_id=f"train-{index}", text=f"{self.name} {index}", answer="")
+
+    def held_out(self, count: int) -> Sequence[Prompt]:
+        return [Prompt(prompt_id=f"heldout-{i}", text=f"{self.name} {i}, held out", answer="") for i in range(count)]
+
+    def environment(self) -> Environment:
+        return self
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        raise UserError(ELSEWHERE)
+
+    def reset(self, seed: int) -> Messages:
+        raise UserError(ELSEWHERE)
+
+    def step(self, text: str) -> Step:
+        raise UserError(ELSEWHERE)
+
+
+class VerifiersRuns:
+    """Has episodes played by the process, which is started when it is needed. `token` is the endpoint's."""
+
+    def __init__(self, begin: Begin, token: str, log: Path) -> None:
+        self._arguments, self._token, self._log = msgspec.json.encode(begin).decode(), token, log
+        self._starting = asyncio.Lock()
+        self._child: Child | None = None
+        self._closed = False
+
+    async def run(self, episode: str, prompt_id: str) -> Ended:
+        """Play one; the argument of ExternalEpisodes. Raise ChildFailed if the process ends or does not start."""
+        async with self._starting:
+            if (child := self._child) is None:
+                name, given = "environment server", (__name__, self._arguments)
+                child = Child(name, *given, log=self._log, hang_s=HANG_S, environment=clean_environment)
+                await child.start()
+                self._child = child
+        headers = {"Authorization": f"Bearer {self._token}", "X-Echo-Episode": episode}
+        try:
+            return await child.call(Play(prompt_id=prompt_id, headers=headers), Ended)
+        except ChildFailed:
+            if self._closed:
+                raise asyncio.CancelledError from None  # We ended it ourselves: nobody's fault
+            if self._child is child:
+                await self._end()
+            raise
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._end()
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await child.kill()
+
+
+class RunRenderer:
+    """Puts messages into tokens as the run does, so that what was drawn is never tokenised again."""
+
+    config_class: Any
+    turns: Any
+    stop_token_ids: Any
+    is_multimodal = supports_tools = False
+
+    def __init__(self, tokenizer: object, config: object) -> None: ...
+
+    def render(self, messages: Any, **_: object) -> Any:
+        return _rendered(self.turns.opening(_pairs(messages)))
+
+    def bridge_to_next_turn(self, read: list[int], drawn: list[int], messages: Any, **_: object) -> Any:
+        return _rendered([*read, *drawn, *self.turns.reply(drawn, _pairs(messages))])
+
+    def parse_response(self, token_ids: Sequence[int], **_: object) -> Any:
+        from renderers import ParsedResponse
+
+        return ParsedResponse(content=self.turns.said(token_ids))
+
+    def get_stop_token_ids(self) -> list[int]:
+        return list(self.stop_token_ids)
+
+
+def _pairs(messages: Any) -> list[tuple[str, str]]:
+    return [(one["role"], one.get("content") or "") for one in messages]
+
+
+def _rendered(token_ids: list[int]) -> Any:
+    from renderers import RenderedTokens
+
+    return RenderedTokens(token_ids=token_ids)
+
+
+def _open(begin: Begin, directory: str) -> Any:
+    """Return a server of the taskset. Every role of its environment runs on this machine."""
+    from renderers.configs import BaseRendererConfig
+    from tokenizers import Tokenizer
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.serve import EnvServer
+    from verifiers.v1.utils.loaders import env_config_type, resolve_env_config
+
+    # The renderers package finds the class by its module's name, and this module is called __main__ here.
+    from swarm.environments.verifiers import RunRenderer
+    from swarm.tasks.chat import load_chat_template
+    from swarm.tasks.turns import TurnText
+
+    files, began, stops = Path(begin.files), begin.began, begin.stop_token_ids
+    template = load_chat_template(files, began=began, arguments=begin.arguments) if began else None
+    RunRenderer.turns = TurnText(Tokenizer.from_file(str(files / "tokenizer.json")), template, stops)
+    RunRenderer.stop_token_ids, RunRenderer.config_class = stops, BaseRendererConfig
+    fields = env_config_type(begin.module).model_fields.items()
+    roles = {name: {"runtime": {"type": "subprocess"}} for name, one in fields if isinstance(one.default, AgentConfig)}
+    return EnvServer(resolve_env_config({"taskset": {"id": begin.module}, **roles}), f"ipc://{directory}/server")
+
+
+def _sides(taskset: Any, share: float) -> dict[str, list[dict[str, Any]]]:
+    """Return the tasks to train on and those held out. A task is on one side by its digest, wherever it stands."""
+    sides: dict[str, list[dict[str, Any]]] = {"train": [], "heldout": []}
+    for task in islice(taskset, MAX_TASKS):
+        place = int.from_bytes(digest(task.data.model_dump_json(exclude={"idx"}).encode())[:8], "big")
+        sides["heldout" if place < share * 2.0**64 else "train"].append(task.data.model_dump(mode="json"))
+    if not all(sides.values()):
+        raise UserError("all tasks of the taskset are on one side: it needs more, or another held_out_share")
+    return sides
+
+
+def _ended(episode: Any) -> Ended:
+    if faults := [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]:
+        return Ended(fault=" ".join(f"{faults[-1].type}: {faults[-1].message}".split())[:400])
+    played = [trace for trace in episode.traces if trace.agent.trainable]
+    parts = {name[:PART_NAME_LENGTH]: one.value for trace in played for name, one in trace.rewards.items() if one}
+    return Ended(reward=sum(trace.reward for trace in played), parts=dict(list(parts.items())[:MAX_PARTS]))
+
+
+async def _serve(begin: Begin, channel: ChildChannel) -> None:
+    from renderers.configs import CustomRendererConfig
+    from verifiers.v1.configs.client import TrainClientConfig
+    from verifiers.v1.serve import EnvClient
+    from verifiers.v1.types import SamplingConfig
+
+    with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
+        server = _open(begin, directory)
+        sides, client = _sides(server.env.taskset, begin.held_out_share), EnvClient(server.address)
+        renderer = CustomRendererConfig(import_path="swarm.environments.verifiers.RunRenderer")
+        given = {"base_url": f"{begin.url}/v1", "renderer": renderer, "renderer_model_name": begin.files}
+        serving = asyncio.create_task(server.run())
+        serving.add_done_callback(lambda done: done.cancelled() or os._exit(1))  # Its callers would wait for ever
+
+        async def play(asked: Play) -> Ended:
+            side, _, number = asked.prompt_id.rpartition("-")
+            task = sides[side][int(number) % len(sides[side])]
+            endpoint = TrainClientConfig(**given, headers=asked.headers)
+            try:
+                return _ended(await client.run(endpoint, "policy", SamplingConfig(**begin.sampling), task))
+            except Exception as error:  # noqa: BLE001 - the fault of this run alone, whatever a taskset raises
+                return Ended(fault=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400])
+
+        await channel.serve_side_by_side(Play, play)
+        serving.cancel()
+
+
+def main() -> None:
+    begin = msgspec.json.decode(sys.argv[1], type=Begin)
+    channel = ChildChannel()
+    with channel.alive():
+        asyncio.run(_serve(begin, channel))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Rewards of groups to advantages, and to the rows that a learner step trains on.
+
+Each player of an episode has a row, in which only what was drawn counts. A completion is an episode of one turn.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from math import sqrt
+from statistics import fmean
+from typing import Literal
+
+import torch
+
+from swarm.learner.batch import Row
+from swarm.learner.messages import LearningRules, TrainGroup, TrainRollout
+from swarm.types import Turn
+
+ADVANTAGE_EPSILON = 1e-4  # Keeps a group of nearly equal rewards from dividing by nearly zero; TRL's value
+EQUAL = 1e-9  # Advantages up to this are rounding
+TURNS_SHOWN = 8  # Turns whose rewards are figures of their own: a chart of more curves is hard to read
+
+
+def turn_advantages(
+    returns: Sequence[Sequence[float]], normalisation: Literal["group", "none"] = "group"
+) -> list[list[float]] | None:
+    """(R - mean) / (std + eps), or R - mean, of the returns of a group, by rollout and turn. None if all are 0.
+
+    GRPO, arXiv 2402.03300, section 4.1.2; without the division Dr. GRPO, arXiv 2503.20783. The std is the population's,
+    of all returns of the group. The mean is that of the turns with the same number: with all of them one would learn
+    which turn it is. A turn that no other rollout has is compared with all. With one turn each this is GRPO's.
+    """
+    every = [value for own in returns for value in own]
+    peers = [
+        [own[number] for own in returns if number < len(own)] for number in range(max(map(len, returns), default=0))
+    ]
+    mean = fmean(every) if every else 0.0
+    spread = sqrt(fmean((one - mean) ** 2 for one in every)) + ADVANTAGE_EPSILON if every else 1.0
+    spread = spread if normalisation == "group" else 1.0
+    means = [fmean(some) if len(some) > 1 else mean for some in peers]
+    found = [[(value - usual) / spread for value, usual in zip(own, means, strict=False)] for own in returns]
+    # A reward that is no number is for the alarms to see.
+    return found if any(not abs(one) <= EQUAL for own in found for one in own) else None
+
+
+def overlong_punishment(tokens: int, *, longest: int, margin: int) -> float:
+    """Soft overlong punishment of a completion of `tokens`, from 0 down to -1 at `longest` (DAPO, arXiv 2503.14476,
+    equation 13)."""
+    if tokens <= longest - margin:
+        return 0.0
+    return (longest - margin - tokens) / margin if tokens <= longest else -1.0
+
+
+def shaped_reward(rollout: TrainRollout, rules: LearningRules, seat: int = 0) -> float:
+    """What the advantages of a player are made of. The first one's reward is the rollout's."""
+    turns = turns_of(rollout, seat)
+    reward = rollout.reward if seat == 0 else sum(turn.reward for turn in turns)
+    if rules.overlong != "punish":
+        return reward
+    drawn = sum(turn.end - turn.start for turn in turns)
+    return reward + overlong_punishment(drawn, longest=rules.longest_completion, margin=rules.overlong_margin)
+
+
+def turns_of(rollout: TrainRollout, seat: int) -> tuple[Turn, ...]:
+    if not rollout.turns and seat == 0:
+        return (Turn(start=0, end=rollout.length, node=rollout.sampler, reward=rollout.reward),)
+    return tuple(turn for turn in rollout.turns if turn.seat == seat)
+
+
+def returns_of(rollout: TrainRollout, rules: LearningRules, seat: int) -> list[float]:
+    """The shaped reward of a player, or of each of its turns the sum of the rewards from there on, each worth
+    `turn_discount` of one a turn earlier. Of an episode without a turn of this player: nothing."""
+    turns, shaped = turns_of(rollout, seat), shaped_reward(rollout, rules, seat)
+    if rules.credit == "episode" or len(turns) < 2:
+        return [shaped] if turns else []
+    # What no turn was given falls to the last one: a punishment, or the reward of a control.
+    found, to_go, rest = list[float](), 0.0, shaped - sum(turn.reward for turn in turns)
+    for turn in reversed(turns):
+        to_go, rest = turn.reward + rest + rules.turn_discount * to_go, 0.0
+        found.insert(0, to_go)
+    return found
+
+
+def taught(group: TrainGroup, rules: LearningRules) -> Iterator[tuple[TrainRollout, int, list[float]]]:
+    """Yield what the group teaches, player by player: rollout, player and advantages. Nothing of a player for whom all
+    went the same way."""
+    rollouts = [one for one in group.rollouts if not (rules.overlong == "mask" and one.truncated)]
+    # A masked rollout is not in the mean either: a reward that says nothing should not move the others' advantages.
+    for seat in range(max((len(rollout.seats) for rollout in rollouts), default=0) or 1):
+        advantages = turn_advantages(
+            [returns_of(rollout, rules, seat) for rollout in rollouts], rules.advantage_normalisation
+        )
+        for rollout, own in zip(rollouts, advantages or (), strict=advantages is not None):
+            if own:
+                yield rollout, seat, own
+
+
+def has_variance(group: TrainGroup, rules: LearningRules) -> bool:
+    """False if the group teaches nothing: it is left out of the step."""
+    return next(taught(group, rules), None) is not None
+
+
+def rows_of(groups: Sequence[TrainGroup], rules: LearningRules) -> list[Row]:
+    """The rows of the groups that have any variance, in order."""
+    return [row_of(group.prompt_token_ids, *one) for group in groups for one in taught(group, rules)]
+
+
+def all_rows(groups: Sequence[TrainGroup]) -> list[Row]:
+    """Each player's row of every rollout, without advantages."""
+    each = ((group, one, seat) for group in groups for one in group.rollouts for seat in range(len(one.seats) or 1))
+    return [row_of(group.prompt_token_ids, one, seat) for group, one, seat in each if turns_of(one, seat)]
+
+
+def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advantages: Sequence[float] = (0.0,)) -> Row:
+    """What player `seat` read and said up to its last word, with an advantage for each of its turns, or one for all."""
+    turns = turns_of(rollout, seat)
+    prompt, begin = (prompt, 0) if seat == 0 else ((), rollout.seats[seat])
+    offset = len(prompt) - begin
+    spans = [(max(turn.start, 1 - offset), turn.end) for turn in turns]  # Nothing predicts the first token of a row
+    counts = torch.tensor([end - start for start, end in spans])
+    drawn = torch.cat([torch.arange(start, end) for start, end in spans])
+    nodes = [turn.node or rollout.sampler for turn in turns]
+    samplers = tuple(dict.fromkeys(nodes))
+    return Row(
+        token_ids=torch.tensor([*prompt, *array("i", rollout.token_ids)[begin : turns[-1].end]], dtype=torch.long),
+        prompt_tokens=spans[0][0] + offset,
+        behaviour=torch.tensor(array("f", rollout.logprobs))[drawn],
+        mask=torch.ones(len(drawn)),
+        advantage=advantages[0] if len(advantages) == 1 else torch.tensor(advantages).repeat_interleave(counts),
+        staleness=rollout.staleness,
+        samplers=samplers,
+        drawn=drawn + offset,
+        drawn_by=torch.tensor([samplers.index(node) for node in nodes]).repeat_interleave(counts),
+    )
+
+
+def reward_figures(groups: Sequence[TrainGroup], rules: LearningRules) -> dict[str, float]:
+    """The batch's figures that need no model, by TRL's names. `reward` is the task's, whatever shapes it."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = torch.tensor([[rollout.reward for rollout in group.rollouts] for group in groups])
+    ages = [rollout.staleness for rollout in rollouts]
+    figures = {
+        "reward": rewards.mean().item(),
+        "reward_std": rewards.std(dim=1, correction=0).mean().item(),
+        "frac_reward_zero_std": sum(not has_variance(group, rules) for group in groups) / len(groups),
+        **_length_figures(rollouts),
+        **_episode_figures([rollout for rollout in rollouts if rollout.turns]),
+        "staleness/mean": sum(ages) / len(ages),
+        "staleness/max": float(max(ages)),
+    }
+    if rules.overlong == "punish":
+        figures["reward_shaped"] = sum(shaped_reward(rollout, rules) for rollout in rollouts) / len(rollouts)
+    return figures
+
+
+def _length_figures(rollouts: Sequence[TrainRollout]) -> dict[str, float]:
+    """In drawn tokens. `terminated` are those that ended by themselves; 0 if none did."""
+    lengths = [rollout.drawn for rollout in rollouts]
+    terminated = [rollout.drawn for rollout in rollouts if not rollout.truncated]
+    return {
+        "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/min_length": float(min(lengths)),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_ratio": 1 - len(terminated) / len(rollouts),
+        "completions/mean_terminated_length": sum(terminated) / max(1, len(terminated)),
+    }
+
+
+def _episode_figures(episodes: Sequence[TrainRollout]) -> dict[str, float]:
+    """Turns are those of all players, rewards of turns the first player's."""
+    if not episodes:
+        return {}
+    turns, drawn = sum(len(one.turns) for one in episodes), sum(one.drawn for one in episodes)
+    rewards = [[turn.reward for turn in turns_of(one, 0)] for one in episodes]
+    of_turns = [[own[number] for own in rewards if number < len(own)] for number in range(TURNS_SHOWN)]
+    return {
+        "episode/turns/mean": turns / len(episodes),
+        "episode/turn_tokens/mean": drawn / turns,
+        "episode/limit_share": sum(one.truncated for one in episodes) / len(episodes),
+        "episode/drawn_share": drawn / max(1, sum(one.length for one in episodes)),
+        **{f"episode/reward/turn_{n + 1}": sum(own) / len(own) for n, own in enumerate(of_turns) if own},
+    }

@@ -1,0 +1,133 @@
+"""What answers the turns of a run's episodes, and those who ask for the policy beside the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from swarm.errors import ProtocolError, UserError
+from swarm.inference.episodes import Ended, ExternalEpisodes
+from swarm.inference.server import Endpoint, serving
+from swarm.learner.messages import Prepared
+from swarm.node.prompts import Prompts, Record, longest_completion, longest_turn
+from swarm.rollout.api import RolloutService
+from swarm.rollout.plane.effects import StepWanted
+from swarm.rollout.plane.episodes import EpisodeRules
+from swarm.rollout.plane.leases import sample_seed
+from swarm.rollout.scoring import Said
+from swarm.sampler.playing import check_playable
+from swarm.settings import LeadConfig
+from swarm.tasks.base import Task
+from swarm.tasks.reward_pool import RewardPool, StepAsked
+from swarm.tasks.turns import TurnText
+from swarm.types import GroupId, Play, Rollout, SamplingRules
+
+if TYPE_CHECKING:
+    from swarm.environments.verifiers import VerifiersRuns
+
+SWEEP_S = 5.0  # Between two looks for programs whose episodes were given up; until then they wait for a turn in vain
+
+
+def episode_rules(
+    config: LeadConfig, task: Task, record: Record, *, is_chat: bool, context_tokens: int
+) -> EpisodeRules | None:
+    """Return the limits of the task's episodes, None if it has none. Raise UserError if `placement` cannot be."""
+    if (environment := task.environment()) is None:
+        return None
+    turns, tokens = config.max_turns or environment.max_turns, longest_completion(config, task, context_tokens)
+    if task.is_external and config.reward == "random":
+        raise UserError(f"{config.task} gives its rewards itself: there is no control for it, leave --reward out")
+    if config.placement == "learner":
+        return EpisodeRules(max_turns=turns, max_tokens=tokens, begins=task.is_external)
+    check_playable(config.task)
+    play = Play(
+        task=config.task,
+        prompt_id="-",
+        max_turns=turns,
+        max_tokens=tokens,
+        is_chat=is_chat,
+        began=record.began.isoformat(),
+        arguments=msgspec.json.encode(config.chat_arguments).decode(),
+    )
+    return EpisodeRules(max_turns=turns, max_tokens=tokens, play=play)
+
+
+def sampling_rules(config: LeadConfig, task: Task, stop_token_ids: tuple[int, ...]) -> SamplingRules:
+    return SamplingRules(
+        temperature=config.temperature,
+        max_new_tokens=min(longest_turn(config, task), longest_completion(config, task)),
+        stop_token_ids=stop_token_ids,
+        stop=config.stop,
+    )
+
+
+class Answering:
+    """Has environments answer, in the reward processes `rewards` or a program of their own, and serves the endpoint
+    (swarm/inference) on this machine. Its parts are closed with `exits`."""
+
+    def __init__(
+        self, config: LeadConfig, task: Task, rewards: RewardPool, rollouts: RolloutService, run_dir: Path
+    ) -> None:
+        self._config, self._task, self._rewards, self._run_dir = config, task, rewards, run_dir
+        self._runs: VerifiersRuns | None = None
+        self._external = ExternalEpisodes(self._play) if task.is_external else None
+        self.ask = rollouts.ask
+
+    async def open(self, prompts: Prompts, prepared: Prepared, record: Record, exits: AsyncExitStack) -> None:
+        """Serve the endpoint, for people who ask and for a program that plays."""
+        template, stops = prompts.template, prepared.stop_token_ids
+        text = prompts.turns or TurnText(prompts.tokenizer, template, stops, self._config.system_prompt)
+        rules = sampling_rules(self._config, self._task, stops)
+        sizes = {"context": prepared.context_tokens, "vocabulary": prepared.vocab_size}
+        endpoint = Endpoint(self, text, rules, **sizes)
+        url = await exits.enter_async_context(serving(endpoint, self._run_dir))
+        if self._external is not None:
+            from swarm.environments.verifiers import Begin, VerifiersRuns
+
+            begin = Begin(
+                module=self._config.task.partition(":")[2],
+                files=str(self._run_dir / "model"),
+                url=url,
+                sampling={"temperature": rules.temperature, "max_tokens": rules.max_new_tokens},
+                stop_token_ids=stops,
+                began=record.began if template is not None else None,
+                arguments=self._config.chat_arguments,
+                held_out_share=self._config.held_out_share,
+            )
+            self._runs = VerifiersRuns(begin, endpoint.token, self._run_dir / "environment.log")
+            exits.push_async_callback(self._runs.close)
+
+    async def step(self, wanted: StepWanted) -> Said:
+        if self._external is not None:
+            return await self._external.step(wanted, wanted.newest)
+        seed = control_seed(self._config.seed, wanted.group_id, wanted.index)
+        asked = StepAsked(
+            episode=wanted.episode, prompt=wanted.prompt, seed=seed, drawn=wanted.drawn, answered=wanted.answered
+        )
+        return await self._rewards.step(asked)
+
+    async def continue_episode(self, session: str, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
+        """As server.Completions says."""
+        if self._external is None:
+            raise ProtocolError("this run's episodes are played by its own environment: ask /v1/chat/completions")
+        return await self._external.continue_episode(session, token_ids, rules)
+
+    async def sweep(self, open_ones: Callable[[], Iterable[str]]) -> None:
+        """Give up what plays episodes that are not open any more, until cancelled."""
+        while self._external is not None:
+            await asyncio.sleep(SWEEP_S)
+            self._external.keep(set(open_ones()))
+
+    async def _play(self, episode: str, prompt_id: str) -> Ended:
+        assert self._runs is not None
+        return await self._runs.run(episode, prompt_id)
+
+
+def control_seed(run_seed: int, group_id: GroupId, index: int) -> int:
+    """Return the seed of the random control reward. It depends only on the run's seed and the rollout's id."""
+    return sample_seed(run_seed + 1, group_id, index)

@@ -1,0 +1,249 @@
+"""An episode under way: what its players have read and said, and whose turn it is.
+
+A sample of a task with an environment is an episode. It is *thinking* while the environment is to answer, and waits for
+its next turn otherwise. A turn is a lease like any other: the prompt is all that the player has read and said, so any
+node can draw it. The node that drew the last one has that in its cache, so for STICKY_S nobody else gets it.
+
+Nothing of an unfinished episode is recorded: after a restart of the learner it begins again. Its environment does not
+remember more than the texts of its turns, so a process that dies is no loss. A finished one becomes one rollout.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from swarm.types import (
+    MAX_PARTS,
+    MAX_SEATS,
+    MAX_TOKENS,
+    GroupId,
+    NodeId,
+    Observed,
+    Play,
+    Rollout,
+    Score,
+    Span,
+    Turn,
+)
+
+MOST_SPANS = 960  # A rollout takes 1,024, and a turn has as many as versions are within the bound
+NOTHING = Score(reward=0.0, exact=False)
+STICKY_S = 2.0
+"""For this long after the environment's answer a turn is kept for the node that drew the last one: some round trips,
+and little beside what reading a long episode again costs another node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRules:
+    """The limits of an episode: turns of all its players, and tokens of each player's stream, the environment's
+    included. With `begins`, the environment says first who moves and what that player reads. `play` is the template of
+    what samplers need to play on their own; None if the learner's processes answer."""
+
+    max_turns: int
+    max_tokens: int
+    begins: bool = False
+    play: Play | None = None
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one player has read and said, after the prompt if it is the first one."""
+
+    token_ids: bytearray = field(default_factory=bytearray)
+    logprobs: bytearray = field(default_factory=bytearray)
+    spans: list[Span] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids) // 4
+
+    def read(self, token_ids: bytes) -> None:
+        self.token_ids += token_ids
+        self.logprobs += bytes(len(token_ids))
+
+    def say(self, seat: int, node: NodeId, drawn: Rollout) -> None:
+        start = self.length
+        self.token_ids += drawn.token_ids
+        self.logprobs += drawn.logprobs
+        self.spans += [moved(span, start) for span in drawn.spans]
+        self.turns.append(Turn(start=start, end=self.length, node=node, seat=seat))
+
+    def reward(self, reward: float) -> None:
+        """Credit the last turn. What a player gets before its first turn is nobody's doing."""
+        if self.turns:
+            last = self.turns[-1]
+            self.turns[-1] = structs.replace(last, reward=last.reward + reward)
+
+
+@dataclass(slots=True, kw_only=True)
+class Episode:
+    """One attempt at a sample; `name` is no other's in this life of the learner. `drawn` are the turns in order, of
+    which the environment has answered `answered`; `seat` is the player whose turn is next, and `keeper` the node that
+    may have it before others. A sampler that played it alone has `claimed` how it went."""
+
+    name: str
+    seat: int = 0
+    thinking: bool = False
+    answered: int = 0
+    keeper: NodeId | None = None
+    drawn: list[tuple[int, NodeId, Rollout]] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=lambda: [Stream()])
+    score: Score = field(default_factory=lambda: NOTHING)
+    claimed: Rollout | None = None
+    oldest: int | None = None
+
+    @property
+    def turn(self) -> int:
+        return len(self.drawn)
+
+    @property
+    def begun(self) -> bool:
+        """Whether its next turn reads more than the group's prompt."""
+        return bool(self.drawn) or any(stream.token_ids for stream in self.streams) or self.seat > 0
+
+    @property
+    def nodes(self) -> list[NodeId]:
+        """Who drew its turns, in order."""
+        return [node for _, node, _ in self.drawn]
+
+    def reads(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the prompt of the next turn."""
+        said = array("i", bytes(self.streams[self.seat].token_ids))
+        return (*prompt, *said) if self.seat == 0 else tuple(said)
+
+    def tokens_left(self, rules: EpisodeRules) -> int:
+        return rules.max_tokens - self.streams[self.seat].length
+
+    def take(self, node: NodeId, rollout: Rollout) -> None:
+        """Take the turn that `node` drew, or all turns of an episode that it played alone."""
+        self.thinking = True
+        self.oldest = min(one for one in (self.oldest, rollout.oldest) if one is not None)
+        if not rollout.turns:
+            self.drawn.append((self.seat, node, rollout))
+        else:
+            self.claimed = rollout
+            self.drawn += [(turn.seat, node, part_of(rollout, turn)) for turn in rollout.turns]
+
+    def observe(self, observed: Observed, rules: EpisodeRules) -> str:
+        """Take the environment's answer to the first turn that has none, or how it begins. Return how the episode has
+        ended ("stop" or "length"); "" if it goes on."""
+        if self.drawn:
+            seat, node, rollout = self.drawn[self.answered]
+            self.streams[seat].say(seat, node, rollout)
+            self.answered += 1
+        for seat, reward in enumerate(observed.rewards):
+            self._stream(seat).reward(reward)
+        stream = self._stream(observed.seat)
+        self.seat = observed.seat
+        self.score = structs.replace(self.score, exact=observed.exact, parts=observed.parts)
+        fits = stream.length + len(observed.token_ids) // 4 < rules.max_tokens
+        # What a Rollout takes: all players' tokens together, and versions
+        fits &= sum(one.length for one in self.streams if one is not stream) + rules.max_tokens <= MAX_TOKENS
+        fits &= sum(len(one.spans) for one in self.streams) <= MOST_SPANS
+        fits &= self.seat == 0 or bool(stream.token_ids or observed.token_ids)  # Nothing predicts a first token
+        if fits:
+            stream.read(observed.token_ids)
+        if observed.done:
+            return "stop"
+        return "" if fits and self.answered < rules.max_turns else "length"
+
+    def void(self) -> None:
+        """Take back all rewards, since the environment has failed."""
+        for stream in self.streams:
+            stream.turns = [structs.replace(turn, reward=0.0) for turn in stream.turns]
+        self.score = NOTHING
+
+    def rollout(self, group_id: GroupId, index: int, *, ended: str) -> Rollout:
+        """Return the finished episode, its players' streams one after the other."""
+        token_ids, logprobs = bytearray(), bytearray()
+        spans: list[Span] = []
+        turns: list[Turn] = []
+        seats: list[int] = []
+        for stream in self.streams:
+            at = len(token_ids) // 4
+            seats.append(at)
+            spans += [moved(span, at) for span in stream.spans]
+            turns += [structs.replace(one, start=one.start + at, end=one.end + at) for one in stream.turns]
+            token_ids += stream.token_ids
+            logprobs += stream.logprobs
+        return Rollout(
+            group_id=group_id,
+            index=index,
+            token_ids=bytes(token_ids),
+            logprobs=bytes(logprobs),
+            spans=tuple(spans),
+            finish="stop" if ended == "stop" else "length",
+            turns=tuple(turns),
+            seats=tuple(seats) if len(seats) > 1 else (),
+        )
+
+    def scored(self) -> Score:
+        """Return what the first player that moved was given, and the others' as parts."""
+        returns = {n: sum(one.reward for one in each.turns) for n, each in enumerate(self.streams) if each.turns}
+        first, *others = returns
+        parts = {**self.score.parts, **{f"reward_of_player_{seat + 1}": returns[seat] for seat in others}}
+        return structs.replace(self.score, reward=returns[first], parts=dict([*parts.items()][:MAX_PARTS]))
+
+    def _stream(self, seat: int) -> Stream:
+        assert seat < MAX_SEATS
+        while len(self.streams) <= seat:
+            self.streams.append(Stream())
+        return self.streams[seat]
+
+
+def moved(span: Span, by: int) -> Span:
+    return structs.replace(span, start=span.start + by, end=span.end + by)
+
+
+def part_of(rollout: Rollout, turn: Turn) -> Rollout:
+    """Return a turn of an episode as a rollout of its own."""
+    start, end = turn.start, turn.end
+    spans = (
+        Span(version=one.version, start=max(one.start, start) - start, end=min(one.end, end) - start)
+        for one in rollout.spans
+        if one.start < end and one.end > start
+    )
+    return structs.replace(
+        rollout,
+        token_ids=rollout.token_ids[4 * start : 4 * end],
+        logprobs=rollout.logprobs[4 * start : 4 * end],
+        spans=tuple(spans),
+        turns=(),
+        seats=(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What one node drew in one go, and all that it was to continue."""
+
+    node: NodeId
+    seat: int
+    prompt: tuple[int, ...]
+    before: Sequence[int]
+    rollout: Rollout
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.before)
+
+
+def drawn_parts(rollout: Rollout, prompt: tuple[int, ...], author: NodeId) -> Iterator[Drawn]:
+    """Yield the turns of an episode, or a completion of one turn, which `author` drew."""
+    if not rollout.turns:
+        yield Drawn(node=author, seat=0, prompt=prompt, before=(), rollout=rollout)
+    tokens = rollout.tokens()
+    for turn in rollout.turns:
+        begin = rollout.seats[turn.seat] if turn.seat < len(rollout.seats) else 0
+        yield Drawn(
+            node=NodeId(turn.node),
+            seat=turn.seat,
+            prompt=prompt if turn.seat == 0 else (),
+            before=tokens[begin : turn.start],
+            rollout=part_of(rollout, turn),
+        )

@@ -1,0 +1,70 @@
+"""The leases that one question of a node is answered with, while they are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from swarm.rollout.journal.entries import GroupOpened, SamplesLeased
+from swarm.rollout.messages import LEASE_REPLY_BYTES
+from swarm.rollout.plane.effects import StepWanted
+from swarm.rollout.plane.leases import Group, LeaseTable
+from swarm.types import Lease, NodeId
+
+TOKEN_BYTES = 5  # Of a token's id in msgpack, at most
+
+MOST_TOKENS = LEASE_REPLY_BYTES // 2 // TOKEN_BYTES
+"""Prompt tokens in one answer: with long prompts the rest comes with the next one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Grant:
+    """The leases given to `node` so far. It can take `capacity` more samples and begin `at_once` of them right away,
+    and its answer has room for prompts of `tokens` more."""
+
+    table: LeaseTable
+    node: NodeId
+    now: float
+    capacity: int
+    at_once: int
+    tokens: int = MOST_TOKENS
+    leases: list[Lease] = field(default_factory=list)
+    records: list[GroupOpened | SamplesLeased | StepWanted] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        return sum(len(lease.samples) for lease in self.leases)
+
+    @property
+    def held_out(self) -> int:
+        return sum(len(lease.samples) for lease in self.leases if lease.purpose == "eval")
+
+    def take(self, group: Group, most: int) -> int:
+        """Lease up to `most` waiting samples of `group`. Return how many were leased."""
+        most = min(most, self.capacity)
+        taken = self.take_turns(group, most, own=False)
+        lease = self.table.claim(group, self.node, most - taken if self.tokens > 0 else 0, now=self.now)
+        self.tokens -= len(lease.prompt_token_ids) if lease.samples else 0
+        if lease.samples and group.purpose == "train":
+            indices = tuple(spec.index for spec in lease.samples)
+            self.records.append(SamplesLeased(number=group.order, node=self.node, indices=indices))
+        return taken + (self._add([lease]) if lease.samples else 0)
+
+    def take_turns(self, group: Group, most: int, *, own: bool) -> int:
+        """Lease turns of `group` that continue episodes; only those that wait for this node if `own`."""
+        leases = self.table.claim_turns(group, self.node, most, now=self.now, own=own, most_tokens=self.tokens)
+        self.tokens -= sum(len(lease.prompt_token_ids) for lease in leases)
+        return self._add(leases)
+
+    def _add(self, leases: Sequence[Lease]) -> int:
+        count = sum(len(lease.samples) for lease in leases)
+        self.leases += leases
+        self.capacity -= count
+        self.at_once = max(0, self.at_once - count)
+        return count
+
+    def take_of(self, groups: Iterable[Group], most: int) -> None:
+        for group in groups:
+            if min(most, self.capacity) <= 0:
+                break
+            most -= self.take(group, most)

@@ -1,0 +1,70 @@
+"""Tasks whose samples are episodes: an environment's starts as prompts, and its options as `NAME:KEY=VALUE,...`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pkgutil import resolve_name
+from typing import Any, get_type_hints
+
+import msgspec
+
+from swarm.environments.base import Environment
+from swarm.errors import UserError
+from swarm.net.wire import digest
+from swarm.tasks.base import Task, TaskOptions
+from swarm.tasks.gym import HELD_OUT_BEGINS, DrawnTask
+from swarm.types import Prompt, Score
+
+FEW_STARTS = 64  # With fewer, a held-out share of 0.05 might be none of them, or one that training cannot do without
+
+
+class EnvironmentTask(DrawnTask):
+    """A prompt is the start of an episode, whose seed is the number after the last "-" of the prompt's id. If there are
+    fewer than FEW_STARTS, other seeds are held out instead of other starts."""
+
+    def __init__(self, options: TaskOptions, make: Callable[[], Environment]) -> None:
+        self.name, self._wanted_share, self._make, self._player = options.name, options.held_out_share, make, make()
+        self.description, self.max_new_tokens = self._player.description, self._player.max_new_tokens
+        self.chat = self._player.is_chat
+        self._first = int.from_bytes(digest(f"episodes/{options.seed}".encode())[:6], "big")
+
+    def held_out(self, count: int) -> Sequence[Prompt]:
+        numbers = range(HELD_OUT_BEGINS, HELD_OUT_BEGINS + count)
+        return super().held_out(count) if self._share else [self._prompt(number) for number in numbers]
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        raise TypeError(f"an episode of {self.name} is scored turn by turn, by its environment")
+
+    def environment(self) -> Environment:
+        return self._make()
+
+    @cached_property
+    def _share(self) -> float:  # type: ignore[override]
+        starts = {self._prompt(seed).messages for seed in range(2 * FEW_STARTS)}
+        return 0.0 if len(starts) < FEW_STARTS else self._wanted_share
+
+    def _prompt(self, number: int) -> Prompt:
+        messages = tuple(self._player.reset(number))
+        return Prompt(
+            prompt_id=f"episode-{number}", text=self._player.board() or messages[-1][1], answer="", messages=messages
+        )
+
+
+def environment_task(options: TaskOptions, path: str, text: str) -> Task:
+    """The task of "module:Class" in swarm/environments/. `text` is KEY=VALUE,... for its keyword-only arguments, of
+    which the first may stand without its key. UserError if it does not fit their annotations."""
+    kind: Any = resolve_name(f"swarm.environments.{path}")
+    hints = get_type_hints(kind.__init__, include_extras=True)
+    known = [p for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    fields = [(p.name, hints[p.name]) if p.default is p.empty else (p.name, hints[p.name], p.default) for p in known]
+    fitting = msgspec.defstruct("Options", fields, kw_only=True, forbid_unknown_fields=True)
+    parts = [part if "=" in part else f"{known[0].name if known else '?'}={part}" for part in text.split(",") if part]
+    try:
+        found = msgspec.convert(dict(part.split("=", 1) for part in parts), fitting, strict=False)
+    except msgspec.ValidationError as error:
+        raise UserError(
+            f"{options.name}: {error}; write NAME:KEY=VALUE,... with these keys: {[p.name for p in known]}"
+        ) from error
+    return EnvironmentTask(options, lambda: kind(**msgspec.structs.asdict(found)))

@@ -1,0 +1,143 @@
+"""What the players of an episode read, as token ids. What a model drew is never tokenised again: an environment's turn
+is rendered alone, tokenised alone, and appended.
+
+A chat is put into the model's template with a mark where the model spoke, and what follows the mark is appended. An
+environment cannot end its own turn or begin the model's: a control token that it writes is cut after its first
+character, so that the model reads the same characters as other tokens. Tokens such as <think>, which a tokenizer does
+not call special and the template does not set between turns, stay what they are, as in other prompts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, count, takewhile
+
+from tokenizers import Tokenizer
+
+from swarm.environments.base import Messages
+from swarm.errors import UserError
+from swarm.tasks.chat import ChatTemplate
+
+THINKING = re.compile(r"</?think>|\s")
+THOUGHT = "<think>\nrain\n</think>\n\nsun"
+NOTED = "the model's chat template leaves thoughts out of earlier turns: in an episode they stay as they were drawn"
+REFUSED = (
+    "the model's chat template writes earlier turns in another way when a chat goes on, so that an episode would not "
+    "be what the model has read: set other chat_arguments (such as enable_thinking), take another model, or --no-chat"
+)
+
+
+class TurnText:
+    """The words of a chat's turns. Without a `template`, messages are appended as they are. A player that ended its
+    turn itself ended it with one of `stop_token_ids`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        stop_token_ids: Collection[int],
+        system_prompt: str | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._stops = frozenset(stop_token_ids)
+        self._system = () if system_prompt is None else (("system", system_prompt),)
+        added = tokenizer.get_added_tokens_decoder()
+        frame = template.render([("user", "sun"), ("assistant", "rain"), ("user", "sun")]) if template else ""
+        controls = {one.content for number, one in added.items() if one.special or number in self._stops}
+        controls |= {one.content for one in added.values() if one.content in frame}
+        # Also where one begins within another; a single character cannot be cut.
+        words = "|".join(re.escape(word) for word in sorted(controls) if len(word) > 1)
+        self._control = re.compile(f"(?=(?:{words}))(.)", re.DOTALL) if words else None
+        unstripped = ((n, one.content) for n, one in added.items() if n in self._stops and not one.rstrip)
+        self._anchor = next(unstripped, None)
+
+    def opening(self, messages: Messages) -> list[int]:
+        """Return what a player reads before it speaks for the first time. UserError if the template refuses it."""
+        mark = self._mark(messages)
+        if self._template is None:
+            # The tokenizer decides about a BOS, as in every plain prompt.
+            first, *rest = self._cut("".join(content for _, content in messages), mark).split(mark)
+            encoded = self._tokenizer.encode(first, add_special_tokens=True)
+            return [*encoded.ids, *chain.from_iterable(map(self._encode, rest))]
+        text = self._template.render(self._begun([(role, self._cut(content, mark)) for role, content in messages]))
+        return list(chain.from_iterable(map(self._encode, text.split(mark))))
+
+    def reply(self, drawn: Sequence[int], messages: Messages) -> list[int]:
+        """Return what is appended to a player's stream after its turn `drawn`: the end of its turn, unless that was
+        drawn, the environment's messages, and the beginning of its next turn. UserError if the template refuses it."""
+        mark = self._mark(messages)
+        pieces = list(self._after(messages, mark))
+        last = drawn[-1] if drawn else None
+        if self._template is not None and last in self._stops:
+            # Some templates set a space before the end of a turn, which the model left out.
+            first = self._encode(pieces[0].lstrip())
+            if first[:1] == [last]:
+                return [*first[1:], *chain.from_iterable(map(self._encode, pieces[1:]))]
+        return list(chain.from_iterable(map(self._encode, pieces)))
+
+    def said(self, drawn: Sequence[int]) -> str:
+        """Return the text of a turn, as the environment reads it: without the stop token at its end."""
+        kept = drawn[:-1] if drawn and drawn[-1] in self._stops else drawn
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+    def check(self, opening: Messages = (("user", ""),)) -> str:
+        """Compare what is appended with what the template makes of whole chats of two and three turns that begin as
+        `opening` does. Return a line for the user, or "". UserError if the template rewrites earlier turns."""
+        if self._template is None:
+            return ""
+        chat = self._begun([(role, f"question {place}") for place, (role, _) in enumerate(opening)])
+        shown = self._template.render(chat)
+        is_other = False
+        for said, answer in (("left", "You see\n\na wall."), ("right\nor up", "You are there.")):
+            before, asked = shown, chat[-1][1]
+            chat += [("assistant", said), ("user", answer)]
+            shown = self._template.render(chat)
+            (after,) = self._after([("user", answer)], self._mark(chat))
+            kept = shown.removesuffix(said + after)
+            same = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, kept, strict=False)))
+            rests = [THINKING.sub("", text[len(same) :]) for text in (before, kept)]
+            # Before what was said, a thought may be left out or put in, or the name of a channel.
+            if kept == shown or asked not in same or all(rests):
+                raise UserError(REFUSED)
+            is_other |= kept != before
+        thought = self._template.render([*self._begun([("user", "sky?")]), ("assistant", THOUGHT), ("user", "sea?")])
+        return NOTED if is_other or THOUGHT not in thought else ""
+
+    def _begun(self, messages: Messages) -> list[tuple[str, str]]:
+        """`messages` after the run's system prompt, unless they have their own."""
+        return [*(self._system if not messages or messages[0][0] != "system" else ()), *messages]
+
+    def _after(self, messages: Messages, mark: str) -> Iterator[str]:
+        """Yield what follows a player's turn, in pieces to be tokenised one by one."""
+        if any(role == "assistant" for role, _ in messages):
+            raise UserError("an environment answered as the assistant: give its messages another role, such as user")
+        if self._template is None:
+            yield from self._cut("".join(content for _, content in messages), mark).split(mark)
+            return
+        guarded = [(role, self._cut(content, mark)) for role, content in messages]
+        text = self._template.render([*self._begun([("user", "sun")]), ("assistant", mark), *guarded])
+        _, *pieces = text.split(mark)
+        if len(pieces) != 1 + sum(content.count(mark) for _, content in guarded):
+            raise UserError(REFUSED)
+        yield from pieces
+
+    def _cut(self, content: str, mark: str) -> str:
+        """`content` with a mark within each control token, and without halves of UTF-16 characters."""
+        whole = content.encode(errors="replace").decode()
+        return self._control.sub(lambda found: found[1] + mark, whole) if self._control else whole
+
+    def _encode(self, text: str) -> list[int]:
+        """The ids of a part of a chat. It follows a stop token, since some tokenizers begin a text with a space."""
+        if self._anchor is not None:
+            number, word = self._anchor
+            anchored = self._tokenizer.encode(word + text, add_special_tokens=False).ids
+            if anchored[:1] == [number]:
+                return list(anchored[1:])
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _mark(self, messages: Messages) -> str:
+        """A word that no message holds: letters and digits alone, which no template changes."""
+        texts = [text for _, text in (*self._system, *messages)]
+        return next(mark for mark in map("EchoTurn{}".format, count()) if not any(mark in text for text in texts))

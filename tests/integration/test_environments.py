@@ -1,0 +1,254 @@
+"""Environments in real processes: stepped many at once, played again where one was lost, each with its own fate."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from swarm.errors import UserError
+from swarm.node.checking import _check_environment, reward_pool
+from swarm.node.prompts import RECORD, Record
+from swarm.node.rundir import write_json
+from swarm.settings import LeadConfig
+from swarm.tasks import load_task, task_options
+from swarm.tasks.base import TaskOptions
+from swarm.tasks.episodes import EnvironmentTask
+from swarm.tasks.reward_pool import Completion, EpisodeOptions, RewardPool, StepAsked
+from swarm.types import Observed, Prompt, Unscored
+from tests.integration.odd_environment import OddEnvironment
+from tests.integration.test_scoring import EOS, STOP, write_tokenizer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ODD = TaskOptions(name="python:tests.integration.odd_environment:OddEnvironment")
+TASK = EnvironmentTask(ODD, OddEnvironment)
+PLAYS = {f"episode {n}": tuple(Random(n).choice("123456789") for _ in range(6)) for n in range(100)}
+WORDS = "0123456789="
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def pool_of(tokenizer: Path, **options: Any) -> RewardPool:
+    return RewardPool(
+        task=ODD,
+        reward="task",
+        tokenizer=tokenizer,
+        stop_token_ids=STOP,
+        memory_mb=2048,
+        episodes=EpisodeOptions(began=datetime(2026, 1, 1)),
+        **{"timeout_s": 60.0, **options},
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def odd(tokenizer: Path) -> AsyncIterator[RewardPool]:
+    """One pool for most tests: a process is started anew only after one that a test has ended."""
+    pool = pool_of(tokenizer)
+    yield pool
+    await pool.close()
+
+
+def asked(name: str, said: Sequence[str], answered: int = 0) -> StepAsked:
+    drawn = tuple(array("i", [*map(WORDS.index, text), EOS]).tobytes() for text in said)
+    prompt = TASK.prompt(int(name.split()[-1]) % 7)
+    return StepAsked(episode=name, prompt=prompt, drawn=drawn, answered=answered)
+
+
+async def seen(pool: RewardPool, name: str, said: Sequence[str], answered: int = 0) -> tuple[Observed, ...]:
+    found = await pool.step(asked(name, said, answered))
+    assert not isinstance(found, Unscored), found
+    return found
+
+
+async def play(pool: RewardPool, name: str, said: Sequence[str]) -> tuple[Observed, ...]:
+    """Begin it, and step it turn by turn."""
+    assert await seen(pool, name, ()) == (Observed(),)
+    found: tuple[Observed, ...] = ()
+    for count in range(len(said)):
+        found += await seen(pool, name, said[: count + 1], count)
+    return found
+
+
+async def alone(pool: RewardPool) -> list[tuple[Observed, ...]]:
+    """All turns in one call, one episode after the other."""
+    return [await seen(pool, name, said) for name, said in PLAYS.items()]
+
+
+async def together(pool: RewardPool) -> list[tuple[Observed, ...]]:
+    return await asyncio.gather(*(play(pool, name, said) for name, said in PLAYS.items()))
+
+
+def pids(pool: RewardPool) -> list[int]:
+    return [worker._process.pid for worker in pool._workers if worker._process is not None]
+
+
+def fault(outcome: object) -> str:
+    assert isinstance(outcome, Unscored), outcome
+    return outcome.reason
+
+
+async def test_a_hundred_episodes_at_once_give_what_each_gives_alone(odd: RewardPool, tokenizer: Path) -> None:
+    """In one process and in two, with the right to end a turn."""
+    expected = await alone(odd)
+    assert all(len(observed) == 6 for observed in expected)
+    assert await together(odd) == expected
+    pool = pool_of(tokenizer, processes=2)
+    assert await together(pool) == expected
+    assert len(pids(pool)) == 2
+    await pool.close()
+
+
+async def test_steps_that_wait_share_a_round_trip(odd: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, sizes = odd._workers[0], list[int]()
+    outcomes = worker.outcomes
+
+    def counted(many: Sequence[Completion | StepAsked]) -> AsyncIterator[Any]:
+        sizes.append(len(many))
+        return outcomes(many)
+
+    monkeypatch.setattr(worker, "outcomes", counted)
+    await together(odd)
+    assert sum(sizes) == 700
+    assert len(sizes) < 70
+
+
+async def test_processes_killed_in_the_middle_of_episodes_change_nothing(odd: RewardPool) -> None:
+    expected = await alone(odd)
+    killed: list[int] = []
+
+    async def killing(name: str, said: Sequence[str]) -> tuple[Observed, ...]:
+        found: tuple[Observed, ...] = ()
+        for count in range(len(said)):
+            found += await seen(odd, name, said[: count + 1], count)
+            if (name, count) in (("episode 3", 1), ("episode 60", 3)):
+                killed.extend(pids(odd))
+                os.kill(killed[-1], signal.SIGKILL)
+        return found
+
+    assert await asyncio.gather(*(killing(name, said) for name, said in PLAYS.items())) == expected
+    assert len({*killed, *pids(odd)}) == 3
+
+
+async def test_an_episode_that_the_process_does_not_have_is_played_again(odd: RewardPool) -> None:
+    expected = (await seen(odd, "episode 1", ("1", "2", "3")))[2]
+    (other,) = await seen(odd, "another 1", ("1", "2", "3"), 2)
+    assert other == expected
+
+
+async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None:
+    """In one process, which goes on, with the other episodes that it has."""
+    await seen(odd, "episode 0", ("1",))
+    pid = pids(odd)
+    wrong = ("=0", "=3", "=4", "=6", "=8", "=9", "=5")
+    tried = [odd.step(asked(f"wrong {n}", ("1", text))) for n, text in enumerate(wrong)]
+    *found, right = await asyncio.gather(*tried, odd.step(asked("episode 0", ("1", "2"), 1)))
+    assert [fault(one) for one in found] == [
+        "it raised ValueError: this environment raises",
+        "it raised ValueError: reward 1 is nan, which is not a finite number",
+        f"it raised TypeError: step() of {ODD.name} gave no Step and no (messages, reward, done)",
+        "it raised ValueError: a Step of 2 players has 1 rewards and seat 2 next",
+        "it raised SystemExit: enough",
+        "it raised TypeError: messages are (role, content) pairs of texts",
+        "it needs more memory than the 2048 MiB that reward_memory_mb allows",
+    ]
+    assert right == (await seen(odd, "episode 0", ("1", "2")))[1:]
+    assert pids(odd) == pid
+
+
+async def test_environments_that_take_all_memory_together_give_it_back(odd: RewardPool) -> None:
+    """One of them finds none left; after that there is room again, and what was given up is played again."""
+    expected = await seen(odd, "episode 0", ("1", "2"))
+    pid = pids(odd)
+    names = [f"hoard {n}" for n in range(3)]
+    outcomes = [await odd.step(asked(name, ("=55",))) for name in names]
+    assert [isinstance(one, Unscored) for one in outcomes] == [False, True, False]
+    assert await seen(odd, "episode 0", ("1", "2"), 1) == expected[1:]
+    assert pids(odd) == pid
+
+
+async def test_one_that_ends_its_process_twice_fails_alone(odd: RewardPool) -> None:
+    steps = [("episode 0", ("1", "2")), ("episode 1", ("=2",)), ("episode 2", ("1", "2"))]
+    before, wrong, after = await asyncio.gather(*(odd.step(asked(name, said)) for name, said in steps))
+    assert fault(wrong) == "its process exited (3): about to go"
+    assert before == await seen(odd, *steps[0])
+    assert after == await seen(odd, *steps[2])
+
+
+async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    await seen(odd, "episode 2", ("1",))
+    monkeypatch.setattr(odd._workers[0], "_timeout_s", 1.0)
+    hangs = odd.step(asked("episode 1", ("1", "=1")))
+    wrong, after = await asyncio.gather(hangs, odd.step(asked("episode 2", ("1", "2"), 1)))
+    assert fault(wrong) == "it took longer than 1 s"
+    assert after == (await seen(odd, "episode 2", ("1", "2")))[1:]
+
+
+async def test_a_step_that_is_given_up_costs_the_others_nothing(odd: RewardPool) -> None:
+    expected = await seen(odd, "episode 0", ("1", "2"))
+    pid = pids(odd)
+    given_up, kept = (asyncio.create_task(seen(odd, f"episode {n}", ("1", "2"))) for n in (1, 0))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert await kept == expected
+    assert given_up.cancelled()
+    assert pids(odd) == pid
+
+
+async def test_prints_are_heard_and_stop_nothing(tokenizer: Path) -> None:
+    printed = bytearray()
+    pool = pool_of(tokenizer, heard=printed.extend)
+    await seen(pool, "episode 0", ("=7",))
+    await pool.close()
+    assert printed == b"an environment that prints does not speak to the pool\n"
+
+
+async def test_what_is_being_played_when_the_run_ends_is_no_failure(tokenizer: Path) -> None:
+    pool = pool_of(tokenizer)
+    await pool.start()
+    waiting = [asyncio.create_task(pool.step(asked(f"episode {n}", ("1", "=1")))) for n in range(3)]
+    await asyncio.sleep(0)
+    await pool.close()
+    await asyncio.wait(waiting)
+    assert all(one.cancelled() for one in waiting)
+    with pytest.raises(asyncio.CancelledError):
+        await pool.step(asked("episode 0", ("1",)))
+
+
+async def test_the_settings_of_a_run_and_its_record_reach_the_environment(tmp_path: Path) -> None:
+    """As `lead` makes the pool: from the run's directory, with its tokenizer, stop tokens and control reward."""
+    (tmp_path / "model").mkdir()
+    write_tokenizer(tmp_path / "model")
+    record = Record(data_digest="", most_tokens=64, began=datetime(2026, 1, 1))
+    write_json(tmp_path / RECORD, msgspec.to_builtins(record))
+    config = LeadConfig(model="tiny", task="frozen-lake", reward="random", reward_processes=1)
+    prompt = load_task(task_options(config)).prompt(0)
+    pool = reward_pool(config, tmp_path / "model", STOP)
+    first = StepAsked(episode="lake", prompt=prompt, seed=7, drawn=(array("i", [5, EOS]).tobytes(),))
+    found = await pool.step(first)
+    await pool.close()
+    assert not isinstance(found, Unscored), found
+    assert found[0].rewards == (Random(7).random(),)
+    assert found[0].token_ids or found[0].done
+
+
+async def test_a_check_plays_an_episode_in_which_nothing_is_said(odd: RewardPool) -> None:
+    lines: list[str] = []
+    await _check_environment(odd, TASK.prompt(0), 3, lines.append)
+    assert lines == ["episode  0 for 3 turns in which nothing is said"]
+    other = Prompt(prompt_id="episode-1", text="", answer="", messages=(("user", "another"),))
+    with pytest.raises(UserError, match="the environment failed for prompt episode-1: it raised ValueError: reset"):
+        await _check_environment(odd, other, 3, lines.append)

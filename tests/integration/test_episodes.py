@@ -1,0 +1,145 @@
+"""Runs on episodes, as real processes with a real model: whoever dies, each episode is whole and counts once.
+
+All turns are drawn again by the learner, and nobody may be caught."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
+
+LAKE = "frozen-lake"
+THINKING = "python:tests.integration.thinking:ThinkingLake"
+DUEL = "python:tests.integration.thinking:Duel"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    with swarm_in(tmp_path) as processes:
+        processes.lead_with(audit_share=1.0, reward_processes=1, eval_prompts=4)
+        yield processes
+
+
+def lead(swarm: Swarm, task: str, *arguments: str, steps: int = 3) -> Learner:
+    return swarm.lead("--port", "0", "--model", "tiny", "--task", task, "--steps", str(steps), *arguments)
+
+
+def join(swarm: Swarm, learner: Learner, count: int, *, name: str = "sampler") -> list[Node]:
+    return [swarm.join(learner.url(), name=f"{name}-{number}") for number in range(count)]
+
+
+def node_of(sampler: Node) -> str:
+    return str(sampler.status()["node"])
+
+
+def has_drawn(learner: Learner, sampler: Node, turns: int) -> bool:
+    return accepted_by(learner.status()).get(node_of(sampler), 0) >= turns
+
+
+def ends_well(learner: Learner, *samplers: Node, steps: int = 3) -> list[dict[str, Any]]:
+    """Wait for the end of the run, in which nothing was amiss. Return its episodes."""
+    assert learner.wait() == 0, learner.output()
+    for sampler in samplers:
+        assert sampler.wait() == 0, sampler.output()
+    assert {event["kind"] for event in learner.events()} & {"caught", "suspect", "unaudited", "reward_failed"} == set()
+    done = command("verify", str(learner.run_dir), "--json")
+    assert done.returncode == 0, done.stdout
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["batches"], found["breaches"]) == (steps, [])
+    lines = [json.loads(line) for line in (learner.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert lines[-1]["audit/rollouts"] > 0
+    assert max(line.get("mismatch_kl", 0.0) for line in lines) < 1e-3
+    episodes = exported(learner)
+    names = [(one["group"], one["index"]) for one in episodes]
+    assert len(names) == len(set(names))
+    assert sum(one["step"] is not None for one in episodes) == 16 * steps
+    for one in episodes:
+        is_whole(one)
+    return episodes
+
+
+def exported(learner: Learner) -> list[dict[str, Any]]:
+    to = learner.run_dir.parent / "rollouts.jsonl"
+    done = command("export", "rollouts", str(learner.run_dir), "--to", str(to))
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in to.read_text().splitlines()]
+
+
+def is_whole(one: dict[str, Any]) -> None:
+    """An episode has turns, all of its drawn tokens are in them, and its first player has its reward."""
+    assert one["turns"]
+    drawn = {place for turn in one["turns"] for place in range(turn["start"], turn["end"])}
+    assert drawn == {place for span in one["spans"] for place in range(span["start"], span["end"])}
+    assert all(one["logprobs"][place] == 0 for place in range(len(one["token_ids"])) if place not in drawn)
+    assert one["reward"] == pytest.approx(sum(turn["reward"] for turn in one["turns"] if turn["seat"] == 0))
+
+
+def nodes_of(one: dict[str, Any]) -> set[str]:
+    return {turn["node"] for turn in one["turns"]}
+
+
+def test_a_sampler_killed_in_the_middle_of_episodes_leaves_them_to_others(swarm: Swarm) -> None:
+    learner = lead(swarm, THINKING)
+    victim, other = join(swarm, learner, 2)
+    eventually(lambda: has_drawn(learner, victim, 4), learner, "the first turns are drawn")
+    killed = node_of(victim)
+    victim.kill()
+    episodes = ends_well(learner, other)
+    assert any(event["kind"] == "sampler_silent" and event["node"] == killed for event in learner.events())
+    moved = [one for one in episodes if killed in nodes_of(one) and len(nodes_of(one)) > 1]
+    assert moved
+    for one in moved:
+        assert killed == one["turns"][0]["node"] != one["turns"][-1]["node"] == one["node"]
+
+
+def test_a_sampler_that_plays_alone_takes_what_it_plays_with_it(swarm: Swarm) -> None:
+    learner = lead(swarm, LAKE, "--placement", "sampler")
+    (victim,) = join(swarm, learner, 1, name="victim")
+    eventually(lambda: learner.status().get("samples_leased", 0) > 0, learner, "an episode is leased")
+    victim.kill()
+    episodes = ends_well(learner, *join(swarm, learner, 1))
+    assert {len(nodes_of(one)) for one in episodes} == {1}
+    assert {turn["node"] for one in episodes for turn in one["turns"]} == {one["node"] for one in episodes}
+    assert max(len(one["turns"]) for one in episodes) > 1
+
+
+@pytest.mark.long
+def test_a_learner_killed_in_the_middle_of_episodes_begins_them_again(swarm: Swarm) -> None:
+    learner = lead(swarm, THINKING)
+    samplers = join(swarm, learner, 2)
+    eventually(
+        lambda: learner.status()["step"] >= 1 and learner.status()["samples_leased"] > 0, learner, "the second step"
+    )
+    learner.kill()
+    again = swarm.resume(learner, name="again")
+    ends_well(again, *samplers)
+
+
+@pytest.mark.long
+def test_two_players_train_on_their_games(swarm: Swarm) -> None:
+    learner = lead(swarm, DUEL)
+    episodes = ends_well(learner, *join(swarm, learner, 2))
+    for one in episodes:
+        assert sorted(turn["seat"] for turn in one["turns"]) == [0, 0, 1, 1]
+        assert (one["seats"][0], len(one["seats"])) == (0, 2)
+        assert one["rewards"]["reward_of_player_2"] == -one["reward"]
+    assert {one["reward"] for one in episodes} >= {-1.0, 1.0}
+    assert command("report", str(learner.run_dir)).returncode == 0
+    assert "turns" in (learner.run_dir / "report.html").read_text()
+
+
+@pytest.mark.long
+def test_a_control_with_random_rewards_has_one_of_them_an_episode(swarm: Swarm) -> None:
+    learner = lead(swarm, LAKE, "--reward", "random", steps=2)
+    episodes = ends_well(learner, *join(swarm, learner, 1), steps=2)
+    assert all(turn["reward"] == 0 for one in episodes for turn in one["turns"][1:])
+    assert len({one["reward"] for one in episodes}) > len(episodes) // 2
+    assert all(0 <= one["reward"] <= 1 for one in episodes)

@@ -1,0 +1,61 @@
+"""`echo-node chat` as a process, against the real endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import PeerUnreachable
+from swarm.inference.server import ADDRESS, serving
+from tests.unit.inference.scripted import RULES, ScriptedPolicy, drawn, endpoint, letters
+
+pytestmark = pytest.mark.integration
+
+
+async def chat(run_dir: Path, *arguments: str, stdin: str = "", proxy: str = "") -> tuple[int, str, str]:
+    """Return the exit status, stdout and stderr of `echo-node chat`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "swarm", "chat", str(run_dir), *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate(stdin.encode())
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_a_question_is_answered_by_the_policy(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(drawn("yes$"))
+    async with serving(endpoint(policy), tmp_path):
+        assert await chat(tmp_path, "is it so?") == (0, "y e s\n", "")
+    assert policy.asked == [("", tuple(letters().encode("is it so?").ids))]
+    assert policy.rules == [RULES]
+
+
+async def test_a_question_comes_from_a_pipe_after_the_system_prompt(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(drawn("a$"))
+    async with serving(endpoint(policy), tmp_path):
+        assert (await chat(tmp_path, "--system", "be short ", stdin="who?"))[0] == 0
+    assert policy.asked == [("", tuple(letters().encode("be short who?").ids))]
+
+
+async def test_no_escape_of_a_volunteer_s_reaches_the_terminal(tmp_path: Path) -> None:
+    async with serving(endpoint(ScriptedPolicy(drawn("a\x1bb\nc$"))), tmp_path):
+        status, out, _ = await chat(tmp_path, "?")
+    assert (status, out.replace(" ", "")) == (0, "a?b\nc\n")
+
+
+async def test_a_fault_is_one_line(tmp_path: Path) -> None:
+    async with serving(endpoint(ScriptedPolicy(PeerUnreachable("no sampler is there: start one"))), tmp_path):
+        assert await chat(tmp_path, "?") == (2, "", "echo-node: no sampler is there: start one\n")
+    told = f"echo-node: no learner answers in {tmp_path}: name the directory of a run that is led now\n"
+    assert await chat(tmp_path, "?") == (2, "", told)
+    # A learner that was killed leaves its address behind.
+    (tmp_path / ADDRESS).write_text(json.dumps({"url": "http://127.0.0.1:9", "token": "t"}))
+    assert await chat(tmp_path, "?") == (2, "", told)

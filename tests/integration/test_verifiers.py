@@ -1,0 +1,124 @@
+"""verifiers 0.4 itself: its environment server plays our taskset through the endpoint, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from swarm.environments.verifiers import Begin, VerifiersRuns, VerifiersTask
+from swarm.errors import UserError
+from swarm.inference.episodes import SEAT, ExternalEpisodes
+from swarm.inference.server import Endpoint, serving
+from swarm.rollout.plane.effects import StepWanted
+from swarm.tasks.base import TaskOptions
+from swarm.tasks.turns import TurnText
+from swarm.types import GroupId, Observed, Prompt, Rollout, SamplingRules, Unscored
+
+pytestmark = pytest.mark.integration
+
+TASKSETS = Path(__file__).parents[2] / "examples" / "verifiers"
+RULES = SamplingRules(temperature=1.0, max_new_tokens=4, stop_token_ids=(0,))
+
+
+class OnlyEpisodes:
+    """Completions of a run whose plane is the test."""
+
+    episodes: ExternalEpisodes
+
+    async def ask(self, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
+        raise AssertionError
+
+    async def continue_episode(self, session: str, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
+        return await self.episodes.continue_episode(session, token_ids, rules)
+
+
+Answer = Callable[[str], list[int]]
+
+
+async def play(played: ExternalEpisodes, prompt: Prompt, answer: Answer, read: list[str], of: Tokenizer) -> Observed:
+    """Play an episode as the plane does: each observation is answered by a turn. Return the last one."""
+    drawn: list[bytes] = []
+    turn: Rollout | None = None
+    while True:
+        group = GroupId(prompt.prompt_id)
+        begun = StepWanted(group_id=group, index=0, episode=group, prompt=prompt, seed=0, drawn=(), answered=0)
+        wanted = replace(begun, drawn=tuple(drawn), answered=max(0, len(drawn) - 1))
+        observed = await played.step(wanted, turn)
+        assert not isinstance(observed, Unscored), observed
+        if observed[-1].done:
+            return observed[-1]
+        read.append(of.decode(list(array("i", observed[-1].token_ids)), skip_special_tokens=False))
+        ids = array("i", answer(read[-1]))
+        drawn.append(ids.tobytes())
+        logprobs = array("f", [-0.5] * len(ids)).tobytes()
+        turn = Rollout(group_id=group, index=0, token_ids=drawn[-1], logprobs=logprobs, spans=(), finish="stop")
+
+
+@pytest.mark.slow
+async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
+    from swarm.learner.models import tiny_model, tiny_tokenizer
+
+    # Modules are found where the learner was started.
+    monkeypatch.chdir(TASKSETS)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    tiny_model(0).config.save_pretrained(tmp_path)
+    letters = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    task = VerifiersTask(TaskOptions(name="verifiers:echo_digits"), "echo_digits")
+    policy = OnlyEpisodes()
+    endpoint = Endpoint(policy, TurnText(letters, None, (0,)), RULES, context=512, vocabulary=letters.get_vocab_size())
+    async with serving(endpoint, tmp_path) as url:
+        sampling = {"temperature": 1.0, "max_tokens": 4.0}
+        begin = Begin(module="echo_digits", files=str(tmp_path), url=url, sampling=sampling, stop_token_ids=(0,))
+        runs = VerifiersRuns(begin, endpoint.token, tmp_path / "log")
+        policy.episodes = ExternalEpisodes(runs.run)
+
+        def right(said: str) -> list[int]:
+            # With an id that this text would not be tokenised to: it stays as it was drawn.
+            return [*letters.encode(said[-2], add_special_tokens=False).ids, 1, 0]
+
+        def wrong(said: str) -> list[int]:
+            return letters.encode("=", add_special_tokens=False).ids
+
+        async def one(prompt: Prompt, answer: Answer) -> tuple[Observed, list[str]]:
+            read: list[str] = []
+            return await play(policy.episodes, prompt, answer, read, letters), read
+
+        try:
+            good, bad, held = await asyncio.gather(
+                one(task.prompt(3), right), one(task.prompt(4), wrong), one(task.held_out(1)[0], right)
+            )
+        finally:
+            await runs.close()
+    for end, reward in ((good, 1.0), (bad, 0.0), (held, 1.0)):
+        assert end[0] == Observed(
+            seat=SEAT, rewards=(0.0, reward), done=True, exact=reward == 1.0, parts={"right": reward}
+        )
+        # Two turns: each observation is what the environment said, and no turn of the model's.
+        assert [text[-1] for text in end[1]] == ["=", "="]
+        assert len(end[1][1]) == 2
+    assert len({good[1][0], bad[1][0]}) == 2 or good[1][1] != bad[1][1]
+
+
+def test_a_lacking_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.environments.verifiers.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"echo-node\[verifiers\]"):
+        VerifiersTask(TaskOptions(name="verifiers:x"), "x")
+
+
+def test_a_task_names_what_is_played_and_is_not_scored_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.environments.verifiers.find_spec", lambda name: True)
+    task = VerifiersTask(TaskOptions(name="verifiers:x"), "x")
+    names = [task.prompt(0).prompt_id, task.prompt(1).prompt_id, *(one.prompt_id for one in task.held_out(2))]
+    assert names == ["train-0", "train-1", "heldout-0", "heldout-1"]
+    played = task.environment()
+    assert played.seats == SEAT + 1
+    for ask in (lambda: task.score(task.prompt(0), ""), lambda: played.reset(0), lambda: played.step("")):
+        with pytest.raises(UserError, match="played by its own process"):
+            ask()

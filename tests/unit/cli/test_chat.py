@@ -1,0 +1,76 @@
+"""A chat in a terminal: what is asked again, and what is forgotten."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from swarm.cli import chat as module
+from swarm.cli.chat import chat
+from swarm.errors import UserError
+
+Messages = list[dict[str, str]]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[Messages]]:
+    """Have a person say these lines, and return what the swarm was asked for each."""
+
+    def run(*lines: str | type[BaseException], system: str | None = None) -> list[Messages]:
+        asked: list[Messages] = []
+        said: Iterator[str | type[BaseException]] = iter(lines)
+
+        def say(prompt: str) -> str:
+            line = next(said, EOFError)
+            if isinstance(line, type):
+                raise line
+            return line
+
+        def answer(run_dir: Path, messages: Messages) -> str:
+            asked.append(messages)
+            if messages[-1]["content"] == "fail":
+                raise UserError("no sampler is there")
+            return f"to {messages[-1]['content']}"
+
+        monkeypatch.setattr("builtins.input", say)
+        monkeypatch.setattr("sys.stdin", Terminal())
+        monkeypatch.setattr(module, "_answer", answer)
+        chat(Path("run"), None, system)
+        return asked
+
+    return run
+
+
+def words(messages: Messages) -> list[str]:
+    return [one["content"] for one in messages]
+
+
+def test_a_chat_is_asked_with_what_was_said_before(talk: Callable[..., list[Messages]]) -> None:
+    first, second = talk("one", "", "two")
+    assert first == [{"role": "user", "content": "one"}]
+    assert second == [*first, {"role": "assistant", "content": "to one"}, {"role": "user", "content": "two"}]
+
+
+def test_a_reset_forgets_all_but_the_system_prompt(talk: Callable[..., list[Messages]]) -> None:
+    _, second = talk("one", "/reset", "two", system="short")
+    assert second == [{"role": "system", "content": "short"}, {"role": "user", "content": "two"}]
+
+
+def test_a_chat_goes_on_after_a_fault_without_what_failed(
+    talk: Callable[..., list[Messages]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, last = talk("one", "fail", "two")
+    assert words(last) == ["one", "to one", "two"]
+    assert capsys.readouterr().err == "echo-node: no sampler is there\n"
+
+
+def test_ctrl_c_ends_a_chat(talk: Callable[..., list[Messages]]) -> None:
+    assert len(talk("one", KeyboardInterrupt, "two")) == 1

@@ -1,0 +1,204 @@
+"""Episodes that a program drives, with programs of a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.errors import ChildFailed, ProtocolError
+from swarm.inference.episodes import SEAT, Ended, ExternalEpisodes
+from swarm.rollout.plane.effects import StepWanted
+from swarm.types import GroupId, Observed, Prompt, Rollout, Unscored
+from tests.unit.inference.scripted import RULES
+
+Program = Callable[[Callable[[Sequence[int]], Awaitable[list[int]]]], Awaitable[Ended]]
+"""Plays an episode: it is given what asks for a turn with token ids, and returns what was drawn."""
+
+PROMPT = Prompt(prompt_id="train-7", text="", answer="")
+
+
+def episodes(program: Program, **options: float) -> ExternalEpisodes:
+    async def run(episode: str, prompt_id: str) -> Ended:
+        assert prompt_id == PROMPT.prompt_id
+
+        async def ask(token_ids: Sequence[int]) -> list[int]:
+            return list((await found.continue_episode(episode, token_ids, RULES)).tokens())
+
+        return await program(ask)
+
+    found = ExternalEpisodes(run, **options)
+    return found
+
+
+def wanted(*turns: Sequence[int], answered: int | None = None) -> StepWanted:
+    drawn = tuple(array("i", turn).tobytes() for turn in turns)
+    return StepWanted(
+        group_id=GroupId("g"),
+        index=3,
+        episode="e",
+        prompt=PROMPT,
+        seed=1,
+        drawn=drawn,
+        answered=max(0, len(drawn) - 1) if answered is None else answered,
+    )
+
+
+def turn(*token_ids: int) -> Rollout:
+    return Rollout(
+        group_id="g",
+        index=3,
+        token_ids=array("i", token_ids).tobytes(),
+        logprobs=array("f", [-1.0] * len(token_ids)).tobytes(),
+        spans=(),
+        finish="stop",
+    )
+
+
+def read(observed: tuple[Observed, ...] | Unscored) -> list[int]:
+    assert isinstance(observed, tuple)
+    (one,) = observed
+    assert (one.seat, one.done) == (SEAT, False)
+    return list(array("i", one.token_ids))
+
+
+async def test_each_request_is_the_next_turn_and_the_end_has_the_reward() -> None:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        assert await ask([1, 2]) == [3]
+        assert await ask([1, 2, 3, 4, 5]) == [6]
+        return Ended(reward=1.0, parts={"right": 1.0})
+
+    played = episodes(program)
+    assert read(await played.step(wanted())) == [1, 2]
+    assert read(await played.step(wanted([3]), turn(3))) == [4, 5]
+    end = Observed(seat=SEAT, rewards=(0.0, 1.0), done=True, exact=True, parts={"right": 1.0})
+    assert await played.step(wanted([3], [6]), turn(6)) == (end,)
+    # Nothing is kept of it.
+    with pytest.raises(ProtocolError, match="no episode 'e'"):
+        await played.continue_episode("e", [1], RULES)
+
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
+
+
+@given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=6))
+def test_what_is_observed_and_drawn_is_what_the_program_saw(turns: list[tuple[list[int], list[int]]]) -> None:
+    """The stream that is trained on is the program's last request and the turn that answered it."""
+    seen: list[int] = []
+
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        for said, _ in turns:
+            seen.extend(said)
+            seen.extend(await ask(list(seen)))
+        return Ended()
+
+    async def play() -> list[int]:
+        played, stream = episodes(program), list[int]()
+        observed = await played.step(wanted())
+        for number, (_, answer) in enumerate(turns):
+            stream += [*read(observed), *answer]
+            observed = await played.step(wanted(*(a for _, a in turns[: number + 1])), turn(*answer))
+        assert isinstance(observed, tuple)
+        assert observed[-1].done
+        return stream
+
+    assert asyncio.run(play()) == seen
+
+
+@pytest.mark.parametrize("second", [[1, 2, 9, 4], [1, 2], [1, 2, 3], [9], []])
+async def test_a_conversation_that_drifted_is_refused_and_not_scored(second: list[int]) -> None:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        await ask([1, 2])
+        try:
+            await ask(second)
+        except ProtocolError as error:
+            return Ended(fault=str(error))
+        raise AssertionError
+
+    played = episodes(program)
+    await played.step(wanted())
+    outcome = await played.step(wanted([3]), turn(3))
+    assert isinstance(outcome, Unscored)
+    assert "drifted" in outcome.reason
+
+
+async def test_an_episode_has_one_conversation() -> None:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        await ask([1])
+        return Ended()
+
+    played = episodes(program)
+    await played.step(wanted())
+    with pytest.raises(ProtocolError, match="one conversation"):
+        await played.continue_episode("e", [1], RULES)
+
+
+async def test_a_program_that_dies_costs_its_episode() -> None:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        raise ChildFailed("the environment server died")
+
+    assert await episodes(program).step(wanted()) == Unscored(reason="the environment server died")
+
+
+@pytest.mark.parametrize("ended", [Ended(reward=float("nan")), Ended(parts={"right": float("inf")})])
+async def test_a_reward_that_is_no_number_is_none(ended: Ended) -> None:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        return ended
+
+    assert isinstance(await episodes(program).step(wanted()), Unscored)
+
+
+async def test_a_program_that_thinks_too_long_is_given_up() -> None:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        await asyncio.Event().wait()
+        return Ended()
+
+    outcome = await episodes(program, step_s=0.01).step(wanted())
+    assert outcome == Unscored(reason="it took longer than 0.01 s")
+
+
+async def test_turns_of_a_life_before_cannot_be_played_again() -> None:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        return Ended()
+
+    assert isinstance(await episodes(program).step(wanted([3]), turn(3)), Unscored)
+
+
+async def test_a_program_hears_that_its_episode_was_given_up() -> None:
+    heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        try:
+            await ask([1])
+        except ProtocolError as error:
+            heard.set_result(str(error))
+        return Ended()
+
+    played = episodes(program)
+    await played.step(wanted())
+    played.end("e")
+    played.end("e")
+    assert await heard == "this episode was given up"
+
+
+async def test_a_fault_of_an_episode_that_was_given_up_troubles_nobody() -> None:
+    told: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        await ask([1])
+        return Ended()
+
+    played = episodes(program)
+    await played.step(wanted())
+    played.end("e")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    del played
+    gc.collect()
+    assert told == []

@@ -1,0 +1,146 @@
+"""A learner step on episodes: the gradient of the masked formula, written out; and who answers for which claims."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+
+from swarm.learner.messages import ComputeRules, LearningRules, Train, TrainGroup, TrainRollout
+from swarm.learner.policy import Policy
+from swarm.learner.trainer import Trainer
+from swarm.types import Turn
+from tests.builders import floats, ints
+from tests.unit.learner.test_objective import moved_trainer
+from tests.unit.trainers import group, trainer_in
+
+PROMPT = (1, 4)
+EPISODES = (
+    ((3, 7, 9, 9, 5, 2), (Turn(start=0, end=2, reward=0.5), Turn(start=4, end=6, reward=0.5))),
+    ((8, 9, 6, 2, 9), (Turn(start=0, end=1, reward=0.0), Turn(start=2, end=4, reward=0.25))),
+)
+RETURNS = {"episode": ((1.0, 1.0), (0.25, 0.25)), "turn": ((0.75, 0.5), (0.125, 0.25))}
+DISCOUNT, CLAIMED = 0.5, -2.5
+
+
+def rollouts() -> tuple[TrainRollout, ...]:
+    made = []
+    for ids, turns in EPISODES:
+        drawn = [any(turn.start <= at < turn.end for turn in turns) for at in range(len(ids))]
+        reward = sum(turn.reward for turn in turns)
+        logprobs = floats(*(CLAIMED if one else 0.0 for one in drawn))
+        made.append(TrainRollout(token_ids=ints(*ids), logprobs=logprobs, reward=reward, staleness=0, turns=turns))
+    return tuple(made)
+
+
+def masked_step(model: Any, reference: Any, rules: LearningRules) -> tuple[float, list[torch.Tensor]]:
+    """Loss and gradient in float64, with a mask over all tokens after the prompt."""
+    model, reference = copy.deepcopy(model).double(), copy.deepcopy(reference).double()
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for number, (ids, turns) in enumerate(EPISODES):
+        whole = torch.tensor([[*PROMPT, *ids]])
+        now, then = (one(input_ids=whole).logits[0, 1:-1].log_softmax(-1) for one in (model, reference))
+        mask, advantages = torch.zeros(len(ids)), torch.zeros(len(ids), dtype=torch.float64)
+        for turn_number, turn in enumerate(turns):
+            every = [value for own in RETURNS[rules.credit] for value in own]
+            mean = sum(own[turn_number] for own in RETURNS[rules.credit]) / 2
+            spread = math.sqrt(sum((one - sum(every) / 4) ** 2 for one in every) / 4) + 1e-4
+            mask[turn.start : turn.end] = 1
+            advantages[turn.start : turn.end] = (RETURNS[rules.credit][number][turn_number] - mean) / spread
+        places, targets = torch.arange(len(ids)), torch.tensor(ids)
+        mine, theirs = now[places, targets], then[places, targets].detach()
+        ratio = (mine - CLAIMED).exp()
+        each = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
+        each = each + rules.kl_weight * ((theirs - mine).exp() - (theirs - mine) - 1)
+        each = each + rules.entropy_weight * (now.exp() * now).sum(-1)
+        divisor = len(EPISODES) * mask.sum() if rules.loss_normalisation == "rollouts" else 1
+        total, tokens = total + (each * mask / divisor).sum(), tokens + int(mask.sum())
+    loss = total if rules.loss_normalisation == "rollouts" else total / tokens
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach()), [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("tokens_per_micro_batch", [None, 16])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        LearningRules(),
+        LearningRules(credit="turn", turn_discount=DISCOUNT),
+        LearningRules(loss_normalisation="rollouts", kl_weight=0.3, entropy_weight=0.1),
+        LearningRules(credit="turn", turn_discount=DISCOUNT, loss_normalisation="rollouts"),
+    ],
+    ids=lambda rules: f"{rules.credit}, {rules.loss_normalisation}, kl {rules.kl_weight}",
+)
+def test_the_gradient_is_that_of_the_masked_formula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: LearningRules, tokens_per_micro_batch: int | None
+) -> None:
+    compute = ComputeRules(tokens_per_micro_batch=tokens_per_micro_batch)
+    trainer, kept = moved_trainer(tmp_path, rules, compute, monkeypatch)
+    reference = trainer._update._at.reference
+    other = reference.module.model if isinstance(reference, Policy) else trainer._model
+    expected, gradients = masked_step(trainer._model, other, rules)
+    batch = (TrainGroup(prompt_token_ids=PROMPT, rollouts=rollouts()),)
+    figures = trainer.step(Train(step=0, groups=batch)).metrics
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    assert figures["episode/turns/mean"] == 2
+    norm, largest = max(1.0, figures["grad_norm"]), max(float(one.abs().max()) for one in gradients)
+    for found, one in zip(kept, gradients, strict=True):
+        torch.testing.assert_close(norm * found.double(), one, atol=2e-6 * largest, rtol=1e-4)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer._model.parameters()])
+
+
+@pytest.mark.parametrize("credit", ["episode", "turn"])
+def test_an_episode_of_one_turn_is_a_completion_bit_for_bit(tmp_path: Path, credit: str) -> None:
+    plain = group([1.0, 0.0, 0.25, 0.0])
+    whole = tuple(
+        structs.replace(one, turns=(Turn(start=0, end=one.length, reward=one.reward),)) for one in plain.rollouts
+    )
+    ends = []
+    for number, made in enumerate((plain, structs.replace(plain, rollouts=whole))):
+        rules = LearningRules(credit=credit)  # type: ignore[arg-type]
+        trainer = trainer_in(tmp_path / str(number), learning=rules)
+        done = trainer.step(Train(step=0, groups=(made,))).metrics
+        ends.append((weights(trainer), {name: value for name, value in done.items() if "episode/" not in name}))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1]
+
+
+def test_each_node_answers_for_the_turns_that_it_drew(tmp_path: Path) -> None:
+    """One of two lies about its turn: its own is left out, and the other's moves the weights as if it were alone."""
+    ends = []
+    for second in ((Turn(start=4, end=6, node="liar"),), ()):
+        trainer = trainer_in(tmp_path / str(len(second)), minibatches=1)
+        made = []
+        for number, (ids, (first, _)) in enumerate(EPISODES):
+            ids = (*ids, 6)[:6]
+            logits = trainer._model(input_ids=torch.tensor([[*PROMPT, *ids]])).logits[0, 1:-1].log_softmax(-1)
+            true = [float(logits[at, token].detach()) if at < 2 else 0.0 for at, token in enumerate(ids)]
+            claims = true if not second else [*true[:4], true[4] - 9, true[5] - 9]
+            turns = (structs.replace(first, node="honest", reward=float(number)), *second)
+            made.append(
+                TrainRollout(
+                    token_ids=ints(*ids),
+                    logprobs=floats(*claims),
+                    reward=float(number),
+                    staleness=0,
+                    sampler="liar",
+                    turns=turns,
+                )
+            )
+        rules = LearningRules(loss_normalisation="constant", longest_completion=8)
+        trainer._update._command = structs.replace(trainer._update._command, learning=rules)
+        done = trainer.step(Train(step=0, groups=(TrainGroup(prompt_token_ids=PROMPT, rollouts=tuple(made)),)))
+        assert done.withheld == ({"liar": 2} if second else {})
+        if second:
+            assert done.mismatches["honest"][0] == pytest.approx(0.0, abs=1e-5)
+            assert done.mismatches["liar"][0] > 1
+        ends.append(weights(trainer))
+    torch.testing.assert_close(ends[0], ends[1])

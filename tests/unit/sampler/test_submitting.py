@@ -1,0 +1,70 @@
+"""How answers leave a session: those that came while others were on their way go together."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from swarm.rollout.client import Answer
+from swarm.rollout.messages import Offer
+from swarm.sampler.session import Batch, SamplerStatus, Session
+from tests.builders import rollout
+from tests.unit.sampler.test_feeding import leased
+from tests.unit.wires import many_turns
+
+
+class Learner:
+    """Stands for a RolloutClient: each submission waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.submitted: list[list[int]] = []
+        self.on_its_way = asyncio.Semaphore(0)
+
+    async def submit(self, answers: list[Answer], *, on_refused: object) -> list[object]:
+        self.submitted.append([one.index for answer in answers for one in answer.rollouts])
+        await self.on_its_way.acquire()
+        return []
+
+    async def release(self, samples: object, *, forget: bool) -> None: ...
+
+
+class NoSpool:
+    def names(self) -> list[str]:
+        return []
+
+
+def batch(index: int) -> Batch:
+    (sealed,) = leased(1)
+    return Batch([Answer(lease=sealed, rollouts=(rollout(group_id=sealed.lease.group_id, index=index),))], None)
+
+
+async def test_answers_that_came_meanwhile_go_in_one_submission() -> None:
+    learner, nothing = Learner(), cast(Any, None)
+    session = Session(
+        client=cast(Any, learner),
+        beat_s=1.0,
+        engine=nothing,
+        launch=nothing,
+        spool=cast(Any, NoSpool()),
+        receiver=nothing,
+        offer=Offer,
+        status=SamplerStatus(),
+        on_change=lambda: None,
+        say=lambda line: None,
+    )
+    task = asyncio.create_task(session._submit())
+    await session._settled.wait()
+    session._in_hand = {name for index in range(3) for name in batch(index).samples()}
+    for index in range(3):
+        await session._answers.put(batch(index))
+        await many_turns()
+    assert learner.submitted == [[0]]
+    assert len(session._in_hand) == 3
+    learner.on_its_way.release()
+    await many_turns()
+    assert learner.submitted == [[0], [1, 2]]
+    assert len(session._in_hand) == 2
+    learner.on_its_way.release()
+    await session._answers.join()
+    assert not session._in_hand
+    task.cancel()

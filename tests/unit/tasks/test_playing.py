@@ -1,0 +1,234 @@
+"""Episodes in a process: many at once give what each gives alone, whatever is forgotten meanwhile."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from swarm.environments.base import Environment, Messages, Step
+from swarm.tasks import reward_child
+from swarm.tasks.base import RewardKind, TaskOptions
+from swarm.tasks.episodes import EnvironmentTask
+from swarm.tasks.reward_child import Begin, Episode, EpisodeOptions, Episodes, StepAsked, said
+from swarm.tasks.turns import TurnText
+from swarm.types import MAX_TOKENS, Observed, Prompt
+from tests.integration.odd_environment import OddEnvironment
+
+MAX_TURNS = 4
+WORDS = "0123456789="
+Turns = tuple[bytes, ...]
+
+
+def _tokenizer() -> Tokenizer:
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="="))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    core.decoder = decoders.Fuse()
+    return core
+
+
+TOKENIZER = _tokenizer()
+TEXT = TurnText(TOKENIZER, None, ())
+TASK = EnvironmentTask(TaskOptions(name="odd"), OddEnvironment)
+PROMPTS = [TASK.prompt(index) for index in range(4)]
+
+
+def tokens(text: str) -> bytes:
+    return array("i", map(WORDS.index, text)).tobytes()
+
+
+def words(observed: Observed) -> str:
+    return "".join(WORDS[i] for i in array("i", observed.token_ids))
+
+
+def opened(reward: RewardKind = "task") -> Episodes:
+    options = EpisodeOptions(began=datetime(2026, 1, 1))
+    begin = Begin(
+        task=TaskOptions(name="odd"),
+        reward=reward,
+        tokenizer="tokenizer.json",
+        stop_token_ids=(),
+        memory_bytes=1 << 30,
+        path=(),
+        episodes=options,
+    )
+    return Episodes(begin, options, TASK, TOKENIZER)
+
+
+def asked(name: int, drawn: Turns, answered: int = 0) -> StepAsked:
+    return StepAsked(episode=f"episode {name}", prompt=PROMPTS[name], seed=name, drawn=drawn, answered=answered)
+
+
+def observations(episodes: Episodes, step: StepAsked) -> list[Observed]:
+    return [outcome.observed for outcome in episodes.answers(step) if outcome.observed is not None]
+
+
+def played_alone(name: int, drawn: Turns, reward: RewardKind = "task") -> list[Observed]:
+    return observations(opened(reward), asked(name, drawn))
+
+
+turns = st.one_of(st.text("0123456789", max_size=3), st.just("==")).map(tokens)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    drawn=st.lists(st.lists(turns, max_size=MAX_TURNS + 1).map(tuple), min_size=4, max_size=4),
+    order=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40),
+    most=st.integers(1, 4),
+    reward=st.sampled_from(["task", "random"]),
+)
+def test_any_order_of_steps_gives_what_each_episode_gives_alone(
+    drawn: list[Turns], order: list[tuple[int, int]], most: int, reward: RewardKind
+) -> None:
+    """Steps of several turns, begins without one, evictions, and processes that began anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reward_child, "MAX_LIVE", most)
+        episodes = opened(reward)
+        seen: list[list[Observed]] = [[] for _ in drawn]
+        for name, new in order:
+            answered = len(seen[name])
+            if answered and seen[name][-1].done:
+                episodes = opened(reward)
+                continue
+            step = asked(name, drawn[name][: answered + new], answered)
+            found = observations(episodes, step)
+            if len(step.drawn) == answered:
+                assert found == [Observed()]
+            else:
+                seen[name] += found
+            assert len(episodes.live) <= most
+    for name, observed in enumerate(seen):
+        assert observed == played_alone(name, drawn[name], reward)[: len(observed)]
+
+
+def test_a_turn_is_not_played_again_as_long_as_the_process_has_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_child, "MAX_LIVE", 2)
+    resets: list[int] = []
+    reset = OddEnvironment.reset
+
+    def counted(self: OddEnvironment, seed: int) -> Messages:
+        resets.append(seed)
+        return reset(self, seed)
+
+    monkeypatch.setattr(OddEnvironment, "reset", counted)
+    episodes = opened()
+    for name in (0, 1, 0):
+        observations(episodes, asked(name, ()))
+    for number in range(3):
+        observations(episodes, asked(0, (tokens("1"),) * (number + 1), number))
+    assert len(resets) == 2
+    observations(episodes, asked(2, ()))
+    observations(episodes, asked(0, (tokens("1"),) * 4, 3))
+    assert len(resets) == 3, "the one that was not asked for the longest made room"
+    observations(episodes, asked(1, (tokens("1"),)))
+    assert len(resets) == 4
+
+
+def test_each_player_reads_its_own_stream() -> None:
+    """A player that comes to its first turn reads an opening, afterwards what follows its own last turn."""
+    read: list[tuple[str, object]] = []
+
+    class Recorded(TurnText):
+        def opening(self, messages: Messages) -> list[int]:
+            read.append(("opening", messages[0][1]))
+            return super().opening(messages)
+
+        def reply(self, drawn: Sequence[int], messages: Messages) -> list[int]:
+            read.append((self.said(drawn), messages[0][1]))
+            return super().reply(drawn, messages)
+
+    episode = Episode(OddEnvironment(), Recorded(TOKENIZER, None, ()), PROMPTS[0])
+    total = int(PROMPTS[0].text[:-1])
+    odd = "1" if total % 2 == 0 else "2"
+    first = episode.step(tokens(odd))
+    assert (first.seat, words(first)) == (1, f"={total + int(odd)}=")
+    assert episode.step(tokens("2")).seat == 1
+    assert episode.step(tokens("1")).seat == 0
+    assert [who for who, _ in read] == ["opening", "2", odd]
+
+
+def test_figures_are_summed_over_the_episode_and_rewards_are_of_a_turn() -> None:
+    first, second, last = played_alone(0, tuple(map(tokens, ("12", "3", "=="))))
+    assert [dict(one.parts) for one in (first, second, last)] == [{"digits": 2.0}, {"digits": 3.0}, {"digits": 3.0}]
+    assert [one.rewards[0] for one in (first, second, last)] == [0.5, 0.25, 1.0]
+    total = int(PROMPTS[0].text[:-1]) + 6
+    assert (last.done, last.exact, last.token_ids) == (True, total % 3 == 0, b"")
+
+
+def test_the_control_rewards_the_first_turn_with_a_number_that_depends_on_the_seed_alone() -> None:
+    """Otherwise whoever ends an episode early, at a limit of tokens or by saying nothing, would learn from it."""
+    one = played_alone(0, (tokens("1"), tokens("2"), tokens("==")), "random")
+    other = played_alone(0, (tokens("=="),), "random")
+    assert one[0].rewards == other[0].rewards
+    assert 0 < one[0].rewards[0] < 1
+    assert [observed.rewards for observed in one[1:]] == [(0.0,), (0.0,)]
+    assert played_alone(1, (tokens("1"),), "random")[0].rewards != one[0].rewards
+
+
+class Given(Environment):
+    """Gives what it is given."""
+
+    name = description = "given"
+    max_turns = 2
+    seats = 2
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def reset(self, seed: int) -> Messages:
+        return [("user", str(seed))]
+
+    def step(self, text: str) -> Step:
+        return self._step
+
+
+SAID = [("user", "1")]
+
+
+def wrong() -> Iterator[tuple[Step, str]]:
+    yield Step(messages=SAID, rewards=(0.0,) * 3), "ValueError: a Step of 2 players has 3 rewards and seat 0 next"
+    yield Step(messages=SAID, seat=-1), "ValueError: a Step of 2 players has 1 rewards and seat -1 next"
+    yield Step(messages=SAID, rewards=(0.0, float("inf"))), "ValueError: reward 2 is inf, which is not a finite number"
+    yield Step(messages=SAID, parts={"x": float("nan")}), "ValueError: x is nan, which is not a finite number"
+    yield Step(messages=SAID, parts={str(i): 0 for i in range(17)}), "ValueError: 17 parts of a reward are over the 16"
+    yield Step(messages=[("user", 1)]), "TypeError: messages are (role, content) pairs"  # type: ignore[list-item]
+    yield Step(), "ValueError: the messages for seat 0 have 0 tokens, not 1 to"
+    yield (
+        Step(messages=[("user", "1" * (MAX_TOKENS + 1))]),
+        f"ValueError: the messages for seat 0 have {MAX_TOKENS + 1}",
+    )
+    yield "odd", "TypeError: step() gives a Step, not a str"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("step", "reason"), list(wrong()))
+def test_an_answer_that_is_none_is_told(step: Step, reason: str) -> None:
+    prompt = Prompt(prompt_id="episode-5", text="5", answer="", messages=(("user", "5"),))
+    episode = Episode(Given(step), TEXT, prompt)
+    with pytest.raises((ValueError, TypeError)) as raised:
+        episode.step(tokens("1"))
+    assert said(raised.value).startswith(reason)
+
+
+def test_an_environment_that_begins_otherwise_is_refused() -> None:
+    prompt = Prompt(prompt_id="episode-5", text="5", answer="", messages=(("user", "6"),))
+    with pytest.raises(ValueError, match="other messages for the same seed"):
+        Episode(Given(Step()), TEXT, prompt)
+
+
+def test_an_episode_that_failed_is_forgotten() -> None:
+    episodes = opened()
+    with pytest.raises(ValueError, match="this environment"):
+        observations(episodes, asked(0, (tokens("1"), tokens("=0"))))
+    assert not episodes.live
+
+
+def test_a_step_that_is_asked_for_again_is_answered_as_before() -> None:
+    """Its first answer may have been lost with who waited for it."""
+    episodes, twice = opened(), asked(0, (tokens("1"), tokens("2")), 1)
+    observations(episodes, asked(0, (tokens("1"),)))
+    assert observations(episodes, twice) == observations(episodes, twice) == played_alone(0, twice.drawn)[1:]
