@@ -37,11 +37,11 @@ class Nodes:
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start `python -m swarm ARGUMENTS`. It ends when this process does, however that ends."""
+    def start(self, name: str, *arguments: str, module: str = "swarm") -> subprocess.Popen[bytes]:
+        """Start `python -m MODULE ARGUMENTS`. It ends when this process does, however that ends."""
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "swarm", *arguments, "--stop-with-stdin"],
+                [sys.executable, "-m", module, *arguments, "--stop-with-stdin"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

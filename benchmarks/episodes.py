@@ -1,0 +1,250 @@
+"""How full engines stay while turns travel and environments answer, with real processes and a link that delays.
+
+bin/python -m benchmarks.episodes --json
+
+A learner and two samplers as `lead` and `join` start them; each sampler's engine has 16 places and no model
+(`scripted`, `continuous`), and draws turns of 1 to 8 tokens, all as likely, in 0.5 s on average. All that they say to
+the learner goes through a TCP proxy that holds it back by half of the round trip in each direction. An episode has
+exactly eight turns. Beside it, in the same call: the same without the delay, and samples of one turn that take as long
+as the eight together.
+
+A place is idle while its engine draws no turn in it, by the engine's own clock. A turn is away from when it is drawn
+until the next one of its episode is there. CPU is the learner's own process, without its trainer and environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.episodes_environment import TURNS
+from benchmarks.episodes_figures import Drawn, Window, figures_of, spread
+from benchmarks.episodes_link import delayed, free_port
+from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
+
+SAMPLERS, PLACES = 2, 16
+
+MAX_TOKENS = 8
+"""Of a turn. The engine draws every length from 1 on with the same chance."""
+
+TURN_S = 0.5
+"""Mean time of a turn in a place."""
+
+GROUPS, GROUP_SIZE, MAX_STALENESS = 8, 8, 4
+
+WARM_UP_STEPS = 2
+"""After these every sampler has given more than the answers of a newcomer, and has a rate."""
+
+LIMIT_S = 240.0
+"""Until the warm-up is over."""
+
+TARGET = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """`turns` of an episode, which take the same time together whatever their number; `round_trip_s` of the link."""
+
+    name: str
+    turns: int
+    round_trip_s: float
+
+    @property
+    def max_tokens(self) -> int:
+        return MAX_TOKENS * TURNS // self.turns
+
+    @property
+    def longest_s(self) -> float:
+        return self.max_tokens / TOKENS_PER_S
+
+    @property
+    def environment(self) -> str:
+        return f"python:benchmarks.episodes_environment:{'OneTurn' if self.turns == 1 else 'EightTurns'}"
+
+
+TOKENS_PER_S = (1 + MAX_TOKENS) / 2 / TURN_S
+CASES = (
+    Case(name="8 turns, 100 ms", turns=TURNS, round_trip_s=0.1),
+    Case(name="8 turns, no delay", turns=TURNS, round_trip_s=0.0),
+    Case(name="1 turn, 100 ms", turns=1, round_trip_s=0.1),
+)
+
+
+def measure(case: Case, seconds: float, samplers: int) -> dict[str, Any]:
+    """Return the figures of one swarm. RunFailed if it does not come so far; its processes end in any case."""
+    port = free_port()
+    with (
+        tempfile.TemporaryDirectory(prefix="episodes-") as path,
+        delayed(port, case.round_trip_s / 2) as proxy,
+        nodes_in(Path(path)) as nodes,
+    ):
+        directory = Path(path)
+        lead_settings(directory / "lead.toml", case)
+        settings = ("--config", str(directory / "lead.toml"), "--run-dir", str(directory / "run"))
+        listen = ("--host", "127.0.0.1", "--port", str(port), "--advertise", f"127.0.0.1:{proxy}")
+        learner = nodes.start("learner", "lead", *listen, *settings)
+        url_of(nodes, directory / "run" / "node.json")
+        logs = [_join(nodes, directory, number, proxy) for number in range(samplers)]
+        _until_warm(nodes, directory / "run" / "metrics.jsonl")
+        window = _watch(nodes, learner.pid, seconds, samplers)
+        _wait(nodes, case.longest_s + 2 * case.round_trip_s + 1.0)  # What is drawn at the window's end is written then.
+        turns = [
+            Drawn(**json.loads(line)) for log in logs for line in log.read_text().splitlines(True) if line[-1:] == "\n"
+        ]
+    return figures_of(turns, window)
+
+
+def lead_settings(path: Path, case: Case) -> None:
+    """Write the learner's settings, under which it is not what samplers wait for."""
+    settings = {
+        "task": case.environment,
+        "max_new_tokens": case.max_tokens,
+        "max_episode_tokens": 10 * MAX_TOKENS + 2 * TURNS,  # The tiny model has room for 128
+        "max_staleness": MAX_STALENESS,
+        "groups_per_step": GROUPS,
+        "group_size": GROUP_SIZE,
+        "reward": "random",  # What is drawn means nothing.
+        "rehearse_step_s": 0.2,
+        "activate": "all",
+        "beat_s": 2.0,
+        "steps": 1_000_000,
+        "eval_prompts": 1,
+        "eval_every_steps": 1_000_000,
+        "checkpoint_every_steps": 1_000_000,
+    }
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+
+
+def _join(nodes: Nodes, directory: Path, number: int, proxy: int) -> Path:
+    log, settings = directory / f"turns-{number}.jsonl", directory / "join.toml"
+    settings.write_text(
+        f'engine = "scripted"\nbatch_samples = {PLACES}\nrehearse_tokens_per_s = {TOKENS_PER_S}\n'
+        "[engine_arguments]\ncontinuous = true\n"
+    )
+    told = ("--lan", "--bootstrap", f"127.0.0.1:{proxy}", "--config", str(settings))
+    state = ("--state-dir", str(directory / f"sampler-{number}"))
+    nodes.start(f"sampler-{number}", str(log), "join", *told, *state, module="benchmarks.episodes_sampler")
+    return log
+
+
+def _until_warm(nodes: Nodes, metrics: Path) -> None:
+    until = time.monotonic() + LIMIT_S
+    while not metrics.exists() or metrics.read_text().count("\n") < WARM_UP_STEPS:
+        if time.monotonic() > until:
+            raise RunFailed(f"no {WARM_UP_STEPS} steps within {LIMIT_S:g} s")
+        _wait(nodes, POLL_S)
+
+
+def _watch(nodes: Nodes, learner: int, seconds: float, samplers: int) -> Window:
+    began_s, before = time.monotonic(), cpu_s(learner)
+    _wait(nodes, seconds)
+    ended_s, spent = time.monotonic(), cpu_s(learner)
+    spent.subtract(before)
+    return Window(
+        began_s=began_s,
+        ended_s=ended_s,
+        places=samplers * PLACES,
+        learner_cpu_s=spent["learner"],
+        environment_cpu_s=spent["environment"],
+        trainer_cpu_s=spent["trainer"],
+    )
+
+
+def cpu_s(learner: int) -> Counter[str]:
+    """Return the CPU seconds so far of the learner's process, its environments and the rest."""
+    root = psutil.Process(learner)
+    spent: Counter[str] = Counter()
+    for process in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            name = "learner" if process is root else _role(" ".join(process.cmdline()))
+            times = process.cpu_times()
+            spent[name] += times.user + times.system
+    return spent
+
+
+def _role(command: str) -> str:
+    return "environment" if "reward_child" in command else "trainer"
+
+
+def _wait(nodes: Nodes, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        nodes.check()
+        time.sleep(min(POLL_S, left_s))
+
+
+HEADER = (
+    "| case | places idle, % | turns/s | turn, s | waits for a place, ms | away, median / 95 %, ms "
+    "| learner CPU a turn, ms | environments', ms | target |\n" + "|---" * 9 + "|"
+)
+
+
+def line(case: Case, runs: Sequence[dict[str, Any]]) -> str:
+    """Return a row of the table: median (least to most) over the repeats."""
+    columns = [
+        case.name,
+        _said(spread(runs, "idle_share"), 100, 1),
+        _said(spread(runs, "turns_per_s"), 1, 1),
+        _said(spread(runs, "turn_s"), 1, 2),
+        _said(spread(runs, "queued_s"), 1000, 0),
+        f"{_said(spread(runs, 'away_median_s'), 1000, 0)} / {_said(spread(runs, 'away_95_s'), 1000, 0)}",
+        _said(spread(runs, "learner_cpu_s"), 1000, 1),
+        _said(spread(runs, "environment_cpu_s"), 1000, 1),
+        ("met" if is_met(runs) else "missed") if case is CASES[0] else "",
+    ]
+    return "| " + " | ".join(columns) + " |"
+
+
+def _said(found: tuple[float, float, float] | None, unit: float, digits: int) -> str:
+    if found is None:
+        return "-"
+    median, least, most = (f"{unit * one:.{digits}f}" for one in found)
+    return f"{median} ({least} to {most})"
+
+
+def is_met(runs: Sequence[dict[str, Any]]) -> bool:
+    found = spread(runs, "idle_share")
+    return found is not None and found[0] <= TARGET
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each case")
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long each is measured")
+    parser.add_argument("--samplers", type=int, default=SAMPLERS)
+    parser.add_argument("--cases", type=int, nargs="+", choices=range(len(CASES)), default=list(range(len(CASES))))
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args(arguments)
+    if min(options.repeat, options.seconds, options.samplers) <= 0:
+        parser.error("repeats, seconds and samplers are positive")
+    runs: dict[Case, list[dict[str, Any]]] = {CASES[number]: [] for number in options.cases}
+    loads = []
+    for _ in range(options.repeat):
+        for case, found in runs.items():
+            found.append(measure(case, options.seconds, options.samplers))
+            loads.append(os.getloadavg()[0])
+            print(f"{case.name}: {100 * found[-1]['idle_share']:.1f} % idle, load {loads[-1]:.1f}", file=sys.stderr)
+    print(HEADER)
+    for case, found in runs.items():
+        print(line(case, found))
+    met = is_met(runs[CASES[0]]) if CASES[0] in runs else None
+    print(f"medians (least to most) of {options.repeat}; load average {min(loads):.1f} to {max(loads):.1f}")
+    if options.json:
+        print(json.dumps({"met": met, "loads": loads, "cases": {case.name: found for case, found in runs.items()}}))
+    return 1 if met is False else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The figures of the benchmark of episodes, its environment and its delaying link. No swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.episodes import CASES, PLACES, TARGET, TOKENS_PER_S, TURN_S, is_met, line
+from benchmarks.episodes_environment import TURNS, EightTurns, OneTurn
+from benchmarks.episodes_figures import Drawn, Window, away_s, figures_of, idle_share
+from benchmarks.episodes_link import delayed
+
+WINDOW = Window(began_s=100.0, ended_s=110.0, places=2, learner_cpu_s=0.4, environment_cpu_s=0.2, trainer_cpu_s=0.0)
+
+
+def drawn(turn: int, came_s: float, ended_s: float, drawn_s: float, group: str = "t0") -> Drawn:
+    return Drawn(group=group, index=0, turn=turn, came_s=came_s, ended_s=ended_s, drawn_s=drawn_s)
+
+
+PLAYED = [drawn(0, 98.0, 102.0, 4.0), drawn(1, 102.5, 107.0, 4.0), drawn(2, 108.0, 114.0, 5.0)]
+"""In the window places are busy from 100 to 102, 103 to 107 and 109 to 110."""
+
+
+def test_a_place_is_idle_while_nothing_is_drawn_in_it_within_the_window() -> None:
+    assert idle_share(PLAYED, WINDOW) == pytest.approx(1 - 7 / 20)
+    assert idle_share([], WINDOW) == 1
+    full = [drawn(0, 90.0, 120.0, 30.0, group) for group in ("t0", "t1")]
+    assert idle_share(full, WINDOW) == pytest.approx(0)
+
+
+def test_a_turn_is_away_from_its_draw_until_the_next_one_is_there() -> None:
+    assert away_s(PLAYED, WINDOW) == pytest.approx([0.5, 1.0])
+    # The first turn was drawn again, by another node: nobody knows which of them this one follows.
+    assert away_s([*PLAYED[:2], drawn(0, 103.0, 104.0, 1.0)], WINDOW) == []
+
+
+def test_the_figures_of_a_run_and_the_row_of_three() -> None:
+    figures = figures_of(PLAYED, WINDOW)
+    assert figures["turns_per_s"] == pytest.approx(0.2)
+    assert figures["turn_s"] == pytest.approx(4.0)
+    assert figures["queued_s"] == pytest.approx(0.25)
+    assert figures["learner_cpu_s"] == pytest.approx(0.2)
+    assert json.loads(json.dumps(figures, allow_nan=False))["window"]["places"] == 2
+    runs = [{**figures, "idle_share": share} for share in (0.01, TARGET, 0.2)]
+    assert is_met(runs)
+    assert not is_met([{**figures, "idle_share": TARGET + 0.001}])
+    row = line(CASES[0], runs)
+    assert row.count("|") == 10
+    assert "5.0 (1.0 to 20.0)" in row
+    assert "met" in row
+    with pytest.raises(ValueError, match="no turn ended"):
+        figures_of([], WINDOW)
+
+
+def test_one_turn_of_the_peer_takes_as_long_as_all_of_an_episode() -> None:
+    by_turns = {case.turns: case for case in CASES}
+    assert by_turns[1].max_tokens == TURNS * by_turns[TURNS].max_tokens
+    assert (1 + by_turns[TURNS].max_tokens) / 2 / TOKENS_PER_S == pytest.approx(TURN_S)
+    assert PLACES == 16
+
+
+@pytest.mark.parametrize("environment", [EightTurns(), OneTurn()])
+def test_an_episode_has_exactly_its_turns(environment: EightTurns) -> None:
+    for seed in (3, 4):
+        environment.reset(seed)
+        ended = [environment.step("").done for _ in range(environment.max_turns)]
+        assert ended == [False] * (environment.max_turns - 1) + [True]
+
+
+async def test_the_link_delays_both_ways_and_keeps_the_order() -> None:
+    sent = [bytes([number]) * 10_000 for number in range(50)]
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while said := await reader.read(1 << 16):
+            writer.write(said)
+        writer.close()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        with delayed(server.sockets[0].getsockname()[1], 0.02) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            took_s = [await _round_trip(reader, writer, [b"."]) for _ in range(2)]
+            # The first waits for a handshake too.
+            assert took_s[0] >= 0.08
+            assert took_s[1] >= 0.04
+            # Fifty pieces are under way together: one after the other they would take two seconds.
+            assert 0.04 <= await _round_trip(reader, writer, sent) < 1.0
+            writer.close()
+
+
+async def _round_trip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parts: Sequence[bytes]) -> float:
+    began = time.monotonic()
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    assert await reader.readexactly(sum(map(len, parts))) == b"".join(parts)
+    return time.monotonic() - began
