@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 
 from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
+from tests.integration.thinking import thinking
 
 LAKE = "frozen-lake"
 THINKING = "python:tests.integration.thinking:ThinkingLake"
 DUEL = "python:tests.integration.thinking:Duel"
+
+FIRST_TURNS = 8
+"""More than the four episodes of the held-out prompts have: some are of episodes to train on."""
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[Swarm]:
     with swarm_in(tmp_path) as processes:
-        processes.lead_with(audit_share=1.0, reward_processes=1, eval_prompts=4)
+        processes.lead_with(audit_share=1.0, reward_processes=1, reward_timeout_s=120, eval_prompts=4)
         yield processes
 
 
@@ -41,6 +45,10 @@ def node_of(sampler: Node) -> str:
 
 def has_drawn(learner: Learner, sampler: Node, turns: int) -> bool:
     return accepted_by(learner.status()).get(node_of(sampler), 0) >= turns
+
+
+def silent(learner: Learner) -> set[str]:
+    return {event["node"] for event in learner.events() if event["kind"] == "sampler_silent"}
 
 
 def ends_well(learner: Learner, *samplers: Node, steps: int = 3) -> list[dict[str, Any]]:
@@ -88,16 +96,19 @@ def nodes_of(one: dict[str, Any]) -> set[str]:
 
 def test_a_sampler_killed_in_the_middle_of_episodes_leaves_them_to_others(swarm: Swarm) -> None:
     learner = lead(swarm, THINKING)
-    victim, other = join(swarm, learner, 2)
-    eventually(lambda: has_drawn(learner, victim, 4), learner, "the first turns are drawn")
-    killed = node_of(victim)
-    victim.kill()
+    with thinking(learner.process.pid):
+        (victim,) = join(swarm, learner, 1, name="victim")
+        eventually(lambda: has_drawn(learner, victim, FIRST_TURNS), learner, "the first turns are drawn")
+        killed = node_of(victim)
+        victim.kill()
+        (other,) = join(swarm, learner, 1, name="other")
+        eventually(lambda: killed in silent(learner), learner, "the victim is missed")
     episodes = ends_well(learner, other)
-    assert any(event["kind"] == "sampler_silent" and event["node"] == killed for event in learner.events())
     moved = [one for one in episodes if killed in nodes_of(one) and len(nodes_of(one)) > 1]
     assert moved
     for one in moved:
-        assert killed == one["turns"][0]["node"] != one["turns"][-1]["node"] == one["node"]
+        assert [turn["node"] == killed for turn in one["turns"]] == [True] + [False] * (len(one["turns"]) - 1)
+        assert one["node"] == one["turns"][-1]["node"]
 
 
 def test_a_sampler_that_plays_alone_takes_what_it_plays_with_it(swarm: Swarm) -> None:
@@ -114,13 +125,15 @@ def test_a_sampler_that_plays_alone_takes_what_it_plays_with_it(swarm: Swarm) ->
 @pytest.mark.long
 def test_a_learner_killed_in_the_middle_of_episodes_begins_them_again(swarm: Swarm) -> None:
     learner = lead(swarm, THINKING)
-    samplers = join(swarm, learner, 2)
-    eventually(
-        lambda: learner.status()["step"] >= 1 and learner.status()["samples_leased"] > 0, learner, "the second step"
-    )
-    learner.kill()
+    with thinking(learner.process.pid):
+        (early,) = join(swarm, learner, 1, name="early")
+        eventually(lambda: has_drawn(learner, early, FIRST_TURNS), learner, "the first turns are drawn")
+        began = node_of(early)
+        learner.kill()
+    early.kill()
     again = swarm.resume(learner, name="again")
-    ends_well(again, *samplers)
+    episodes = ends_well(again, *join(swarm, again, 1, name="late"))
+    assert began not in {turn["node"] for one in episodes for turn in one["turns"]}
 
 
 @pytest.mark.long

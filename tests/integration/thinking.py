@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from random import Random
+from tempfile import gettempdir
 
 from swarm.environments.base import Environment, Messages, Step
 from swarm.environments.frozen_lake import FrozenLake
 
-THINKS_S = 0.05  # A turn of 16 episodes takes most of a second: a kill finds some of them half-way
+LONGEST_S = 110.0  # A test that was killed leaves no process that waits for ever
+
+
+def _thoughts(learner: int) -> Path:
+    return Path(gettempdir(), f"echo-node-thinking-{learner}")
+
+
+@contextmanager
+def thinking(learner: int) -> Iterator[None]:
+    """Environments of the learner with this process id answer nothing meanwhile."""
+    _thoughts(learner).touch()
+    try:
+        yield
+    finally:
+        _thoughts(learner).unlink()
 
 
 class ThinkingLake(FrozenLake):
-    """Frozen lake, whose answers take a moment."""
+    """Frozen lake, which answers when the test lets it."""
 
     name = "thinking-lake"
 
     def step(self, text: str) -> Step:
-        time.sleep(THINKS_S)
+        until = time.monotonic() + LONGEST_S
+        while _thoughts(os.getppid()).exists() and time.monotonic() < until:
+            time.sleep(0.01)
         return super().step(text)
 
 

@@ -456,7 +456,8 @@ class LeaseTable:
         self._age(group, 1)
         if sample.episode is not None:
             sample.episode.thinking = False
-        self._wait(group, not was_waiting)
+        if not was_waiting:
+            self._wait(group, 1)
         self._begin(group, sample)
         self.chances += 1
 

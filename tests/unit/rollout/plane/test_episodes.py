@@ -8,19 +8,19 @@ from swarm.rollout.journal.entries import GroupDropped, RolloutAccepted, Rollout
 from swarm.rollout.plane.effects import Answered, Effect, Evaluated, GenerationFailed, StepWanted
 from swarm.rollout.plane.episodes import STICKY_S, EpisodeRules, drawn_parts
 from swarm.rollout.plane.leases import seat_seed
-from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
+from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease, NodeId, Observed, Play, Rollout, Span, Turn, VersionId
 from tests.builders import (
     ALICE,
     BOB,
     RULES,
     STOP,
-    SWARM,
     VOCAB,
     ask,
     failed_rollout,
     floats,
     ints,
+    new_plane,
     prompt,
     refusal,
     rollout,
@@ -33,21 +33,8 @@ PLAY = Play(task="lake", prompt_id="lake-0", max_turns=3, max_tokens=40)
 
 
 def plane_of(episodes: EpisodeRules | None = None, *, size: int = 1, groups: int = 1, bound: int = 2) -> RolloutPlane:
-    rules = PlaneRules(
-        swarm=SWARM,
-        run_seed=7,
-        max_staleness=bound,
-        groups_per_step=groups,
-        group_size=size,
-        rules=RULES,
-        vocab_size=VOCAB,
-        beat_s=1.0,
-        lease_time_limit_s=60.0,
-        episodes=episodes or EpisodeRules(max_turns=3, max_tokens=40),
-    )
-    plane = RolloutPlane(rules, prompts=prompt)
-    plane.published(v(0))
-    return plane
+    episodes = episodes or EpisodeRules(max_turns=3, max_tokens=40)
+    return new_plane(max_staleness=bound, groups=groups, size=size, episodes=episodes)
 
 
 def draw(
