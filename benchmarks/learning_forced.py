@@ -23,7 +23,7 @@ from swarm.sampler.engine import EngineOptions, Generate, Install, Job, Sampled,
 from swarm.sampler.transformers import TransformersEngine
 from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
-from swarm.tasks.reward_child import completion_text
+from swarm.tasks.turns import completion_text
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
 TIME_LIMIT_S = 600.0

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
+from typing import Annotated, Any
 
 import typer
 
@@ -51,14 +48,18 @@ def chat(
         messages = [*asked, {"role": "assistant", "content": answer}]
 
 
-def _fault(error: HTTPError) -> str:
+def _fault(status: int, body: Any) -> str:
     try:
-        return printable(json.load(error)["error"]["message"])
+        return printable(json.load(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
-        return f"the learner answered with the status {error.code}"
+        return f"the learner answered with the status {status}"
 
 
 def _answer(run_dir: Path, messages: list[dict[str, str]]) -> str:
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import ProxyHandler, Request, build_opener
+
     from swarm.inference.server import ADDRESS
 
     try:
@@ -69,7 +70,7 @@ def _answer(run_dir: Path, messages: list[dict[str, str]]) -> str:
         with build_opener(ProxyHandler({})).open(asked, timeout=ANSWER_S) as answer:
             text = str(json.load(answer)["choices"][0]["message"]["content"])
     except HTTPError as error:
-        raise UserError(_fault(error)) from error
+        raise UserError(_fault(error.code, error)) from error
     except TimeoutError as error:
         raise UserError(f"no sampler answered within {ANSWER_S:g} s: `echo-node status` shows who is there") from error
     except (OSError, HTTPException, ValueError, KeyError) as error:

@@ -76,6 +76,9 @@ class Demo:
     """One demonstration. Lines and view go to stderr if stdout is for JSON."""
 
     def __init__(self, options: DemoConfig, *, to_stderr: bool) -> None:
+        if options.environment:
+            most = {"steps": min(options.steps, LAKE_STEPS), "max_staleness": min(options.max_staleness, LAKE_BOUND)}
+            options = options.model_copy(update=most)
         self._options = options
         self._console = Console(stderr=to_stderr)
         self._run_dir = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
@@ -119,16 +122,6 @@ class Demo:
             self._say(f"breach: {breach}")
         return self._finish(time.monotonic() - began, report)
 
-    @property
-    def _steps(self) -> int:
-        return min(self._options.steps, LAKE_STEPS) if self._options.environment else self._options.steps
-
-    @property
-    def _bound(self) -> int:
-        return (
-            min(self._options.max_staleness, LAKE_BOUND) if self._options.environment else self._options.max_staleness
-        )
-
     def _show_page(self, page: str) -> None:
         if page:
             self._say(f"page {page}")
@@ -146,7 +139,7 @@ class Demo:
         often = "checkpoint_every_steps = 10\n" if options.kill_learner else ""
         what = LAKE if options.environment else f"eval_prompts = {EVAL_PROMPTS}\n"
         config.write_text(f'beat_s = {BEAT_S}\nschedule = "linear"\n{what}{often}')
-        flags = ["--config", config, "--steps", self._steps, "--max-staleness", self._bound]
+        flags = ["--config", config, "--steps", options.steps, "--max-staleness", options.max_staleness]
         flags += ["--reward", options.reward, "--seed", options.seed, "--target", TARGET, "--run-dir", self._run_dir]
         flags += ["--task", options.environment] if options.environment else []
         if options.adapter is not None:
@@ -289,7 +282,7 @@ class Demo:
         before, after = held_out[0]["exact_match"], held_out[-1]["exact_match"]
         self._say(f"{what} {before:.3f} -> {after:.3f} in {final['step']} steps and {wall_s:.0f} s")
         did = SOLVES if self._options.environment else COPIES
-        self._say(verdict(did, learned=learned, control=self._options.reward == "random", steps=self._steps))
+        self._say(verdict(did, learned=learned, control=self._options.reward == "random", steps=self._options.steps))
         for line in next_steps(self._run_dir, picture):
             self._say(line)
         verdicts = final["verdicts"]

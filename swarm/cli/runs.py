@@ -156,7 +156,6 @@ def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str,
         groups_per_step=config.groups_per_step,
         group_size=config.group_size,
         checkpoints=[(checkpoint.step, checkpoint.lineage) for checkpoint in found],
-        is_control=config.reward == "random",
     )
     return report, found, damaged
 

@@ -32,9 +32,8 @@ class Environment(Protocol):
     """One episode at a time. A class that names Environment as its base has the defaults.
 
     An episode ends after `max_turns` turns of all players together, each of up to `max_new_tokens`; `max_tokens` bounds
-    each player's stream, the environment's words included (None: the learner chooses). With `is_open` it hides nothing
-    that a sampler could profit from, and may be played at the sampler. `seats` players are the same policy. `is_chat`:
-    messages are put into the model's chat template if it has one.
+    each player's stream, the environment's words included (None: the learner chooses). `seats` players are the same
+    policy. `is_chat`: messages are put into the model's chat template if it has one.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Environment(Protocol):
     max_new_tokens: int | None = None
     max_tokens: int | None = None
     seats: int = 1
-    is_open: bool = False
     is_chat: bool = True
 
     def reset(self, seed: int) -> Messages:

@@ -26,7 +26,6 @@ class FrozenLake(Environment):
     name = "frozen-lake"
     description = "walk over a frozen lake and into no hole; the tiny model learns it from nothing"
     max_new_tokens = 1
-    is_open = True
     is_chat = False
 
     def __init__(self, *, size: int = 4, holes: int = 3) -> None:

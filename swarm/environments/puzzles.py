@@ -25,7 +25,6 @@ class Sokoban(Environment):
     name = "sokoban"
     description = "push boxes onto goals, some moves a turn, on boards of reasoning-gym"
     max_new_tokens = 256
-    is_open = True
 
     def __init__(self, *, size: int = 4, boxes: int = 1) -> None:
         require("tasks", self.name)

@@ -21,10 +21,11 @@ import msgspec
 
 from swarm.environments.base import Environment, Messages, Step
 from swarm.errors import ChildFailed, UserError
+from swarm.extras import how_to_have
 from swarm.inference.episodes import SEAT, Ended
-from swarm.net.wire import digest
 from swarm.process import Child, ChildChannel, clean_environment
 from swarm.tasks.base import Task, TaskOptions
+from swarm.tasks.questions import is_held_out
 from swarm.types import MAX_PARTS, MAX_TURNS, PART_NAME_LENGTH, Prompt, Score
 
 MAX_TASKS = 100_000  # Read of a taskset, which may have no end
@@ -34,7 +35,7 @@ HANG_S = 60.0  # The process says every second that it is alive
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """What is played, with the model's `files` and the endpoint's `url`. With `began`, messages
-    are put into the model's chat template, as of then, with `arguments`."""
+    are put into the model's chat template, as of then, with `arguments`, after the `system_prompt`."""
 
     module: str
     files: str
@@ -43,6 +44,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...]
     began: datetime | None = None
     arguments: dict[str, Any] = {}
+    system_prompt: str | None = None
     held_out_share: float = 0.05
 
 
@@ -58,10 +60,11 @@ class VerifiersTask(Task, Environment):
     max_turns = MAX_TURNS
     seats = SEAT + 1
     is_external = True
+    chat = True
 
     def __init__(self, options: TaskOptions, module: str) -> None:
         if find_spec("verifiers") is None:
-            raise UserError(f"{options.name} needs a package that is not installed: pip install 'echo-node[verifiers]'")
+            raise UserError(f"{options.name} needs the extra `verifiers`: {how_to_have('verifiers')}")
         self.name, self.description = options.name, f"the taskset {module} of verifiers"
 
     def prompt(self, index: int) -> Prompt:
@@ -170,7 +173,9 @@ def _open(begin: Begin, directory: str) -> Any:
 
     files, began, stops = Path(begin.files), begin.began, begin.stop_token_ids
     template = load_chat_template(files, began=began, arguments=begin.arguments) if began else None
-    RunRenderer.turns = TurnText(Tokenizer.from_file(str(files / "tokenizer.json")), template, stops)
+    RunRenderer.turns = TurnText(
+        Tokenizer.from_file(str(files / "tokenizer.json")), template, stops, begin.system_prompt
+    )
     RunRenderer.stop_token_ids, RunRenderer.config_class = stops, BaseRendererConfig
     fields = env_config_type(begin.module).model_fields.items()
     roles = {name: {"runtime": {"type": "subprocess"}} for name, one in fields if isinstance(one.default, AgentConfig)}
@@ -181,8 +186,8 @@ def _sides(taskset: Any, share: float) -> dict[str, list[dict[str, Any]]]:
     """Return the tasks to train on and those held out. A task is on one side by its digest, wherever it stands."""
     sides: dict[str, list[dict[str, Any]]] = {"train": [], "heldout": []}
     for task in islice(taskset, MAX_TASKS):
-        place = int.from_bytes(digest(task.data.model_dump_json(exclude={"idx"}).encode())[:8], "big")
-        sides["heldout" if place < share * 2.0**64 else "train"].append(task.data.model_dump(mode="json"))
+        asked = Prompt(prompt_id="-", text=task.data.model_dump_json(exclude={"idx"}), answer="")
+        sides["heldout" if is_held_out(asked, share) else "train"].append(task.data.model_dump(mode="json"))
     if not all(sides.values()):
         raise UserError("all tasks of the taskset are on one side: it needs more, or another held_out_share")
     return sides

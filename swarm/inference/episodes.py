@@ -18,7 +18,7 @@ import msgspec
 
 from swarm.errors import EchoError, ProtocolError
 from swarm.rollout.plane.effects import StepWanted
-from swarm.types import Observed, Parts, Rollout, SamplingRules, Unscored
+from swarm.types import Observed, Parts, Rollout, Unscored
 
 SEAT = 1
 STEP_S = 600.0  # Longest that a program may think: it may build and test something
@@ -41,7 +41,7 @@ class _Episode:
 
 
 class ExternalEpisodes:
-    """`run(episode, prompt_id)` has the program play, with requests whose session is `episode`."""
+    """`run(episode, prompt_id)` has the program play, with requests for `episode`."""
 
     def __init__(self, run: Callable[[str, str], Awaitable[Ended]], *, step_s: float = STEP_S) -> None:
         self._run, self._step_s = run, step_s
@@ -69,10 +69,10 @@ class ExternalEpisodes:
         self.end(wanted.episode)
         return _last(episode.run) if episode.run.done() else Unscored(reason=f"it took longer than {self._step_s:g} s")
 
-    async def continue_episode(self, session: str, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
-        """As server.Completions says. The plane has the rules itself."""
-        if (episode := self._open.get(session)) is None:
-            raise ProtocolError(f"no episode {session[:64]!r} is played: its run is over, or it was given up")
+    async def continue_episode(self, name: str, token_ids: Sequence[int]) -> Rollout:
+        """As server.Completions says."""
+        if (episode := self._open.get(name)) is None:
+            raise ProtocolError(f"no episode {name[:64]!r} is played: its run is over, or it was given up")
         if episode.asked.done():
             raise ProtocolError("a turn of this episode is drawn already: it has one conversation, turn by turn")
         if (known := len(episode.stream)) >= len(token_ids) or list(token_ids[:known]) != episode.stream:

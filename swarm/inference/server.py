@@ -29,8 +29,7 @@ ADDRESS = "inference.json"  # In the run directory, for its owner alone: where t
 BODY_BYTES = 2 << 20  # Of a request: MAX_TOKENS token ids of some ten characters each are 1.3 MB
 MAX_MESSAGES = 1024  # Of a chat: twice as many as an episode has turns
 REQUESTS = 4096  # That wait, each with a connection and its tokens: more than one learner's open episodes
-EPISODE, SESSION = "X-Echo-Episode", "X-Session-ID"
-"""Either names an episode. verifiers names each conversation by the second, in its own way, so we add the first."""
+EPISODE = "X-Echo-Episode"  # The header that names one
 
 TokenIds = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1, max_length=MAX_TOKENS)]
 NewTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
@@ -41,9 +40,9 @@ class Completions(Protocol):
         """Have any sampler draw with the current policy; it is not trained on. Raise EchoError if none does in time."""
         ...
 
-    async def continue_episode(self, session: str, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
-        """Return the next turn of a leased episode; `rules` are the run's. Raise ProtocolError for an unknown
-        session, or a conversation that does not begin with what was read and drawn before."""
+    async def continue_episode(self, episode: str, token_ids: Sequence[int]) -> Rollout:
+        """Return the next turn of a leased episode. Raise ProtocolError for an unknown one, or a conversation that does
+        not begin with what was read and drawn before."""
         ...
 
 
@@ -124,8 +123,7 @@ class Endpoint:
     async def _generate(self, request: web.Request) -> web.Response:
         token_ids = msgspec.json.decode(await request.read(), type=Generate).token_ids
         self._room(token_ids)
-        session = request.headers.get(EPISODE) or request.headers.get(SESSION) or ""
-        turn = await self._completions.continue_episode(session, token_ids, self._rules)
+        turn = await self._completions.continue_episode(request.headers.get(EPISODE, ""), token_ids)
         drawn = zip(turn.tokens(), array("f", turn.logprobs), strict=True)
         logprobs = {"content": [{"token": f"token_id:{one}", "logprob": logprob} for one, logprob in drawn]}
         choice = {"index": 0, "token_ids": list(turn.tokens()), "finish_reason": turn.finish, "logprobs": logprobs}

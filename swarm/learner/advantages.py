@@ -74,7 +74,7 @@ def returns_of(rollout: TrainRollout, rules: LearningRules, seat: int) -> list[f
     turns, shaped = turns_of(rollout, seat), shaped_reward(rollout, rules, seat)
     if rules.credit == "episode" or len(turns) < 2:
         return [shaped] if turns else []
-    # What no turn was given falls to the last one: a punishment, or the reward of a control.
+    # What no turn was given falls to the last one: a punishment.
     found, to_go, rest = list[float](), 0.0, shaped - sum(turn.reward for turn in turns)
     for turn in reversed(turns):
         to_go, rest = turn.reward + rest + rules.turn_discount * to_go, 0.0

@@ -14,7 +14,7 @@ import asyncio
 import json
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ import msgspec
 from swarm.audit.auditor import KEPT_EVIDENCE, Auditor, Calibration, Caught, Finding
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.rundir import write_json
-from swarm.rollout.plane.episodes import Drawn, drawn_parts
+from swarm.rollout.plane.episodes import part_of, reads_of
 from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes, Sample, seat_seed
-from swarm.types import NodeId, Rollout, Span, VersionId
+from swarm.types import NodeId, Rollout, Span, Turn, VersionId
 
 TIME_SHARE = 0.015
 """Of the time of all steps, for samplers that are neither new nor suspicious: with those that are it is to be 2 %."""
@@ -150,11 +150,14 @@ class Auditing:
 
     def unseen(self, batch: Sequence[Group]) -> list[Chosen]:
         """Return what of the batch is to be audited and has not been."""
-        drawn: defaultdict[tuple[str, NodeId], list[tuple[Group, Sample, Drawn]]] = defaultdict(list)
+        drawn: defaultdict[tuple[str, NodeId], list[tuple[Group, Sample, Rollout, Turn]]] = defaultdict(list)
         for group in batch:
             for sample in group.samples:
-                for name, part in _parts(group, sample):
-                    drawn[name, part.node].append((group, sample, part))
+                rollout = sample.rollout
+                assert rollout is not None
+                whole = Turn(start=0, end=rollout.length, node=sample.author or "")
+                for turn in rollout.turns or (whole,):
+                    drawn[rollout.rollout_id, NodeId(turn.node)].append((group, sample, rollout, turn))
         self._seen &= drawn.keys()
         found: list[Chosen] = []
         chosen = Counter[NodeId]()
@@ -164,10 +167,10 @@ class Auditing:
             share = self._auditor.share(node, self._class_of(node), chosen=chosen[node])
             if self._may_spend(share) and self._auditor.is_chosen(name, share):
                 chosen[node] += 1
-                for group, sample, part in parts:
-                    asked = (part.reads, group.rules.stop_token_ids, part.rollout)
-                    seed = seat_seed(sample.spec.seed, part.seat)
-                    found.append(Chosen(name, node, *asked, seed, in_full=share == 1))
+                for group, sample, rollout, turn in parts:
+                    reads, stops = reads_of(rollout, turn, group.prompt.token_ids), group.rules.stop_token_ids
+                    seed = seat_seed(sample.spec.seed, turn.seat)
+                    found.append(Chosen(name, node, reads, stops, part_of(rollout, turn), seed, in_full=share == 1))
         return found
 
     async def look(self, chosen: Sequence[Chosen]) -> dict[NodeId, str]:
@@ -296,11 +299,3 @@ class Auditing:
         known = {"node": verdict.node, "why": why, "detector": verdict.detector, "step": self.step}
         engine = self._class_of(verdict.node)
         write_json(path, {**known, "engine": engine, "audited_rollouts": verdict.audited, "evidence": evidence})
-
-
-def _parts(group: Group, sample: Sample) -> Iterator[tuple[str, Drawn]]:
-    """Yield what one node drew in one go, with the rollout's name."""
-    assert sample.rollout is not None
-    assert sample.author is not None
-    for part in drawn_parts(sample.rollout, group.prompt.token_ids, sample.author):
-        yield sample.rollout.rollout_id, part

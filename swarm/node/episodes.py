@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from swarm.errors import ProtocolError, UserError
-from swarm.inference.episodes import Ended, ExternalEpisodes
+from swarm.inference.episodes import ExternalEpisodes
 from swarm.inference.server import Endpoint, serving
 from swarm.learner.messages import Prepared
 from swarm.node.prompts import Prompts, Record, longest_completion, longest_turn
@@ -26,9 +25,6 @@ from swarm.tasks.base import Task
 from swarm.tasks.reward_pool import RewardPool, StepAsked
 from swarm.tasks.turns import TurnText
 from swarm.types import GroupId, Play, Rollout, SamplingRules
-
-if TYPE_CHECKING:
-    from swarm.environments.verifiers import VerifiersRuns
 
 SWEEP_S = 5.0  # Between two looks for programs whose episodes were given up; until then they wait for a turn in vain
 
@@ -74,8 +70,7 @@ class Answering:
         self, config: LeadConfig, task: Task, rewards: RewardPool, rollouts: RolloutService, run_dir: Path
     ) -> None:
         self._config, self._task, self._rewards, self._run_dir = config, task, rewards, run_dir
-        self._runs: VerifiersRuns | None = None
-        self._external = ExternalEpisodes(self._play) if task.is_external else None
+        self._external: ExternalEpisodes | None = None
         self.ask = rollouts.ask
 
     async def open(self, prompts: Prompts, prepared: Prepared, record: Record, exits: AsyncExitStack) -> None:
@@ -86,7 +81,7 @@ class Answering:
         sizes = {"context": prepared.context_tokens, "vocabulary": prepared.vocab_size}
         endpoint = Endpoint(self, text, rules, **sizes)
         url = await exits.enter_async_context(serving(endpoint, self._run_dir))
-        if self._external is not None:
+        if self._task.is_external:
             from swarm.environments.verifiers import Begin, VerifiersRuns
 
             begin = Begin(
@@ -97,10 +92,12 @@ class Answering:
                 stop_token_ids=stops,
                 began=record.began if template is not None else None,
                 arguments=self._config.chat_arguments,
+                system_prompt=self._config.system_prompt,
                 held_out_share=self._config.held_out_share,
             )
-            self._runs = VerifiersRuns(begin, endpoint.token, self._run_dir / "environment.log")
-            exits.push_async_callback(self._runs.close)
+            runs = VerifiersRuns(begin, endpoint.token, self._run_dir / "environment.log")
+            exits.push_async_callback(runs.close)
+            self._external = ExternalEpisodes(runs.run)
 
     async def step(self, wanted: StepWanted) -> Said:
         if self._external is not None:
@@ -111,21 +108,17 @@ class Answering:
         )
         return await self._rewards.step(asked)
 
-    async def continue_episode(self, session: str, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
+    async def continue_episode(self, episode: str, token_ids: Sequence[int]) -> Rollout:
         """As server.Completions says."""
         if self._external is None:
             raise ProtocolError("this run's episodes are played by its own environment: ask /v1/chat/completions")
-        return await self._external.continue_episode(session, token_ids, rules)
+        return await self._external.continue_episode(episode, token_ids)
 
     async def sweep(self, open_ones: Callable[[], Iterable[str]]) -> None:
         """Give up what plays episodes that are not open any more, until cancelled."""
         while self._external is not None:
             await asyncio.sleep(SWEEP_S)
             self._external.keep(set(open_ones()))
-
-    async def _play(self, episode: str, prompt_id: str) -> Ended:
-        assert self._runs is not None
-        return await self._runs.run(episode, prompt_id)
 
 
 def control_seed(run_seed: int, group_id: GroupId, index: int) -> int:

@@ -18,8 +18,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
 from swarm.tasks.base import Task
 from swarm.tasks.chat import ChatTemplate, load_chat_template
-from swarm.tasks.reward_child import completion_text
-from swarm.tasks.turns import TurnText
+from swarm.tasks.turns import TurnText, completion_text
 from swarm.types import MAX_TOKENS, Prompt
 
 RECORD = "task.json"  # Records what a run's prompts depend on besides its configuration
@@ -105,14 +104,14 @@ class Prompts:
 
     def encode(self, prompt: Prompt) -> Prompt:
         """Return `prompt` with token ids. The tokenizer decides about a BOS in plain text, the template in a chat."""
-        if self.turns is not None:
+        if self.turns is not None and prompt.messages:
             return msgspec.structs.replace(prompt, token_ids=tuple(self.turns.opening(prompt.messages)))
         encoded = self.tokenizer.encode(self.text(prompt), add_special_tokens=self.template is None)
         return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids))
 
     def boards(self, prompt: Prompt, said: Sequence[str]) -> list[str]:
         """Return the board after each turn of an episode, for people; none where its messages show it."""
-        environment = self.task.environment() if prompt.messages and not self.task.is_external else None
+        environment = self.task.environment() if prompt.messages else None
         if environment is None or environment.seats > 1:
             return []
         environment.reset(int(prompt.prompt_id.rpartition("-")[2]))
@@ -126,7 +125,7 @@ class Prompts:
         """Return the text that the model reads. Raise UserError with the prompt's id for a chat without a template, or
         if the template refuses it."""
         if self.template is None:
-            if self.turns is not None:
+            if self.turns is not None and prompt.messages:
                 return "".join(content for _, content in prompt.messages)
             if prompt.messages:
                 raise UserError(
@@ -236,7 +235,7 @@ def open_prompts(
     if chat and template is None:
         say("the model has no chat template: it is given the prompts as they are")
     turns = None
-    if task.environment() is not None and not task.is_external:
+    if task.environment() is not None:
         turns = TurnText(tokenizer, template if chat else None, record.stop_token_ids, config.system_prompt)
     return Prompts(
         task=task,

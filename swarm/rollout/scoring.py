@@ -28,7 +28,7 @@ Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]
 """Returns the outcomes of the first few rollouts, at least of one."""
 
 Said = tuple[Observed, ...] | Unscored
-Stepper = Callable[[StepWanted], Awaitable[Said]]
+Stepper = Callable[[StepWanted], Coroutine[Any, Any, Said]]
 """Has an environment answer the turns that it has not answered."""
 
 GATHER_S = 0.02
@@ -90,13 +90,14 @@ class Scoring:
     async def _step(self, wanted: Sequence[StepWanted]) -> None:
         assert self._stepper is not None
         async with asyncio.TaskGroup() as group:
-            waiting = {group.create_task(_answered(self._stepper, one)) for one in wanted}
+            asked = {group.create_task(self._stepper(one)): one for one in wanted}
+            waiting = {*asked}
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if waiting:
                     more, waiting = await asyncio.wait(waiting, timeout=GATHER_S)
                     done |= more
-                self._on_stepped([task.result() for task in done])
+                self._on_stepped([(asked[task], task.result()) for task in done])
 
     async def _score(self, wanted: list[ScoreWanted]) -> None:
         began = time.monotonic()
@@ -106,10 +107,6 @@ class Scoring:
             self.took_s += LATELY * (time.monotonic() - began - self.took_s)
             self._on_scored(wanted[: len(outcomes)], outcomes)
             wanted = wanted[len(outcomes) :]
-
-
-async def _answered(stepper: Stepper, wanted: StepWanted) -> tuple[StepWanted, Said]:
-    return wanted, await stepper(wanted)
 
 
 class RewardFailures:

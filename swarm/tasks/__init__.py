@@ -48,7 +48,6 @@ ENVIRONMENTS = {
     "sokoban": "puzzles:Sokoban",
     "knights-and-knaves": "puzzles:KnightsAndKnaves",
     "kuhn-poker": "poker:KuhnPoker",
-    "leduc-poker": "poker:LeducPoker",
     "calculator": "tools:Calculator",
     "python-tool": "tools:PythonTool",
     "gymnasium": "gymnasium:GymnasiumText",

@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -29,7 +29,7 @@ from swarm.process import limit_memory
 from swarm.tasks import load_task
 from swarm.tasks.base import RewardKind, Task, TaskOptions, random_score
 from swarm.tasks.chat import load_chat_template
-from swarm.tasks.turns import TurnText
+from swarm.tasks.turns import TurnText, completion_text
 from swarm.types import MAX_PARTS, MAX_TOKENS, PART_NAME_LENGTH, Observed, Prompt, Score
 
 MAX_LIVE = 1024  # Environments at hand: about what a step has open; an episode more only takes longer
@@ -240,13 +240,6 @@ def _send(answers: BinaryIO, outcome: Outcome) -> None:
 
 def framed(body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + body
-
-
-def completion_text(tokenizer: Tokenizer, token_ids: Sequence[int], stop_token_ids: Collection[int]) -> str:
-    """The text that a reward reads: the completion without the stop token at its end. Other special tokens stay in:
-    a model would learn to hide things in them if no reward could see them."""
-    kept = token_ids[:-1] if token_ids and token_ids[-1] in stop_token_ids else token_ids
-    return str(tokenizer.decode(kept, skip_special_tokens=False))
 
 
 def checked(score: object) -> Score:

@@ -78,16 +78,15 @@ class TurnText:
         return list(chain.from_iterable(map(self._encode, pieces)))
 
     def said(self, drawn: Sequence[int]) -> str:
-        """Return the text of a turn, as the environment reads it: without the stop token at its end."""
-        kept = drawn[:-1] if drawn and drawn[-1] in self._stops else drawn
-        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+        """Return the text of a turn, as the environment reads it."""
+        return completion_text(self._tokenizer, drawn, self._stops)
 
-    def check(self, opening: Messages = (("user", ""),)) -> str:
+    def check(self, opening: Messages = ()) -> str:
         """Compare what is appended with what the template makes of whole chats of two and three turns that begin as
         `opening` does. Return a line for the user, or "". UserError if the template rewrites earlier turns."""
         if self._template is None:
             return ""
-        chat = self._begun([(role, f"question {place}") for place, (role, _) in enumerate(opening)])
+        chat = self._begun([(role, f"question {place}") for place, (role, _) in enumerate(opening or [("user", "")])])
         shown = self._template.render(chat)
         is_other = False
         for said, answer in (("left", "You see\n\na wall."), ("right\nor up", "You are there.")):
@@ -141,3 +140,10 @@ class TurnText:
         """A word that no message holds: letters and digits alone, which no template changes."""
         texts = [text for _, text in (*self._system, *messages)]
         return next(mark for mark in map("EchoTurn{}".format, count()) if not any(mark in text for text in texts))
+
+
+def completion_text(tokenizer: Tokenizer, token_ids: Sequence[int], stop_token_ids: Collection[int]) -> str:
+    """The text that a reward reads: the completion without the stop token at its end. Other special tokens stay in:
+    a model would learn to hide things in them if no reward could see them."""
+    kept = token_ids[:-1] if token_ids and token_ids[-1] in stop_token_ids else token_ids
+    return str(tokenizer.decode(kept, skip_special_tokens=False))

@@ -34,8 +34,8 @@ class OnlyEpisodes:
     async def ask(self, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
         raise AssertionError
 
-    async def continue_episode(self, session: str, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
-        return await self.episodes.continue_episode(session, token_ids, rules)
+    async def continue_episode(self, episode: str, token_ids: Sequence[int]) -> Rollout:
+        return await self.episodes.continue_episode(episode, token_ids)
 
 
 Answer = Callable[[str], list[int]]
@@ -47,7 +47,7 @@ async def play(played: ExternalEpisodes, prompt: Prompt, answer: Answer, read: l
     turn: Rollout | None = None
     while True:
         group = GroupId(prompt.prompt_id)
-        begun = StepWanted(group_id=group, index=0, episode=group, prompt=prompt, seed=0, drawn=(), answered=0)
+        begun = StepWanted(group_id=group, index=0, episode=group, prompt=prompt, drawn=(), answered=0)
         wanted = replace(begun, drawn=tuple(drawn), answered=max(0, len(drawn) - 1))
         observed = await played.step(wanted, turn)
         assert not isinstance(observed, Unscored), observed
@@ -108,7 +108,7 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
 
 def test_a_lacking_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.environments.verifiers.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"echo-node\[verifiers\]"):
+    with pytest.raises(UserError, match="the extra `verifiers`"):
         VerifiersTask(TaskOptions(name="verifiers:x"), "x")
 
 

@@ -40,8 +40,7 @@ STALE_REASONS = ("stale", "bound_lowered")  # Reasons for a drop that claim some
 @dataclass(slots=True)
 class Report:
     """Counts, and a line for each breach. `payloads` counts right ones, `pruned` missing and `damaged` wrong ones. A
-    damaged payload is a breach only in a batch; elsewhere it counts as not accepted. The rewards of a control are not
-    those of its turns."""
+    damaged payload is a breach only in a batch; elsewhere it counts as not accepted."""
 
     groups_per_step: int
     group_size: int
@@ -55,7 +54,6 @@ class Report:
     pruned: int = 0
     damaged: int = 0
     breaches: list[str] = field(default_factory=list)
-    is_control: bool = False
 
     def breach(self, line: str) -> None:
         if len(self.breaches) < MAX_BREACHES:
@@ -63,18 +61,13 @@ class Report:
 
 
 def verify_run(
-    run_dir: Path,
-    *,
-    groups_per_step: int,
-    group_size: int,
-    checkpoints: Sequence[tuple[int, bytes]] = (),
-    is_control: bool = False,
+    run_dir: Path, *, groups_per_step: int, group_size: int, checkpoints: Sequence[tuple[int, bytes]] = ()
 ) -> Report:
     """Check the journal of a run. `checkpoints` holds step and lineage of each whole checkpoint. Raise UserError if
     this release cannot read the journal, Damaged if its database is missing or broken."""
     with reading(run_dir / DATABASE) as found:
         check_pages(found)
-        report = Report(groups_per_step, group_size, count_batches(found), is_control=is_control)
+        report = Report(groups_per_step, group_size, count_batches(found))
         _check_groups(found, run_dir / SEGMENTS, report)
         _check_lineage(found, report, checkpoints)
     return report
@@ -160,7 +153,7 @@ def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], segments: Pat
         if not says_the_same(one, payload):
             report.breach(f"the row of t{one.number}/{one.idx} says something else than its payload")
             continue
-        for line in episode_faults(decode_payload(payload), None if report.is_control else one.reward):
+        for line in episode_faults(decode_payload(payload), one.reward):
             report.breach(f"the episode t{one.number}/{one.idx} {line}")
 
 

@@ -52,8 +52,7 @@ class Buffer:
         batch = self.first(next_batch, max_staleness)
         assert len(batch) == self._batch_groups
         for group in batch:
-            del self._ready[group.oldest_version][group.order]
-        self._ready = {version: groups for version, groups in self._ready.items() if groups}
+            self.remove(group)
         return batch
 
     def _fresh(self, next_batch: int, max_staleness: int) -> list[int]:

@@ -59,14 +59,13 @@ class StepWanted:
     """Have the environment of an `episode` answer the turns that it has not answered, then call `observed`.
 
     `drawn` are the token ids (int32) of all its turns in order, of which the environment has answered `answered`. With
-    nothing drawn it is to begin. `episode` names this attempt, and no other in this life of the learner; `seed` is the
-    sample's. `nodes` drew the new turns, and `newest` is the last of them."""
+    nothing drawn it is to begin. `episode` names this attempt, and no other in this life of the learner. `nodes`
+    drew the new turns, and `newest` is the last of them."""
 
     group_id: GroupId
     index: int
     episode: str
     prompt: Prompt
-    seed: int
     drawn: tuple[bytes, ...]
     answered: int
     nodes: tuple[NodeId, ...] = ()

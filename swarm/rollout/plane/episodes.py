@@ -11,7 +11,6 @@ remember more than the texts of its turns, so a process that dies is no loss. A 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -218,32 +217,7 @@ def part_of(rollout: Rollout, turn: Turn) -> Rollout:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """What one node drew in one go, and all that it was to continue."""
-
-    node: NodeId
-    seat: int
-    prompt: tuple[int, ...]
-    before: Sequence[int]
-    rollout: Rollout
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        return (*self.prompt, *self.before)
-
-
-def drawn_parts(rollout: Rollout, prompt: tuple[int, ...], author: NodeId) -> Iterator[Drawn]:
-    """Yield the turns of an episode, or a completion of one turn, which `author` drew."""
-    if not rollout.turns:
-        yield Drawn(node=author, seat=0, prompt=prompt, before=(), rollout=rollout)
-    tokens = rollout.tokens()
-    for turn in rollout.turns:
-        begin = rollout.seats[turn.seat] if turn.seat < len(rollout.seats) else 0
-        yield Drawn(
-            node=NodeId(turn.node),
-            seat=turn.seat,
-            prompt=prompt if turn.seat == 0 else (),
-            before=tokens[begin : turn.start],
-            rollout=part_of(rollout, turn),
-        )
+def reads_of(rollout: Rollout, turn: Turn, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """Return all that a turn of an episode was to continue. `prompt` is the group's."""
+    begin = rollout.seats[turn.seat] if rollout.seats else 0
+    return (*(prompt if turn.seat == 0 else ()), *rollout.tokens()[begin : turn.start])

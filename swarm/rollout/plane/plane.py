@@ -574,7 +574,8 @@ class RolloutPlane:
             if found.score is None and group.episodes is None:
                 wanted.append(_score_wanted(group, found.rollout, found.node))
             elif found.score is None:
-                wanted += self._withdraw(group, found.rollout.index)
+                wanted += _returned(group, found.rollout.index)
+                self.leased.withdraw(group, found.rollout.index)
         if group.episodes is None:
             self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
         wanted += _beginnings(group)
@@ -675,7 +676,6 @@ def _step_wanted(group: Group, index: int, episode: Episode) -> StepWanted:
         index=index,
         episode=episode.name,
         prompt=group.prompt,
-        seed=group.samples[index].spec.seed,
         drawn=tuple(token_ids for _, token_ids in drawn),
         answered=episode.answered,
         nodes=tuple(node for node, _ in drawn[episode.answered :]),

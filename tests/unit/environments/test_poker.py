@@ -1,4 +1,4 @@
-"""Kuhn and Leduc poker: exact values, whose card is told to whom, and what nonsense costs."""
+"""Kuhn poker: exact values, whose card is told to whom, and what nonsense costs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.environments.base import Messages, Step
-from swarm.environments.poker import FINE, Hand, KuhnPoker, LeducPoker, Strategy, kuhn_equilibrium, leduc_by_rule
+from swarm.environments.poker import FINE, RULES, Hand, KuhnPoker, Strategy, kuhn_equilibrium
 from swarm.errors import UserError
 
-KUHN = [Hand(a + b, (1,), 1) for a, b in permutations("JQK", 2)]
+KUHN = [Hand(a + b) for a, b in permutations("JQK", 2)]
 SEEDS = st.integers(0, 2**40)
 WORDS = ("check", "bet", "fold", "call", "raise")
 
@@ -51,7 +51,7 @@ def test_nobody_gains_by_leaving_the_equilibrium(alpha: float) -> None:
         random = Random(seed)
 
         def other(hand: Hand, chances: dict[object, float] = chances, random: Random = random) -> Mapping[str, float]:
-            known = (hand.cards[hand.player], hand.rounds)
+            known = (hand.cards[hand.player], hand.said)
             bold = chances.setdefault(known, random.choice((0.0, 1.0, random.random())))
             return {hand.moves[0]: 1 - bold, hand.moves[1]: bold}
 
@@ -66,20 +66,8 @@ def test_random_players_lose_to_the_equilibrium_what_the_document_says() -> None
     assert kuhn_value(best, at_random) == pytest.approx(1 / 6)
 
 
-def test_random_players_lose_to_the_rule_what_the_document_says() -> None:
-    deals = [Hand("".join(cards), (2, 4), 2) for cards in permutations("JJQQKK", 3)]
-
-    def value(first: Strategy, second: Strategy) -> float:
-        return sum(expected(hand, first, second) for hand in deals) / len(deals)
-
-    assert value(at_random, at_random) == pytest.approx(-5 / 64)
-    assert value(at_random, leduc_by_rule) == pytest.approx(-187 / 180)
-    assert value(leduc_by_rule, at_random) == pytest.approx(3 / 4)
-    assert value(leduc_by_rule, leduc_by_rule) == pytest.approx(0)
-
-
 @pytest.mark.parametrize(
-    ("cards", "rounds", "won"),
+    ("cards", "moves", "won"),
     [
         ("KQ", ("check", "check"), 1),
         ("JQ", ("bet", "call"), -2),
@@ -88,49 +76,15 @@ def test_random_players_lose_to_the_rule_what_the_document_says() -> None:
         ("KQ", ("check", "bet", "call"), 2),
     ],
 )
-def test_kuhn_pays_as_its_rules_say(cards: str, rounds: tuple[str, ...], won: int) -> None:
-    hand = Hand(cards, (1,), 1)
-    for move in rounds:
+def test_kuhn_pays_as_its_rules_say(cards: str, moves: tuple[str, ...], won: int) -> None:
+    hand = Hand(cards)
+    for move in moves:
         assert move in hand.moves
         hand = hand.play(move)
     assert (hand.moves, hand.won()) == ((), won)
 
 
-@pytest.mark.parametrize(
-    ("cards", "moves", "won"),
-    [
-        ("JKJ", "check check check check", 1),
-        ("JKQ", "check check check check", -1),
-        ("QQK", "bet raise call bet raise call", 0),
-        ("QKQ", "bet raise call bet raise call", 13),
-        ("KQQ", "bet raise fold", -3),
-        ("KQQ", "check bet raise fold", 3),
-        ("KQJ", "bet call bet fold", 3),
-        ("KQJ", "check check check bet raise fold", 5),
-    ],
-)
-def test_leduc_pays_as_its_rules_say(cards: str, moves: str, won: int) -> None:
-    hand = Hand(cards, (2, 4), 2)
-    for move in moves.split():
-        assert move in hand.moves
-        hand = hand.play(move)
-    assert (hand.moves, hand.won()) == ((), won)
-
-
-def test_the_rule_player_raises_what_is_strong_and_folds_what_is_weak() -> None:
-    assert leduc_by_rule(Hand("KJQ", (2, 4), 2)) == {"bet": 1.0}
-    faced = Hand("KJQ", (2, 4), 2).play("bet")
-    assert leduc_by_rule(faced) == {"fold": 1.0}
-    assert leduc_by_rule(faced._replace(cards="KQQ")) == {"call": 1.0}
-    paired = faced._replace(cards="KQQ").play("call").play("bet")
-    assert leduc_by_rule(paired) == {"raise": 1.0}
-
-
-def make(name: str, opponent: str) -> KuhnPoker | LeducPoker:
-    return KuhnPoker(opponent=opponent) if name == "kuhn" else LeducPoker(opponent=opponent)
-
-
-def play(game: KuhnPoker | LeducPoker, seed: int, said: Random) -> tuple[list[Step], list[str]]:
+def play(game: KuhnPoker, seed: int, said: Random) -> tuple[list[Step], list[str]]:
     """The steps of an episode of random words, and all that was told, with whom it was told to."""
     told = [f"0 {game.reset(seed)}"]
     steps: list[Step] = []
@@ -140,13 +94,11 @@ def play(game: KuhnPoker | LeducPoker, seed: int, said: Random) -> tuple[list[St
     return steps, told
 
 
-@given(SEEDS, SEEDS, st.sampled_from(["kuhn", "leduc"]), st.sampled_from(["self", "random", "fixed"]))
-def test_every_hand_ends_in_time_within_its_bounds_and_is_the_same_again(
-    seed: int, said: int, name: str, opponent: str
-) -> None:
-    game = make(name, opponent)
+@given(SEEDS, SEEDS, st.sampled_from(["self", "random", "fixed"]))
+def test_every_hand_ends_in_time_within_its_bounds_and_is_the_same_again(seed: int, said: int, opponent: str) -> None:
+    game = KuhnPoker(opponent=opponent)
     steps, told = play(game, seed, Random(said))
-    assert (steps, told) == play(game, seed, Random(said)) == play(make(name, opponent), seed, Random(said))
+    assert (steps, told) == play(game, seed, Random(said)) == play(KuhnPoker(opponent=opponent), seed, Random(said))
     assert len(steps) <= game.max_turns
     fines = FINE * sum(step.parts.get("illegal_moves", 0) for step in steps)
     returns = [sum(step.rewards[player] for step in steps) for player in range(game.seats)]
@@ -158,15 +110,15 @@ def test_every_hand_ends_in_time_within_its_bounds_and_is_the_same_again(
         assert sum(returns) == pytest.approx(-fines), "what one wins the other loses"
 
 
-@given(SEEDS, SEEDS, st.sampled_from(["kuhn", "leduc"]), st.sampled_from([0, 1]))
-def test_nobody_is_told_the_other_card(seed: int, said: int, name: str, hidden: int) -> None:
+@given(SEEDS, SEEDS, st.sampled_from([0, 1]))
+def test_nobody_is_told_the_other_card(seed: int, said: int, hidden: int) -> None:
     """Another hidden card changes no message of the player that may not see it."""
-    game, other = make(name, "self"), make(name, "self")
+    game, other = KuhnPoker(), KuhnPoker()
     first = game.reset(seed)
     assert other.reset(seed) == first
     mine = game._hand.cards[1 - hidden]
     for card in "JQK":
-        if name == "kuhn" and card == mine:
+        if card == mine:
             continue
         random = Random(said)
         first = game.reset(seed)
@@ -175,7 +127,7 @@ def test_nobody_is_told_the_other_card(seed: int, said: int, name: str, hidden: 
         cards[hidden] = card
         other._hand = other._hand._replace(cards="".join(cards))
         seat, messages, done = 0, first, False
-        their_messages: Messages = (("user", f"{game.rules}\n\n{other._hand.told()}"),)
+        their_messages: Messages = (("user", f"{RULES}\n\n{other._hand.told()}"),)
         while not done:
             if seat != hidden:
                 assert their_messages == messages
@@ -186,17 +138,17 @@ def test_nobody_is_told_the_other_card(seed: int, said: int, name: str, hidden: 
 
 
 def test_each_player_begins_with_all_that_it_has_to_know() -> None:
-    game = LeducPoker()
-    assert game.reset(7)[0][1].startswith(f"{game.rules}\n\nYou play first.")
-    step = game.step("I would say: Bets.")
+    game = KuhnPoker()
+    assert game.reset(7)[0][1].startswith(f"{RULES}\n\nYou play first.")
+    step = game.step("I would say: Checks.")
     assert (step.seat, step.parts) == (1, {})
     told = step.messages[0][1]
-    assert told.startswith(f"{game.rules}\n\nYou play second.")
-    assert "they bet" in told
-    later = game.step("raise")
+    assert told.startswith(f"{RULES}\n\nYou play second.")
+    assert "they check" in told
+    later = game.step("bet")
     assert later.seat == 0
     assert later.messages[0][1].startswith("You play first.")
-    assert "you bet, they raise" in later.messages[0][1]
+    assert "you check, they bet" in later.messages[0][1]
 
 
 def test_the_policy_sits_in_both_places_against_an_opponent() -> None:
@@ -237,7 +189,7 @@ def test_nothing_is_won_without_playing_well() -> None:
     assert all(mean_return(KuhnPoker(opponent="fixed"), word) < 0 for word in WORDS)
 
 
-def mean_return(game: KuhnPoker | LeducPoker, word: str, hands: int = 2000) -> float:
+def mean_return(game: KuhnPoker, word: str, hands: int = 2000) -> float:
     total = 0.0
     for seed in range(hands):
         game.reset(seed)
@@ -250,6 +202,4 @@ def mean_return(game: KuhnPoker | LeducPoker, word: str, hands: int = 2000) -> f
 
 def test_what_cannot_be_is_refused_in_a_line() -> None:
     with pytest.raises(UserError, match="say self, random or fixed"):
-        LeducPoker(opponent="me")
-    with pytest.raises(UserError, match="alpha from 0 to 1/3"):
-        KuhnPoker(alpha=0.5)
+        KuhnPoker(opponent="me")

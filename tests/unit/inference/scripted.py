@@ -48,12 +48,11 @@ class ScriptedPolicy:
         self.rules.append(rules)
         return self._next("", token_ids)
 
-    async def continue_episode(self, session: str, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
-        assert rules == RULES
-        return self._next(session, token_ids)
+    async def continue_episode(self, episode: str, token_ids: Sequence[int]) -> Rollout:
+        return self._next(episode, token_ids)
 
-    def _next(self, session: str, token_ids: Sequence[int]) -> Rollout:
-        self.asked.append((session, tuple(token_ids)))
+    def _next(self, episode: str, token_ids: Sequence[int]) -> Rollout:
+        self.asked.append((episode, tuple(token_ids)))
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

@@ -15,7 +15,6 @@ from swarm.errors import ChildFailed, ProtocolError
 from swarm.inference.episodes import SEAT, Ended, ExternalEpisodes
 from swarm.rollout.plane.effects import StepWanted
 from swarm.types import GroupId, Observed, Prompt, Rollout, Unscored
-from tests.unit.inference.scripted import RULES
 
 Program = Callable[[Callable[[Sequence[int]], Awaitable[list[int]]]], Awaitable[Ended]]
 """Plays an episode: it is given what asks for a turn with token ids, and returns what was drawn."""
@@ -28,7 +27,7 @@ def episodes(program: Program, **options: float) -> ExternalEpisodes:
         assert prompt_id == PROMPT.prompt_id
 
         async def ask(token_ids: Sequence[int]) -> list[int]:
-            return list((await found.continue_episode(episode, token_ids, RULES)).tokens())
+            return list((await found.continue_episode(episode, token_ids)).tokens())
 
         return await program(ask)
 
@@ -43,7 +42,6 @@ def wanted(*turns: Sequence[int], answered: int | None = None) -> StepWanted:
         index=3,
         episode="e",
         prompt=PROMPT,
-        seed=1,
         drawn=drawn,
         answered=max(0, len(drawn) - 1) if answered is None else answered,
     )
@@ -80,7 +78,7 @@ async def test_each_request_is_the_next_turn_and_the_end_has_the_reward() -> Non
     assert await played.step(wanted([3], [6]), turn(6)) == (end,)
     # Nothing is kept of it.
     with pytest.raises(ProtocolError, match="no episode 'e'"):
-        await played.continue_episode("e", [1], RULES)
+        await played.continue_episode("e", [1])
 
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
@@ -135,7 +133,7 @@ async def test_an_episode_has_one_conversation() -> None:
     played = episodes(program)
     await played.step(wanted())
     with pytest.raises(ProtocolError, match="one conversation"):
-        await played.continue_episode("e", [1], RULES)
+        await played.continue_episode("e", [1])
 
 
 async def test_a_program_that_dies_costs_its_episode() -> None:

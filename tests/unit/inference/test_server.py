@@ -34,7 +34,7 @@ async def post(
 
 async def test_a_turn_comes_back_as_token_ids_with_a_log_prob_each() -> None:
     policy = ScriptedPolicy(drawn("ab$"))
-    status, answer = await post(policy, GENERATE, {"model": "m", "token_ids": [3, 4]}, **{"X-Session-ID": "e1"})
+    status, answer = await post(policy, GENERATE, {"model": "m", "token_ids": [3, 4]}, **{"X-Echo-Episode": "e1"})
     (choice,) = answer["choices"]
     assert status == 200
     assert policy.asked == [("e1", (3, 4))]
@@ -42,12 +42,6 @@ async def test_a_turn_comes_back_as_token_ids_with_a_log_prob_each() -> None:
     assert choice["logprobs"]["content"] == [
         {"token": f"token_id:{one}", "logprob": value} for one, value in ((1, -0.25), (2, -0.5), (0, -0.75))
     ]
-
-
-async def test_our_own_header_names_the_episode_before_the_one_of_a_conversation() -> None:
-    policy = ScriptedPolicy(drawn("a"))
-    await post(policy, GENERATE, {"token_ids": [3]}, **{"X-Session-ID": "trace", "X-Echo-Episode": "ours"})
-    assert policy.asked == [("ours", (3,))]
 
 
 @pytest.mark.parametrize("path", [GENERATE, CHAT])

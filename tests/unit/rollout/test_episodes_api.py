@@ -155,9 +155,7 @@ async def test_turns_that_are_answered_together_are_leased_together() -> None:
 
 
 def wanted(index: int) -> StepWanted:
-    return StepWanted(
-        group_id=GroupId("t0"), index=index, episode="", prompt=prompt(), seed=0, drawn=(b"",), answered=0
-    )
+    return StepWanted(group_id=GroupId("t0"), index=index, episode="", prompt=prompt(), drawn=(b"",), answered=0)
 
 
 class Slow:

@@ -151,7 +151,6 @@ def test_one_that_gives_messages_and_steps(own: str) -> None:
     environment = task.environment()
     assert environment is not None
     assert environment.step("").rewards == (0.5,)
-    assert not environment.is_open
 
 
 def test_faults_of_the_users_environment_are_told(own: str) -> None:

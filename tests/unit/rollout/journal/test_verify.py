@@ -226,8 +226,8 @@ def span(start: int, end: int) -> Span:
     return Span(version=v(0), start=start, end=end)
 
 
-def verified_episodes(directory: Path, *, is_control: bool = False) -> Report:
-    return verify_run(directory, groups_per_step=1, group_size=SIZE, is_control=is_control)
+def verified_episodes(directory: Path) -> Report:
+    return verify_run(directory, groups_per_step=1, group_size=SIZE)
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,3 @@ def test_each_fault_of_an_episode_is_found(tmp_path: Path, first: Rollout, rewar
     (line,) = verified_episodes(tmp_path).breaches
     assert line.startswith("the episode t0/0 ")
     assert breach in line
-
-
-def test_the_rewards_of_a_control_are_not_those_of_its_turns(tmp_path: Path) -> None:
-    record_episodes(tmp_path, played(), reward=0.5)
-    assert verified_episodes(tmp_path, is_control=True).breaches == []

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
 
-from swarm.rollout.journal.entries import GroupDropped, RolloutAccepted, RolloutReturned, RolloutScored, SamplesLeased
-from swarm.rollout.plane.effects import Answered, Effect, Evaluated, GenerationFailed, StepWanted
-from swarm.rollout.plane.episodes import STICKY_S, EpisodeRules, drawn_parts
+from swarm.rollout.journal.entries import (
+    GroupDropped,
+    Record,
+    RolloutAccepted,
+    RolloutReturned,
+    RolloutScored,
+    SamplesLeased,
+)
+from swarm.rollout.plane.effects import Answered, Effect, Evaluated, GenerationFailed, Granted, StepWanted
+from swarm.rollout.plane.episodes import STICKY_S, EpisodeRules, part_of, reads_of
 from swarm.rollout.plane.leases import seat_seed
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease, NodeId, Observed, Play, Rollout, Span, Turn, VersionId
@@ -27,6 +36,7 @@ from tests.builders import (
     v,
     verdict_of,
 )
+from tests.simulator.rollouts.ledger import Ledger
 
 PROMPT = (1, 3, 13)
 PLAY = Play(task="lake", prompt_id="lake-0", max_turns=3, max_tokens=40)
@@ -107,12 +117,14 @@ def test_the_parts_of_an_episode_are_what_each_node_was_leased() -> None:
     wanted, _ = draw(plane, second, 5)
     accepted, *_ = observe(plane, wanted, says(done=True))
     assert isinstance(accepted, RolloutAccepted)
-    parts = list(drawn_parts(accepted.rollout, PROMPT, BOB))
-    assert [(part.node, part.reads, part.rollout.token_ids) for part in parts] == [
-        (ALICE, first.prompt_token_ids, ints(4, STOP)),
-        (BOB, second.prompt_token_ids, ints(5, STOP)),
+    one = accepted.rollout
+    parts = [part_of(one, turn) for turn in one.turns]
+    assert [(turn.node, reads_of(one, turn, PROMPT)) for turn in one.turns] == [
+        (ALICE, first.prompt_token_ids),
+        (BOB, second.prompt_token_ids),
     ]
-    assert [part.rollout.spans[0].end for part in parts] == [2, 2]
+    assert [part.token_ids for part in parts] == [ints(4, STOP), ints(5, STOP)]
+    assert [part.spans[0].end for part in parts] == [2, 2]
 
 
 def test_a_limit_of_turns_or_tokens_ends_an_episode() -> None:
@@ -375,7 +387,7 @@ def test_players_have_streams_and_seeds_of_their_own() -> None:
     assert one.spans == (Span(version=v(0), start=0, end=2), Span(version=v(0), start=4, end=6))
     assert [(turn.start, turn.end, turn.seat, turn.reward) for turn in one.turns] == [(0, 2, 0, -1.0), (4, 6, 1, 1.0)]
     assert (scored.score.reward, scored.score.parts) == (-1.0, {"reward_of_player_2": 1.0})
-    assert [part.reads for part in drawn_parts(one, PROMPT, ALICE)] == [PROMPT, (9, 9)]
+    assert [reads_of(one, turn, PROMPT) for turn in one.turns] == [PROMPT, (9, 9)]
 
 
 def test_an_environment_that_begins_says_what_is_read_first() -> None:
@@ -384,14 +396,41 @@ def test_an_environment_that_begins_says_what_is_read_first() -> None:
     (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
     assert (wanted.drawn, wanted.nodes) == ((), ())
     assert refusal(plane, ALICE, 0) == "paced"
+    (group,) = (group for group in plane.leased.groups() if group.group_id == wanted.group_id)
     observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1))
     (lease,) = ask(plane, ALICE, 0, 1)
     assert (lease.turn, lease.prompt_token_ids) == (0, (5, 6))
-    assert lease.samples[0].seed == seat_seed(wanted.seed, 1)
+    assert lease.samples[0].seed == seat_seed(group.samples[0].spec.seed, 1)
     wanted, _ = draw(plane, lease, 4)
     assert wanted.newest == rollout(group_id="t0", tokens=(4, STOP))
     observe(plane, wanted, Observed(token_ids=ints(7), seat=1))
     assert ask(plane, ALICE, 0, 1)[0].samples[0].seed == lease.samples[0].seed
+
+
+def test_an_episode_on_record_without_a_score_begins_once_in_the_next_life() -> None:
+    """The learner died between the two records."""
+    rules = EpisodeRules(max_turns=3, max_tokens=40, begins=True)
+    plane, ledger = plane_of(rules, size=2), Ledger(2, never)
+    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
+    first, _ = of_kind(begun, StepWanted)
+    assert isinstance(first, StepWanted)
+    observe(plane, first, Observed(token_ids=ints(5, 6), seat=1))
+    *said, _ = plane.ask(ALICE, v(0), 1, now=0.0)
+    (granted,) = of_kind(plane.ask(ALICE, v(0), 1, now=0.0, holding=[]), Granted)
+    assert isinstance(granted, Granted)
+    wanted, _ = draw(plane, granted.leases[0])
+    accepted, scored, *_ = observe(plane, wanted, Observed(rewards=(0.0, 1.0), seat=1, done=True))
+    assert isinstance(scored, RolloutScored)
+    ledger.read([one for one in (*begun, *said, accepted) if isinstance(one, Record)])
+
+    later = RolloutPlane(replace(plane.rules, life=1), prompts=prompt)
+    effects = later.restore(ledger.run(), now=100.0)
+    assert [one.index for one in effects if isinstance(one, RolloutReturned)] == [wanted.index]
+    assert sorted(one.index for one in effects if isinstance(one, StepWanted)) == [0, 1]
+
+
+def never(rule: str, what: str) -> NoReturn:
+    raise AssertionError(f"{rule}: {what}")
 
 
 def test_an_attempt_that_was_given_up_costs_the_next_one_nothing() -> None:
