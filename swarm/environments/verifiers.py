@@ -68,10 +68,10 @@ class VerifiersTask(Task, Environment):
         self.name, self.description = options.name, f"the taskset {module} of verifiers"
 
     def prompt(self, index: int) -> Prompt:
-        return Prompt(prompt_id=f"train-{index}", text=f"{self.name} {index}", answer="")
+        return Prompt(prompt_id=f"train-{index}", text=f"task {index}", answer="")
 
     def held_out(self, count: int) -> Sequence[Prompt]:
-        return [Prompt(prompt_id=f"heldout-{i}", text=f"{self.name} {i}, held out", answer="") for i in range(count)]
+        return [Prompt(prompt_id=f"heldout-{i}", text=f"held out {i}", answer="") for i in range(count)]
 
     def environment(self) -> Environment:
         return self

@@ -278,7 +278,7 @@ class RolloutService:
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
         """Begin a held-out round for samplers that hold `version` or a newer one, and wait for the scores."""
         self._evaluated = asyncio.get_running_loop().create_future()
-        self._opened.evaluate(version, prompts)
+        self._perform(self._opened.evaluate(version, prompts))
         self._chances.tell()
         return await self._evaluated
 

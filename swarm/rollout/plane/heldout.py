@@ -46,13 +46,14 @@ class HeldOutRound:
     def open(self) -> bool:
         return bool(self._scores)
 
-    def begin(self, table: LeaseTable, version: VersionId, prompts: Sequence[Prompt], *, bound: int) -> None:
-        """Open a group for each prompt, for samplers that hold `version` or a newer one. `bound` is S."""
+    def begin(self, table: LeaseTable, version: VersionId, prompts: Sequence[Prompt], *, bound: int) -> list[Group]:
+        """Open and return a group for each prompt, for samplers that hold `version` or a newer one. `bound` is S."""
         assert not self._scores
         assert prompts
         self._rounds += 1
         self._version = version.version
         self._leased = self._leased_here = 0
+        groups: list[Group] = []
         for order, prompt in enumerate(prompts):
             name = GroupId(f"e{self._life}.{self._rounds}-{order}")
             self._scores[name] = None
@@ -66,7 +67,8 @@ class HeldOutRound:
                 bound=bound,
                 episodes=self._episodes,
             )
-            table.open(group, self._samples)
+            groups.append(table.open(group, self._samples))
+        return groups
 
     def allowance(self, capacity: int) -> int:
         """Return how many of the next `capacity` samples may be held-out ones that go before training work."""

@@ -437,10 +437,11 @@ class RolloutPlane:
         self.max_staleness = max_staleness
         return self._expire()
 
-    def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
+    def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> list[StepWanted]:
         """Begin a held-out round for samplers that hold `version` or a newer one."""
-        self._round.begin(self.leased, version, prompts, bound=self.max_staleness)
         self._pacing.raise_aim(ROUND_STEPS, self.max_staleness)
+        groups = self._round.begin(self.leased, version, prompts, bound=self.max_staleness)
+        return [wanted for group in groups for wanted in _beginnings(group)]
 
     @property
     def evaluating(self) -> bool:

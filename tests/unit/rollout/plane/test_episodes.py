@@ -407,6 +407,13 @@ def test_an_environment_that_begins_says_what_is_read_first() -> None:
     assert ask(plane, ALICE, 0, 1)[0].samples[0].seed == lease.samples[0].seed
 
 
+def test_held_out_episodes_begin_with_their_round() -> None:
+    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, begins=True))
+    begun = plane.evaluate(v(0), [prompt(0), prompt(1)])
+    assert [(one.group_id, one.index, one.drawn) for one in begun] == [("e0.1-0", 0, ()), ("e0.1-1", 0, ())]
+    assert plane_of().evaluate(v(0), [prompt(0)]) == [], "a prompt says what is read first"
+
+
 def test_an_episode_on_record_without_a_score_begins_once_in_the_next_life() -> None:
     """The learner died between the two records."""
     rules = EpisodeRules(max_turns=3, max_tokens=40, begins=True)
