@@ -500,7 +500,7 @@ class DemoConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     samplers: Annotated[int, Field(ge=1, le=16), Flag(MOST, "Sampler processes.")] = 3
-    steps: Annotated[Whole, Flag(MOST, "Learner steps at most.")] = 200
+    steps: Annotated[Whole, Flag(MOST, "Learner steps at most; of an --environment 100.")] = 200
     kill_one: Annotated[bool, Flag(MOST, "SIGKILL a sampler half-way.")] = False
     kill_learner: Annotated[
         int, Field(ge=0, le=100), Flag(MOST, "How many times to SIGKILL the learner at a random moment and resume it.")

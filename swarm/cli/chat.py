@@ -12,7 +12,7 @@ import typer
 from swarm.errors import UserError
 from swarm.types import printable
 
-ANSWER_S = 600.0  # Longest wait for an answer: every sampler may be busy with a long completion
+ANSWER_S = 130.0  # The learner itself says after 120 (QUESTION_S of rollout/api.py) that nobody has answered
 
 
 def chat(

@@ -95,7 +95,8 @@ class PythonTool(ToolEpisode):
         try:
             self.use("print()")
         except ValueError as error:
-            raise UserError(f"{self.name} runs programs that samplers send, which needs a sandbox: {error}") from error
+            why = " ".join(str(error).split())
+            raise UserError(f"{self.name} runs programs that samplers send, which needs a sandbox: {why}") from error
 
     def use(self, call: str) -> str:
         command = (os.path.realpath(sys.executable), "-SsP", confined.__file__)

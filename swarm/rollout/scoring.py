@@ -7,6 +7,7 @@ has the sample drawn again or drops its group (plane.unscorable), so the data la
 
 A reward that only fails ends the run in any case, or volunteers would work for nothing. It does so after MAX_IN_A_ROW
 failures without a score between them, or MAX_OF_ONE if the reward has worked before and one node drew all the rollouts.
+A turn that an environment answers counts as a score, so one that fails in late turns alone is left to an alarm.
 """
 
 from __future__ import annotations

@@ -61,8 +61,11 @@ def environment_task(options: TaskOptions, path: str, text: str) -> Task:
     fields = [(p.name, hints[p.name]) if p.default is p.empty else (p.name, hints[p.name], p.default) for p in known]
     fitting = msgspec.defstruct("Options", fields, kw_only=True, forbid_unknown_fields=True)
     parts = [part if "=" in part else f"{known[0].name if known else '?'}={part}" for part in text.split(",") if part]
+    given = dict(part.split("=", 1) for part in parts)
+    if len(given) < len(parts):
+        raise UserError(f"{options.name} names an option twice: only the first may stand without its key")
     try:
-        found = msgspec.convert(dict(part.split("=", 1) for part in parts), fitting, strict=False)
+        found = msgspec.convert(given, fitting, strict=False)
     except msgspec.ValidationError as error:
         raise UserError(
             f"{options.name}: {error}; write NAME:KEY=VALUE,... with these keys: {[p.name for p in known]}"

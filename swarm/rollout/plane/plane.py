@@ -148,7 +148,7 @@ class RolloutPlane:
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
         """Continue where the records of an earlier process end. Call it before anything else. Samples that were leased
-        then count as leased still."""
+        then count as leased still; episodes begin again."""
         assert self._opened == 0
         self.next_batch, self._opened, self._replaced = run.next_batch, run.opened, run.replaced
         return [effect for group in run.groups for effect in self._restore_group(group, now=now)] + self._expire()

@@ -53,6 +53,8 @@ def test_options_are_those_of_the_environment() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("frozen-lake:5,6", "names an option twice"),
+        ("frozen-lake:size=5,size=6", "names an option twice"),
         ("frozen-lake:sise=3", r"unknown field `sise`; .* these keys: \['size', 'holes'\]"),
         ("frozen-lake:size=big", "Expected `int`, got `str` - at `\\$.size`"),
         ("frozen-lake:size=10", "set size to 2 to 9"),
