@@ -22,6 +22,7 @@ from swarm.node.rundir import create_run_directory
 from swarm.node.training import train_group
 from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.rollout.messages import LeasedRollouts, Submission
+from swarm.rollout.plane.leases import sample_seed
 from swarm.settings import LeadConfig
 from swarm.types import GroupId, Score
 from tests.builders import ALICE, lease, prompt, ready_group, rollout
@@ -179,8 +180,12 @@ def test_the_trainer_gets_every_rollout_with_its_reward_and_its_age() -> None:
 
 
 def test_the_control_reward_of_a_rollout_depends_on_its_name_alone() -> None:
-    assert control_seed(7, GroupId("t0"), 0) == control_seed(7, GroupId("t0"), 0) != control_seed(7, GroupId("t0"), 1)
-    assert control_seed(7, GroupId("t0"), 0) != control_seed(8, GroupId("t0"), 0)
+    """On nothing of the process: a resumed run gives the same rewards."""
+    seed = control_seed(7, GroupId("t0"), 0)
+    assert seed == 2296641481132332793
+    others = [(7, "t0", 1), (7, "t1", 0), (8, "t0", 0)]
+    assert seed not in {control_seed(run, GroupId(group), index) for run, group, index in others}
+    assert seed != sample_seed(7, GroupId("t0"), 0), "what a sample is drawn from says nothing about its reward"
 
 
 # -- a sampler's small parts ---------------------------------------------------------------------------------

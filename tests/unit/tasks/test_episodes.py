@@ -31,7 +31,7 @@ def test_training_and_held_out_starts_never_meet(name: str) -> None:
         environment = task.environment()
         assert environment is not None
         assert tuple(environment.reset(_seed(trained[7]))) == trained[7].messages
-        assert trained[7].text == environment.board() or trained[7].messages[-1][1]
+        assert trained[7].text == (environment.board() or trained[7].messages[-1][1])
     assert load_task(TaskOptions(name=name, seed=1)).prompt(0) != load_task(TaskOptions(name=name, seed=2)).prompt(0)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NoReturn
+
+import pytest
 
 from swarm.rollout.journal.entries import (
     GroupDropped,
@@ -15,10 +18,11 @@ from swarm.rollout.journal.entries import (
     SamplesLeased,
 )
 from swarm.rollout.plane.effects import Answered, Effect, Evaluated, GenerationFailed, Granted, StepWanted
-from swarm.rollout.plane.episodes import STICKY_S, EpisodeRules, part_of, reads_of
-from swarm.rollout.plane.leases import seat_seed
+from swarm.rollout.plane.episodes import STICKY_S, Episode, EpisodeRules, part_of, reads_of
+from swarm.rollout.plane.grant import MOST_TOKENS
+from swarm.rollout.plane.leases import RETRY_S, seat_seed
 from swarm.rollout.plane.plane import RolloutPlane
-from swarm.types import Lease, NodeId, Observed, Play, Rollout, Span, Turn, VersionId
+from swarm.types import Lease, NodeId, Observed, Play, Prompt, Rollout, Span, Turn, VersionId
 from tests.builders import (
     ALICE,
     BOB,
@@ -140,6 +144,20 @@ def test_a_limit_of_turns_or_tokens_ends_an_episode() -> None:
     assert (accepted.rollout.finish, accepted.rollout.token_ids) == ("length", ints(4, STOP))
 
 
+def test_an_episode_ends_before_it_is_more_than_a_rollout_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all players together: in tokens, each of the others with as many as it may still have, and in versions."""
+    rules = EpisodeRules(max_turns=9, max_tokens=40)
+    for name, most in (("MAX_TOKENS", 4 + 40), ("MOST_SPANS", 2)):
+        monkeypatch.undo()
+        monkeypatch.setattr(f"swarm.rollout.plane.episodes.{name}", most)
+        episode = Episode(name="e")
+        ended = []
+        for seat in (1, 0, 1):
+            episode.take(ALICE, rollout(tokens=(4, STOP)))
+            ended.append(episode.observe(says(7, seat=seat), rules))
+        assert ended == ["", "", "length"], name
+
+
 def test_the_last_tokens_of_an_episode_bound_a_turn() -> None:
     plane = plane_of(EpisodeRules(max_turns=5, max_tokens=5))
     wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
@@ -216,6 +234,28 @@ def test_the_turns_of_one_answer_fit_into_a_reply() -> None:
     assert len(given) == 2
 
 
+def test_the_prompts_of_all_groups_fit_into_a_reply_together() -> None:
+    """Two thirds of it each: two come in an answer, whether they are openings or turns, and others in the next one."""
+    long = Prompt(prompt_id="long", text="", answer="", token_ids=(1,) * (MOST_TOKENS * 2 // 3))
+    plane = RolloutPlane(plane_of(groups=4).rules, prompts=lambda number: long)
+    plane.published(v(0))
+
+    def given() -> list[Lease]:
+        *_, answer = plane.ask(ALICE, v(0), 4, now=0.0, at_once=4)
+        assert isinstance(answer, Granted)
+        return [*answer.leases]
+
+    openings = [given(), given()]
+    assert [[one.group_id for one in each] for each in openings] == [["t0", "t1"], ["t2", "t3"]]
+    for first in chain.from_iterable(openings):
+        observe(plane, draw(plane, first)[0], says(7))
+    turns = [given(), given()]
+    assert [[(one.group_id, one.turn) for one in each] for each in turns] == [
+        [("t0", 1), ("t1", 1)],
+        [("t2", 1), ("t3", 1)],
+    ]
+
+
 def test_a_nodes_own_turns_are_those_that_are_kept_for_it() -> None:
     plane = begun(ALICE, BOB)
     (group,) = plane.leased.groups()
@@ -246,6 +286,20 @@ def test_each_failure_of_a_turn_counts_once() -> None:
     (second,) = ask(plane, BOB, 0, 1)
     assert (first.samples[0].attempt, second.samples[0].attempt) == (0, 1)
     assert of_kind(plane.submit(BOB, second, failed, now=0.0), GenerationFailed)
+
+
+def test_who_failed_a_turn_that_others_drew_may_have_the_next_one() -> None:
+    """A long episode has a right to some failures."""
+    plane = begun(ALICE)
+    for node in (BOB, NodeId("carol")):
+        plane.beat(node, now=0.0)
+    plane.submit(ALICE, ask(plane, ALICE, 0, 1)[0], failed_rollout(), now=0.0)
+    assert refusal(plane, ALICE, 0) == "paced"
+    wanted, _ = draw(plane, ask(plane, BOB, 0, 1)[0], 5)
+    observe(plane, wanted, says(7))
+    plane.leave(BOB)
+    (after,) = ask(plane, ALICE, 0, 1)
+    assert (after.turn, after.samples[0].attempt) == (2, 0)
 
 
 def test_a_turn_is_an_answer_of_its_node() -> None:
@@ -548,6 +602,18 @@ def test_a_sampler_that_plays_alone_is_believed_as_far_as_the_environment_says_t
     assert ask(plane, BOB, 0, 1)[0].samples[0].index == 1
 
 
+def test_who_said_what_the_environment_did_not_gets_one_sample_at_a_time() -> None:
+    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, play=PLAY), size=2, groups=2)
+    (lease, *_) = ask(plane, ALICE, 0, 4)
+    forged = played(lease, 0, (4, STOP, 8, 5, STOP), [(0, 2), (3, 5)])
+    (wanted,) = of_kind(plane.submit(ALICE, lease, forged, now=0.0), StepWanted)
+    assert isinstance(wanted, StepWanted)
+    observe(plane, wanted, says(7), says(done=True))
+    plane.leave(ALICE)
+    assert [len(one.samples) for one in ask(plane, ALICE, 0, 4, now=RETRY_S)] == [1]
+    assert refusal(plane, ALICE, 0, 4, now=RETRY_S) == "paced"
+
+
 def test_a_played_episode_that_ended_too_early_or_too_late_is_refused() -> None:
     for turns, observed in (([(0, 2)], [says(7)]), ([(0, 2), (3, 5)], [says(7, done=True), says()])):
         plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, play=PLAY))
@@ -588,6 +654,18 @@ def test_held_out_prompts_are_played_too() -> None:
     (done,) = observe(plane, wanted, says(reward=1.0, done=True))
     assert isinstance(done, Evaluated)
     assert done.scores[0][0].exact
+
+
+@pytest.mark.parametrize(("bound", "first"), [(0, "train"), (1, "eval")])
+def test_a_held_out_episode_goes_on_before_training_unless_a_run_must_repeat(bound: int, first: str) -> None:
+    """At S = 0 only one kind is drawn at a time: the last bits of log-probs depend on neighbours in the batch."""
+    plane = plane_of(bound=bound, size=2)
+    plane.evaluate(v(0), [prompt(9)])
+    given = [*ask(plane, ALICE, 0, 2), *ask(plane, BOB, 0, 2)]
+    (held_out,) = [one for one in given if one.purpose == "eval"]
+    observe(plane, draw(plane, held_out)[0], says(7))
+    plane.leave(ALICE if held_out.node == BOB else BOB)
+    assert [one.purpose for one in ask(plane, NodeId(held_out.node), 0, 1)] == [first]
 
 
 def test_a_question_goes_before_the_run_and_leaves_no_trace() -> None:
