@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import stat
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,8 @@ import pytest
 
 from swarm.cli.demo import Demo, start_node, verdict
 from swarm.errors import EchoError, UserError
-from swarm.settings import DemoConfig
+from swarm.rollout.journal.verify import Report
+from swarm.settings import DemoConfig, LeadConfig
 
 
 def options(
@@ -59,6 +62,46 @@ def test_a_demo_of_an_engine_that_is_missing_says_what_installs_it_and_starts_no
     with pytest.raises(UserError, match=remedy):
         asyncio.run(Demo(options(engine, tmp_path / "run"), to_stderr=True).run())
     assert list(tmp_path.iterdir()) == []
+
+
+def lead_of(demo: Demo) -> tuple[dict[str, str], LeadConfig]:
+    """The flags and the file that it gives its learner."""
+    _, *arguments = demo._lead_arguments()
+    flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    return flags, LeadConfig(**tomllib.loads(Path(flags["--config"]).read_text()))
+
+
+def test_a_demo_of_an_environment_is_shorter_and_judges_each_turn(tmp_path: Path) -> None:
+    lake = DemoConfig(environment="frozen-lake", run_dir=tmp_path / "lake")
+    flags, config = lead_of(Demo(lake, to_stderr=True))
+    assert (flags["--task"], flags["--steps"], flags["--max-staleness"]) == ("frozen-lake", "100", "1")
+    assert (config.credit, config.turn_discount, config.groups_per_step, config.eval_samples) == ("turn", 0.3, 32, 2)
+    less = lake.model_copy(update={"steps": 9, "max_staleness": 0, "run_dir": tmp_path / "less"})
+    flags, _ = lead_of(Demo(less, to_stderr=True))
+    assert (flags["--steps"], flags["--max-staleness"]) == ("9", "0")
+    flags, config = lead_of(Demo(DemoConfig(run_dir=tmp_path / "copy"), to_stderr=True))
+    assert "--task" not in flags
+    assert (flags["--steps"], flags["--max-staleness"], config.eval_prompts) == ("200", "2", 500)
+
+
+@pytest.mark.parametrize(("metrics", "turns"), [({"episode/turns/mean": 4.5}, 4.5), ({}, 1.0)])
+def test_the_summary_says_how_many_turns_a_rollout_has(
+    metrics: dict[str, float], turns: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"versions_published": 2, "max_staleness_seen": 1, "max_staleness": 1, "verdicts": {}}
+    held_out = [{"version": 0, "exact_match": 0.0}, {"version": 1, "exact_match": 0.95}]
+    final = {"held_out": held_out, "step": 1, "metrics": metrics, "rollouts_dropped": {}, **counts}
+    (tmp_path / "summary.json").write_text(json.dumps(final))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "exact_match": 0.5}\n')
+    demo = Demo(DemoConfig(environment="frozen-lake", run_dir=tmp_path), to_stderr=True)
+    said: list[str] = []
+    monkeypatch.setattr(demo, "_say", said.append)
+    monkeypatch.setattr(demo, "_is_base_unchanged", lambda: True)
+    monkeypatch.setattr(demo, "_show_episode", lambda: said.append("an episode"))
+    summary = demo._finish(1.0, Report(groups_per_step=32, group_size=8))
+    assert (summary["turns_per_rollout"], summary["learned"], summary["verified"]) == (turns, True, True)
+    assert said[:2] == ["an episode", "success from held-out starts 0.000 -> 0.950 in 1 steps and 1 s"]
+    assert said[2] == "It learned: the last version finds its way from where it never trained."
 
 
 def test_samplers_that_ended_or_pause_are_out(tmp_path: Path) -> None:

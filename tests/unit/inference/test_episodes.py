@@ -6,6 +6,7 @@ import asyncio
 import gc
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -182,6 +183,21 @@ async def test_a_program_hears_that_its_episode_was_given_up() -> None:
     played.end("e")
     played.end("e")
     assert await heard == "this episode was given up"
+
+
+async def test_only_episodes_that_are_open_go_on() -> None:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+        await ask([1])
+        return Ended(reward=1.0)
+
+    played = episodes(program)
+    for name in ("e", "f"):
+        await played.step(replace(wanted(), episode=name))
+    played.keep({"e"})
+    with pytest.raises(ProtocolError, match="no episode 'f'"):
+        await played.continue_episode("f", [1])
+    assert isinstance(await played.step(replace(wanted([3]), episode="f"), turn(3)), Unscored)
+    assert isinstance(await played.step(wanted([3]), turn(3)), tuple)
 
 
 async def test_a_fault_of_an_episode_that_was_given_up_troubles_nobody() -> None:

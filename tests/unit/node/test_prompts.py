@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from swarm.broadcast.version.manifest import Layout
+from swarm.environments.frozen_lake import FrozenLake
 from swarm.errors import UserError
 from swarm.learner.messages import Prepared
 from swarm.node.prompts import (
@@ -32,6 +34,7 @@ from swarm.node.prompts import (
 from swarm.node.rundir import named_after
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
+from swarm.tasks.turns import NOTED
 from swarm.types import Prompt, Score
 
 BOS = "<s>"
@@ -269,6 +272,59 @@ def test_the_longest_completion_is_the_users_the_tasks_or_a_page(sums: Path) -> 
     copy = LeadConfig()
     assert longest_completion(copy, open_task(copy)) == 6
     assert most_prompt_tokens(_config(sums), task, CONTEXT) == CONTEXT - 8
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "context", "longest"),
+    [
+        ("frozen-lake", {}, 4096, 72),
+        ("frozen-lake", {"max_episode_tokens": 20}, 4096, 20),
+        ("calculator", {}, 1 << 20, 8 * (512 + 256)),
+        ("calculator", {"max_turns": 3, "max_new_tokens": 10}, 1 << 20, 3 * (10 + 256)),
+        ("calculator", {}, 4096, 3072),
+    ],
+)
+def test_the_longest_episode_is_the_users_the_environments_or_what_its_turns_may_come_to(
+    task: str, settings: dict[str, Any], context: int, longest: int
+) -> None:
+    config = LeadConfig(task=task, **settings)
+    assert longest_completion(config, open_task(config), context) == longest
+    assert most_prompt_tokens(config, open_task(config), context) == context - longest
+
+
+def _open_lake(run_dir: Path, **settings: Any) -> tuple[Prompts, list[str]]:
+    said: list[str] = []
+    config = LeadConfig(task="frozen-lake", eval_prompts=1, **settings)
+    prompts, _ = prepare_prompts(run_dir, config, open_task(config), _prepared(context_tokens=4096), said.append)
+    return prompts, said
+
+
+@pytest.mark.usefixtures("template")
+def test_a_template_that_rewrites_earlier_turns_is_for_no_episodes(run_dir: Path) -> None:
+    """And one that drops earlier thoughts is told."""
+    (run_dir / "model" / "chat_template.jinja").write_text(TEMPLATE.replace("messages", "messages[-2:]"))
+    with pytest.raises(UserError, match=r"chat_arguments .* or --no-chat"):
+        _open_lake(run_dir, chat=True)
+    assert read_record(run_dir) is None
+    assert _open_lake(run_dir)[1] == [], "it is not asked if the model reads prompts as they are"
+    (run_dir / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    assert _open_lake(run_dir, chat=True)[1] == []
+    thoughtless = TEMPLATE.replace("m.content }}", "m.content.split('</think>')[-1] }}")
+    (run_dir / "model" / "chat_template.jinja").write_text(thoughtless)
+    assert _open_lake(run_dir, chat=True)[1] == [NOTED]
+
+
+def test_a_board_is_drawn_after_each_turn_where_there_is_one(run_dir: Path) -> None:
+    prompts, _ = _open_lake(run_dir)
+    opening, lake = prompts(3), FrozenLake()
+    lake.reset(int(opening.prompt_id.rpartition("-")[2]))
+    said = ["0", "1", "2", "3", "nonsense"]
+    boards = [lake.board() for one in said if lake.step(one)]
+    assert len({*boards, opening.text}) > 1
+    assert prompts.boards(opening, said) == boards
+    assert prompts.boards(msgspec.structs.replace(opening, messages=()), said) == []
+    config = LeadConfig(task="calculator")
+    assert replace(prompts, task=open_task(config)).boards(opening, said) == []
 
 
 @pytest.mark.parametrize(("vocab_size", "line"), [(97, ""), (128, "31 entries more than the tokenizer: padding")])

@@ -41,6 +41,7 @@ class Swarm:
         before: Spent | None = None,
         absent: tuple[NodeId, ...] = (),
         given: Mapping[NodeId, tuple[int, int]] | None = None,
+        turns: int = 1,
         **settings: Any,
     ) -> None:
         self.now = 1000.0
@@ -62,6 +63,7 @@ class Swarm:
                 sent_bytes=lambda: self.sent_bytes,
                 complete_s=lambda node, version: 0.2,
                 bound=lambda: BoundSet(max_staleness=2, publish_every_steps=1),
+                turns=lambda: float(turns),
             ),
             before=before or Spent(),
             absent=absent,
@@ -130,6 +132,12 @@ async def test_the_cheapest_that_suffice_are_active_and_the_others_hear_why() ->
     assert swarm.said[-1].startswith("2 samplers active, 3 on standby: ")
     status = swarm.provisioning.status()["capacity"]
     assert (status["activate"], status["active"], status["standby"], status["feasible"]) == ("cheapest", 2, 3, True)
+
+
+async def test_episodes_take_as_many_samplers_as_their_turns_do() -> None:
+    """A sampler's rate is of turns: two samplers have 1.6 times as many as a step of single turns needs."""
+    swarm = await settled(*PRICED, turns=2)
+    assert swarm.active() == {"a1", "a2", "b1"}
 
 
 async def test_without_any_price_everybody_is_active() -> None:

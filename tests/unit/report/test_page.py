@@ -481,3 +481,16 @@ def test_the_last_episode_is_told_in_lines_for_a_terminal(tmp_path: Path, record
         "-- environment",
     ]
     assert last_episode(recorded, readers(lambda tokens: "no episode")) == []
+
+
+def test_a_board_takes_the_place_of_what_the_environment_said(tmp_path: Path) -> None:
+    record_episodes(tmp_path, played(), reward=1.25)
+
+    def boards_of(asked: Prompt, said: Sequence[str]) -> list[str]:
+        return [f"{asked.text} board after {words}" for words in said]
+
+    lines = last_episode(tmp_path, lambda: (prompt, lambda tokens: f"{len(tokens)} tokens", boards_of))
+    assert [line for line in lines[1:] if not line.startswith("-- model: ")] == [
+        *("0=", "2 tokens", "0= board after 2 tokens"),
+        *("1 tokens", "0= board after 1 tokens"),
+    ]

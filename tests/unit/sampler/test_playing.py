@@ -152,6 +152,15 @@ async def test_tokens_of_an_episode_are_limited_and_its_last_turn_gets_what_is_l
     assert (rollout.finish, len(rollout.turns)) == ("length", 2)
 
 
+def test_the_environments_process_is_kept_from_the_nodes_secrets(tmp_path: Path) -> None:
+    """As the engine's is (test_confine.py); without the word, a process would not be confined at all."""
+    made = Stage(tmp_path, [tmp_path / "node.key", tmp_path / "token"])
+    made.begin(lease(), PLAY)
+    assert made.pool is not None
+    (process,) = made.pool._workers
+    assert process._arguments == ("confined", str(tmp_path / "node.key"), str(tmp_path / "token"))
+
+
 async def test_an_environment_that_fails_fails_the_sample(tmp_path: Path) -> None:
     (rollout,), _ = await play_together(games(stage(tmp_path, Acting("it burnt")), PLAY), Engine("0"))
     assert (rollout.finish, rollout.reason) == ("failed", "the environment failed: it burnt")
