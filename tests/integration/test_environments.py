@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
@@ -24,7 +22,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks import load_task, task_options
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
-from swarm.tasks.reward_pool import Completion, EpisodeOptions, RewardPool, StepAsked
+from swarm.tasks.reward_pool import MAX_IN_FLIGHT, Completion, EpisodeOptions, RewardPool, StepAsked
 from swarm.types import Observed, Prompt, Unscored
 from tests.integration.odd_environment import OddEnvironment
 from tests.integration.test_scoring import EOS, STOP, write_tokenizer
@@ -126,20 +124,22 @@ async def test_steps_that_wait_share_a_round_trip(odd: RewardPool, monkeypatch: 
     assert len(sizes) < 70
 
 
-async def test_processes_killed_in_the_middle_of_episodes_change_nothing(odd: RewardPool) -> None:
+async def test_processes_killed_in_the_middle_of_episodes_change_nothing(
+    odd: RewardPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the kills there are more steps than are sent at once, so the second is of another process."""
     expected = await alone(odd)
-    killed: list[int] = []
+    worker, killed, numbers = odd._workers[0], list[int](), iter(range(10_000))
+    answer = worker._outcome
 
-    async def killing(name: str, said: Sequence[str]) -> tuple[Observed, ...]:
-        found: tuple[Observed, ...] = ()
-        for count in range(len(said)):
-            found += await seen(odd, name, said[: count + 1], count)
-            if (name, count) in (("episode 3", 1), ("episode 60", 3)):
-                killed.extend(pids(odd))
-                os.kill(killed[-1], signal.SIGKILL)
-        return found
+    async def killing(process: asyncio.subprocess.Process, one: Completion | StepAsked) -> Any:
+        if next(numbers) in (150, 150 + 2 * MAX_IN_FLIGHT):
+            killed.append(process.pid)
+            process.kill()
+        return await answer(process, one)
 
-    assert await asyncio.gather(*(killing(name, said) for name, said in PLAYS.items())) == expected
+    monkeypatch.setattr(worker, "_outcome", killing)
+    assert await together(odd) == expected
     assert len({*killed, *pids(odd)}) == 3
 
 
@@ -189,8 +189,17 @@ async def test_one_that_ends_its_process_twice_fails_alone(odd: RewardPool) -> N
 
 
 async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is shorter for that one alone: another's answer may take a while on a busy machine."""
     await seen(odd, "episode 2", ("1",))
-    monkeypatch.setattr(odd._workers[0], "_timeout_s", 1.0)
+    worker = odd._workers[0]
+    answer = worker._outcome
+
+    async def limited(process: asyncio.subprocess.Process, one: Completion | StepAsked) -> Any:
+        hangs = isinstance(one, StepAsked) and one.episode == "episode 1"
+        monkeypatch.setattr(worker, "_timeout_s", 1.0 if hangs else 60.0)
+        return await answer(process, one)
+
+    monkeypatch.setattr(worker, "_outcome", limited)
     hangs = odd.step(asked("episode 1", ("1", "=1")))
     wrong, after = await asyncio.gather(hangs, odd.step(asked("episode 2", ("1", "2"), 1)))
     assert fault(wrong) == "it took longer than 1 s"

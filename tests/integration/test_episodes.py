@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
+from swarm.sampler.spool import Spool
+from tests.integration.gate import gate_to
+from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, free_port, swarm_in
 from tests.integration.thinking import thinking
 
 LAKE = "frozen-lake"
@@ -32,7 +34,8 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
 
 
 def lead(swarm: Swarm, task: str, *arguments: str, steps: int = 3) -> Learner:
-    return swarm.lead("--port", "0", "--model", "tiny", "--task", task, "--steps", str(steps), *arguments)
+    place = () if "--port" in arguments else ("--port", "0")
+    return swarm.lead(*place, "--model", "tiny", "--task", task, "--steps", str(steps), *arguments)
 
 
 def join(swarm: Swarm, learner: Learner, count: int, *, name: str = "sampler") -> list[Node]:
@@ -111,14 +114,25 @@ def test_a_sampler_killed_in_the_middle_of_episodes_leaves_them_to_others(swarm:
         assert one["node"] == one["turns"][-1]["node"]
 
 
-def test_a_sampler_that_plays_alone_takes_what_it_plays_with_it(swarm: Swarm) -> None:
-    learner = lead(swarm, LAKE, "--placement", "sampler")
-    (victim,) = join(swarm, learner, 1, name="victim")
-    eventually(lambda: learner.status().get("samples_leased", 0) > 0, learner, "an episode is leased")
-    victim.kill()
-    episodes = ends_well(learner, *join(swarm, learner, 1))
-    assert {len(nodes_of(one)) for one in episodes} == {1}
-    assert {turn["node"] for one in episodes for turn in one["turns"]} == {one["node"] for one in episodes}
+def test_a_sampler_that_plays_alone_takes_what_it_plays_with_it(swarm: Swarm, tmp_path: Path) -> None:
+    """It is cut off with whole episodes, at the moment in which it submits them."""
+    port = free_port()
+    with gate_to(port) as gate:
+        place = ("--port", str(port), "--advertise", gate.address, "--no-tls")
+        learner = lead(swarm, LAKE, *place, "--placement", "sampler")
+        gate.shut_at(b"POST /v1/rollouts")
+        victim = swarm.join(gate.address, "--no-tls", name="victim")
+        eventually(gate.is_shut.is_set, victim, "it has played, and submits")
+        killed = node_of(victim)
+        victim.kill()
+        (spooled,) = (tmp_path / "state-victim" / "spool").iterdir()
+        spool = Spool(spooled.parent, spooled.name, lambda line: pytest.fail(line))
+        taken = [one for name in spool.names() for answer in spool.read(name) for one in answer.rollouts]
+        assert max(len(one.turns) for one in taken) > 1
+        gate.open()
+        episodes = ends_well(learner, swarm.join(gate.address, "--no-tls", name="other"))
+    (other,) = {node for one in episodes for node in nodes_of(one)}
+    assert {one["node"] for one in episodes} == {other} != {killed}
     assert max(len(one["turns"]) for one in episodes) > 1
 
 

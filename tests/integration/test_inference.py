@@ -11,6 +11,7 @@ import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.inference.server import ADDRESS, serving
+from tests.integration.processes import free_port
 from tests.unit.inference.scripted import RULES, ScriptedPolicy, drawn, endpoint, letters
 
 pytestmark = pytest.mark.integration
@@ -57,5 +58,5 @@ async def test_a_fault_is_one_line(tmp_path: Path) -> None:
     told = f"echo-node: no learner answers in {tmp_path}: name the directory of a run that is led now\n"
     assert await chat(tmp_path, "?") == (2, "", told)
     # A learner that was killed leaves its address behind.
-    (tmp_path / ADDRESS).write_text(json.dumps({"url": "http://127.0.0.1:9", "token": "t"}))
+    (tmp_path / ADDRESS).write_text(json.dumps({"url": f"http://127.0.0.1:{free_port()}", "token": "t"}))
     assert await chat(tmp_path, "?") == (2, "", told)

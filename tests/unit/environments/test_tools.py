@@ -19,6 +19,12 @@ from swarm.errors import UserError
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a sandbox for programs")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine Python alone may take longer to start than a program is given."""
+    monkeypatch.setattr(tools, "WALL_S", 60.0)
+
+
 def answer_of(tool: ToolEpisode, seed: int) -> str:
     tool.reset(seed)
     return tool._answer
