@@ -536,7 +536,7 @@ class RolloutPlane:
                 grant.take(group, grant.at_once)
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
-        while grant.capacity > 0 and self._pacing.may_open(
+        while min(grant.capacity, grant.tokens) > 0 and self._pacing.may_open(
             held.version, by_deadline, self.next_batch, self.max_staleness, ahead=grant.at_once == 0, answer_s=answer_s
         ):
             by_deadline[due] += 1

@@ -11,6 +11,7 @@ import pytest
 
 from swarm.rollout.journal.entries import (
     GroupDropped,
+    GroupOpened,
     Record,
     RolloutAccepted,
     RolloutReturned,
@@ -677,3 +678,12 @@ def test_a_question_goes_before_the_run_and_leaves_no_trace() -> None:
     assert len(of_kind(effects, Answered)) == 1
     assert not of_kind(effects, RolloutAccepted)
     assert plane.leased.group(first.group_id) is None
+
+
+def test_no_group_is_opened_that_has_no_room_in_the_answer() -> None:
+    long = Prompt(prompt_id="long", text="", answer="", token_ids=(1,) * (MOST_TOKENS * 2 // 3))
+    plane = RolloutPlane(new_plane(max_staleness=2, groups=4, size=1).rules, prompts=lambda number: long)
+    plane.published(v(0))
+    *records, answer = plane.ask(ALICE, v(0), 4, now=0.0)
+    assert isinstance(answer, Granted)
+    assert len(answer.leases) == len(of_kind(records, GroupOpened))
