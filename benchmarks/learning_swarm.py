@@ -18,7 +18,7 @@ START_S = 60.0
 """Until the learner listens; it does so before its trainer has imported anything."""
 
 LIMIT_S, LIMIT_PER_STEP_S = 120.0, 5.0
-"""A run that takes longer has hung: a step takes a fifth of a second on two cores."""
+"""A run that takes longer has hung: a step of the tiny model takes a fifth of a second on two cores."""
 
 STOP_S = 20.0
 """After a polite request a node gets this long, which covers a sampler's drain, before it is killed."""
@@ -93,7 +93,14 @@ def nodes_in(directory: Path) -> Iterator[Nodes]:
         nodes.stop()
 
 
-def run(config: LeadConfig, samplers: int, directory: Path, join: Sequence[str] = ()) -> Run:
+def run(
+    config: LeadConfig,
+    samplers: int,
+    directory: Path,
+    join: Sequence[str] = (),
+    *,
+    step_limit_s: float = LIMIT_PER_STEP_S,
+) -> Run:
     """The run of `config` with so many samplers, each with the flags `join` too; everything it writes goes to
     `directory`. RunFailed if it fails."""
     run_dir = directory / "run"
@@ -106,7 +113,7 @@ def run(config: LeadConfig, samplers: int, directory: Path, join: Sequence[str] 
         for number in range(samplers):
             state = str(directory / f"sampler-{number}")
             nodes.start(f"sampler-{number}", "join", "--lan", "--bootstrap", url, "--state-dir", state, *join)
-        until = time.monotonic() + LIMIT_S + LIMIT_PER_STEP_S * config.steps
+        until = time.monotonic() + LIMIT_S + step_limit_s * config.steps
         while learner.poll() is None:
             nodes.check()
             if time.monotonic() > until:

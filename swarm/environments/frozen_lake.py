@@ -30,7 +30,9 @@ class FrozenLake(Environment):
 
     def __init__(self, *, size: int = 4, holes: int = 3) -> None:
         if not (2 <= size <= 9 and 0 <= holes <= size * size // 3):
-            raise UserError(f"frozen-lake: set size to 2 to 9, not {size}, and holes to at most a third of the cells")
+            raise UserError(
+                f"frozen-lake: size is from 2 to 9, not {size}, and holes a third of the cells at most, not {holes}"
+            )
         self.max_turns, self._size, self._holes, self._ways = 2 * size, size, holes, (-1, size + 2, 1, -size - 2)
         self.max_tokens = self.max_turns * (1 + LOOK)
 

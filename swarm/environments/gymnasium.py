@@ -53,4 +53,5 @@ class GymnasiumText(Environment):
     def _look(self, seen: Any) -> str:
         """The drawing, with brackets around what is coloured, and the observation."""
         drawn = "" if self._env.render_mode is None else self._env.render().rstrip() + "\n"
-        return re.sub(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", r"[\1]", drawn, flags=re.DOTALL) + f"You see {seen}"
+        # Colours may be nested: the passenger's within the taxi's.
+        return re.sub(r"(?:\x1b\[[0-9;]*m)+([^\x1b]+)(?:\x1b\[0m)+", r"[\1]", drawn) + f"You see {seen}"

@@ -29,7 +29,7 @@ class Sokoban(Environment):
     def __init__(self, *, size: int = 4, boxes: int = 1) -> None:
         require("tasks", self.name)
         if not 1 <= boxes <= size - 2 <= 8:
-            raise UserError(f"sokoban: set size to 3 to 10, not {size}, and boxes to at least two less, not {boxes}")
+            raise UserError(f"sokoban: size is from 3 to 10, not {size}, and boxes from 1 to size - 2, not {boxes}")
         self.max_turns, self._size, self._count = 10 * boxes, size + 2, boxes
 
     def reset(self, seed: int) -> Messages:

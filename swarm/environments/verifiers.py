@@ -49,6 +49,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Play(msgspec.Struct, frozen=True, kw_only=True):
+    """A task to play; without a name none."""
+
     prompt_id: str
     headers: dict[str, str]
 
@@ -95,14 +97,16 @@ class VerifiersRuns:
         self._child: Child | None = None
         self._closed = False
 
+    async def begin(self) -> None:
+        """Have the taskset read. Raise UserError if it cannot be: no volunteer has to come to show that."""
+        try:
+            await (await self._started()).call(Play(prompt_id="", headers={}), Ended)
+        except ChildFailed as error:
+            raise UserError(f"the taskset cannot be played: {error}") from error
+
     async def run(self, episode: str, prompt_id: str) -> Ended:
         """Play one; the argument of ExternalEpisodes. Raise ChildFailed if the process ends or does not start."""
-        async with self._starting:
-            if (child := self._child) is None:
-                name, given = "environment server", (__name__, self._arguments)
-                child = Child(name, *given, log=self._log, hang_s=HANG_S, environment=clean_environment)
-                await child.start()
-                self._child = child
+        child = await self._started()
         headers = {"Authorization": f"Bearer {self._token}", "X-Echo-Episode": episode}
         try:
             return await child.call(Play(prompt_id=prompt_id, headers=headers), Ended)
@@ -112,6 +116,15 @@ class VerifiersRuns:
             if self._child is child:
                 await self._end()
             raise
+
+    async def _started(self) -> Child:
+        async with self._starting:
+            if self._child is None:
+                name, given = "environment server", (__name__, self._arguments)
+                child = Child(name, *given, log=self._log, hang_s=HANG_S, environment=clean_environment)
+                await child.start()
+                self._child = child
+            return self._child
 
     async def close(self) -> None:
         self._closed = True
@@ -216,6 +229,8 @@ async def _serve(begin: Begin, channel: ChildChannel) -> None:
         serving.add_done_callback(lambda done: done.cancelled() or os._exit(1))  # Its callers would wait for ever
 
         async def play(asked: Play) -> Ended:
+            if not asked.prompt_id:
+                return Ended()  # Asked whether all is read.
             side, _, number = asked.prompt_id.rpartition("-")
             task = sides[side][int(number) % len(sides[side])]
             endpoint = TrainClientConfig(**given, headers=asked.headers)

@@ -58,8 +58,9 @@ def shaped_reward(rollout: TrainRollout, rules: LearningRules, seat: int = 0) ->
     reward = rollout.reward if seat == 0 else sum(turn.reward for turn in turns)
     if rules.overlong != "punish":
         return reward
-    drawn = sum(turn.end - turn.start for turn in turns)
-    return reward + overlong_punishment(drawn, longest=rules.longest_completion, margin=rules.overlong_margin)
+    if rollout.turns:
+        return reward - 1.0 * rollout.truncated
+    return reward + overlong_punishment(rollout.length, longest=rules.longest_completion, margin=rules.overlong_margin)
 
 
 def turns_of(rollout: TrainRollout, seat: int) -> tuple[Turn, ...]:

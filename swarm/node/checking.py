@@ -22,6 +22,7 @@ from swarm.net.server import check_port
 from swarm.node.joining import lead_settings
 from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts, read_record
 from swarm.node.rundir import directory_of, refuse_used
+from swarm.sampler.playing import check_playable
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
 from swarm.tasks.base import Task
@@ -41,6 +42,8 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
     say(f"port     {settings.host}:{settings.port} is free" if settings.port else "port     any free one")
     check_model(config.model)
     task = await asyncio.to_thread(open_task, config)
+    if config.placement == "sampler" and task.environment() is not None:
+        check_playable(config.task)
     if resume:
         check_data(run_dir, task)
     else:
@@ -62,7 +65,9 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
             await pool.start()
             if (environment := task.environment()) is None:
                 await _check_rewards(pool, held_out[:SCORED_PROMPTS], say)
-            elif not task.is_external:
+            elif task.is_external:
+                say(f"episode  not played: `lead` reads {config.task} when it starts")
+            else:
                 await _check_environment(pool, held_out[0], config.max_turns or environment.max_turns, say)
         finally:
             await pool.close()

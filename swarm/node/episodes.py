@@ -97,6 +97,7 @@ class Answering:
             )
             runs = VerifiersRuns(begin, endpoint.token, self._run_dir / "environment.log")
             exits.push_async_callback(runs.close)
+            await runs.begin()
             self._external = ExternalEpisodes(runs.run)
 
     async def step(self, wanted: StepWanted) -> Said:

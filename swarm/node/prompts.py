@@ -166,7 +166,8 @@ class Prompts:
         if length > self.most_tokens:
             raise UserError(
                 f"the prompt {prompt.prompt_id} has {length} tokens; the most is {self.most_tokens} (max_prompt_tokens "
-                "or the model's context less --max-new-tokens): leave it out or change these"
+                "or the model's context less --max-new-tokens, of episodes less --max-episode-tokens): leave it out or "
+                "change these"
             )
 
 

@@ -28,7 +28,7 @@ from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encod
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
 from swarm.rollout.intake import TEXTS, Claimed, Intake, IntakeLimits, Overloaded, is_small, open_submission
-from swarm.rollout.journal.entries import Entry, GroupDropped, Record
+from swarm.rollout.journal.entries import Entry, GroupDropped, Record, RolloutScored
 from swarm.rollout.messages import (
     LEASE_CONTEXT,
     WHY_LENGTH,
@@ -502,6 +502,7 @@ class RolloutService:
                     self._answer(effect.group_id, None)
                     self._ready.tell()
                     self._emit("group_dropped", group=effect.group_id, reason=effect.reason, rollouts=effect.rollouts)
+                    self.failures.dropped(effect.reason)
                 case NodeSilent():
                     self.samplers.pop(effect.node, None)
                     self._watch.gone(effect.node, vanished=True)
@@ -515,6 +516,8 @@ class RolloutService:
                         self._evaluated.set_result(effect)
                 case _ if isinstance(effect, Record):
                     records.append(effect)
+                    if isinstance(effect, RolloutScored):
+                        self.failures.scored()
                 case StepWanted():
                     steps.append(effect)
                 case Answered():

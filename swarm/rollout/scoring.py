@@ -124,6 +124,7 @@ class RewardFailures:
         self._since = Counter[bool]()
         self.in_a_row = 0
         self.reason = ""
+        self._dropped = 0
 
     def settle(
         self, wanted: Sequence[ScoreWanted | StepWanted], outcomes: Sequence[R | Unscored], *, now: float
@@ -141,6 +142,30 @@ class RewardFailures:
                 self.in_a_row, self._works = 0, True
                 self._authors.clear()
         return [WRONG if self._failure == "zero" and isinstance(one, Unscored) else one for one in outcomes]
+
+    def dropped(self, reason: str) -> None:
+        """Count a group that was lost to its reward or environment. UserError after MAX_IN_A_ROW without a score: its
+        environment may answer first turns, which are no scores, for ever."""
+        if reason not in ("reward_failed", "environment_failed"):
+            return
+        self._dropped += 1
+        if self._dropped >= MAX_IN_A_ROW:
+            why = (
+                self.reason
+                if reason == "reward_failed"
+                else (
+                    "their episodes were over before the first turn; what is read first may be longer than "
+                    "--max-episode-tokens"
+                )
+            )
+            raise UserError(
+                f"{self._dropped} groups in a row were lost and no rollout was scored: {why}; mend the task, then go "
+                "on with `echo-node lead --resume RUN_DIR`"
+            )
+
+    def scored(self) -> None:
+        """A rollout was scored: forget what was dropped before."""
+        self._dropped = 0
 
     def take_share(self) -> float:
         """Return the share of rewards that failed since the last call."""

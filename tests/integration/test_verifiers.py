@@ -78,6 +78,7 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
         begin = Begin(module="echo_digits", files=str(tmp_path), url=url, sampling=sampling, stop_token_ids=(0,))
         runs = VerifiersRuns(begin, endpoint.token, tmp_path / "log")
         policy.episodes = ExternalEpisodes(runs.run)
+        await runs.begin()
 
         def right(said: str) -> list[int]:
             # With an id that this text would not be tokenised to: it stays as it was drawn.
@@ -104,6 +105,19 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
         assert [text[-1] for text in end[1]] == ["=", "="]
         assert len(end[1][1]) == 2
     assert len({good[1][0], bad[1][0]}) == 2 or good[1][1] != bad[1][1]
+
+
+@pytest.mark.slow
+async def test_a_taskset_that_is_not_there_is_told_before_anybody_plays(tmp_path: Path) -> None:
+    pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
+    from swarm.learner.models import tiny_tokenizer
+
+    tiny_tokenizer().save_pretrained(tmp_path)
+    begin = Begin(module="no_such", files=str(tmp_path), url="http://127.0.0.1", sampling={}, stop_token_ids=(0,))
+    runs = VerifiersRuns(begin, "token", tmp_path / "log")
+    with pytest.raises(UserError, match=r"cannot be played: .*'no_such' not found"):
+        await runs.begin()
+    await runs.close()
 
 
 def test_a_lacking_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

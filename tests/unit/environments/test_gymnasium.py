@@ -54,3 +54,13 @@ def test_what_cannot_be_said_is_told_in_a_line(name: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         load_task(TaskOptions(name=f"gymnasium:{name}"))
     assert "\n" not in str(caught.value)
+
+
+@needs_gymnasium
+def test_no_colour_is_left_where_the_passenger_is_in_the_taxi() -> None:
+    environment = load_task(TaskOptions(name="gymnasium:Taxi-v4")).environment()
+    assert environment is not None
+    texts = [environment.reset(seed)[0][1] for seed in range(30)]
+    assert not any("\x1b" in text for text in texts)
+    assert all(text.count("[") == text.count("]") >= 2 for text in texts)
+    assert "[Y]" in texts[5]

@@ -306,14 +306,14 @@ def test_the_advantages_of_turns_with_peers_add_up_to_nothing(rewards: list[list
             assert sum(column) == pytest.approx(0.0, abs=1e-3)
 
 
-def test_a_limit_masks_or_punishes_an_episode_by_what_was_drawn_of_it() -> None:
+def test_an_episode_that_reached_a_limit_is_masked_or_punished_however_little_of_it_was_drawn() -> None:
     long = episode(*turns((0, 4, 0.5), (20, 25, 0.5)), truncated=True)
     short = episode(*turns((0, 2, 1.0), (20, 22, 0.0)))
     assert not has_variance(group_of(long, short), MASK)
-    assert shaped_reward(long, PUNISH) == 1.0 - 0.75, "9 tokens"
+    assert shaped_reward(long, PUNISH) == 0.0
     assert shaped_reward(short, PUNISH) == 1.0
     by_turn = LearningRules(credit="turn", overlong="punish", longest_completion=10, overlong_margin=4)
-    assert returns_of(long, by_turn, 0) == [0.25, -0.25]
+    assert returns_of(long, by_turn, 0) == [0.0, -0.5]
 
 
 def test_episodes_have_figures_of_their_own() -> None:

@@ -277,6 +277,19 @@ def test_one_node_alone_does_not_soon_end_a_run_whose_reward_works(
         fail(most)
 
 
+def test_groups_that_are_lost_one_after_the_other_end_the_run_though_turns_were_answered() -> None:
+    failures = RewardFailures(lambda kind, **fields: None, "redraw")
+    for number in range(MAX_IN_A_ROW - 1):
+        failures.dropped("stale")
+        if number == 1:
+            failures.scored()
+        if number:
+            failures.dropped("environment_failed")
+    failures.dropped("reward_failed")
+    with pytest.raises(UserError, match=f"{MAX_IN_A_ROW} groups in a row were lost .* --max-episode-tokens"):
+        failures.dropped("environment_failed")
+
+
 async def test_a_fault_behind_scoring_does_not_stay_hidden(learner: Learner) -> None:
     async def full_disk(wanted: Sequence[ScoreWanted]) -> list[Score]:
         raise OSError("no space left on device")

@@ -1,0 +1,238 @@
+"""Sokoban in a swarm: a model of arithmetic's size, half an hour of two cores, held-out boards before and after.
+
+bin/python -m benchmarks.sokoban --to DIRECTORY
+
+The model is a random Qwen3 of 174,336 parameters after a short supervised course of good moves, on other boards than
+those held out. Its last part mixes in any moves, so that the model knows better than it plays, and fails at most
+boards. Then it plays boards of 4x4 cells with one box, six turns of up to four moves, and nobody shows it a move any
+more: the reward is the environment's, for the box on its goal alone. `lead` and two `join` processes run on loopback,
+first with this reward, then with a random one, from the same model and for as many steps. Held-out boards are played as
+training plays them, at temperature 1, each twice.
+
+What improves is what the course has begun: this is no sign of a skill that the model never had. A line of JSON a run:
+held_out             (version, share of held-out plays that were solved)
+turns_per_rollout    in the first and in the last step
+breaches             what `verify` found; of a run that is whole, nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.arithmetic_words import CONTEXT_TOKENS, SPECIAL, VOCABULARY, small_model
+from benchmarks.learning_swarm import run
+from swarm.cli.runs import verify_directory
+from swarm.environments.puzzles import SOKOBAN, Sokoban
+from swarm.learner.models import Curriculum, Lesson, teach
+from swarm.settings import LeadConfig
+from swarm.tasks.questions import is_held_out
+from swarm.types import Prompt
+
+TASK = "sokoban:size=4,boxes=1"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<eos>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
+BOARDS, TURNS = 2_000, 6
+"""Boards of the course; turns of an episode, and of its course, in each of which up to four moves are made."""
+
+ALONE = Curriculum(steps=500, batch=128, learning_rate=4e-3, warmup_steps=50)
+GAMES = Curriculum(steps=100, batch=32, learning_rate=3e-3, warmup_steps=20)
+SLIPS = Curriculum(steps=60, batch=32, learning_rate=1e-3, warmup_steps=10)
+"""First boards alone: within whole games nothing was learned of them in 600 steps. In the last part half of the words
+are drawn, so that the model, which knows better, still fails at most boards."""
+
+HELD_OUT_SHARE = 0.1
+SAMPLERS, STEPS = 2, 400
+STEP_LIMIT_S = 30.0
+"""A run that takes longer for a step has hung."""
+
+SAY_EVERY = 50
+"""Steps."""
+
+SETTINGS = {
+    "task": TASK,
+    "held_out_share": HELD_OUT_SHARE,
+    "max_turns": TURNS,
+    "max_new_tokens": 5,  # Up to four moves and the end
+    "groups_per_step": 16,
+    "group_size": 8,
+    "learning_rate": 5e-4,
+    "credit": "turn",
+    "turn_discount": 0.8,
+    "max_staleness": 2,
+    "eval_every_steps": 50,
+    "eval_prompts": 200,
+    "eval_samples": 2,
+    "beat_s": 1.0,
+}
+
+
+class Place(NamedTuple):
+    """Of the player and the box on a board, as indices of its text."""
+
+    player: int
+    box: int
+
+
+class Board:
+    """A board with one box, as the environment draws it."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self._width = text, text.index("\n") + 1
+        self.ways = {"L": -1, "R": 1, "U": -self._width, "D": self._width}
+        self.place = Place(*(next(at for at, look in enumerate(text) if look in looks) for looks in ("*%", "@$")))
+        self._goal = next(at for at, look in enumerate(text) if look in "X%$")
+
+    def after(self, place: Place, move: str) -> Place | None:
+        """Where they are after a move, or None if it cannot be done."""
+        ahead = place.player + self.ways[move]
+        box = place.box + self.ways[move] if ahead == place.box else place.box
+        return None if "+" in (self.text[ahead], self.text[box]) else Place(ahead, box)
+
+    def best(self, place: Place) -> str | None:
+        """The first move of a shortest way to the goal, or None if there is no way."""
+        seen, edge = {place}, deque([(place, "")])
+        while edge:
+            here, first = edge.popleft()
+            if here.box == self._goal:
+                return first or None
+            for move in self.ways:
+                after = self.after(here, move)
+                if after is not None and after not in seen:
+                    seen.add(after)
+                    edge.append((after, first or move))
+        return None
+
+
+def boards() -> Iterator[tuple[Sokoban, str]]:
+    """Games whose boards are not held out, and what their players read first."""
+    for seed in count():
+        environment = Sokoban()
+        messages = tuple(environment.reset(seed))
+        if not is_held_out(Prompt(prompt_id="-", text="", answer="", messages=messages), HELD_OUT_SHARE):
+            yield environment, messages[0][1]
+
+
+def tokenizer() -> Any:
+    """One token a word of the rules, one a cell or a move."""
+    core = Tokenizer(models.BPE())
+    words = pre_tokenizers.Split(Regex(r" ?[a-z]+|[\s\S]"), "isolated")
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator([SOKOBAN + " That cannot be done."] * 2, trainer)
+    untyped: Any = PreTrainedTokenizerFast
+    found = untyped(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        additional_special_tokens=list(SPECIAL[2:]),
+        model_max_length=CONTEXT_TOKENS,
+    )
+    found.chat_template = CHAT_TEMPLATE
+    return found
+
+
+def word(draw: Random, shown: str, *, is_good: bool) -> str:
+    """One or two moves: those of a shortest way, or any."""
+    board = Board(shown[shown.index("+") :])
+    place, said = board.place, ""
+    for _ in range(draw.choice((1, 2))):
+        move = (board.best(place) if is_good else None) or draw.choice("LRUD")
+        said, place = said + move, board.after(place, move) or place
+    return said
+
+
+def lesson(chat_of: Any, pool: Sequence[tuple[Sokoban, str]], index: int, *, is_alone: bool, slips: float) -> Lesson:
+    """A board after some turns, alone or with all that was said before, and good moves, or by `slips` any. Half
+    of the turns before it were good ones."""
+    draw = Random(f"lesson {index}")
+    start, told = pool[draw.randrange(len(pool))]
+    environment, shown = deepcopy(start), told[len(SOKOBAN) :]
+    chat = [{"role": "user", "content": told}]
+    for _ in range(draw.randrange(TURNS)):
+        said = word(draw, shown, is_good=draw.random() < 0.5)
+        step = environment.step(said)
+        if step.done:
+            break
+        shown = step.messages[0][1]
+        chat += [{"role": "assistant", "content": said}, {"role": "user", "content": shown}]
+    asked = [{"role": "user", "content": shown}] if is_alone else chat
+    return Lesson(prompt=chat_of(asked), completion=word(draw, shown, is_good=draw.random() >= slips))
+
+
+def make_base(directory: Path) -> None:
+    """Write a directory in Hugging Face format, in bf16, with the model after its course."""
+    words, model = tokenizer(), small_model(0)
+    pool = list(islice(boards(), BOARDS))
+
+    def chat_of(chat: list[dict[str, str]]) -> str:
+        return str(words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+
+    def told(step: int, loss: float) -> None:
+        if (step + 1) % SAY_EVERY == 0:
+            print(f"  step {step + 1}: {loss:.3f} nats a token", file=sys.stderr, flush=True)
+
+    torch.set_num_threads(1)
+    for course, is_alone, slips in ((ALONE, True, 0.0), (GAMES, False, 0.0), (SLIPS, False, 0.5)):
+        part = partial(lesson, chat_of, pool, is_alone=is_alone, slips=slips)
+        teach(model, words, part, course, told)
+    words.save_pretrained(directory)
+    model.to(torch.bfloat16).save_pretrained(directory)
+
+
+def played(base: Path, reward: str, steps: int, directory: Path) -> dict[str, Any]:
+    """Have a swarm play for so many steps, and return what held-out boards and the journal say."""
+    directory.mkdir(parents=True)
+    config = LeadConfig.model_validate({**SETTINGS, "model": str(base), "reward": reward, "steps": steps})
+    run(config, SAMPLERS, directory, step_limit_s=STEP_LIMIT_S)
+    summary = json.loads((directory / "run" / "summary.json").read_text())
+    lines = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
+    report, _, _ = verify_directory(directory / "run")
+    return {
+        "reward": reward,
+        "steps": steps,
+        "minutes": round((lines[-1]["time"] - lines[0]["time"]) / 60, 1),
+        "held_out": [(one["version"], round(one["exact_match"], 3)) for one in summary["held_out"]],
+        "turns_per_rollout": [round(lines[at]["episode/turns/mean"], 2) for at in (0, -1)],
+        "breaches": report.breaches,
+    }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--to", type=Path, required=True, help="an empty directory, for the model and the runs")
+    options.add_argument("--steps", type=int, default=STEPS, help="learner steps of each run")
+    options.add_argument("--rewards", default="task,random", help="the runs, one after the other")
+    chosen = options.parse_args()
+    base = chosen.to / "base"
+    if not base.exists():
+        make_base(base)
+    for reward in chosen.rewards.split(","):
+        print(json.dumps(played(base, reward, chosen.steps, chosen.to / reward)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
