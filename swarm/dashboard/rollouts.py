@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import Damaged, UserError
-from swarm.report.samples import conversation, versions_of
+from swarm.report.samples import conversation, has_players, versions_of
 from swarm.rollout.journal.index import FINISHES, reading
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, group_rows, rollout_rows
@@ -83,7 +83,7 @@ def _turns(rollout: Rollout, read: Read, chars: int) -> list[dict[str, Any]]:
     """An episode's texts until they have `chars`; what the environment said has no node."""
     found: list[dict[str, Any]] = []
     for seat, turn, text in conversation(rollout, read[1]) if rollout.turns else ():
-        found.append({"player": seat + 1 if rollout.seats else None, "text": text[:chars]})
+        found.append({"player": seat + 1 if has_players(rollout) else None, "text": text[:chars]})
         if turn:
             versions = [str(one) for one in versions_of(rollout, turn)[:32]]
             found[-1] |= {"node": turn.node, "reward": turn.reward, "versions": versions}

@@ -58,7 +58,8 @@ class FrozenLake(Environment):
         now = 1.0 if cell == GOAL else self._given - PENALTY
         if cell == ICE:
             now = PROGRESS * max(0.0, 1 - self._steps[self._place] / self._steps[self._start])
-        reward, self._given = now - self._given - IDLE * (not is_move), now
+        # Rounded: what is no gain is 0, whatever floating point makes of it.
+        reward, self._given = round(now - self._given - IDLE * (not is_move), 9), now
         messages, parts = [("user", self._look())] if cell == ICE else [], {"invalid_moves": float(not is_move)}
         return Step(messages=messages, rewards=(reward,), done=cell != ICE, solved=cell == GOAL, parts=parts)
 

@@ -107,7 +107,8 @@ class Endpoint:
                 raise web.HTTPTooManyRequests(reason=f"{REQUESTS} requests wait already: ask again later")
             return await handler(request)
         except web.HTTPException as fault:
-            status, words = fault.status, f"{fault.reason} ({request.path}; a body has {BODY_BYTES} bytes at most)"
+            most = f" (a body has {BODY_BYTES} bytes at most)" if fault.status == 413 else f" ({request.path})"
+            status, words = fault.status, f"{fault.reason}{most}"
         except (EchoError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
             # Its asker's fault, or nobody is there who draws.
             ours = isinstance(fault, EchoError) and not isinstance(fault, ProtocolError | UserError)

@@ -97,6 +97,11 @@ def conversation(
             yield seat, None, decode_text(tokens[at:end])
 
 
+def has_players(rollout: Rollout) -> bool:
+    """Return whether several players spoke. Of a program that plays, the first seat is empty."""
+    return len({turn.seat for turn in rollout.turns}) > 1
+
+
 def versions_of(rollout: Rollout, turn: Turn) -> list[VersionId]:
     """Return the versions that drew a turn, the oldest first."""
     return sorted({span.version for span in rollout.spans if span.start < turn.end and span.end > turn.start})
@@ -104,7 +109,7 @@ def versions_of(rollout: Rollout, turn: Turn) -> list[VersionId]:
 
 def _said(rollout: Rollout, decode_text: Callable[[Sequence[int]], str]) -> Iterator[tuple[str, str]]:
     for seat, turn, words in conversation(rollout, decode_text):
-        player = f" player {seat + 1}" if rollout.seats else ""
+        player = f" player {seat + 1}" if has_players(rollout) else ""
         if turn is None:
             yield f"environment{player and ' to' + player}", words
         else:

@@ -462,6 +462,15 @@ def test_an_episode_is_shown_as_a_conversation(tmp_path: Path) -> None:
     assert "<dt>completion</dt>" not in page
 
 
+def test_who_plays_alone_is_no_player_two(tmp_path: Path) -> None:
+    """A program that plays has the second seat, and nobody the first."""
+    run_dir = run_in(tmp_path / "run")
+    record_episodes(run_dir, played((Turn(start=1, end=2, node=ALICE, seat=1),), length=3, seats=(0, 0)), reward=0.0)
+    page = report_of(run_dir, readers(lambda tokens: "x"))
+    assert "player 2" not in page
+    assert "<dt>environment</dt>" in page
+
+
 def test_a_long_episode_is_cut_and_says_so(tmp_path: Path) -> None:
     run_dir = run_in(tmp_path / "run")
     many = tuple(Turn(start=2 * n, end=2 * n + 1, node=ALICE) for n in range(60))
