@@ -212,6 +212,8 @@ async def test_nothing_is_reckoned_while_nobody_looks(
     led: Led, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "FORGET_S", 0.0)
+    # A first look that takes a fifth of a second, on a busy machine, would be followed by a pause of 20 s.
+    monkeypatch.setattr(source, "LOOK_SHARE", 1.0)
     led.log.event("checkpoint", step=0)
     page = Dashboard(led.run(), token=TOKEN)
     url = f"http://127.0.0.1:{await page.start('127.0.0.1', 0)}"
