@@ -60,7 +60,7 @@ async def play(played: ExternalEpisodes, prompt: Prompt, answer: Answer, read: l
         turn = Rollout(group_id=group, index=0, token_ids=drawn[-1], logprobs=logprobs, spans=(), finish="stop")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
     from swarm.learner.models import tiny_model, tiny_tokenizer
