@@ -10,7 +10,8 @@ calculation with the number at its end. On one thread of one machine both come o
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+import sys
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -112,16 +113,21 @@ def write_jsonl(found: Iterable[Question], path: Path) -> None:
 
 
 def word_tokenizer() -> Any:
-    """A fast tokenizer with a chat template: one token a word of the questions, one a digit; bytes for all else."""
-    core = Tokenizer(models.BPE())
+    """One token a word of the questions, one a digit; bytes for all else."""
     digits_and_words = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    core.pre_tokenizer = pre_tokenizers.Sequence(digits_and_words)
+    return byte_tokenizer(digits_and_words, [one.text for one in questions("words", 2_000)], CHAT_TEMPLATE)
+
+
+def byte_tokenizer(parts: Sequence[Any], texts: Sequence[str], chat_template: str) -> Any:
+    """A fast tokenizer of bytes and of what `parts` cut out of `texts`, with a chat template."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(list(parts))
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
     )
-    core.train_from_iterator([one.text for one in questions("words", 2_000)], trainer)
+    core.train_from_iterator(texts, trainer)
     untyped: Any = PreTrainedTokenizerFast
     tokenizer = untyped(
         tokenizer_object=core,
@@ -130,7 +136,7 @@ def word_tokenizer() -> Any:
         additional_special_tokens=["<user>", "<assistant>"],
         model_max_length=CONTEXT_TOKENS,
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = chat_template
     return tokenizer
 
 
@@ -170,16 +176,17 @@ def lesson(tokenizer: Any, seed: int, index: int, without: Collection[str]) -> L
     return Lesson(prompt=asked(tokenizer, one.text), completion=one.working if draw.random() < 0.5 else str(one.answer))
 
 
+def told(step: int, loss: float) -> None:
+    """Say now and then how a course goes."""
+    if (step + 1) % SAY_EVERY == 0:
+        print(f"  step {step + 1}: {loss:.3f} nats a token", file=sys.stderr, flush=True)
+
+
 def make_base(directory: Path, without: Collection[str], course: Curriculum = COURSE, seed: int = 0) -> None:
     """Write a directory in Hugging Face format, in bf16, with the model after its course."""
     tokenizer, model = word_tokenizer(), small_model(seed)
     parameters = sum(int(p.numel()) for p in model.parameters())
     print(f"teaching a model of {parameters:,} parameters for {course.steps} steps of {course.batch} questions")
-
-    def told(step: int, loss: float) -> None:
-        if (step + 1) % SAY_EVERY == 0:
-            print(f"  step {step + 1}: {loss:.3f} nats a token", flush=True)
-
     held_back = frozenset(without)
     # A small model gains nothing by a second thread, and sums of several come in no fixed order.
     torch.set_num_threads(1)

@@ -59,7 +59,8 @@ def shaped_reward(rollout: TrainRollout, rules: LearningRules, seat: int = 0) ->
     if rules.overlong != "punish":
         return reward
     if rollout.turns:
-        return reward - 1.0 * rollout.truncated
+        # What an environment says counts in an episode's limit, so drawn tokens say nothing of how near it came.
+        return reward - float(rollout.truncated)
     return reward + overlong_punishment(rollout.length, longest=rules.longest_completion, margin=rules.overlong_margin)
 
 

@@ -19,10 +19,10 @@ from swarm.learner.checkpoint.files import newest_whole
 from swarm.learner.messages import Prepared
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.server import check_port
+from swarm.node.episodes import episode_rules
 from swarm.node.joining import lead_settings
 from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts, read_record
 from swarm.node.rundir import directory_of, refuse_used
-from swarm.sampler.playing import check_playable
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
 from swarm.tasks.base import Task
@@ -42,8 +42,6 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
     say(f"port     {settings.host}:{settings.port} is free" if settings.port else "port     any free one")
     check_model(config.model)
     task = await asyncio.to_thread(open_task, config)
-    if config.placement == "sampler" and task.environment() is not None:
-        check_playable(config.task)
     if resume:
         check_data(run_dir, task)
     else:
@@ -59,6 +57,9 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
         prompts, held_out = await asyncio.to_thread(
             prepare_prompts, directory, config, task, prepared, lambda line: say(f"prompts  {line}")
         )
+        record = await asyncio.to_thread(read_record, directory)
+        assert record is not None
+        episode_rules(config, task, record, is_chat=False, context_tokens=prepared.context_tokens)
         say(f"prompts  {len(held_out)} held out; of {prompts.most_tokens:,} tokens at most")
         pool = reward_pool(config, directory / "model", prepared.stop_token_ids)
         try:

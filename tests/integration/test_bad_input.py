@@ -91,9 +91,10 @@ def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_lead_check_refuses_what_a_run_would_come_to_later_and_leaves_nothing(tmp_path: Path) -> None:
     given = ("--task", "python:tests.integration.odd_reward:FailingTask", "--run-dir", str(tmp_path / "run"))
-    assert "the reward failed for prompt odd-held: it raised ValueError" in _refused(
-        "lead", "--check", "--host", "127.0.0.1", "--port", "0", *given
-    )
+    check = ("lead", "--check", "--host", "127.0.0.1", "--port", "0")
+    assert "the reward failed for prompt odd-held: it raised ValueError" in _refused(*check, *given)
+    hides = ("--task", "calculator", "--model", "examples/arithmetic", "--placement", "sampler")
+    assert "'calculator' is played at the learner alone" in _refused(*check, *hides, "--run-dir", str(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,6 +19,7 @@ from swarm.rollout.plane.effects import StepWanted
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.turns import TurnText
 from swarm.types import GroupId, Observed, Prompt, Rollout, SamplingRules, Unscored
+from tests.integration.processes import command
 
 pytestmark = pytest.mark.integration
 
@@ -78,7 +79,6 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
         begin = Begin(module="echo_digits", files=str(tmp_path), url=url, sampling=sampling, stop_token_ids=(0,))
         runs = VerifiersRuns(begin, endpoint.token, tmp_path / "log")
         policy.episodes = ExternalEpisodes(runs.run)
-        await runs.begin()
 
         def right(said: str) -> list[int]:
             # With an id that this text would not be tokenised to: it stays as it was drawn.
@@ -108,16 +108,13 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-async def test_a_taskset_that_is_not_there_is_told_before_anybody_plays(tmp_path: Path) -> None:
+def test_a_taskset_that_is_not_there_ends_the_learner_before_anybody_joins(tmp_path: Path) -> None:
     pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
-    from swarm.learner.models import tiny_tokenizer
-
-    tiny_tokenizer().save_pretrained(tmp_path)
-    begin = Begin(module="no_such", files=str(tmp_path), url="http://127.0.0.1", sampling={}, stop_token_ids=(0,))
-    runs = VerifiersRuns(begin, "token", tmp_path / "log")
-    with pytest.raises(UserError, match=r"cannot be played: .*'no_such' not found"):
-        await runs.begin()
-    await runs.close()
+    place = ("--host", "127.0.0.1", "--port", "0", "--run-dir", str(tmp_path / "run"))
+    done = command("lead", *place, "--model", "tiny", "--task", "verifiers:no_such")
+    assert done.returncode == 2, done.stderr
+    assert "echo-node: the taskset cannot be played: " in done.stderr.splitlines()[-1]
+    assert "'no_such' not found" in done.stderr.splitlines()[-1]
 
 
 def test_a_lacking_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def _first_move(board: str, size: int, place: int) -> str:
 
 
 def sokoban_solver(read: str) -> str:
-    """Up to four moves of a shortest plan, by a search of its own."""
+    """Up to four moves of a shortest plan, by a search of its own; nothing if there is none."""
     rows = [line for line in read.splitlines() if line.startswith("+")]
     width, board = len(rows[0]), "".join(rows)
     ways = {"L": -1, "R": 1, "U": -width, "D": width}
@@ -95,7 +95,7 @@ def sokoban_solver(read: str) -> str:
             if board[to] != "+" and (to, pushed) not in seen:
                 seen.add((to, pushed))
                 queue.append((to, pushed, said + move))
-    raise AssertionError("the board cannot be solved")
+    return ""
 
 
 def guesser(seed: int, *, listens: bool) -> Player:
