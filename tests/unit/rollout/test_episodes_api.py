@@ -22,7 +22,7 @@ from swarm.rollout.plane.leases import MAX_REDRAWS, Group
 from swarm.rollout.plane.plane import FORGED
 from swarm.rollout.scoring import Said, Scoring
 from swarm.types import GroupId, NodeId, Observed, Play, RewardFailure, Rollout, Turn, Unscored
-from tests.builders import RULES, STOP, failed_rollout, floats, ints, new_plane, prompt, rollout
+from tests.builders import RULES, STOP, failed_rollout, floats, ints, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, leases_for, serving
 
 PROMPT = prompt().token_ids
@@ -533,3 +533,21 @@ async def test_log_probs_that_a_sampler_gives_the_environments_words_are_not_bel
     loud = structs.replace(HONEST, logprobs=floats(-0.5, -0.5, -9.0, -0.5, -0.5))
     await verdicts(alone, BOB, answer_to(given, loud))
     assert (await finished(alone)).logprobs == HONEST.logprobs
+
+
+async def test_episodes_that_are_over_before_they_begin_end_the_run() -> None:
+    """As where what is read first is longer than an episode: no turn is ever leased, and no reward fails."""
+    found = Learner(reward_failure="zero")
+    episodes = EpisodeRules(max_turns=3, max_tokens=40, begins=True)
+    found.plane = new_plane(max_staleness=0, groups=1, size=1, newest=None, episodes=episodes)
+
+    async def over(wanted: StepWanted) -> Said:
+        return (Observed(token_ids=ints(*range(41))),)
+
+    async with serving(found) as learner:
+        await learner.open(over)
+        watch = asyncio.create_task(learner.service.watch_silence())
+        while not watch.done():
+            await learner.client(ALICE).ask(v(0), 1, 0.05, holding=())
+        with pytest.raises(UserError, match=r"64 groups in a row were lost .* --max-episode-tokens"):
+            await watch
