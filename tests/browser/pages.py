@@ -120,7 +120,8 @@ def step_shown(page: Page) -> int:
     return int(page.evaluate(STEP))
 
 
-def takes_steps_on(page: Page, count: int) -> None:
-    """Wait until the header shows `count` steps more than now."""
-    least, patience_ms = step_shown(page) + count, PATIENCE_MS + 2_000 * count
+def takes_steps_on(page: Page, count: int, since: int | None = None) -> None:
+    """Wait until the header shows `count` steps more than `since`, or than now."""
+    least = (step_shown(page) if since is None else since) + count
+    patience_ms = PATIENCE_MS + 2_000 * count
     page.wait_for_function(f"(least) => {STEP} >= least", arg=least, timeout=patience_ms)
