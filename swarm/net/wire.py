@@ -7,7 +7,8 @@ may be added at the end with a default; any other change raises PROTOCOL.
 
 from __future__ import annotations
 
-from typing import Annotated, NewType, TypeVar
+from threading import Lock
+from typing import Annotated, Any, NewType, TypeVar
 
 import msgspec
 import zstandard
@@ -35,6 +36,8 @@ ZSTD_WINDOW_BYTES = 8 * 1024 * 1024  # Largest window that a decoder allocates f
 Digest = NewType("Digest", bytes)  # BLAKE3, 32 bytes
 DigestField = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # A digest inside a message
 M = TypeVar("M")
+_decoders: dict[object, msgspec.msgpack.Decoder[Any]] = {}
+_making = Lock()
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -56,9 +59,18 @@ def decode(data: bytes | memoryview, kind: type[M], *, cap_bytes: int) -> M:
     if len(data) > cap_bytes:
         raise TooLarge(f"{kind.__name__} of {len(data)} bytes is over the cap of {cap_bytes}")
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return _decoder(kind).decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ProtocolError(f"not a {kind.__name__}: {error}") from error
+
+
+def _decoder(kind: type[M]) -> msgspec.msgpack.Decoder[M]:
+    """msgspec 0.22 reads the fields of a type at its first use, and shows them half read to other threads, which crash.
+    So only one thread has it read types."""
+    if kind not in _decoders:
+        with _making:
+            _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    return _decoders[kind]
 
 
 def compress(data: bytes, *, level: int = 1) -> bytes:

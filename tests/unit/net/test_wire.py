@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +169,40 @@ def test_exactly_one_whole_frame_with_something_in_it_is_taken() -> None:
     for body in (one + one, one + b"junk", one[:-1], one[:5], b"", b"junk" * 20, compress(b"")):
         with pytest.raises(ProtocolError):
             unpack(body)
+
+
+NESTED = """
+from __future__ import annotations
+from swarm.net.wire import Message
+class Outer(Message):
+    inner: Inner
+class Inner(Message):
+    value: dict[str, list[tuple[int, ...]]]
+"""
+
+FIRST_USES = """
+import sys, types
+from threading import Barrier
+from concurrent.futures import ThreadPoolExecutor
+from swarm.net.wire import decode, encode
+
+sys.setswitchinterval(1e-6)
+with ThreadPoolExecutor(4) as threads:
+    for number in range(50):
+        module = sys.modules[f"nested{number}"] = types.ModuleType(f"nested{number}")
+        exec(sys.argv[1], module.__dict__)
+        sent, together = module.Outer(inner=module.Inner(value={"a": [(1,)]})), Barrier(4)
+        def taken(_):
+            together.wait()
+            return decode(encode(sent), module.Outer, cap_bytes=100)
+        assert list(threads.map(taken, range(4))) == [sent] * 4
+"""
+
+
+def test_threads_that_are_the_first_to_use_a_type_do_not_crash() -> None:
+    """In a process of its own, since what it is about ends in a segmentation fault."""
+    run = subprocess.run([sys.executable, "-c", FIRST_USES, NESTED], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr[-2000:]
 
 
 def test_a_digest_is_blake3() -> None:
