@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.browser.conftest import Opened
 from tests.browser.pages import address_of
 from tests.integration.processes import swarm_in
@@ -14,6 +16,7 @@ LEAST_RISE = 0.1
 REWARD = "Number(document.querySelector('#tile-reward .value')?.textContent.split(' ')[0])"
 
 
+@pytest.mark.long
 def test_the_curve_of_a_live_run_rises(tmp_path: Path, opened: Opened) -> None:
     with swarm_in(tmp_path) as swarm:
         swarm.lead_with(groups_per_step=32, group_size=16, learning_rate=1e-3)

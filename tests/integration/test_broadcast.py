@@ -57,7 +57,7 @@ def test_a_relay_carries_weights_to_samplers(swarm: Swarm) -> None:
     assert relay.wait() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sampler_that_joins_while_the_learner_is_away_gets_the_newest_version_from_a_relay(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", *ENDLESS)
     relay = swarm.relay(learner.url(), "--lan", name="relay")

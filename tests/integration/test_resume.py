@@ -339,7 +339,7 @@ def test_groups_that_were_replaced_are_on_record_and_a_new_life_goes_on(swarm: S
     assert sum(flat) / len(flat) < 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_that_cannot_be_made_again_are_replaced_by_a_later_incarnation(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", *ENDLESS)
     sampler = swarm.scripted(learner.url(), name="sampler")

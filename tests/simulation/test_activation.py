@@ -39,14 +39,9 @@ def noisy_plan(noise: Noise, random: Random) -> Disseminate:
     return disseminate
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("noise", "max_staleness", "seed"),
-    [
-        pytest.param(uniform, 1, 1, marks=pytest.mark.long),
-        pytest.param(uniform, 3, 2, marks=pytest.mark.long),
-        pytest.param(normal, 1, 3, marks=pytest.mark.long),
-        (normal, 3, 4),
-    ],
+    ("noise", "max_staleness", "seed"), [(uniform, 1, 1), (uniform, 3, 2), (normal, 1, 3), (normal, 3, 4)]
 )
 def test_nothing_flaps_at_ten_percent_noise_in_every_figure(noise: Noise, max_staleness: int, seed: int) -> None:
     random = Random(seed)

@@ -59,7 +59,7 @@ def ratio(swarm: BroadcastSwarm, checker: BroadcastChecker) -> float:
 # -- many seeds ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 10))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in range(10, SEEDS, 10))])
 def test_random_transfers_keep_the_invariants(first: int) -> None:
     for seed in range(first, first + 10):
         run_plan(BroadcastPlan.random(seed), seed)
@@ -95,6 +95,7 @@ def test_equal_links_give_what_the_namespaces_gave(scheme: str, least: float, mo
     assert least <= ratio(*swarm_of([50.0] * 8, scheme=scheme)) <= most
 
 
+@pytest.mark.long
 def test_a_forest_of_unlike_uplinks_is_near_the_bound() -> None:
     draw = Random(1)
     uplinks = [min(200.0, max(5.0, draw.lognormvariate(3.4, 0.9))) for _ in range(48)]

@@ -16,6 +16,7 @@ def rows_of(arguments: str, capsys: pytest.CaptureFixture[str], *, status: int =
     return found
 
 
+@pytest.mark.long
 def test_a_forest_on_lossy_paths_with_deaths_meets_the_target(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = rows_of("--peers 40 --size-mib 48", capsys)
     assert (row["scheme"], row["peers"], row["live_peers"]) == ("forest", 40, 38)

@@ -68,6 +68,7 @@ def test_versions_that_are_rarer_than_the_first_aim_do_not_stop_the_learner() ->
     assert predict(wanted, fleet, [60.0] * 8).mean_staleness == pytest.approx(found.mean_staleness, abs=0.1)
 
 
+@pytest.mark.long
 def test_versions_that_come_late_make_rollouts_older() -> None:
     assert run(0.8, install_s=1400.0).mean_staleness > run(0.8, install_s=0.0).mean_staleness + 0.5
 
@@ -77,6 +78,7 @@ def test_an_engine_that_waits_for_its_longest_answer_takes_as_long_as_it_says() 
     assert mean_longest((10.0, 20.0), 2) == pytest.approx(17.5)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
     assert run(0.9) == run(0.9)
     assert run(0.9).trace_digest != run(0.9, seed=2).trace_digest

@@ -45,6 +45,7 @@ def test_a_fleet_has_the_rate_that_is_asked_for() -> None:
         assert len(kind.fleet(1e-9, 30.0)[0]) == 1
 
 
+@pytest.mark.long
 def test_engines_in_lockstep_and_slow_links_beside_others_are_predicted() -> None:
     """Two versions are held at a time, and groups are shared by engines of both kinds: a third is discarded."""
     demand = replace(capacity.KINDS[2].demand(2), groups_per_step=32)

@@ -91,6 +91,7 @@ def test_a_steady_fleet_keeps_the_learner_busy_at_the_price_of_whom_it_takes() -
     assert figures.cost_per_step == pytest.approx(figures.cost_per_hour * TRAIN_STEP_S / 3600, rel=0.02)
 
 
+@pytest.mark.long
 def test_a_class_that_vanishes_is_replaced_at_once_by_who_is_on_standby() -> None:
     run, figures = after_a_departure()
     assert figures.happened.vanished == 8
@@ -108,6 +109,7 @@ def test_after_a_departure_the_learner_is_busy_again_within_three_periods() -> N
     assert sum(later) / (sum(later) + TRAIN_STEP_S * len(later)) < 0.02
 
 
+@pytest.mark.long
 def test_a_version_that_is_missed_is_made_up_for_by_a_patch_and_a_first_one_is_whole() -> None:
     of = scenario(machines("restless", 0.1, volunteer=True, **RESTLESS), machines("steady", 0.2, volunteer=True))
     run = simulation(of)
@@ -120,6 +122,7 @@ def test_a_version_that_is_missed_is_made_up_for_by_a_patch_and_a_first_one_is_w
     assert figures.happened.vanished > 0
 
 
+@pytest.mark.long
 def test_what_is_rented_costs_from_its_start_and_nothing_while_it_is_not_needed() -> None:
     rented = machines("rented", 0.3, down_usd_per_gb=0.01, up_usd_per_gb=0.01)
     figures = simulation(scenario(rented, machines("unneeded", 3.0))).run()

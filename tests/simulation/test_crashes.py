@@ -71,7 +71,9 @@ def saved_by_the_spool(node: NodeId, lines: list[str]) -> set[str]:
     return accepted & trained
 
 
-@pytest.mark.parametrize("what", DEATHS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[] if what == "both" else pytest.mark.long) for what in DEATHS]
+)
 @SMALL
 def test_a_crash_before_any_one_effect_is_survived(small: Scenario, what: Death) -> None:
     crash_before_each_effect(small, what, 0)

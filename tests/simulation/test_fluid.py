@@ -66,7 +66,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("kind", list(MIDDLE))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "downlinks" else pytest.mark.long) for kind in MIDDLE]
+)
 @pytest.mark.parametrize(("scheme", "peers", "leaf_share"), CASES)
 def test_a_broadcast_takes_what_the_fluid_says(scheme: Scheme, peers: int, leaf_share: float, kind: str) -> None:
     middle, worst, last = errors_of(hosts_of(kind, peers, leaf_share), scheme)

@@ -26,7 +26,12 @@ def row_of(case: str) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("case", "steps"), [("halved", 100), ("doubled", 60), ("bursts", 60), ("mixed", 60), ("places", 24)]
+    ("case", "steps"),
+    [
+        ("halved", 100),
+        ("bursts", 60),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in (("doubled", 60), ("mixed", 60), ("places", 24))),
+    ],
 )
 def test_the_aim_makes_data_younger_and_costs_next_to_nothing(case: str, steps: int) -> None:
     """Half of `halved` is long enough for the aim to fall below what half of the fleet needs."""

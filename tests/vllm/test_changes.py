@@ -64,6 +64,7 @@ async def test_an_engine_takes_the_words_that_changed(
         await installed(engine, latest, 1)
 
 
+@pytest.mark.long
 async def test_an_engine_that_packs_its_weights_takes_all_of_them(tmp_path: Path) -> None:
     first, _ = staged_pair(tmp_path)
     async with running() as engine:

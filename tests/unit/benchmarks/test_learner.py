@@ -25,8 +25,8 @@ def test_a_quick_run_measures_speed_and_publishing(capsys: pytest.CaptureFixture
     assert publish["publish_gb_per_cpu_s"] > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["checkpointed", pytest.param("half", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("variant", ["checkpointed", "half"])
 def test_the_estimate_is_near_what_a_process_takes(variant: Variant) -> None:
     """Of a model whose weights, gradients and moments are nearly all that there is. Measured: 1.00 and 0.99 times."""
     # Claims of -10 are near what a model without training gives each of this many words.

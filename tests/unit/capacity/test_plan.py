@@ -122,7 +122,7 @@ def test_of_two_bounds_that_cost_the_same_the_smaller_is_planned() -> None:
     assert (arm.max_staleness, arm.publish_every_steps) == (6, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_deltas_versions_are_rarer_and_the_step_dearer() -> None:
     arms = arms_of(scenario(staleness={"S": (11,)}))
     full, delta = arms.cheapest("relay", "full"), arms.cheapest("relay", "delta")
@@ -185,7 +185,7 @@ def plan_text(arm: Arm, fresher: Arm | None) -> str:
     return shown.get()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_bound_that_is_too_small_is_told_to_be_raised() -> None:
     arms = arms_of(scenario(staleness={"S": (1,)}))
     arm = arms.cheapest("relay", "delta")

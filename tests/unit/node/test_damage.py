@@ -215,7 +215,7 @@ def resume(run_dir: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind in ("truncated", "empty") else []) for kind in DAMAGES]
+    "kind", [pytest.param(kind, marks=[pytest.mark.long] if kind in ("truncated", "empty") else []) for kind in DAMAGES]
 )
 def test_every_file_and_every_command(whole: Path, tmp_path: Path, terminal: Terminal, kind: str) -> None:
     """No command ends in a traceback, changes what it reads, or says more than one line; what matters is refused."""
