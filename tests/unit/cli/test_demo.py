@@ -74,14 +74,16 @@ def lead_of(demo: Demo) -> tuple[dict[str, str], LeadConfig]:
 def test_a_demo_of_an_environment_is_shorter_and_judges_each_turn(tmp_path: Path) -> None:
     lake = DemoConfig(environment="frozen-lake", run_dir=tmp_path / "lake")
     flags, config = lead_of(Demo(lake, to_stderr=True))
-    assert (flags["--task"], flags["--steps"], flags["--max-staleness"]) == ("frozen-lake", "100", "1")
+    assert (flags["--task"], flags["--steps"], flags["--max-staleness"]) == ("frozen-lake", "140", "1")
+    assert flags["--target"] == "0.92"
     assert (config.credit, config.turn_discount, config.groups_per_step, config.eval_samples) == ("turn", 0.3, 32, 2)
     less = lake.model_copy(update={"steps": 9, "max_staleness": 0, "run_dir": tmp_path / "less"})
     flags, _ = lead_of(Demo(less, to_stderr=True))
     assert (flags["--steps"], flags["--max-staleness"]) == ("9", "0")
     flags, config = lead_of(Demo(DemoConfig(run_dir=tmp_path / "copy"), to_stderr=True))
     assert "--task" not in flags
-    assert (flags["--steps"], flags["--max-staleness"], config.eval_prompts) == ("200", "2", 500)
+    assert (flags["--steps"], flags["--max-staleness"], flags["--target"]) == ("200", "2", "0.95")
+    assert config.eval_prompts == 500
 
 
 @pytest.mark.parametrize(("metrics", "turns"), [({"episode/turns/mean": 4.5}, 4.5), ({}, 1.0)])
