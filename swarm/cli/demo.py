@@ -51,7 +51,7 @@ EVAL_PROMPTS = 500  # A share of 0.95 is then known to 0.02 (two standard deviat
 COPIES = "copies digits that it never trained on"
 SOLVES = "finds its way from where it never trained"
 
-LAKE_STEPS, LAKE_BOUND, LAKE_TARGET = 140, 1, 0.92
+LAKE_STEPS, LAKE_BOUND, LAKE_TARGET = 140, 1, 0.92  # At this learning rate a share may fall again, by a tenth or more
 LAKE = """eval_prompts = 100
 eval_samples = 2
 held_out_share = 0.1

@@ -10,10 +10,8 @@ from benchmarks.gpu_run import DRY_FACTOR, Check, run
 
 
 def marked(number: int, check: Check) -> pytest.ParameterSet:
-    """The first of each kind is part of a submission, but for vLLM's: its dry run takes a minute, and shows little more
-    than its ring does."""
-    kind = check.name.partition("-")[0]
-    is_long = kind == "vllm" or kind in [other.name.partition("-")[0] for other in CHECKS[:number]]
+    """The first of each kind is part of a submission: on a CPU the others of a kind run nearly the same lines."""
+    is_long = check.name.partition("-")[0] in [other.name.partition("-")[0] for other in CHECKS[:number]]
     marks = [pytest.mark.long if is_long else pytest.mark.slow, pytest.mark.timeout(DRY_FACTOR * check.limit_s + 30)]
     return pytest.param(check, id=check.name, marks=marks)
 

@@ -92,7 +92,6 @@ def test_a_loader_is_given_what_a_checkpoint_holds_as_views_of_the_map(tmp_path:
     assert len({tensor.untyped_storage().data_ptr() for tensor in given.values()}) == 1
 
 
-@pytest.mark.long
 async def test_experts_are_taken_and_proven_by_sums(tmp_path: Path) -> None:
     """A worker's experts are packed on CPUs, which changes only the order of their numbers."""
     pair = staged_pair(tmp_path, "qwen3 moe")

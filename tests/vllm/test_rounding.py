@@ -39,14 +39,13 @@ def off(model: Any, samples: tuple[Sampled, ...]) -> float:
     return sum(errors) / len(errors)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("precision", "kind", "tied", "error"),
     [
         ("int8", "qwen3", True, ERROR),
         # In bfloat16, and nothing but the matrices is rounded.
-        ("int4", "llama", False, 0.05),
-        ("fp8", "qwen3", False, ERROR),
+        pytest.param("int4", "llama", False, 0.05, marks=pytest.mark.long),
+        pytest.param("fp8", "qwen3", False, ERROR, marks=pytest.mark.long),
     ],
 )
 async def test_each_version_is_rounded_as_it_is_installed(

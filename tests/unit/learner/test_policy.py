@@ -402,7 +402,7 @@ def test_bf16_computes_from_float32_weights_and_is_near() -> None:
     assert gradient(model, half, rows).dtype == torch.float32
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_layers_give_the_same_figures_from_one_graph_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph for all layers and lengths, and a second for a line alone, which torch treats apart."""
