@@ -75,7 +75,7 @@ def test_a_demo_of_an_environment_is_shorter_and_judges_each_turn(tmp_path: Path
     lake = DemoConfig(environment="frozen-lake", run_dir=tmp_path / "lake")
     flags, config = lead_of(Demo(lake, to_stderr=True))
     assert (flags["--task"], flags["--steps"], flags["--max-staleness"]) == ("frozen-lake", "140", "1")
-    assert flags["--target"] == "0.92"
+    assert flags["--target"] == "0.9"
     assert (config.credit, config.turn_discount, config.groups_per_step, config.eval_samples) == ("turn", 0.3, 32, 2)
     less = lake.model_copy(update={"steps": 9, "max_staleness": 0, "run_dir": tmp_path / "less"})
     flags, _ = lead_of(Demo(less, to_stderr=True))
