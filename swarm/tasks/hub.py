@@ -40,11 +40,11 @@ def hub_task(options: TaskOptions, name: str) -> Task:
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
             where = match["path"], match["config"], match["split"]
             _run((*where, options.prompt_column, options.answer_column, directory), options.name)
-            train, digest = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
-            held_out, other = None, ""
-            if (path := Path(directory, HELD_OUT)).exists():
-                held_out, other = read_questions(path, options, lambda row: f"{options.name}, held-out row {row}")
-            return Questions(train=train, held_out=held_out, digest=digest + other)
+            train = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
+            if not (path := Path(directory, HELD_OUT)).exists():
+                return train
+            other = read_questions(path, options, lambda row: f"{options.name}, held-out row {row}")
+            return Questions(train=train.train, held_out=other.train, digest=train.digest + other.digest)
 
     return QuestionTask(options, f"questions of the data set {name}", read)
 

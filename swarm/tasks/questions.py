@@ -1,8 +1,9 @@
 """Tasks with a finite set of questions and known answers: how they are read, split, ordered and scored.
 
-`jsonl:FILE` reads one JSON object a line. The split goes by a digest of the question: it is the same for every seed and
-every order of the file, it stays when questions are added, and no question is on both sides. Each epoch goes through
-all questions of its side in a new order.
+`jsonl:FILE` reads one JSON object a line. If a line says whether it is held out, the file has a split of its own.
+Otherwise the split goes by a digest of the question: it is the same for every seed and every order of the file, and it
+stays when questions are added. No question is on both sides. Each epoch goes through all questions of its side in a new
+order.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class QuestionTask(Task):
 def split(questions: Questions, options: TaskOptions) -> tuple[list[Prompt], list[Prompt]]:
     """Questions to train on, and those held out, in the order of their digests. UserError if a side is empty."""
     name, share = options.name, options.held_out_share
-    if not questions.train:
+    if not questions.train and not questions.held_out:
         raise UserError(f"{name} is empty: it has no question")
     if questions.held_out is not None:
         held_out = sorted(questions.held_out, key=question_digest)
@@ -100,10 +101,9 @@ def split(questions: Questions, options: TaskOptions) -> tuple[list[Prompt], lis
         train = [prompt for prompt in questions.train if not is_held_out(prompt, share)]
     for side, words in ((held_out, "held out"), (train, "left to train on")):
         if not side:
-            raise UserError(
-                f"no question of {name} is {words}: it has {len(questions.train)}, and held_out_share is {share:g}; "
-                "add questions or set another share"
-            )
+            has = f"it has {len(questions.train)}, and held_out_share is {share:g}; add questions or set another share"
+            own = "its split is its own: change that, or have no line say held_out"
+            raise UserError(f"no question of {name} is {words}: {has if questions.held_out is None else own}")
     return train, held_out
 
 
@@ -139,28 +139,29 @@ def jsonl_task(options: TaskOptions, path: str) -> Task:
     """The task of the file at `path`, which is read when its first question is asked for."""
 
     def read(options: TaskOptions) -> Questions:
-        prompts, digest = read_questions(Path(path), options, at=lambda number: f"{path}:{number}")
-        return Questions(train=prompts, held_out=None, digest=digest)
+        return read_questions(Path(path), options, at=lambda number: f"{path}:{number}")
 
     return QuestionTask(options, f"questions of {path}", read)
 
 
-def read_questions(path: Path, options: TaskOptions, at: Callable[[int], str]) -> tuple[list[Prompt], str]:
+def read_questions(path: Path, options: TaskOptions, at: Callable[[int], str]) -> Questions:
     """The questions of a file and the digest of its bytes. `at` names a line by its number, for the UserError about a
     line that is not a question."""
-    content, prompts, seen = blake3(), list[Prompt](), dict[str, int]()
+    content, seen, has_split = blake3(), dict[str, int](), False
+    train, held_out = list[Prompt](), list[Prompt]()
     for number, line in _lines(path):
         content.update(line)
         if not line.strip():
             continue
-        prompt = _question(line, options, at(number))
+        prompt, side = _question(line, options, at(number))
         # Two rows may ask the same question, but an id in the file has to name one row.
         if (first := seen.setdefault(prompt.prompt_id, number)) != number and b'"id"' in line:
             raise UserError(f"{at(number)}: the id {prompt.prompt_id!r} is already that of {at(first)}")
-        prompts.append(prompt)
-        if len(prompts) > MAX_QUESTIONS:
+        has_split |= side is not None
+        (held_out if side else train).append(prompt)
+        if len(train) + len(held_out) > MAX_QUESTIONS:
             raise UserError(f"{at(number)}: a task has at most {MAX_QUESTIONS:,} questions")
-    return prompts, content.hexdigest()
+    return Questions(train=train, held_out=held_out if has_split else None, digest=content.hexdigest())
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -174,7 +175,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise UserError(f"cannot read the questions in {path}: {error.strerror}") from error
 
 
-def _question(line: bytes, options: TaskOptions, place: str) -> Prompt:
+def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bool | None]:
+    """What a line asks, and whether it says that this is held out."""
     try:
         row = msgspec.json.decode(line.decode())
     except UnicodeDecodeError as error:
@@ -192,10 +194,11 @@ def _question(line: bytes, options: TaskOptions, place: str) -> Prompt:
     text, messages = _asked(row[options.prompt_column], place)
     answer = _as_text(row[options.answer_column], f"{place}: the answer")
     prompt = Prompt(prompt_id="-", text=text, answer=answer, messages=messages)
+    if not isinstance(row.get("held_out", False), bool):
+        raise UserError(f"{place}: held_out is true or false, or left out")
     given = row.get("id")
-    return msgspec.structs.replace(
-        prompt, prompt_id=prompt_id("" if given is None else _as_text(given, f"{place}: the id"), prompt)
-    )
+    named = prompt_id("" if given is None else _as_text(given, f"{place}: the id"), prompt)
+    return msgspec.structs.replace(prompt, prompt_id=named), row.get("held_out")
 
 
 def _asked(asked: Any, place: str) -> tuple[str, tuple[tuple[str, str], ...]]:

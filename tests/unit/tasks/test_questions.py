@@ -64,6 +64,16 @@ def test_a_question_asked_twice_is_on_one_side_whatever_its_ids(tmp_path: Path) 
     assert not {prompt.text for prompt in task.held_out(99)} & set(_all(task))
 
 
+def test_a_file_may_say_itself_which_questions_are_held_out(tmp_path: Path) -> None:
+    rows = [{**row, "held_out": place % 4 == 0} if place % 2 == 0 else row for place, row in enumerate(_rows(40))]
+    # A question that is held out in one line is trained on by no other.
+    file = _file(tmp_path / "own.jsonl", [*rows, {"prompt": "0+1=", "answer": "1"}])
+    tasks = [_task(file, held_out_share=share) for share in (0.05, 0.5)]
+    for task in tasks:
+        assert {prompt.text for prompt in task.held_out(99)} == {f"{n}+1=" for n in range(0, 40, 4)}
+        assert sorted(_all(task)) == sorted(f"{n}+1=" for n in range(40) if n % 4)
+
+
 def test_an_epoch_asks_everything_once_in_an_order_of_its_own(path: Path) -> None:
     task = _task(path)
     first, second = _all(task), _all(task, epoch=1)
@@ -105,8 +115,7 @@ def test_other_columns_numbers_chats_and_marks_of_the_encoding_are_read(tmp_path
     file = tmp_path / "chat.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + "".join(json.dumps(row) + "\r\n\n" for row in rows).encode())
     options = TaskOptions(name="jsonl:chat", prompt_column="question", answer_column="target")
-    prompts, _ = read_questions(file, options, at=str)
-    assert [(p.text, p.messages, p.answer) for p in prompts] == [
+    assert [(p.text, p.messages, p.answer) for p in read_questions(file, options, at=str).train] == [
         ("2+2?", (("system", "Be short."), ("user", "2+2?")), "4"),
         ("2+2?", (), "4.5"),
     ]
@@ -151,6 +160,12 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
             b'{"id": "x", "prompt": "a", "answer": "b"}\n' * 2,
             r"bad.jsonl:2: the id 'x' is already that of .*:1",
         ),
+        *(
+            (b'{"prompt": "a", "answer": "b", "held_out": %s}\n' % value, r"bad.jsonl:1: held_out is true or false")
+            for value in (b"1", b'"true"', b"null")
+        ),
+        (b'{"prompt": "a", "answer": "b", "held_out": true}\n', r"is left to train on: its split is its own"),
+        (b'{"prompt": "a", "answer": "b", "held_out": false}\n', r"is held out: its split is its own"),
         (b"", r"is empty: it has no question"),
         (b"\n\n", r"is empty: it has no question"),
         (b'{"prompt": "a", "answer": "b"}\n', r"no question of .* is (held out|left to train on): it has 1, and"),
