@@ -1,20 +1,25 @@
 """Rows of prompt and completion, and the micro-batches that one forward pass takes.
 
 Padded: each row is a line of the micro-batch, filled on the right to the longest; attention is causal, so no token sees
-the filling and no mask is needed. Packed: all rows are in one line, with positions that begin at 0 in each; attention
-must keep the rows apart (Policy.settle checks that the model does).
+the filling and no mask is needed. Shared: rows with the same prompt are one such line, the prompt once and their
+completions behind it, which a mask keeps apart. Packed: all rows are in one line, with positions that begin at 0 in
+each; attention must keep the rows apart by itself. `Policy.settle` checks that the model does either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby, pairwise
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from swarm.learner.messages import ComputeRules
+
+MAX_SHARED_TOKENS = 2048
+"""Of a line of several rows. Its mask has the square of that in bytes, and kernels add it in float32: 16,384 tokens of
+such lines take 170 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +54,17 @@ class Row:
 class MicroBatch:
     """What one forward pass takes, and what the objective needs of every drawn token, in order.
 
-    token_ids, positions: [lines, width]; positions are None where each line holds one row. `places` are flat indices
-    into [lines * width] of the positions that predict the drawn tokens; places, targets and all after them: [tokens].
+    token_ids, positions: [lines, width]; positions are None where each line holds one row. `attention`, boolean [lines,
+    1, width, width], says which tokens (third) see which (last); None is all up to themselves. `places` are flat
+    indices into [lines * width] of the positions that predict the drawn tokens; places, targets and all after them:
+    [tokens].
     `counts` are the drawn tokens of each row, and `numbers` say which rows they are. `voices` number the samplers of
     one row after those of another, `voices_of` says how many each row has.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor | None
+    attention: torch.Tensor | None
     places: torch.Tensor
     targets: torch.Tensor
     behaviour: torch.Tensor
@@ -83,7 +91,18 @@ def without_weight(row: Row) -> Row:
     return replace(row, behaviour=zeros, mask=mask, advantage=0.0, proximal=proximal, reference=reference)
 
 
-Numbered = tuple[int, Row]
+def by_prompt(rows: Sequence[Row]) -> list[list[int]]:
+    """The places of rows that follow one another and have the same prompt, in order."""
+    keys = [row.token_ids[: row.prompt_tokens].numpy().tobytes() for row in rows]
+    return [list(places) for _, places in groupby(range(len(rows)), keys.__getitem__)]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Rows by their numbers that are computed as one line of `width` tokens."""
+
+    numbers: tuple[int, ...]
+    width: int
 
 
 def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device) -> list[MicroBatch]:
@@ -92,61 +111,109 @@ def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device
     if not rows:
         return []
     packed, budget = bool(rules.packing), rules.tokens_per_micro_batch
-    numbered = list(enumerate(rows))
-    parts = [numbered] if budget is None else _cut(numbered, budget, packed=packed)
-    return [_micro_batch(part, device, packed=packed) for part in parts]
+    if rules.shares_beyond and not packed:
+        lines = [line for places in by_prompt(rows) for line in _shared(rows, places, rules.shares_beyond, budget)]
+    else:
+        lines = [Line((number,), len(row.token_ids)) for number, row in enumerate(rows)]
+    parts = [lines] if budget is None else _cut(lines, budget, packed=packed)
+    if packed:
+        parts = [[Line(tuple(number for line in part for number in line.numbers), 0)] for part in parts]
+    return [_micro_batch(rows, part, device, packed=packed) for part in parts]
 
 
-def _cut(numbered: Sequence[Numbered], budget: int, *, packed: bool) -> list[list[Numbered]]:
-    """Take the longest rows first: the largest micro-batch, and with it the peak of memory, comes first."""
-    parts: list[list[Numbered]] = []
+def _shared(rows: Sequence[Row], places: list[int], beyond: int, budget: int | None) -> list[Line]:
+    """Lines of rows that have the same prompt. A token of a line of W costs `beyond` + W, so a row joins the line
+    before it where that costs less than a line of its own."""
+    most = min(MAX_SHARED_TOKENS, budget or MAX_SHARED_TOKENS)
+    lines = list[Line]()
+    for place in places:
+        length = len(rows[place].token_ids)
+        if lines:
+            last = lines[-1]
+            width = last.width + length - rows[place].prompt_tokens
+            apart = last.width * (beyond + last.width) + length * (beyond + length)
+            if width <= most and width * (beyond + width) < apart:
+                lines[-1] = Line((*last.numbers, place), width)
+                continue
+        lines.append(Line((place,), length))
+    return lines
+
+
+def _cut(lines: Sequence[Line], budget: int, *, packed: bool) -> list[list[Line]]:
+    """Take the longest lines first: the largest micro-batch, and with it the peak of memory, comes first."""
+    parts: list[list[Line]] = []
     left = 0
-    for item in sorted(numbered, key=lambda item: -len(item[1].token_ids)):
-        tokens = len(item[1].token_ids)
-        needed = tokens if packed or not parts else len(parts[-1][0][1].token_ids)
+    for line in sorted(lines, key=lambda line: -line.width):
+        needed = line.width if packed or not parts else parts[-1][0].width
         if not parts or needed > left:
             parts.append([])
-            needed, left = tokens, budget
-        parts[-1].append(item)
+            needed, left = line.width, budget
+        parts[-1].append(line)
         left -= needed
     return parts
 
 
-def _micro_batch(numbered: Sequence[Numbered], device: torch.device, *, packed: bool) -> MicroBatch:
-    numbers, rows = zip(*numbered, strict=True)
-    lengths = [len(row.token_ids) for row in rows]
-    drawn = [row.places for row in rows]
+def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.device, *, packed: bool) -> MicroBatch:
+    numbers = tuple(number for line in lines for number in line.numbers)
+    own = [rows[number] for number in numbers]
+    drawn = [row.places for row in own]
     counts = tuple(map(len, drawn))
-    voices_of = tuple(len(row.samplers) for row in rows)
-    if packed:
-        token_ids = torch.cat([row.token_ids for row in rows])[None]
-        positions = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
-        starts = list(accumulate(lengths, initial=0))[:-1]
-    else:
-        token_ids = pad_sequence([row.token_ids for row in rows], batch_first=True)
-        positions = None
-        starts = [line * max(lengths) for line in range(len(rows))]
-    places = [start + own - 1 for own, start in zip(drawn, starts, strict=True)]
-    advantages = [_each(row.advantage, count) for row, count in zip(rows, counts, strict=True)]
+    voices_of = tuple(len(row.samplers) for row in own)
+    laid = [_lay([rows[number] for number in line.numbers], packed=packed) for line in lines]
+    is_alone = len(numbers) == len(lines) and not packed
+    width = max(one.parts.numel() for one in laid)
+    indices = [number * width + index for number, one in enumerate(laid) for index in one.indices]
+    advantages = [_each(row.advantage, count) for row, count in zip(own, counts, strict=True)]
     before = accumulate(voices_of, initial=0)
-    voices = [at + _each(row.drawn_by, count) for row, count, at in zip(rows, counts, before, strict=False)]
+    voices = [at + _each(row.drawn_by, count) for row, count, at in zip(own, counts, before, strict=False)]
     repeats = torch.tensor(counts)
     return MicroBatch(
-        token_ids=token_ids.to(device),
-        positions=positions,
-        places=torch.cat(places).to(device),
-        targets=torch.cat([row.token_ids[own] for row, own in zip(rows, drawn, strict=True)]).to(device),
-        behaviour=torch.cat([row.behaviour for row in rows]).to(device),
-        mask=torch.cat([row.mask for row in rows]).to(device),
+        token_ids=pad_sequence([one.token_ids for one in laid], batch_first=True).to(device),
+        positions=None if is_alone else pad_sequence([one.positions for one in laid], batch_first=True).to(device),
+        attention=None if is_alone or packed else _attention([one.parts for one in laid]).to(device),
+        places=torch.cat([index[at - 1] for index, at in zip(indices, drawn, strict=True)]).to(device),
+        targets=torch.cat([row.token_ids[at] for row, at in zip(own, drawn, strict=True)]).to(device),
+        behaviour=torch.cat([row.behaviour for row in own]).to(device),
+        mask=torch.cat([row.mask for row in own]).to(device),
         advantages=torch.cat(advantages).to(device),
-        staleness=torch.tensor([row.staleness for row in rows]).repeat_interleave(repeats).to(device),
+        staleness=torch.tensor([row.staleness for row in own]).repeat_interleave(repeats).to(device),
         voices=torch.cat(voices).to(device),
-        proximal=_flat([row.proximal for row in rows], device),
-        reference=_flat([row.reference for row in rows], device),
+        proximal=_flat([row.proximal for row in own], device),
+        reference=_flat([row.reference for row in own], device),
         counts=counts,
         voices_of=voices_of,
         numbers=numbers,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Laid:
+    """A line. token_ids, positions, parts: [width]; `parts` are 0 in the shared prompt, else the row's number from 1
+    on. `indices` say of each row where in the line its tokens are."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    parts: torch.Tensor
+    indices: list[torch.Tensor]
+
+
+def _lay(rows: Sequence[Row], *, packed: bool) -> _Laid:
+    shared = 0 if packed else rows[0].prompt_tokens
+    common, lengths = torch.arange(shared), [len(row.token_ids) for row in rows]
+    ends = list(accumulate((length - shared for length in lengths), initial=shared))
+    return _Laid(
+        token_ids=torch.cat([rows[0].token_ids[:shared], *(row.token_ids[shared:] for row in rows)]),
+        positions=torch.cat([common, *(torch.arange(shared, length) for length in lengths)]),
+        parts=torch.cat([common * 0, *(torch.full((n - shared,), i) for i, n in enumerate(lengths, start=1))]),
+        indices=[torch.cat([common, torch.arange(*span)]) for span in pairwise(ends)],
+    )
+
+
+def _attention(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Every token sees the prompt of its line and what of its own row stands before it; filling sees filling."""
+    of = pad_sequence(list(parts), batch_first=True, padding_value=-1)
+    sees = (of[:, None, :] == 0) | (of[:, None, :] == of[:, :, None])
+    return sees.tril()[:, None]
 
 
 def _each(value: float | torch.Tensor | None, count: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from swarm.errors import UserError
 from swarm.learner.batch import MicroBatch, Row, micro_batches
+from swarm.learner.device import has_full_attention
 from swarm.learner.draws import gumbel
 from swarm.learner.messages import ComputeRules
 
@@ -30,6 +31,10 @@ PROBE_TOKENS = (5, 9, 2)  # Lengths of the rows that a model is tried with: two 
 PROBE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest difference of two log-probs that count as equal, by the type that is computed in: a step of a bf16 logit is
 0.125 from 16 on. A scale, or rows that see one another, change them by more."""
+
+MASKED_ATTENTION = 3
+"""Attention to this many hidden widths of tokens costs what the matrices of a layer do: about 6 by its operations, of
+which kernels with a mask do half as many in a second."""
 
 WHOLE_LOGITS = (
     "this model does more to its logits than its output layer does, so they are computed whole, [tokens, vocabulary]; "
@@ -91,6 +96,7 @@ class PolicyModel(torch.nn.Module):
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor | None,
+        attention: torch.Tensor | None,
         places: torch.Tensor,
         targets: torch.Tensor,
         draws: Draws | None = None,
@@ -100,6 +106,8 @@ class PolicyModel(torch.nn.Module):
         given: dict[str, Any] = {"input_ids": token_ids, "use_cache": False}
         if positions is not None:
             given["position_ids"] = positions
+        if attention is not None:
+            given["attention_mask"] = attention
         if not self.in_chunks:
             logits = self.model(**given).logits.flatten(0, 1)[places]
             return self._figures(logits, targets) if draws is None else self._margins(logits, targets, draws)
@@ -159,7 +167,7 @@ class Policy:
     def _pass(
         self, part: MicroBatch, half: bool, weights: dict[str, torch.Tensor] | None = None, draws: Draws | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        given = (part.token_ids, part.positions, part.places, part.targets, draws)
+        given = (part.token_ids, part.positions, part.attention, part.places, part.targets, draws)
         # A layer that is checkpointed uses a weight once in a pass: kept, bf16 copies of all would be there at once.
         cached = not getattr(self.module.model, "is_gradient_checkpointing", False)
         autocast = torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half, cache_enabled=cached)
@@ -208,7 +216,9 @@ class Policy:
             if rules.packing:
                 raise UserError("this model does not keep packed rows apart: leave packing out, rows are padded then")
             packing = False
-        return msgspec.structs.replace(rules, packing=packing), () if self.module.in_chunks else (WHOLE_LOGITS,)
+        shares_beyond = 0 if packing else self._shares_beyond(rows, apart, device)
+        rules = msgspec.structs.replace(rules, packing=packing, shares_beyond=shares_beyond)
+        return rules, () if self.module.in_chunks else (WHOLE_LOGITS,)
 
     @property
     def is_flash(self) -> bool:
@@ -227,6 +237,16 @@ class Policy:
             if self._keeps_apart(rows, apart, device):
                 return
         model.set_attn_implementation(before)
+
+    def _shares_beyond(self, rows: list[Row], apart: torch.Tensor, device: torch.device) -> int:
+        """ComputeRules.shares_beyond, if rows that share a prompt have the log-probs `apart` that they have alone."""
+        model = self.module.model
+        beyond: int = MASKED_ATTENTION * model.config.get_text_config().hidden_size
+        if not self.is_flash and has_full_attention(model):
+            with suppress(ValueError, RuntimeError, TypeError):
+                if self._are_equal(apart, self._all(rows, ComputeRules(shares_beyond=beyond), device)):
+                    return beyond
+        return 0
 
     def _keeps_apart(self, rows: list[Row], apart: torch.Tensor, device: torch.device) -> bool:
         packed = self._all(rows, ComputeRules(packing=True), device, half=self.is_flash)
@@ -389,7 +409,7 @@ def flash_kernel(device: torch.device) -> str | None:
 
 
 def is_half(precision: str, device: str) -> bool:
-    """Whether passes are computed in bf16, from float32 weights."""
+    """Whether passes are computed in bf16, from float32 weights. Of a large model on a CPU `auto` is settled before."""
     return precision == "bfloat16" or (precision == "auto" and device == "cuda")
 
 
@@ -424,12 +444,13 @@ def _without_dropout(model: Any) -> None:
 
 
 def _probe_rows(vocab_size: int) -> list[Row]:
-    """The same tokens for every rank and run, from all of the vocabulary."""
+    """The same tokens for every rank and run, from all of the vocabulary, after the same prompt."""
     draw = torch.Generator().manual_seed(0)
+    prompt = torch.randint(vocab_size, (3,), generator=draw)
     return [
         Row(
-            token_ids=torch.randint(vocab_size, (1 + tokens,), generator=draw),
-            prompt_tokens=1,
+            token_ids=torch.cat([prompt, torch.randint(vocab_size, (tokens,), generator=draw)]),
+            prompt_tokens=len(prompt),
             behaviour=torch.zeros(tokens),
             mask=torch.ones(tokens),
             advantage=0.0,

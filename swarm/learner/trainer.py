@@ -31,7 +31,7 @@ from swarm.learner.checkpoint.model_files import (
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
 from swarm.learner.comparison import Comparison
 from swarm.learner.copies import Copies
-from swarm.learner.device import SMALL_MODEL_PARAMETERS
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
     AdapterRules,
@@ -80,7 +80,7 @@ class Trainer:
         learner's map, which change places. They stay as long as the run is led, so no other file has their inodes."""
         self._ranks.together(lambda: check_rules(command.learning))
         with channel.alive():
-            self._check_weights()
+            self._command = command = msgspec.structs.replace(command, compute=self._checked())
             self._policy, self._tokenizer = self._load(command.compute)
         self._model = self._policy.module.model
         self._parameters = parameters_of(self._model)
@@ -146,20 +146,24 @@ class Trainer:
             mismatches=mismatches_of(self._update.compared),
         )
 
-    def _check_weights(self) -> None:
-        command, free = self._command, self._free()
+    def _checked(self) -> ComputeRules:
+        """The rules, once it is known that the weights fit; `auto` is bf16 where a CPU has units for it."""
+        command, free, rules = self._command, self._free(), self._command.compute
+        shape = read_shape(command.model, command.adapter) if command.model not in EMBEDDED else None
+        if rules.precision == "auto" and shape is not None and is_cpu_fast_in_half(self._device, shape.parameters):
+            rules = msgspec.structs.replace(rules, precision="bfloat16")
 
         def check() -> None:
             # Before gigabytes are loaded in vain.
-            if command.compute.optimizer_states == "8bit":
+            if rules.optimizer_states == "8bit":
                 require("quantized", 'optimizer_states = "8bit"')
             if command.adapter is not None and command.adapter.base_precision == "nf4":
                 require("quantized", "--base-precision nf4")
-            shape = read_shape(command.model, command.adapter) if command.model not in EMBEDDED else None
             if shape is not None and shape.parameters >= SMALL_MODEL_PARAMETERS:
-                check_weights(shape, command.compute, self._device, free, self._ranks.count)
+                check_weights(shape, rules, self._device, free, self._ranks.count)
 
         self._ranks.together(check if self._ranks.rank == 0 else lambda: None)
+        return rules
 
     def _free(self) -> tuple[int, int]:
         """Bytes of the device and of the host that each rank may take: what the one that has least may."""

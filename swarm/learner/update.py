@@ -14,7 +14,7 @@ from swarm.errors import UserError
 from swarm.learner.adapter import WithoutAdapter
 from swarm.learner.advantages import all_rows, reward_figures, rows_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
-from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
+from swarm.learner.batch import MicroBatch, Row, by_prompt, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup
 from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_come, kl_to_reference, token_weights
@@ -69,7 +69,7 @@ class Update:
         minibatches: tuple[torch.Tensor, ...] = ()
         if rows:
             rows = self._with_former_logprobs(rows)
-            minibatches = torch.randperm(len(rows), generator=self._at.shuffle).chunk(self._command.minibatches)
+            minibatches = self._minibatches(rows)
         claims: list[Claim] = []
         for number, places in enumerate(minibatches):
             claims += self._optimizer_step([rows[place] for place in places], sums, is_first=number == 0)
@@ -91,6 +91,12 @@ class Update:
         return self._compared(rows, found)
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _minibatches(self, rows: Sequence[Row]) -> tuple[torch.Tensor, ...]:
+        """Places of rows. The order of prompts is random; rows of one prompt stay together, to be computed so."""
+        prompts = by_prompt(rows)
+        order = torch.randperm(len(prompts), generator=self._at.shuffle).tolist()
+        return torch.tensor([place for prompt in order for place in prompts[prompt]]).chunk(self._command.minibatches)
 
     def _with_former_logprobs(self, rows: list[Row]) -> list[Row]:
         if self._objective.wants_proximal:

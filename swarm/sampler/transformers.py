@@ -8,7 +8,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, takewhile
+from math import prod
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 from transformers import (
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -26,7 +28,7 @@ from transformers import (
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, has_full_attention, is_cpu_fast_in_half, pick_device
 from swarm.learner.draws import gumbel
 from swarm.sampler.engine import (
     EngineDtype,
@@ -73,13 +75,18 @@ class TransformersEngine:
         if command.options.precision != "none":
             raise UserError("--precision rounds the weights of other engines: transformers takes them as they are")
         device = pick_device(command.options.device)
-        dtype = _dtype(command.options.dtype, device)
+        options = command.options
+        if options.dtype == "auto" and is_cpu_fast_in_half(
+            device, sum(prod(spec.shape) for spec in command.layout.tensors)
+        ):
+            options = msgspec.structs.replace(options, dtype="bfloat16")
+        dtype = _dtype(options.dtype, device)
         if dtype == torch.float16 and any(spec.dtype == "BF16" for spec in command.layout.tensors):
             raise UserError(
                 "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
                 "choose --dtype bfloat16 or float32"
             )
-        room = reckon("transformers", command.layout, command.options)
+        room = reckon("transformers", command.layout, options)
         model = build_model(command.directory, command.layout, dtype)
         model.to(device).eval()
         # The model's own defaults (such as a repetition penalty) would distort the distribution that the lease asks
@@ -171,18 +178,28 @@ class TransformersEngine:
         return Generated(samples=ordered, seconds=time.monotonic() - began, steps=steps)
 
     def _generate_batch(self, jobs: list[Job], spent_s: float, progress: Told) -> tuple[Iterable[Sampled], int]:
-        """Draw jobs with one limit and one set of stops, left-padded to one length; `spent_s` of their time has passed.
-        Also return how many tokens the longest drew."""
-        rules = jobs[0].rules
+        """Draw jobs with one limit and one set of stops, filled up to one length behind what all their prompts begin
+        with; `spent_s` of their time has passed. Also return how many tokens the longest drew."""
+        began, rules = time.monotonic(), jobs[0].rules
         width = max(len(job.prompt_token_ids) for job in jobs)
         pad = rules.stop_token_ids[0] if rules.stop_token_ids else 0
-        rows = [[pad] * (width - len(job.prompt_token_ids)) + list(job.prompt_token_ids) for job in jobs]
-        mask = [[0] * (width - len(job.prompt_token_ids)) + [1] * len(job.prompt_token_ids) for job in jobs]
+        shares = len(jobs) > 1 and has_full_attention(self._model)
+        begin = _common([job.prompt_token_ids[:-1] for job in jobs]) if shares else 0
+        fills = [width - len(job.prompt_token_ids) for job in jobs]
+        ids = [
+            (*job.prompt_token_ids[:begin], *[pad] * fill, *job.prompt_token_ids[begin:])
+            for job, fill in zip(jobs, fills, strict=True)
+        ]
+        mask = [[1] * begin + [0] * fill + [1] * (width - begin - fill) for fill in fills]
+        token_ids, seen = torch.tensor(ids, device=self._model.device), torch.tensor(mask, device=self._model.device)
         draw = SeededDraw(jobs, self._model.device, progress)
         stopping = self._stopping(jobs, width)
+        cache = self._read(token_ids, seen, begin) if shares and width > 1 else None
+        spent_s += time.monotonic() - began
         output = self._model.generate(
-            torch.tensor(rows, device=self._model.device),
-            attention_mask=torch.tensor(mask, device=self._model.device),
+            token_ids,
+            attention_mask=seen,
+            past_key_values=cache,
             generation_config=GenerationConfig(
                 do_sample=False,
                 max_new_tokens=rules.max_new_tokens,
@@ -198,6 +215,27 @@ class TransformersEngine:
         ends = stopping.ends if stopping else [None] * len(jobs)
         sampled = [self._sampled(*row) for row in zip(jobs, completions, logprobs, ends, strict=True)]
         return sampled, len(draw.logprobs)
+
+    def _read(self, token_ids: torch.Tensor, seen: torch.Tensor, begin: int) -> DynamicCache:
+        """Keys and values of all columns but the last, [rows, columns]. The first `begin` are the same in all rows and
+        computed once, and so are the others of rows with one prompt."""
+        cache = DynamicCache(config=self._model.config)
+        places = (seen.cumsum(1) - 1).clamp(min=0)
+        prompts, of_rows = torch.stack([token_ids, seen, places]).unique(dim=1, return_inverse=True)
+        for start, end, rows in ((0, begin, 1), (begin, token_ids.shape[1] - 1, prompts.shape[1])):
+            if start:
+                cache.batch_repeat_interleave(rows)
+            if start < end:
+                ids, mask, positions = prompts[:, :rows]
+                self._model.base_model(
+                    input_ids=ids[:, start:end],
+                    attention_mask=mask[:, :end],
+                    position_ids=positions[:, start:end],
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+        cache.batch_select_indices(of_rows)
+        return cache
 
     def _stopping(self, jobs: list[Job], width: int) -> StopsRows | None:
         if not (stops := jobs[0].rules.stop):
@@ -316,6 +354,11 @@ def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
         return named
     # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
     return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def _common(prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all of them begin with."""
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
 
 
 def _batch_key(job: Job) -> tuple[int, tuple[int, ...], tuple[str, ...]]:

@@ -101,3 +101,15 @@ def random_rows(count: int, *, longest: int = 20, seed: int = 0) -> list[Row]:
         return torch.randint(VOCAB, (size,), generator=draw).tolist()
 
     return [row(some(1, 5), some(1, longest), staleness=number % 3, advantage=float(number)) for number in range(count)]
+
+
+def grouped_rows(groups: int, size: int, *, seed: int = 0) -> list[Row]:
+    """Rows of `groups` prompts of 4 to 9 tokens, one after another, with completions of 1 to 6."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def some(least: int, most: int) -> list[int]:
+        count = int(torch.randint(least, most + 1, (1,), generator=draw))
+        return torch.randint(VOCAB, (count,), generator=draw).tolist()
+
+    prompts = [some(4, 9) for _ in range(groups)]
+    return [row(prompt, some(1, 6), advantage=float(number)) for prompt in prompts for number in range(size)]

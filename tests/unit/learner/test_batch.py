@@ -7,7 +7,7 @@ import torch
 
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.messages import ComputeRules
-from tests.unit.rows import CPU, random_rows, row
+from tests.unit.rows import CPU, grouped_rows, random_rows, row
 
 ROWS = [row([1, 5, 6], [7, 8, 2], staleness=2), row([1, 5, 6], [9]), row([1], [3, 4, 5, 6, 7], advantage=-1.0)]
 
@@ -46,6 +46,28 @@ def test_every_row_is_in_one_micro_batch_within_the_budget(tokens: int, packing:
     assert sorted(number for part in parts for number in part.numbers) == list(range(60))
     for part in parts:
         assert part.token_ids.numel() <= tokens or len(part.numbers) == 1
+        for number, values in part.by_row(part.targets).items():
+            assert torch.equal(values, rows[number].token_ids[rows[number].prompt_tokens :])
+
+
+@pytest.mark.parametrize("tokens", [None, 30])
+def test_a_row_sees_its_prompt_and_itself_alone_on_a_line_that_it_shares(tokens: int | None) -> None:
+    rows = grouped_rows(4, 3)
+    rules = ComputeRules(tokens_per_micro_batch=tokens, shares_beyond=1000)
+    parts = micro_batches(rows, rules, CPU)
+    assert sorted(number for part in parts for number in part.numbers) == list(range(12))
+    assert any(len(part.numbers) > len(part.token_ids) for part in parts)
+    for part in parts:
+        assert part.attention is not None
+        assert part.positions is not None
+        width = part.token_ids.shape[1]
+        for number, places in part.by_row(part.places).items():
+            line = int(places[0]) // width
+            for place, at in enumerate((places % width).tolist()):
+                sees = part.attention[line, 0, at]
+                seen = rows[number].prompt_tokens + place
+                assert part.token_ids[line][sees].tolist() == rows[number].token_ids[:seen].tolist()
+                assert part.positions[line][sees].tolist() == list(range(seen))
         for number, values in part.by_row(part.targets).items():
             assert torch.equal(values, rows[number].token_ids[rows[number].prompt_tokens :])
 

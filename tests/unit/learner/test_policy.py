@@ -21,7 +21,7 @@ from swarm.learner.batch import Row, micro_batches
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import Draws, Policy, arrange
 from tests.unit.models import logprobs_of
-from tests.unit.rows import CPU, random_rows, small_model
+from tests.unit.rows import CPU, grouped_rows, random_rows, row, small_model
 
 TEMPERATURE = 0.7
 AT_ONCE = ComputeRules()
@@ -54,9 +54,9 @@ def test_log_probs_are_those_of_each_row_alone(name: str) -> None:
     rules, said = policy.settle(ComputeRules(tokens_per_micro_batch=40), CPU)
     found = read_all(policy, rows, rules)
     model.eval()
-    for row, logprobs in zip(rows, found, strict=True):
-        tokens = row.token_ids.tolist()
-        alone = logprobs_of(model, tokens[: row.prompt_tokens], tokens[row.prompt_tokens :], temperature=TEMPERATURE)
+    for one, logprobs in zip(rows, found, strict=True):
+        tokens = one.token_ids.tolist()
+        alone = logprobs_of(model, tokens[: one.prompt_tokens], tokens[one.prompt_tokens :], temperature=TEMPERATURE)
         assert logprobs.tolist() == pytest.approx(alone, abs=2e-5)
     assert policy.module.in_chunks is (name not in ("capped", "scaled"))
     assert any("computed whole" in line for line in said) is not policy.module.in_chunks
@@ -74,6 +74,32 @@ def test_packed_rows_give_the_log_probs_and_the_gradient_of_padded_ones(name: st
         torch.testing.assert_close(some, others, atol=2e-5, rtol=0)
     some, others = (gradient(model, policy, rows, rules) for rules in (padded, packed))
     assert float((some - others).norm()) < 1e-5 * float(some.norm())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "scaled", "dropout", "window", "capped", "alibi"])
+def test_rows_that_share_their_prompt_give_the_log_probs_and_the_gradient_of_rows_alone(name: str) -> None:
+    model, rows = small_model(name).train(), grouped_rows(3, 8)
+    policy = Policy(model, ComputeRules(), temperature=TEMPERATURE)
+    rules, _ = policy.settle(ComputeRules(tokens_per_micro_batch=120), CPU)
+    # A window, or positions that no mask moves: these see another prompt than the one they follow.
+    assert bool(rules.shares_beyond) is (name not in ("window", "capped", "alibi"))
+    alone = ComputeRules(tokens_per_micro_batch=120)
+    shared, apart = (sum(p.token_ids.numel() for p in micro_batches(rows, one, CPU)) for one in (rules, alone))
+    assert (shared < 0.6 * apart) is bool(rules.shares_beyond)
+    found, expected = (torch.cat(read_all(policy, rows, one)) for one in (rules, alone))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.mean(), expected.mean(), atol=1e-6, rtol=0)
+    some, others = (gradient(model, policy, rows, one) for one in (rules, alone))
+    assert float((some - others).norm()) < 1e-5 * float(others.norm())
+
+
+def test_long_completions_do_not_share_a_short_prompt() -> None:
+    """A line of W tokens costs W x (beyond + W): here two rows together cost more than apart."""
+    rules = ComputeRules(shares_beyond=10)
+    long, short = [row([1, 2], range(30)) for _ in range(4)], [row([1, *range(9)], [3]) for _ in range(4)]
+    assert [part.numbers for part in micro_batches(long, rules, CPU) for _ in part.token_ids] == [(0, 1, 2, 3)] * 4
+    (part,) = micro_batches(short, rules, CPU)
+    assert part.token_ids.tolist() == [[1, *range(9), 3, 3, 3, 3]]
 
 
 def test_packing_is_refused_where_rows_would_see_one_another() -> None:

@@ -219,6 +219,25 @@ def test_padding_on_the_left_changes_no_log_prob(engine: TransformersEngine) -> 
         assert logprobs(one) == pytest.approx(logprobs(other), abs=1e-5)
 
 
+def test_what_prompts_have_in_common_is_computed_once(engine: TransformersEngine, staged: Staged) -> None:
+    """Five prompts of three lengths begin alike, and each is drawn from four times."""
+    prompts = [(1, 3, 4, *rest) for rest in ((), (5,), (6,), (5, 6, 7), (13, 5, 4))]
+    jobs = [job(seed, prompt=prompt) for prompt in prompts for seed in range(4)]
+    read: list[torch.Size] = []
+    hook = engine._model.base_model.register_forward_pre_hook(
+        lambda module, _, given: read.append(given["input_ids"].shape), with_kwargs=True
+    )
+    together = draw(engine, *jobs)
+    hook.remove()
+    # The two first tokens of all, the next three of five prompts, and then a token of each sample at a time.
+    assert [tuple(shape) for shape in read[:3]] == [(1, 2), (5, 3), (20, 1)]
+    learner = rounded(staged.model)
+    for asked, sampled in zip(jobs, together, strict=True):
+        assert tokens(sampled) == tokens(draw(engine, asked)[0])
+        expected = logprobs_of(learner, asked.prompt_token_ids, tokens(sampled), temperature=1.0)
+        assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
+
+
 def test_answers_come_in_the_order_of_the_jobs(engine: TransformersEngine) -> None:
     jobs = [job(seed, limit=2 + seed % 3, stops=()) for seed in range(9)]
     assert [len(tokens(sampled)) for sampled in draw(engine, *jobs)] == [2 + seed % 3 for seed in range(9)]
