@@ -108,6 +108,8 @@ Rewards = Annotated[
     Field(max_length=16),
 ]  # Weights of rewards by name. A flag gives them as NAME=WEIGHT, or as NAME for a weight of 1.
 
+Option = bool | int | float | str
+
 Bootstrap = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Field(max_length=32)
 ]  # First members to contact: host, host:port, URL or join line. A single one may be written without brackets.
@@ -252,6 +254,7 @@ class LeadConfig(BaseModel):
     rewards: Annotated[
         Rewards, Flag(LEARNING, "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed.", "the task's")
     ] = {}
+    task_options: Annotated[dict[str, Option | list[Option]], Field(max_length=64)] = {}
     lenient: Annotated[bool, Flag(LEARNING, "exact and math ignore case, final dots and 'The answer is'.")] = False
     system_prompt: Annotated[str | None, Field(max_length=65_536), Flag(LEARNING, "The system message of a chat.")] = (
         None

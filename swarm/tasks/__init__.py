@@ -38,7 +38,7 @@ TASKS: dict[str, Callable[[int], Task]] = {"copy": CopyTask, "sort": SortTask}
 KINDS: dict[str, Kind] = {
     "jsonl": Kind("FILE", "questions with answers, one JSON object a line", jsonl_task),
     "hf": Kind("DATASET[:CONFIG][@SPLIT]", "a data set of the Hugging Face hub, a directory or a file", hub_task),
-    "gym": Kind("NAME", "questions without end that reasoning-gym makes and scores", GymTask),
+    "gym": Kind("NAME[?OPTION=VALUE&...]", "questions without end that reasoning-gym makes and scores", GymTask),
     "python": Kind("MODULE:CLASS", "a task or an environment of your own", own_task),
     "verifiers": Kind("MODULE", "a taskset of verifiers, which its own server plays", _verifiers_task),
 }
@@ -67,6 +67,8 @@ def load_task(options: TaskOptions) -> Task:
     """The task that `options` name; a data set is read when the first question is asked for. UserError for an unknown
     task or reward, with the names of those that exist."""
     name, colon, rest = options.name.partition(":")
+    if options.task_options and name != "gym":
+        raise UserError(f"task_options are those of a task gym:NAME, and {options.name} is none: leave them out")
     if colon and name in KINDS:
         return KINDS[name].make(options, rest)
     if options.name not in TASKS and name not in ENVIRONMENTS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -19,7 +19,7 @@ Read = tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str], Boards]
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A task's name and settings. Plain data, which is sent to the reward processes. `rewards` are weights by name,
-    empty for the task's own choice. The columns are those of a data set."""
+    empty for the task's own choice. The columns are those of a data set, and `task_options` reasoning-gym's."""
 
     name: str
     seed: int = 0
@@ -29,6 +29,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     answer_column: str = "answer"
     held_out_share: float = 0.05
     stop: tuple[str, ...] = ()
+    task_options: dict[str, Any] = {}
 
 
 class Task(Protocol):

@@ -1,4 +1,5 @@
-"""`gym:NAME`: questions that reasoning-gym makes and whose answers it scores, without end.
+"""`gym:NAME`: questions that reasoning-gym makes and whose answers it scores, without end. `gym:NAME?KEY=VALUE&...` and
+the setting task_options give the options of its data set.
 
 Some of its scorers hand an answer to eval(), others to sympy's parse_expr, which does the same: any sampler could run
 programs on the learner's machine. While a score is computed, both get `evaluate` instead, which computes expressions
@@ -16,7 +17,9 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from swarm.errors import UserError
 from swarm.net.wire import digest
@@ -30,6 +33,7 @@ CHUNK = 1000  # Entries of one data set of reasoning-gym. Some make all of their
 HELD_OUT_BEGINS = 1 << 62  # Every run looks for its held-out questions among the entries from here on
 HELD_OUT_DRAWS = 100  # Entries looked at for each held-out question wanted, before it is said that there are no more
 DRAWS = 16  # Entries that a training prompt may be one of. At a share of 0.05 all are held out once in 1e20 prompts.
+CHOSEN_HERE = ("seed", "size")  # Options of every data set that a run does not set
 DRAW_STRIDE = 1 << 52  # Between these entries: consecutive prompts come from one data set, and some take long to make
 
 
@@ -73,8 +77,12 @@ class GymTask(DrawnTask):
         if options.rewards or options.lenient:
             raise UserError(f"{options.name} scores answers itself: leave rewards and lenient out")
         self.name = options.name
-        self.description = f"questions of reasoning-gym's {name}"
-        self._gym = name
+        self._gym, _, text = name.partition("?")
+        pairs = [part.partition("=")[::2] for part in text.split("&") if part]
+        self._options = options.task_options or dict(pairs)
+        if len(dict(pairs)) < len(pairs) or (pairs and options.task_options):
+            raise UserError(f"{self.name} sets an option twice, or both in its name and in task_options")
+        self.description = f"questions of reasoning-gym's {self._gym}"
         self._share = options.held_out_share
         # Entry i of seed s is entry i - 1 of seed s + 1, so a run begins at a multiple of CHUNK.
         self._first = CHUNK * (int.from_bytes(digest(f"gym/{options.seed}".encode())[:8], "big") % (1 << 40))
@@ -100,18 +108,26 @@ class GymTask(DrawnTask):
 
     def _make_dataset(self, chunk: int) -> Any:
         import reasoning_gym
+        from reasoning_gym.factory import DATASETS
 
+        if self._gym not in DATASETS:
+            near = get_close_matches(self._gym, DATASETS, n=5, cutoff=0.4) or sorted(DATASETS)
+            raise UserError(f"reasoning-gym has no {self._gym!r}; it has {', '.join(near)}")
+        known = {name: hint for name, hint in get_type_hints(DATASETS[self._gym][1]).items() if name not in CHOSEN_HERE}
+        fields = [(name, hint) for name, hint in known.items() if name in self._options]
         try:
-            return reasoning_gym.create_dataset(self._gym, seed=chunk * CHUNK, size=CHUNK)
-        except (ValueError, AssertionError) as error:
-            known = sorted(reasoning_gym.factory.DATASETS)
-            if self._gym not in known:
-                near = get_close_matches(self._gym, known, n=5, cutoff=0.4) or known
-                raise UserError(f"reasoning-gym has no {self._gym!r}; it has {', '.join(near)}") from error
-            raise UserError(f"{self.name} cannot be made without settings of its own: {error}") from error
+            kind = msgspec.defstruct("Options", fields, forbid_unknown_fields=True)
+            given = msgspec.structs.asdict(msgspec.convert(self._options, kind, strict=False))
+            return reasoning_gym.create_dataset(self._gym, seed=chunk * CHUNK, size=CHUNK, **given)
+        except (msgspec.ValidationError, ValueError, TypeError, AssertionError) as error:
+            raise UserError(f"{self.name} cannot be made: {error}; its options are {', '.join(known)}") from error
 
     def _make_entry(self, number: int) -> dict[str, Any]:
-        entry: dict[str, Any] = self._dataset(number // CHUNK)[number % CHUNK]
+        dataset = self._dataset(number // CHUNK)
+        try:
+            entry: dict[str, Any] = dataset[number % CHUNK]
+        except (ValueError, LookupError, AssertionError, RuntimeError) as error:
+            raise UserError(f"{self.name} cannot make question {number}: {error}; try other options") from error
         return entry
 
     def _prompt(self, number: int) -> Prompt:

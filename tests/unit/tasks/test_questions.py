@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,23 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"name": "jsonl:x", "rewards": {"exat": 1.0}}, "there is no reward 'exat'"),
         ({"name": "hf:"}, "names no data set"),
         ({"name": "gym:leg_countin"}, "reasoning-gym has no 'leg_countin'; it has leg_counting"),
-        ({"name": "gym:composite"}, "cannot be made without settings of its own"),
+        ({"name": "gym:composite"}, "cannot be made: Must specify at least one dataset; its options are datasets"),
+        ({"name": "gym:chain_sum?terms=2"}, "unknown field `terms`; its options are min_terms, max_terms, min_digits"),
+        ({"name": "gym:chain_sum?seed=2"}, "unknown field `seed`; its options are min_terms"),
+        ({"name": "gym:chain_sum?min_terms=two"}, r"Expected `int`, .*`\$.min_terms`; its options are min_terms"),
+        (
+            {"name": "gym:chain_sum", "task_options": {"min_terms": [2]}},
+            r"Expected `int`, .*; its options are min_term",
+        ),
+        ({"name": "gym:chain_sum?min_terms=9"}, "max_terms must be >= min_terms; its options are min_terms"),
+        ({"name": "gym:chain_sum?min_terms"}, "Expected `int`, got `str`"),
+        ({"name": "gym:chain_sum?min_terms=1&min_terms=2"}, "sets an option twice"),
+        ({"name": "gym:chain_sum?min_terms=1", "task_options": {"max_terms": 2}}, "in its name and in task_options"),
+        ({"name": "gym:spell_backward?min_word_len=60&max_word_len=60"}, "cannot make question .*; try other options"),
+        (
+            {"name": "copy", "task_options": {"digits": 2}},
+            "task_options are those of a task gym:NAME, and copy is none",
+        ),
         ({"name": "python:only_a_module"}, "names no class: write python:MODULE:CLASS"),
         ({"name": "python:no_such_module:Task"}, "no module 'no_such_module' here or installed"),
         ({"name": "python:json:Task"}, "json has no class Task"),
@@ -266,6 +283,21 @@ def test_reasoning_gym_asks_and_scores() -> None:
         assert again.score(prompt, completion).exact
     for completion in ("", f"<think>{prompt.answer}", "<answer>none</answer>"):
         assert not again.score(prompt, completion).exact
+
+
+def test_options_of_reasoning_gym_stand_in_the_name_or_in_a_table() -> None:
+    pytest.importorskip("reasoning_gym", reason="the extra tasks is not installed")
+    options = {"min_terms": 2, "max_terms": 2, "max_digits": 1}
+    named = load_task(TaskOptions(name="gym:chain_sum?min_terms=2&max_terms=2&max_digits=1"))
+    sent = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(TaskOptions(name="gym:chain_sum", task_options=options)), type=TaskOptions
+    )
+    prompts = [named.prompt(i) for i in range(20)]
+    assert [load_task(sent).prompt(i) for i in range(20)] == prompts
+    assert all(re.search(r": \d [+-] \d =$", prompt.text) for prompt in prompts)
+    assert load_task(sent).score(prompts[0], prompts[0].answer).exact
+    sums = load_task(TaskOptions(name="gym:basic_arithmetic", task_options={"operators": ["+"]}))
+    assert all(set(sums.prompt(i).text) & set("+-*/") <= {"+", "-"} for i in range(20))
 
 
 # -- one's own -----------------------------------------------------------------------------------------------
