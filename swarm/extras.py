@@ -13,6 +13,7 @@ LIBRARIES = {
     "learner": (*DRAWS, "jinja2"),
     "adapter": ("peft",),
     "quantized": ("bitsandbytes",),
+    "gguf": ("gguf",),
     "vllm": ("vllm",),
     "mlx": ("mlx", "mlx_lm"),
     "tasks": ("datasets", "math_verify", "reasoning_gym"),
