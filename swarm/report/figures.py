@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.node.metrics import EVENTS, METRICS
-from swarm.node.rundir import CONFIG, SUMMARY, Life, read_lives
+from swarm.node.rundir import ABILITY, CONFIG, SUMMARY, Life, read_lives
 from swarm.report.words import finite as _number
 
 MAX_POINTS = 300  # Of one curve, more than a screen shows: a page of 40 curves stays under 2 MB
@@ -100,6 +100,7 @@ class Figures:
     config: Mapping[str, Any]
     summary: Mapping[str, Any] | None
     lives: Sequence[Life]
+    ability: str = ""  # What the model answered before and after, if that was compared
     columns: dict[str, Column] = field(default_factory=dict)
     evaluated: dict[str, Column] = field(default_factory=dict)  # Figures of held-out prompts, by policy version
     bounds: list[tuple[int, int]] = field(default_factory=list)  # (first step, S)
@@ -199,6 +200,7 @@ def read_figures(run_dir: Path) -> Figures:
     files = FigureFiles(run_dir)
     files.look(is_last=True)
     files.figures.lives = read_lives(run_dir)
+    files.figures.ability = "\n".join((_json(run_dir / ABILITY) or {}).get("lines", ()))
     return files.figures
 
 

@@ -86,6 +86,7 @@ def render(found: Figures, journaled: Journaled, *, now: float) -> str:
         _figures(found),
         _signal(found),
         _samples(journaled),
+        _section("Before and after", f"<pre>{text(found.ability)}</pre>") if found.ability else "",
         _events(found),
         _costs(found),
         _configuration(config),

@@ -15,7 +15,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.node.metrics import RunLog
-from swarm.node.rundir import create_run_directory, libraries, note_life, read_lives
+from swarm.node.rundir import ABILITY, create_run_directory, libraries, note_life, read_lives
 from swarm.report.charts import Chart, Curve, draw, picture, sections, text
 from swarm.report.figures import EVENTS_KEPT, MAX_NAMES, MAX_POINTS, Column, Figures, read_figures
 from swarm.report.page import PIECES_SHOWN, write_report
@@ -106,6 +106,16 @@ def test_the_table_holds_the_numbers_of_the_metrics(tmp_path: Path) -> None:
     assert cells(page, "rewards/exact/mean") == ["0.125", "0.625", "0", "0.75", "40"]
     assert cells(page, "held-out exact_match") == ["0.25", "0.125", "0.125", "0.25", "2"]
     assert cells(page, "held-out pass@4") == ["0.5", "0.75", "0.5", "0.75", "2"]
+
+
+def test_what_the_model_answered_before_and_after_is_in_the_report_as_text(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    assert "Before and after" not in report_of(run_dir)
+    lines = ["28-13= (15) before: 14; after: 15", HOSTILE]
+    (run_dir / ABILITY).write_text(json.dumps({"nll_before": 1.5, "nll_after": 1.6, "lines": lines}))
+    page = Page(report_of(run_dir))
+    assert "28-13= (15) before: 14; after: 15" in page.text
+    assert not {"script", "img"} & {tag for tag, _ in page.tags}
 
 
 def test_a_curve_goes_through_its_values() -> None:

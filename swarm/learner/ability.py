@@ -1,0 +1,74 @@
+"""What a model can do before and after a run. `python -m swarm.learner.ability RUN_DIR FILE`.
+
+Both models answer held-out questions of the run's task and a few of general knowledge, always with the likeliest
+token, and read a text: its mean negative log-likelihood (nll) says how well they still know other text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from swarm.learner.checkpoint.files import newest_whole
+from swarm.learner.checkpoint.model_files import load_model
+from swarm.settings import LeadConfig
+from swarm.tasks import load_task, task_options
+
+TEXT = Path(__file__).parents[2] / "ARCHITECTURE.md"
+TEXT_TOKENS = 2000
+ANSWERS = 5  # To questions of the task
+ANSWER_TOKENS = 24  # To a question of general knowledge: a sentence
+QUESTIONS = (
+    *("What is the capital of France?", "What colour is the sky on a clear day?", "What is the opposite of hot?"),
+    *("Tom has 3 apples and gets 4 more. How many apples does he have?", "Name three animals that live in the sea."),
+)
+
+
+@torch.no_grad()
+def ability(directory: str, questions: Iterable[tuple[str, bool, int]]) -> tuple[float, list[str]]:
+    """Return the nll of TEXT in nats a token, and the answers to questions: a text, whether to ask it as a chat, and
+    the most tokens of its answer."""
+    model, tokenizer = load_model(directory, seed=0)
+    answers = []
+    for text, is_chat, tokens in questions:
+        turn = [{"role": "user", "content": text}]
+        asked = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) if is_chat else text
+        given = tokenizer(asked, return_tensors="pt", add_special_tokens=not is_chat)
+        drawn = model.generate(**given, do_sample=False, max_new_tokens=tokens)[0, given.input_ids.shape[1] :]
+        answers.append(tokenizer.decode(drawn, skip_special_tokens=True))
+    ids = tokenizer(TEXT.read_text(), return_tensors="pt").input_ids[:, :TEXT_TOKENS]
+    return float(model(ids, labels=ids).loss), answers
+
+
+def compare(run_dir: Path, to: Path) -> None:
+    """Write to a file, of a run that has ended, the nll of both models and `lines` for people."""
+    config = LeadConfig(**json.loads((run_dir / "config.json").read_text()))
+    checkpoint = newest_whole(run_dir / "checkpoints")
+    assert checkpoint is not None, "a run that has ended has a checkpoint"
+    prompts = load_task(task_options(config)).held_out(ANSWERS)
+    questions = [(prompt.text, config.chat is not False, config.max_new_tokens or ANSWER_TOKENS) for prompt in prompts]
+    questions += [(question, True, ANSWER_TOKENS) for question in QUESTIONS]
+    before, after = (ability(str(model), questions) for model in (config.model, checkpoint.path))
+    wanted = [f" ({prompt.answer})" for prompt in prompts] + [""] * len(QUESTIONS)
+    lines = [
+        f"{text.splitlines()[-1]}{right} before: {_shown(one, config.stop)}; after: {_shown(other, config.stop)}"
+        for (text, *_), right, one, other in zip(questions, wanted, before[1], after[1], strict=True)
+    ]
+    nll = f"mean nll of the first {TEXT_TOKENS:,} tokens of {TEXT.name}, nats a token"
+    lines.append(f"{nll} before: {before[0]:.4f}; after: {after[0]:.4f}")
+    found = {"nll_before": before[0], "nll_after": after[0], "lines": lines}
+    to.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _shown(answer: str, stops: Iterable[str]) -> str:
+    for stop in stops:
+        answer = answer.partition(stop)[0]
+    return " ".join(answer.split())
+
+
+if __name__ == "__main__":
+    compare(Path(sys.argv[1]), Path(sys.argv[2]))
