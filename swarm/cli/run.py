@@ -218,11 +218,12 @@ def join_settings(flags: dict[str, Any], config: Path | None) -> JoinConfig:
 @with_settings(DemoConfig)
 def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
     """Run a learning swarm on this machine. One learner and a few samplers, with a live view."""
-    settings = load_config(DemoConfig, None, flags)
+    # A real model's engine takes one core, and its trainer another.
+    settings = load_config(DemoConfig, None, flags, before={"samplers": 1} if flags.get("real") else None)
     require("learner", "demo")
-    from swarm.cli.demo import Demo
+    from swarm.cli.demo import Demo, show_of
 
-    demo = Demo(settings, to_stderr=as_json)
+    demo = Demo(settings, show_of(settings), to_stderr=as_json)
     summary = run_to_end(until_signalled(demo.run(), stop_with_stdin=False))
     if as_json:
         typer.echo(json.dumps(summary))

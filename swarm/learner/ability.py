@@ -7,6 +7,7 @@ token, and read a text: its mean negative log-likelihood (nll) says how well the
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -71,4 +72,5 @@ def _shown(answer: str, stops: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(os.cpu_count() or 1)  # The run is over: nothing else wants a core
     compare(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -126,6 +126,28 @@ def test_a_random_reward_does_not_teach(tmp_path: Path) -> None:
     assert summary["steps"] == 40
 
 
+@pytest.mark.long
+def test_a_real_model_is_fetched_trained_and_compared(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two steps it learns nothing; all else is as in a whole demo."""
+    directory = tmp_path_factory.mktemp("real")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
+    run_dir = directory / "run"
+    done = command("demo", "--real", "--steps", "2", "--json", "--run-dir", str(run_dir), timeout_s=580)
+    if done.returncode == 2 and "cannot be fetched" in done.stderr:
+        pytest.skip(f"no package index: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 1, done.stderr[-3000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["steps"], summary["verified"], summary["samplers"]) == (2, True, 1)
+    assert 0.05 < summary["held_out_before"] < 0.4
+    assert min(summary["setup_s"], summary["cpu_s"], summary["largest_process_mb"]) > 1
+    # Two steps change the weights, and hardly what it knows.
+    assert 0 < abs(summary["nll_after"] - summary["nll_before"]) < 0.1
+    assert "What is the capital of France? before: The capital of France is Paris." in done.stderr
+    assert (run_dir / "ability.json").is_file()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_no_process_outlives_the_demo(tmp_path: Path, number: signal.Signals) -> None:

