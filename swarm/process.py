@@ -41,6 +41,8 @@ import swarm
 from swarm.errors import ChildFailed, UserError
 
 SOCKET_VARIABLE = "ECHO_NODE_CHILD_SOCKET"
+LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Has torch ask Linux for pages of 2 MB: without, a training step on a CPU spent a fifth of its time in page faults."""
 
 INHERITED = (
     *("PATH", "HOME", "USER", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT"),
@@ -132,7 +134,7 @@ class Child:
 
             server = await asyncio.start_unix_server(accept, path)
             try:
-                await self._spawn({**self._environment(os.environ), SOCKET_VARIABLE: path})
+                await self._spawn({**LARGE_PAGES, **self._environment(os.environ), SOCKET_VARIABLE: path})
                 assert self._process is not None
                 ended = asyncio.ensure_future(self._process.wait())
                 waits: set[asyncio.Future[Any]] = {connected, ended}

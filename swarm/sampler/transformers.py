@@ -319,14 +319,17 @@ class SeededDraw(LogitsProcessor):
         self._positions = torch.tensor([len(job.prompt_token_ids) - 1 for job in jobs], device=device)
         temperatures = torch.tensor([[job.rules.temperature] for job in jobs], device=device)
         self._greedy = temperatures == 0
+        self._all_greedy = bool(self._greedy.all())
         self._temperatures = torch.where(self._greedy, torch.ones_like(temperatures), temperatures)
         self.logprobs: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self._progress()
         scaled = scores.float() / self._temperatures
-        noise = gumbel(self._seeds, self._positions + len(self.logprobs), scores.shape[1])
-        drawn = torch.where(self._greedy, scaled, scaled + noise)
+        drawn = scaled
+        if not self._all_greedy:
+            noise = gumbel(self._seeds, self._positions + len(self.logprobs), scores.shape[1])
+            drawn = torch.where(self._greedy, scaled, scaled + noise)
         chosen = drawn.argmax(dim=-1, keepdim=True)
         self.logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1))
         return drawn
