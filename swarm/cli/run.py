@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -228,6 +229,35 @@ def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(summary))
     raise typer.Exit(DONE if summary["as_it_should"] and summary["verified"] else NOT_REACHED)
+
+
+@app.command()
+def sft(
+    data: Annotated[Path, typer.Option(help="JSON lines: messages, or prompt and completion.")],
+    to: Annotated[Path, typer.Option(help="Directory to make, in Hugging Face format.")],
+    model: Annotated[str | None, typer.Option(help="As lead takes it.")] = None,
+    adapter: Annotated[int | None, typer.Option(help="Rank: train an adapter (LoRA).")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Write an adapter as a whole model.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps. Default: 200.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples in a step. Default: 32.")] = None,
+    learning_rate: Annotated[float, typer.Option(help="Its peak. An adapter takes ten times as much.")] = 2e-5,
+    config: Annotated[Path | None, typer.Option(help="TOML file with more of lead's settings.")] = None,
+) -> None:
+    """Train a model on examples, for a run to begin with. If it was killed, the same command goes on."""
+    from swarm.learner.checkpoint.export import check_target, export_model
+    from swarm.node.rundir import merging
+
+    own = {"model": model, "adapter": adapter, "steps": steps, "groups_per_step": batch, "learning_rate": learning_rate}
+    settings = load_config(LeadConfig, config, {**own, "task": "copy"})
+    check_target(to)
+    require("learner", "sft")
+    from swarm.learner.sft import train
+
+    work = to.with_name(f"{to.name}.sft")  # Holds its checkpoints while it trains
+    train(settings, data, work)
+    export_model(work, to, None, merge=merging(work, settings) if merge else None)
+    shutil.rmtree(work)
+    typer.echo(f"{to} has the {'adapter' if settings.adapter and not merge else 'model'}")
 
 
 app.command()(status)

@@ -47,7 +47,7 @@ class Update:
         self._command = command
         self._at = learning
         self.learning_rate = command.learning_rate  # Its peak: what was set since then, or this
-        self._objective = OBJECTIVES[command.learning.objective]
+        self.objective = OBJECTIVES[command.learning.objective]
         learning.policy.module.entropy_pulls = command.learning.entropy_weight > 0
         self.alarms = Alarms(command.alarms)
         # In a rehearsal samplers have no model.
@@ -63,7 +63,7 @@ class Update:
         """Train on the groups that have any variance, after `compare`; the figures, by TRL's names, and the alarms."""
         figures = reward_figures(groups, self._command.learning) | _mismatch_figure(compared)
         self.compared = list(compared)
-        self._set_learning_rate(step)
+        self.set_learning_rate(step)
         sums: Sums = defaultdict(float)
         rows = rows_of(groups, self._command.learning)
         minibatches: tuple[torch.Tensor, ...] = ()
@@ -72,7 +72,7 @@ class Update:
             minibatches = self._minibatches(rows)
         claims: list[Claim] = []
         for number, places in enumerate(minibatches):
-            claims += self._optimizer_step([rows[place] for place in places], sums, is_first=number == 0)
+            claims += self.optimizer_step([rows[place] for place in places], sums, is_first=number == 0)
         self.withheld = self.claims.stepped(claims)
         figures |= self._figures(sums, len(minibatches)) | {"rollouts_withheld": float(self.withheld.total())}
         return figures, self.alarms.stepped(figures, typical_mismatch(compared, rollouts=len(compared)))
@@ -99,16 +99,16 @@ class Update:
         return torch.tensor([place for prompt in order for place in prompts[prompt]]).chunk(self._command.minibatches)
 
     def _with_former_logprobs(self, rows: list[Row]) -> list[Row]:
-        if self._objective.wants_proximal:
-            found = self._read_all(rows, self._at.policy)
+        if self.objective.wants_proximal:
+            found = self.read_all(rows, self._at.policy)
             rows = [replace(row, proximal=logprobs) for row, logprobs in zip(rows, found, strict=True)]
         if self._at.reference is not None:
-            found = self._read_all(rows, self._at.reference)
+            found = self.read_all(rows, self._at.reference)
             rows = [replace(row, reference=logprobs) for row, logprobs in zip(rows, found, strict=True)]
         return rows
 
     @torch.no_grad()
-    def _read_all(self, rows: Sequence[Row], policy: Policy | WithoutAdapter) -> list[torch.Tensor]:
+    def read_all(self, rows: Sequence[Row], policy: Policy | WithoutAdapter) -> list[torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
         places, parts, idle = self._share(rows)
         for part in parts:
@@ -131,7 +131,7 @@ class Update:
         idle = micro_batches([without_weight(shortest)], self._command.compute, at.device) * missing
         return places, parts, idle
 
-    def _optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool) -> list[Claim]:
+    def optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool) -> list[Claim]:
         """Accumulate the gradient over micro-batches. What a token counts for follows from the whole minibatch, however
         it is cut. Return what was read of all rows."""
         tokens = max(1.0, sum(float(row.mask.sum()) for row in rows))
@@ -199,7 +199,7 @@ class Update:
         if part.reference is not None and rules.kl_in == "reward":
             to_come = kl_to_come(read.logprobs, part.reference, mask, part.counts)
             advantages = advantages - rules.kl_weight * to_come
-        found = self._objective.formula(
+        found = self.objective.formula(
             Tokens(
                 logprobs=read.logprobs,
                 behaviour=part.behaviour,
@@ -241,7 +241,7 @@ class Update:
             **mismatch,
         }
 
-    def _set_learning_rate(self, step: int) -> None:
+    def set_learning_rate(self, step: int) -> None:
         command = self._command
         share = scheduled_share(
             command.schedule,

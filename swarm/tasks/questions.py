@@ -149,7 +149,7 @@ def read_questions(path: Path, options: TaskOptions, at: Callable[[int], str]) -
     line that is not a question."""
     content, seen, has_split = blake3(), dict[str, int](), False
     train, held_out = list[Prompt](), list[Prompt]()
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         content.update(line)
         if not line.strip():
             continue
@@ -164,15 +164,16 @@ def read_questions(path: Path, options: TaskOptions, at: Callable[[int], str]) -
     return Questions(train=train, held_out=held_out if has_split else None, digest=content.hexdigest())
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers. UserError if it cannot be read or is too large."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path} is larger than {MAX_BYTES >> 30} GiB, the most that a task may read")
+            raise UserError(f"{path} is larger than {MAX_BYTES >> 30} GiB, the most that is read")
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except OSError as error:
-        raise UserError(f"cannot read the questions in {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bool | None]:

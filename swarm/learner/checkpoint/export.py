@@ -49,7 +49,7 @@ def export_model(
     """Write the newest whole checkpoint, that of `step`, or the best model to `to`, with its `card` if there is one;
     after how many steps it is. An adapter is written alone, or whole with `merge`. UserError if `to` is not empty or
     cannot be made, or there is no such model or only a torn one."""
-    _check_target(to)
+    check_target(to)
     if best:
         return _export_best(run_dir / BEST, to, card, merge)
     root = run_dir / "checkpoints"
@@ -115,7 +115,7 @@ def _export(source: Path, to: Path, card: str | None, merge: Merge | None) -> No
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _check_target(to: Path) -> None:
+def check_target(to: Path) -> None:
     if to.is_symlink() or (to.exists() and not to.is_dir()):
         raise UserError(f"{to} exists and is not a directory: name another place with --to")
     if to.resolve() == Path.cwd():

@@ -10,61 +10,32 @@ import torch
 from safetensors.torch import save_model
 
 from benchmarks.learning_forced import OneProcess
+from swarm.learner import models
 from swarm.learner.checkpoint.model_files import load_model
-from swarm.learner.models import IGNORED, Curriculum, Lesson, _rows, four_skills, teach, tiny_model, tiny_tokenizer
+from swarm.learner.models import four_skills, tiny_model, warm_model
 from swarm.settings import LeadConfig
 from swarm.tasks.digits import SKILLS, SortTask, is_held_out
-
-SHORT = Curriculum(steps=12, batch=16, learning_rate=3e-3, warmup_steps=4)
 
 
 def weights(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def taught(seed: int, course: Curriculum = SHORT) -> tuple[Any, list[float]]:
-    """A tiny model after a short course on one thread, and its losses."""
-    torch.set_num_threads(1)
-    model, losses = tiny_model(seed), list[float]()
-    teach(
-        model,
-        tiny_tokenizer(),
-        lambda index: four_skills(seed, index),
-        course,
-        told=lambda step, loss: losses.append(loss),
-    )
-    return model, losses
-
-
-def test_teaching_is_deterministic_and_lowers_the_loss() -> None:
-    (one, losses), (other, same) = taught(0), taught(0)
+def test_what_is_made_is_the_same_for_the_same_seed_and_has_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "WARM_STEPS", 12)
+    before = weights(tiny_model(0))
+    one, other, third = warm_model(0), warm_model(0), warm_model(1)
     assert torch.equal(weights(one), weights(other))
-    assert losses == same
-    assert len(losses) == SHORT.steps
-    assert losses[-1] < losses[0] - 0.3
-    assert not torch.equal(weights(one), weights(taught(1)[0]))
-
-
-def test_the_learning_rate_rises_and_falls_to_nothing() -> None:
-    course = Curriculum(steps=100, batch=1, learning_rate=1.0, warmup_steps=10)
-    assert [course.rate(step) for step in (0, 4, 10, 50, 99)] == pytest.approx([0.1, 0.48, 0.9, 0.5, 0.01])
-
-
-def test_only_completions_and_their_ends_are_learned() -> None:
-    tokenizer = tiny_tokenizer()
-    token_ids, labels = _rows(tokenizer, [Lesson(prompt="31=", completion="13"), Lesson(prompt="4=", completion="4")])
-    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    assert token_ids.tolist() == [[begin, 6, 4, 13, 4, 6, end], [begin, 7, 13, 7, end, end, end]]
-    ignored = [IGNORED]
-    assert labels.tolist() == [ignored * 4 + [4, 6, end], ignored * 3 + [7, end] + ignored * 2]
+    assert not torch.equal(weights(one), weights(third))
+    assert not torch.equal(weights(one), before)
 
 
 def test_lessons_leave_the_held_out_numbers_alone_and_are_of_all_skills() -> None:
     lessons = [four_skills(0, index) for index in range(2_000)]
-    numbers = [lesson.prompt.removesuffix("=") for lesson in lessons]
+    numbers = [prompt.removesuffix("=") for prompt, _ in lessons]
     assert not any(is_held_out(number) for number in numbers)
     for skill in SKILLS.values():
-        shown = sum(lesson.completion == skill(number) for lesson, number in zip(lessons, numbers, strict=True))
+        shown = sum(said == skill(number) for (_, said), number in zip(lessons, numbers, strict=True))
         assert 450 < shown < 650
 
 
