@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -21,7 +21,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from swarm.learner.models import Curriculum, Lesson, teach
+from swarm.learner.messages import Prepare
+from swarm.learner.sft import Example, Tuner
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -38,6 +39,19 @@ VOCABULARY = 410
 """Bytes, and the words of the questions, whole."""
 
 HIDDEN, LAYERS = 64, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curriculum:
+    """`steps` optimizer steps of `batch` lessons each. The learning rate rises over `warmup_steps` and falls in a
+    straight line to 0."""
+
+    steps: int
+    batch: int
+    learning_rate: float
+    warmup_steps: int = 20
+
+
 COURSE = Curriculum(steps=450, batch=64, learning_rate=4e-3, warmup_steps=50)
 """It ends while the model still fails at most questions."""
 
@@ -168,18 +182,39 @@ def small_model(seed: int) -> Any:
     return untyped(config)
 
 
-def lesson(tokenizer: Any, seed: int, index: int, without: Collection[str]) -> Lesson:
+def lesson(tokenizer: Any, seed: int, index: int, without: Collection[str]) -> Example:
     """A question with no text of `without`, and its answer: as often with its calculation as alone."""
     draw = Random(f"lesson {seed} {index}")
     while (one := question(draw)).text in without:
         pass
-    return Lesson(prompt=asked(tokenizer, one.text), completion=one.working if draw.random() < 0.5 else str(one.answer))
+    said = one.working if draw.random() < 0.5 else str(one.answer)
+    return Example(prompt=asked(tokenizer, one.text), completion=said)
 
 
-def told(step: int, loss: float) -> None:
-    """Say now and then how a course goes."""
-    if (step + 1) % SAY_EVERY == 0:
-        print(f"  step {step + 1}: {loss:.3f} nats a token", file=sys.stderr, flush=True)
+def teach(directory: Path, lesson: Callable[[int], Example], course: Curriculum) -> None:
+    """Train the model in a directory on lessons 0, 1, ..., and write it back in bf16."""
+    tuner = Tuner(
+        Prepare(
+            model=str(directory),
+            files_dir="",
+            staging="",
+            seed=0,
+            device="cpu",
+            learning_rate=course.learning_rate,
+            warmup_steps=course.warmup_steps,
+            schedule="linear",
+            steps=course.steps,
+            minibatches=1,
+            temperature=1.0,
+            audit_share=0.0,
+        )
+    )
+    for step in range(course.steps):
+        places = range(step * course.batch, (step + 1) * course.batch)
+        loss = tuner.learn([tuner.row(lesson(place), {}) for place in places])
+        if (step + 1) % SAY_EVERY == 0:
+            print(f"  step {step + 1}: {loss:.3f} nats a token", file=sys.stderr, flush=True)
+    tuner.model.to(torch.bfloat16).save_pretrained(directory)
 
 
 def make_base(directory: Path, without: Collection[str], course: Curriculum = COURSE, seed: int = 0) -> None:
@@ -188,11 +223,9 @@ def make_base(directory: Path, without: Collection[str], course: Curriculum = CO
     parameters = sum(int(p.numel()) for p in model.parameters())
     print(f"teaching a model of {parameters:,} parameters for {course.steps} steps of {course.batch} questions")
     held_back = frozenset(without)
-    # A small model gains nothing by a second thread, and sums of several come in no fixed order.
-    torch.set_num_threads(1)
-    teach(model, tokenizer, lambda index: lesson(tokenizer, seed, index, held_back), course, told)
     tokenizer.save_pretrained(directory)
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.save_pretrained(directory)
+    teach(directory, lambda index: lesson(tokenizer, seed, index, held_back), course)
 
 
 def main() -> None:

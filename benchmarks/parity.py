@@ -1,4 +1,5 @@
 """Loss and gradient of one learner step, beside TRL's of the same batch: same model, rollouts, log-probs and rewards.
+And of one step of `sft`: same model and examples, each tokenised and masked by either side.
 
     bin/python -m benchmarks.parity --json
 
@@ -12,12 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
+from transformers import AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from swarm.learner.advantages import rows_of
 from swarm.learner.batch import Row
@@ -27,6 +31,7 @@ from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.optimizer import AdamW
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
+from swarm.learner.sft import Example, Tuner
 from swarm.learner.update import Learning, Update
 
 LONGEST = 12
@@ -50,6 +55,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "entropy": ({"entropy_weight": 0.05}, {"loss_type": "dapo", "entropy_coef": 0.05}),
 }
 """What a case sets here, and in TRL. For cispo TRL's epsilon_high is the cap itself."""
+
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content + '<eos>' }}{% endgeneration %}"
+    "{% else %}{{ message.content + '=' }}{% endif %}{% endfor %}"
+)
+EXAMPLES = 24  # Of one batch of `sft`
 
 
 class Recorded(AdamW):
@@ -179,6 +191,80 @@ def theirs(rows: list[Row], options: dict[str, Any], directory: Path) -> tuple[f
     return float(loss.detach()), [p.grad for p in model.parameters()]
 
 
+# -- sft -------------------------------------------------------------------------------------------------------------
+
+
+def examples(draw: torch.Generator) -> dict[str, list[dict[str, Any]]]:
+    """Chats of one and two answers, prompts with completions, and the same as messages; of 1 to LONGEST digits."""
+
+    def digits() -> str:
+        length = int(torch.randint(1, LONGEST + 1, (), generator=draw))
+        return "".join(map(str, torch.randint(10, (length,), generator=draw).tolist()))
+
+    def said(role: str) -> dict[str, str]:
+        return {"role": role, "content": digits()}
+
+    turn = [said("user"), said("assistant")]
+    return {
+        "sft chat": [
+            {"messages": [*turn, said("user"), said("assistant")][: 2 + 2 * (place % 2)]} for place in range(EXAMPLES)
+        ],
+        "sft text": [{"prompt": f"{digits()}=", "completion": digits()} for _ in range(EXAMPLES)],
+        "sft completion": [
+            {"prompt": [*turn, said("user")], "completion": [said("assistant")]} for _ in range(EXAMPLES)
+        ],
+    }
+
+
+def base_in(directory: Path) -> str:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(directory)
+    tiny_model(0).save_pretrained(directory)
+    return str(directory)
+
+
+def our_sft(model: str, rows: list[dict[str, Any]]) -> tuple[float, list[torch.Tensor]]:
+    command = Prepare(
+        model=model,
+        files_dir="",
+        staging="",
+        seed=0,
+        device="cpu",
+        learning_rate=1e-3,
+        warmup_steps=0,
+        minibatches=1,
+        temperature=1.0,
+        audit_share=0.0,
+        compute=ComputeRules(tokens_per_micro_batch=100),
+    )
+    tuner = Tuner(command)
+    optimizer = Recorded(tuner.model.parameters(), "float32", lr=0.0, weight_decay=0.0)
+    tuner._update._at = replace(tuner._update._at, optimizer=optimizer)
+    loss = tuner.learn([tuner.row(msgspec.convert(row, Example), {}) for row in rows])
+    return loss, [max(1.0, tuner._update.alarms.state.norms[-1]) * one for one in optimizer.gradient]
+
+
+def their_sft(model: str, rows: list[dict[str, Any]], directory: Path) -> tuple[float, list[torch.Tensor]]:
+    config = SFTConfig(
+        output_dir=str(directory),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        per_device_train_batch_size=len(rows),
+        gradient_checkpointing=False,
+        assistant_only_loss="messages" in rows[0],
+    )
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    trainer = SFTTrainer(
+        model=tiny_model(0), args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+    )
+    batches, tokens = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, CPU)
+    loss = trainer.compute_loss(trainer.model.train(), batches[0], num_items_in_batch=tokens)
+    loss.backward()
+    return float(loss.detach()), [p.grad for p in trainer.model.parameters()]
+
+
 def padded(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
@@ -191,17 +277,26 @@ def main() -> None:
     torch.set_num_threads(1)
     groups = batch(torch.Generator().manual_seed(arguments.seed))
     found: dict[str, dict[str, float]] = {}
-    for name, (rules, options) in CASES.items():
-        learning = LearningRules(longest_completion=LONGEST, **rules)
-        loss, gradient = ours(groups, learning)
-        with tempfile.TemporaryDirectory() as directory:
-            peer_loss, peer = theirs(rows_of(groups, learning), options, Path(directory))
-        largest = max(float(one.abs().max()) for one in peer)
-        apart = max(float((a - b).abs().max()) for a, b in zip(gradient, peer, strict=True))
-        found[name] = {"loss": loss, "trl_loss": peer_loss, "gradient_apart": apart / largest}
-        print(f"{name:10} loss {loss:+.6f}  TRL {peer_loss:+.6f}  gradients {apart / largest:.1e} apart")
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        for name, (rules, options) in CASES.items():
+            learning = LearningRules(longest_completion=LONGEST, **rules)
+            found[name] = compared(name, ours(groups, learning), theirs(rows_of(groups, learning), options, directory))
+        model = base_in(directory / "model")
+        for name, rows in examples(torch.Generator().manual_seed(arguments.seed)).items():
+            found[name] = compared(name, our_sft(model, rows), their_sft(model, rows, directory))
     if arguments.json:
         print(json.dumps(found))
+
+
+def compared(
+    name: str, own: tuple[float, list[torch.Tensor]], peer: tuple[float, list[torch.Tensor]]
+) -> dict[str, float]:
+    (loss, gradient), (peer_loss, peer_gradient) = own, peer
+    largest = max(float(one.abs().max()) for one in peer_gradient)
+    apart = max(float((a - b).abs().max()) for a, b in zip(gradient, peer_gradient, strict=True)) / largest
+    print(f"{name:14} loss {loss:+.7f}  TRL {peer_loss:+.7f}  gradients {apart:.1e} apart")
+    return {"loss": loss, "trl_loss": peer_loss, "gradient_apart": apart}
 
 
 if __name__ == "__main__":

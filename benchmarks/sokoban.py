@@ -27,14 +27,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
 from tokenizers import Regex, pre_tokenizers
 
-from benchmarks.arithmetic_words import byte_tokenizer, small_model, told
+from benchmarks.arithmetic_words import Curriculum, byte_tokenizer, small_model, teach
 from benchmarks.learning_swarm import run
 from swarm.cli.runs import verify_directory
 from swarm.environments.puzzles import SOKOBAN, Sokoban
-from swarm.learner.models import Curriculum, Lesson, teach
+from swarm.learner.sft import Example
 from swarm.settings import LeadConfig
 from swarm.tasks.questions import is_held_out
 from swarm.types import Prompt
@@ -101,7 +100,7 @@ def word(draw: Random, shown: str, *, is_good: bool) -> str:
     return (sokoban_solver(shown)[:length] if is_good else "") or "".join(draw.choices("LRUD", k=length))
 
 
-def lesson(chat_of: Any, pool: Sequence[tuple[Sokoban, str]], index: int, *, is_alone: bool, slips: float) -> Lesson:
+def lesson(chat_of: Any, pool: Sequence[tuple[Sokoban, str]], index: int, *, is_alone: bool, slips: float) -> Example:
     """A board after some turns, alone or with all that was said before, and good moves, or by `slips` any. Half
     of the turns before it were good ones."""
     draw = Random(f"lesson {index}")
@@ -116,7 +115,7 @@ def lesson(chat_of: Any, pool: Sequence[tuple[Sokoban, str]], index: int, *, is_
         shown = step.messages[0][1]
         chat += [{"role": "assistant", "content": said}, {"role": "user", "content": shown}]
     asked = [{"role": "user", "content": shown}] if is_alone else chat
-    return Lesson(prompt=chat_of(asked), completion=word(draw, shown, is_good=draw.random() >= slips))
+    return Example(prompt=chat_of(asked), completion=word(draw, shown, is_good=draw.random() >= slips))
 
 
 def make_base(directory: Path) -> None:
@@ -127,12 +126,11 @@ def make_base(directory: Path) -> None:
     def chat_of(chat: list[dict[str, str]]) -> str:
         return str(words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
-    torch.set_num_threads(1)
+    words.save_pretrained(directory)
+    model.save_pretrained(directory)
     for course, is_alone, slips in ((ALONE, True, 0.0), (GAMES, False, 0.0), (SLIPS, False, 0.5)):
         part = partial(lesson, chat_of, pool, is_alone=is_alone, slips=slips)
-        teach(model, words, part, course, told)
-    words.save_pretrained(directory)
-    model.to(torch.bfloat16).save_pretrained(directory)
+        teach(directory, part, course)
 
 
 def played(base: Path, reward: str, steps: int, directory: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from benchmarks.arithmetic_words import (
     LARGEST,
     QUESTIONS,
     VOCABULARY,
+    Curriculum,
     asked,
     lesson,
     make_base,
@@ -28,7 +29,6 @@ from benchmarks.arithmetic_words import (
 )
 from benchmarks.learning_forced import OneProcess
 from swarm.learner.checkpoint.model_files import load_model
-from swarm.learner.models import Curriculum
 from swarm.settings import LeadConfig, load_config
 from swarm.tasks import load_task, task_options
 from swarm.tasks.chat import load_chat_template
@@ -85,7 +85,7 @@ def test_lessons_are_none_of_the_data_and_show_both_ways_to_answer() -> None:
     tokenizer = word_tokenizer()
     draw = Random(0)
     shown = [lesson(tokenizer, 0, index, frozenset()) for index in range(200)]
-    taken = {one.prompt.removeprefix("<user>").removesuffix("<assistant>") for one in draw.sample(shown, 50)}
+    taken = {str(one.prompt).removeprefix("<user>").removesuffix("<assistant>") for one in draw.sample(shown, 50)}
     again = {lesson(tokenizer, 0, index, taken).prompt for index in range(200)}
     assert not again & {f"<user>{text}<assistant>" for text in taken}
     assert 70 < sum("=" in one.completion for one in shown) < 130
