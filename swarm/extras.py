@@ -19,7 +19,6 @@ LIBRARIES = {
     "tasks": ("datasets", "math_verify", "reasoning_gym"),
     "gymnasium": ("gymnasium",),
     "tensorboard": ("tensorboard",),
-    "parquet": ("pyarrow",),
 }
 """Modules by the extra of pyproject.toml that brings them; a module in several is asked for by the first."""
 

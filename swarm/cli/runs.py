@@ -163,7 +163,7 @@ def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str,
 @export_app.command("rollouts")
 def export_rollouts(
     run_dir: RunDirectory,
-    to: Annotated[Path, typer.Option(help="File to write: .jsonl or .parquet.")],
+    to: Annotated[Path, typer.Option(help="File to write, .jsonl.")],
 ) -> None:
     """Write the rollouts of a run as a data set, with prompts, texts, rewards and what became of them."""
     from swarm.rollout.journal.export import export_rollouts as write

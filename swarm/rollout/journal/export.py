@@ -1,28 +1,23 @@
-"""Exports a run's rollouts as a dataset, one per line (.jsonl) or row (.parquet). The run is only read."""
+"""Exports a run's rollouts as a dataset, one per line (.jsonl). The run is only read."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
 from swarm.errors import UserError
-from swarm.extras import how_to_have
 from swarm.rollout.journal.index import FINISHES, reading
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, group_rows, rollout_rows
 from swarm.rollout.journal.segments import read_payload
 from swarm.types import Prompt, Rollout
-
-ROW_GROUP = 1024  # Rollouts in memory at a time for .parquet: tens of MB as Python lists of 512 tokens
 
 Row = dict[str, Any]
 
@@ -40,10 +35,9 @@ def export_rollouts(
 ) -> Exported:
     """Write every accepted rollout that still has its payload to `to`, in order of group and index. `prompt` returns a
     group's prompt by number, `decode_text` the text of token ids. Raise UserError if `to` exists or has another suffix,
-    or if its library or directory is missing."""
-    write = {".jsonl": _write_lines, ".parquet": _write_parquet}.get(to.suffix)
-    if write is None:
-        raise UserError(f"cannot write {to.name}: name a file that ends in .jsonl or .parquet")
+    or if its directory is missing."""
+    if to.suffix != ".jsonl":
+        raise UserError(f"cannot write {to.name}: name a file that ends in .jsonl")
     if to.exists():
         raise UserError(f"{to} is there already: remove it, or name another file")
     if not to.absolute().parent.is_dir():
@@ -52,7 +46,7 @@ def export_rollouts(
     counts = {True: 0, False: 0}
     with reading(run_dir / DATABASE) as found:
         try:
-            write(partial, _rows(found, run_dir / SEGMENTS, counts, prompt, decode_text))
+            _write_lines(partial, _rows(found, run_dir / SEGMENTS, counts, prompt, decode_text))
             partial.replace(to)
         finally:
             partial.unlink(missing_ok=True)
@@ -109,46 +103,3 @@ def _write_lines(path: Path, rows: Iterable[Row]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
-    try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise UserError(f"a .parquet file needs pyarrow: {how_to_have('parquet')}; or name a .jsonl") from None
-    schema = _schema(arrow)
-    left = iter(rows)
-    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        while some := list(islice(left, ROW_GROUP)):
-            writer.write_table(arrow.Table.from_pylist(some, schema=schema))
-
-
-def _schema(arrow: Any) -> Any:
-    whole, text = arrow.int64(), arrow.string()
-    span = arrow.struct([(name, whole) for name in ("incarnation", "version", "start", "end")])
-    drawn = [("start", whole), ("end", whole), ("node", text), ("reward", arrow.float64()), ("seat", whole)]
-    turn = arrow.struct(drawn)
-    return arrow.schema(
-        [
-            ("step", whole),
-            ("dropped", text),
-            ("group", whole),
-            ("index", arrow.int32()),
-            ("prompt_id", text),
-            ("prompt", text),
-            ("answer", text),
-            ("prompt_token_ids", arrow.list_(arrow.int32())),
-            ("completion", text),
-            ("token_ids", arrow.list_(arrow.int32())),
-            ("logprobs", arrow.list_(arrow.float32())),
-            ("spans", arrow.list_(span)),
-            ("staleness", whole),
-            ("reward", arrow.float64()),
-            ("exact", arrow.bool_()),
-            ("rewards", arrow.map_(text, arrow.float64())),
-            ("node", text),
-            ("finish", text),
-            ("turns", arrow.list_(turn)),
-            ("seats", arrow.list_(whole)),
-        ]
-    )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
-import sys
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,30 +39,19 @@ def exported(run_dir: Path, to: Path) -> Exported:
     return export_rollouts(run_dir, to, prompt=prompt, decode_text=text_of)
 
 
-def read_parquet(path: Path) -> list[dict[str, Any]]:
-    parquet = importlib.import_module("pyarrow.parquet")
-    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    return rows
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return read_lines(path) if path.suffix == ".jsonl" else read_parquet(path)
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_each_rollout_is_a_row_with_all_that_is_known_of_it(run_dir: Path, tmp_path: Path, suffix: str) -> None:
-    to = tmp_path / f"rollouts{suffix}"
+def test_each_rollout_is_a_row_with_all_that_is_known_of_it(run_dir: Path, tmp_path: Path) -> None:
+    to = tmp_path / "rollouts.jsonl"
     assert exported(run_dir, to) == Exported(rollouts=7, left_out=0)
-    rows = read(to)
+    rows = read_lines(to)
     assert [(row["group"], row["index"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
     assert [row["step"] for row in rows] == [2, 2, None, None, None, None, None]
     assert [row["staleness"] for row in rows] == [2, 2, None, None, None, None, None]
     assert [row["dropped"] for row in rows] == [None, None, None, None, "stale", "stale", None]
-    assert [dict(row.pop("rewards")) for row in rows[:2]] == [{}, {"form": 0.25, "answer": 1.0}]
+    assert [row.pop("rewards") for row in rows[:2]] == [{}, {"form": 0.25, "answer": 1.0}]
     assert rows[1] == {
         "step": 2,
         "dropped": None,
@@ -90,20 +77,10 @@ def test_each_rollout_is_a_row_with_all_that_is_known_of_it(run_dir: Path, tmp_p
     assert list(tmp_path.glob("*.partial")) == []
 
 
-def test_many_rows_are_written_in_several_row_groups(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("swarm.rollout.journal.export.ROW_GROUP", 3)
-    to = tmp_path / "rollouts.parquet"
-    assert exported(run_dir, to).rollouts == 7
-    assert importlib.import_module("pyarrow.parquet").ParquetFile(to).num_row_groups == 3
-    assert len(read_parquet(to)) == 7
-
-
 def test_what_was_pruned_is_left_out_and_counted(run_dir: Path, tmp_path: Path) -> None:
     (run_dir / SEGMENTS / "00000000.rollouts").unlink()
     assert exported(run_dir, tmp_path / "rollouts.jsonl") == Exported(rollouts=5, left_out=2)
-    assert [row["group"] for row in read(tmp_path / "rollouts.jsonl")] == [1, 1, 2, 2, 3]
+    assert [row["group"] for row in read_lines(tmp_path / "rollouts.jsonl")] == [1, 1, 2, 2, 3]
 
 
 def test_a_file_is_never_overwritten(run_dir: Path, tmp_path: Path) -> None:
@@ -122,27 +99,17 @@ def test_nothing_is_left_of_an_export_that_failed(run_dir: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize(("name", "fault"), [("x.csv", "jsonl or .parquet"), ("no/x.jsonl", "not a directory")])
+@pytest.mark.parametrize(("name", "fault"), [("x.parquet", "ends in .jsonl"), ("no/x.jsonl", "not a directory")])
 def test_another_place_or_suffix_is_refused(run_dir: Path, tmp_path: Path, name: str, fault: str) -> None:
     with pytest.raises(UserError, match=fault):
         exported(run_dir, tmp_path / name)
 
 
-def test_without_pyarrow_a_parquet_file_is_refused_with_what_to_install(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"pip install '\.\[parquet\]'"):
-        exported(run_dir, tmp_path / "rollouts.parquet")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_an_episode_has_its_turns_and_where_its_players_begin(tmp_path: Path, suffix: str) -> None:
+def test_an_episode_has_its_turns_and_where_its_players_begin(tmp_path: Path) -> None:
     record_episodes(tmp_path / "run", played(TWO, seats=(0, 3)))
-    to = tmp_path / f"rollouts{suffix}"
+    to = tmp_path / "rollouts.jsonl"
     exported(tmp_path / "run", to)
-    two, alone = read(to)
+    two, alone = read_lines(to)
     assert two["turns"] == [
         {"start": 0, "end": 2, "node": ALICE, "reward": 1.0, "seat": 0},
         {"start": 4, "end": 6, "node": BOB, "reward": -1.0, "seat": 1},
