@@ -9,7 +9,7 @@ observation adds the logarithm of how much likelier it is of a guilty sampler th
 falls below 0. A sum of LIMIT comes up by chance once in e^LIMIT observations of an honest sampler, or more rarely.
 
 Who is audited is chosen by a secret, so that no sampler knows which of its rollouts will be. Newcomers are audited in
-full, then a share; nobody is ever not audited.
+full as far as there is time, and their first few rollouts in any case; then a share. Nobody is ever not audited.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from swarm.types import NodeId, rounding_of
 Detector = Literal["draws", "log-probs", "drops"]
 
 LIMIT = 20.0  # e^20 = 5e8 observations: 10,000 node-hours of 14 audited tokens a second
-NEW_ROLLOUTS = 64  # Audited in full
+NEW_ROLLOUTS = 64  # Audited in full, as far as there is time
+FIRST_ROLLOUTS = 8  # Audited in any case: who lies in all of them is suspect by then, and audited in full
 PROVEN_ROLLOUTS = 4096  # Audited without any suspicion, and then on at PROVEN_SHARE of the share of others
 PROVEN_SHARE = 0.4
 SUSPICION = 0.25  # Of LIMIT: from here on a sampler is audited in full
@@ -121,19 +122,19 @@ class Auditor:
         self._standings: dict[tuple[NodeId, str], _Standing] = {}
         self._usual: dict[str, float] = {}
 
-    def share(self, node: NodeId, class_name: str, *, chosen: int = 0) -> float:
-        """Return which share of the node's rollouts is audited, once `chosen` more have been."""
+    def share(self, node: NodeId, class_name: str, *, chosen: int = 0, has_time: bool = True) -> float:
+        """Return which share of the node's rollouts is audited, once `chosen` more have been. `has_time`: newcomers can
+        be audited in full."""
         standing = self._standings.get((node, self._known(class_name)), _Standing())
-        if standing.audited + chosen < NEW_ROLLOUTS:
+        if standing.audited + chosen < (NEW_ROLLOUTS if has_time else FIRST_ROLLOUTS):
             return 1.0
         if not standing.caught and any(score > SUSPICION * LIMIT for score in standing.scores.values()):
             return 1.0
         return self._share * (PROVEN_SHARE if standing.audited >= PROVEN_ROLLOUTS else 1.0)
 
-    def is_chosen(self, rollout_id: str, share: float) -> bool:
-        """Return whether this rollout is in the share that is audited."""
-        drawn = int.from_bytes(digest(self._secret + rollout_id.encode())[:8], "little")
-        return drawn < share * 2**64
+    def drawn(self, rollout_id: str) -> float:
+        """Return the rollout's secret number, from 0 to 1: below the share that is audited, it is."""
+        return int.from_bytes(digest(self._secret + rollout_id.encode())[:8], "little") / 2**64
 
     def calibration(self, class_name: str) -> Calibration:
         """Return what is expected of a class."""

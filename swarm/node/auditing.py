@@ -30,6 +30,8 @@ from swarm.types import NodeId, Rollout, Span, Turn, VersionId
 
 TIME_SHARE = 0.015
 """Of the time of all steps, for samplers that are neither new nor suspicious: with those that are it is to be 2 %."""
+NEW_TIME_SHARE = 0.1
+"""Of the time of all steps, for those that are: a run begins with newcomers alone."""
 CLASSES = Path(__file__).parents[1] / "audit" / "classes.toml"
 CAUGHT = "caught"
 REFUSED = "refused by this run's owner"
@@ -161,17 +163,20 @@ class Auditing:
         self._seen &= drawn.keys()
         found: list[Chosen] = []
         chosen = Counter[NodeId]()
-        for (name, node), parts in drawn.items():
+        room = self._room()
+        # In a secret order: nobody knows which of a newcomer's rollouts there is time for.
+        for (name, node), parts in sorted(drawn.items(), key=lambda one: self._auditor.drawn(one[0][0])):
             if (name, node) in self._seen or (self._redraws and parts[0][1].restored):
                 continue
-            share = self._auditor.share(node, self._class_of(node), chosen=chosen[node])
-            if self._may_spend(share) and self._auditor.is_chosen(name, share):
+            has_time = sum(chosen.values()) < room
+            share = self._auditor.share(node, self._class_of(node), chosen=chosen[node], has_time=has_time)
+            if self._may_spend(share) and self._auditor.drawn(name) < share:
                 chosen[node] += 1
                 for group, sample, rollout, turn in parts:
                     reads, stops = reads_of(rollout, turn, group.prompt.token_ids), group.rules.stop_token_ids
                     seed = seat_seed(sample.spec.seed, turn.seat)
                     found.append(Chosen(name, node, reads, stops, part_of(rollout, turn), seed, in_full=share == 1))
-        return found
+        return sorted(found, key=lambda one: one.name)
 
     async def look(self, chosen: Sequence[Chosen]) -> dict[NodeId, str]:
         """Have these drawn again. Return who is to be barred, and why."""
@@ -227,9 +232,14 @@ class Auditing:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
+    def _room(self) -> float:
+        """Return how many rollouts of newcomers there is time for."""
+        left_s = NEW_TIME_SHARE * self.trained_s - (self.spent_s - self.sampled_s)
+        return left_s * self.audited / self.spent_s if self.spent_s else 0.0
+
     def _may_spend(self, share: float) -> bool:
-        """Newcomers are audited whatever it costs, and out of another purse: nobody could behave well until they have
-        emptied it, and then go unseen."""
+        """What is audited in full has another purse: nobody could behave well until newcomers have emptied this one,
+        and then go unseen."""
         return share == 1 or self.sampled_s <= TIME_SHARE * self.trained_s
 
     async def _draw_again(self, version: VersionId, parts: Sequence[tuple[Chosen, Span]]) -> Audited:

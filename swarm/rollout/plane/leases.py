@@ -60,7 +60,7 @@ UNPROVEN_HELD = 256
 nothing, and a node that never answers keeps its leases from others for a while."""
 
 NEW_ANSWERS = 64
-"""Answers of a node that is new, and may hold a quarter of a batch only: those that are audited in full."""
+"""Answers of a node that is new, and may hold a quarter of a batch only: as many as are audited of it."""
 
 LEAST_NEW_HELD = 32  # Or this many: a small engine's places, and few enough to be drawn again
 

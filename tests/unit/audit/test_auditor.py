@@ -140,6 +140,7 @@ def test_who_names_another_class_is_new_again_and_known_as_before_under_the_firs
         auditor.note(ALICE, "float32", finding(random, number, missed=0.0, off=0.0))
     assert [auditor.share(ALICE, name) for name in ("float32", "half", "mlx")] == [0.05, 1.0, 1.0]
     assert [auditor.share(BOB, "half", chosen=chosen) for chosen in (0, 63, 64)] == [1.0, 1.0, 0.05]
+    assert [auditor.share(BOB, "half", chosen=chosen, has_time=False) for chosen in (0, 7, 8)] == [1.0, 1.0, 0.05]
     for number in range(9):
         auditor.note(ALICE, "mlx", finding(random, number, missed=1.0, off=1.0))
     assert until_caught(auditor, missed=1.0, off=0.0, most=9) is not None
@@ -197,7 +198,7 @@ def test_which_rollouts_are_chosen_follows_from_the_secret_alone() -> None:
             auditor.note(BOB, "float32", finding(Random(0), number, missed=0.0, off=0.0))
     names = [f"t{number}/3" for number in range(20_000)]
     share = auditors[0].share(BOB, "float32")
-    one, same, other = ([auditor.is_chosen(name, share) for name in names] for auditor in auditors)
+    one, same, other = ([auditor.drawn(name) < share for name in names] for auditor in auditors)
     assert one == same != other
     assert 900 < sum(one) < 1100
-    assert all(auditors[0].is_chosen(name, auditors[0].share(ALICE, "float32")) for name in names[:100])
+    assert all(auditors[0].drawn(name) < auditors[0].share(ALICE, "float32") for name in names[:100])

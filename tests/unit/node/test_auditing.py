@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from swarm.audit.auditor import NEW_ROLLOUTS, Auditor, Calibration
+from swarm.audit.auditor import FIRST_ROLLOUTS, NEW_ROLLOUTS, Auditor, Calibration
 from swarm.learner.messages import Audited, AuditRollout
-from swarm.node.auditing import TIME_SHARE, Auditing, barred_in, evidence_in, measured_classes
+from swarm.node.auditing import NEW_TIME_SHARE, TIME_SHARE, Auditing, barred_in, evidence_in, measured_classes
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.leases import Group, Outcomes, seat_seed
@@ -272,6 +273,35 @@ def test_answers_whose_seed_is_not_known_after_a_restart_are_left_out(
     for sample in batch[0].samples:
         sample.restored = True
     assert len(audits.auditing.unseen(batch)) == known
+
+
+async def test_newcomers_are_audited_as_far_as_there_is_time_and_their_first_rollouts_in_any_case(
+    tmp_path: Path,
+) -> None:
+    audits, batch = Audits(tmp_path, share=0.0, seconds=8.0), batch_of(ALICE, BOB, groups=40)
+    keep(audits, 0)
+    first = audits.auditing.unseen(batch)
+    assert Counter(one.node for one in first) == {ALICE: FIRST_ROLLOUTS, BOB: FIRST_ROLLOUTS}
+    await audits.auditing.look(first)
+    assert audits.auditing.unseen(batch) == [], "half a second each, and no step was taken yet"
+    audits.auditing.trained_s = (8.0 + 5.0) / NEW_TIME_SHARE
+    more = audits.auditing.unseen(batch)
+    assert len(more) == 10
+    await audits.auditing.look(more)
+    audits.auditing.trained_s = 1e9
+    assert len(audits.auditing.unseen(batch)) == 80 - 26
+
+
+async def test_a_newcomer_that_lies_is_audited_in_full_before_its_batch_is_taken(tmp_path: Path) -> None:
+    """Its first rollouts make it suspect, and then there is no limit."""
+    audits, batch = Audits(tmp_path, share=0.0, seconds=8.0), batch_of(ALICE, groups=40)
+    audits.engine = "unknown"
+    keep(audits, 0)
+    first = audits.auditing.unseen(batch)
+    assert len(first) == FIRST_ROLLOUTS
+    audits.guilty = {one.seed for one in first[:3]}
+    await audits.auditing.look(first)
+    assert len(audits.auditing.unseen(batch)) == 80 - FIRST_ROLLOUTS
 
 
 async def test_audits_of_known_samplers_stay_within_their_share_of_the_time(tmp_path: Path) -> None:
