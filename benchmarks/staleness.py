@@ -89,7 +89,7 @@ class Row:
 
     @property
     def group_size(self) -> int:
-        return GROUP_SIZE if self.case in ("groups", "places") else 1
+        return GROUP_SIZE if self.case in ("groups", "places", "lockstep") else 1
 
     @property
     def hard(self) -> bool:

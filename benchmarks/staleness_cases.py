@@ -10,10 +10,12 @@ Each is run by the real plane with freshness adaptive and off, in the simulator 
 - `mixed`: the fastest sampler is 50 times as fast as the slowest, log-uniform, with the same rate in all.
 - `places`: four engines that refill each place by itself, hold one sample ahead for four places and install a version
   while they generate, as sampler/feeding.py does. Their questions always say what is true at that moment.
+- `lockstep`: one engine with room for 1.3 batches, which draws all that it was given together, holds as much ahead, and
+  installs between two. A drawing takes 0.02 steps and 1 / 1.3 steps for each batch in it. Groups of eight.
 
-In `mixed` and `places` samplers report their rates. `recovery` says for how many of the ten batches after an event (in
-`bursts`: after the beginning of a round, the worst of all rounds) the learner waited longer than with freshness off, by
-more than 0.5 % of a step. Targets: no deadlock, a recovery of at most three batches, and idle time and discards beside
+In `mixed`, `places` and `lockstep` samplers report their rates. `recovery` says for how many of the ten batches after
+an event (in `bursts`: after the beginning of a round, the worst of all rounds) the learner waited longer than with
+freshness off, by more than 0.5 % of a step. Targets: no deadlock, a recovery of at most three batches, and idle time and discards beside
 those with freshness off as in benchmarks/staleness.py.
 """
 
@@ -47,6 +49,9 @@ ROUND_BATCHES = 4
 SPREAD = 50.0
 
 ENGINES = 4
+
+OVERHEAD = 0.02
+"""Steps that each drawing of an engine in lockstep takes, however few samples it has."""
 
 IDLE_BESIDE_OFF = 0.005, 0.003
 """What the learner may wait where it waits less with freshness off; elsewhere, what it may wait beyond that."""
@@ -207,12 +212,55 @@ class PlacesRun(CaseRun):
         super()._arrive(version)
 
 
+class LockstepRun(CaseRun):
+    """One engine that draws all that it was given together, in a time that grows with their number."""
+
+    def __init__(self, rule: CaseRule, fleet: Fleet, *, steps: int, seed: int) -> None:
+        super().__init__(rule, fleet, steps=steps, seed=seed)
+        self._places = round(fleet.workers / fleet.generate)
+        self._sample_s = STEP_S * fleet.generate / fleet.workers
+        self._held = 0
+        self._running: list[Job] = []
+        self._next: list[Job] = []
+
+    def _start(self) -> None:
+        self._changed()
+
+    def _changed(self) -> None:
+        self._take_if_ready()
+        if not self._next:
+            self._next = self._case_rule.ask_many(0, self._held, self._places, at_once=0, now=self._now)
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._running or not self._next:
+            return
+        self._running, self._next = self._next, []
+        took_s = OVERHEAD * STEP_S + len(self._running) * self._sample_s
+        self._later(took_s, partial(self._drawn, took_s, self._held))
+        self._later(0.0, self._changed)
+
+    def _drawn(self, took_s: float, version: int) -> None:
+        jobs, self._running, self._held = self._running, [], self._arrived
+        self._case_rule.rate(0, MEAN_TOKENS / took_s, now=self._now)
+        self._draw()
+        for job in jobs:
+            self._submit(0, job, Sample(1.0, version))
+        self._changed()
+
+    def _arrive(self, version: int) -> None:
+        if not self._running:
+            self._held = version
+        super()._arrive(version)
+
+
 RUNS: dict[str, type[CaseRun]] = {
     "halved": HalvedRun,
     "doubled": DoubledRun,
     "bursts": CaseRun,
     "mixed": MixedRun,
     "places": PlacesRun,
+    "lockstep": LockstepRun,
 }
 
 

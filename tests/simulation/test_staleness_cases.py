@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from benchmarks import staleness_cases
@@ -18,7 +20,8 @@ from benchmarks.staleness_cases import (
     simulate,
 )
 from benchmarks.staleness_rules import Job
-from benchmarks.staleness_sim import STEP_S
+from benchmarks.staleness_sim import STEP_S, Figures
+from swarm.rollout.plane import rules
 
 
 def row_of(case: str) -> Row:
@@ -41,7 +44,7 @@ def test_the_aim_makes_data_younger_and_costs_next_to_nothing(case: str, steps: 
     ours, off = found["rules"].values()
     assert found["missed"] == []
     assert ours["mean_staleness"] < off["mean_staleness"] - 1
-    assert (found["recovery_batches"] is None) == (case in ("mixed", "places"))
+    assert (found["recovery_batches"] is None) == (case in ("mixed", "places", "lockstep"))
 
 
 def run_of(kind: type[staleness_cases.CaseRun], row: Row, *, steps: int) -> staleness_cases.CaseRun:
@@ -56,6 +59,27 @@ def test_half_of_the_fleet_is_lost_and_as_many_join() -> None:
     assert halved.run().lost > 0
     assert doubled.run().lost == 0
     assert [sum(worker.alive for worker in run._workers.values()) for run in (halved, doubled)] == [13, 26]
+
+
+def test_an_engine_in_lockstep_gets_parts_of_a_batch_and_so_takes_newer_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A version takes 0.3 steps to arrive and a batch 0.8 to be drawn. Begun in one piece, before the version is there,
+    all of it is two steps old."""
+    row = row_of("lockstep")
+    setting, fleet = setting_of(row, "deadlines"), fleet_of(row, ahead=True, dying=0.0)
+
+    def run() -> Figures:
+        figures = simulate("lockstep", setting, fleet, steps=70, seed=1).figures
+        assert figures is not None
+        return figures
+
+    ours = run()
+    monkeypatch.setattr(rules, "MOST_PARTS", 1)
+    whole = run()
+    assert statistics.fmean(whole.trained[-30 * 256 :]) == pytest.approx(2.0, abs=0.1)
+    assert statistics.fmean(ours.trained[-30 * 256 :]) < 1.6
+    assert ours.idle_share <= whole.idle_share + 0.005
 
 
 def test_rounds_of_held_out_prompts_are_drawn_and_are_no_training_data() -> None:

@@ -476,7 +476,7 @@ class RolloutPlane:
         return is_fresh(version, self.next_batch, self.max_staleness)
 
     def _grant(self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float) -> Grant:
-        room = min(capacity, self.leased.room(node))
+        room = self._pacing.at_most(min(capacity, self.leased.room(node)), self.rules.group_size)
         at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
         grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
         # A node on standby gets held-out prompts only, and only if every node is on standby.

@@ -17,6 +17,9 @@ Third, it opens no group that would be trained older than the fleet makes necess
 behind q others will be in batch n + q / B, or later if its node needs more time than that. So its expected staleness is
 n - v + max(q / B, time for an answer / time of a step), and this must be below `aim`. The aim rises when the learner
 has to wait, and falls while more groups are ready than it takes.
+
+While the learner seldom waits, one question is given half of a batch or a quarter: an engine in lockstep draws all that
+it was given before it takes a newer version.
 """
 
 from __future__ import annotations
@@ -111,6 +114,7 @@ FIRST_AIM = 5.0  # Steps, until the first batches have shown what the fleet can 
 SURPLUSES = 8  # Batches without a wait, of which the least surplus lowers the aim: versions may come every few steps
 STOCK_SHARE = 0.1  # Share of a batch that may always be ready beyond it: the luck of the draw takes it now and then
 LOWERED_BY = 0.3  # Share of what is always ready beyond that stock, for each batch
+MOST_PARTS = 4  # In which a batch is handed out: smaller ones save little age, and engines draw them more slowly
 
 STEP_WEIGHT = 0.2  # Of the last step in the mean time of a step: a memory of five steps
 
@@ -140,6 +144,9 @@ class Pacing:
         self.aim = FIRST_AIM if adaptive else math.inf  # Groups are opened below this expected staleness, in steps
         self._left = 0
         self._surpluses: deque[int] = deque(maxlen=1)  # Of the last batches: the first aim falls with each of them
+        self._parts = 1
+        self._waited: deque[bool] = deque(maxlen=SURPLUSES)  # Whether the learner waited for each of the last batches
+        self._since, self._patience = 0, SURPLUSES if adaptive else math.inf  # Batches before more parts are tried
         self._taken_at: float | None = None
         self._step_s = math.inf
 
@@ -167,6 +174,10 @@ class Pacing:
         """Return whether a node that takes `answer_s` for a sample may have one of a group of `version` that others
         began. If the learner waits, it may, however slow it is: there may be no other."""
         return self.waits or staleness(version, next_batch) + self._steps(answer_s) < self.aim
+
+    def at_most(self, samples: int, group_size: int) -> int:
+        """Return how many of `samples` one question may be given."""
+        return samples if self._parts == 1 else min(samples, max(1, self._batch_groups // self._parts) * group_size)
 
     def _steps(self, seconds: float) -> float:
         return seconds / self._step_s if self._step_s > 0 else 0.0
@@ -218,6 +229,7 @@ class Pacing:
         else:
             self._spare *= SPARE_KEPT
         self._lower_aim()
+        self._fit_parts()
         if self._taken_at is not None:
             self._step_s = smoothed(self._step_s, now - self._taken_at, weight=STEP_WEIGHT)
         self._ready_at, self._missing, self._taken_at = None, 0, now
@@ -234,3 +246,18 @@ class Pacing:
         if len(self._surpluses) == self._surpluses.maxlen:
             needless = max(0.0, min(self._surpluses) / self._batch_groups - STOCK_SHARE)
             self.aim = max(1.0, self.aim - LOWERED_BY * needless)
+
+    def _fit_parts(self) -> None:
+        """Hand out a batch in more parts, or in fewer if the learner waited for more than one of eight batches. How
+        much more slowly engines draw them is not known before, so what was too much is tried again ever later."""
+        self._waited.append(self.waits)
+        self._since += 1
+        if sum(self._waited) > 1 and self._parts > 1:
+            self._parts //= 2
+            self._patience *= 2
+        elif sum(self._waited) <= 1 and self._since >= self._patience and self._parts < MOST_PARTS:
+            self._parts *= 2
+        else:
+            return
+        self._since = 0
+        self._waited.clear()

@@ -334,3 +334,53 @@ def test_a_held_out_round_lets_the_data_be_a_little_older() -> None:
     plane.evaluate(v(2), [prompt(0)])
     after = plane.age(mean_staleness=1.0, broadcast_steps=0.0)
     assert after == {"staleness/aim": before["staleness/aim"] + 0.25, "staleness/by": "generation"}
+
+
+def handed(pacing: Pacing) -> int:
+    """How many of 1,000 samples one question is given, in groups of 8."""
+    return pacing.at_most(1000, 8)
+
+
+def steps(pacing: Pacing, count: int, *, waited: int = 0) -> None:
+    """So many batches, the first `waited` of which the learner had to wait for."""
+    for i in range(count):
+        step(pacing, *([15] if i < waited else []))
+
+
+def test_while_the_learner_seldom_waits_a_batch_is_handed_out_in_parts() -> None:
+    pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
+    steps(pacing, 7)
+    assert handed(pacing) == 1000
+    steps(pacing, 1)
+    assert handed(pacing) == 64
+    steps(pacing, 8, waited=1)
+    assert handed(pacing) == 32
+    steps(pacing, 100)
+    assert handed(pacing) == 32
+    assert pacing.at_most(5, 8) == 5
+
+
+def test_who_waits_for_smaller_parts_hands_out_larger_ones_and_tries_again_ever_later() -> None:
+    pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
+    steps(pacing, 8)
+    steps(pacing, 2, waited=2)
+    assert handed(pacing) == 1000
+    steps(pacing, 15)
+    assert handed(pacing) == 1000
+    steps(pacing, 1)
+    assert handed(pacing) == 64
+
+
+def test_a_learner_that_always_waits_or_opens_early_hands_out_all() -> None:
+    always, early = aiming(), new()
+    steps(always, 50, waited=50)
+    steps(early, 50)
+    assert handed(always) == handed(early) == 1000
+
+
+def test_a_batch_of_a_group_is_handed_out_whole() -> None:
+    pacing = Pacing(batch_groups=1, hold_s=0.0, adaptive=True)
+    for _ in range(20):
+        assert pacing.is_whole(1, BOUND)
+        pacing.taken(now=0.0)
+    assert handed(pacing) == 8
