@@ -12,6 +12,7 @@ import typer
 from swarm.errors import UserError
 from swarm.types import printable
 
+ENDED_AT_ONCE = "(the model ended its answer at once)"
 ANSWER_S = 130.0  # The learner itself says after 120 (QUESTION_S of rollout/api.py) that nobody has answered
 
 
@@ -25,7 +26,7 @@ def chat(
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read()
     if question is not None:
-        typer.echo(_answer(run_dir, [*begun, {"role": "user", "content": question}]))
+        typer.echo(_answer(run_dir, [*begun, {"role": "user", "content": question}]).rstrip() or ENDED_AT_ONCE)
         return
     typer.echo("/reset begins again, Ctrl-D ends")
     messages = begun
@@ -44,7 +45,7 @@ def chat(
             # The chat goes on as if this had not been asked.
             typer.echo(f"echo-node: {fault}" if isinstance(fault, UserError) else "", err=True)
             continue
-        typer.echo(answer)
+        typer.echo(answer.rstrip() or ENDED_AT_ONCE)
         messages = [*asked, {"role": "assistant", "content": answer}]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.cli import chat as module
-from swarm.cli.chat import chat
+from swarm.cli.chat import ENDED_AT_ONCE, chat
 from swarm.errors import UserError
 
 Messages = list[dict[str, str]]
@@ -38,7 +38,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
             asked.append(messages)
             if messages[-1]["content"] == "fail":
                 raise UserError("no sampler is there")
-            return f"to {messages[-1]['content']}"
+            return "" if messages[-1]["content"] == "hush" else f"to {messages[-1]['content']}"
 
         monkeypatch.setattr("builtins.input", say)
         monkeypatch.setattr("sys.stdin", Terminal())
@@ -74,3 +74,13 @@ def test_a_chat_goes_on_after_a_fault_without_what_failed(
 
 def test_ctrl_c_ends_a_chat(talk: Callable[..., list[Messages]]) -> None:
     assert len(talk("one", KeyboardInterrupt, "two")) == 1
+
+
+def test_it_says_that_a_model_ended_at_once_and_the_chat_goes_on_with_an_empty_answer(
+    talk: Callable[..., list[Messages]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, last = talk("hush", "two")
+    assert words(last) == ["hush", "", "two"]
+    assert ENDED_AT_ONCE in capsys.readouterr().out.splitlines()
+    chat(Path("run"), "hush", None)
+    assert capsys.readouterr().out == f"{ENDED_AT_ONCE}\n"
