@@ -7,6 +7,7 @@ await, so values that belong together change together.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections import Counter, deque
@@ -40,6 +41,7 @@ from swarm.types import NodeId, Prompt
 
 STALL_S = 30.0  # After this long without a batch the learner says what it waits for
 PAUSE = "paused"  # File in the run directory: a pause lasts as long as it exists, whoever restarts the learner
+SAY_S = 10.0  # Between two lines about steps: each of slow ones has its line
 SAVE_AGAIN_S = 10.0  # Pause between two tries to write a checkpoint on a full disk: each copies the whole model
 
 CLASS = re.compile(r"[\w.-]{1,24}/[\w.-]{1,24}/[\w.-]{1,24}")  # Of an engine, as samplers name theirs
@@ -79,6 +81,7 @@ class Steps:
         self._log = log
         self._provisioning = provisioning
         self._recorded_at = self._waiting_since = self._waited_s = 0.0
+        self._said_at = -math.inf
         self._held_out_prompts = held_out_prompts
         self._best = best
         self._signal = signal
@@ -409,8 +412,7 @@ class Steps:
         self.held_out.append({"version": result.version, **figures})
         self._unsaid = {f"eval_{name}": value for name, value in self.held_out[-1].items()}
         self._log.event("evaluated", version=result.version, prompts=len(result.scores), **figures)
-        reward = f", reward {self.last['reward']:.3f}" if self.last.get("reward") is not None else ""
-        self._say(f"step {self.step}/{self._config.steps}: {_held_out_line(figures)}{reward}")
+        self._say(f"version {result.version}: {_held_out_line(figures)}")
         return figures
 
     def _record(self, batch: list[Group], step: int, trained: Trained) -> None:
@@ -442,6 +444,10 @@ class Steps:
             self._auditing.step = self.step
             self.last |= self._auditing.figures()
         self._log.metrics({**self.last, "time": round(time.time(), 3)})
+        if now - self._said_at >= SAY_S:
+            self._said_at, pace_s = now, median(s for s, _ in self._recent)
+            words = f"reward {self.last['reward']:.3f}, staleness {fmean(ages):.1f}, {pace_s:.3g} s a step"
+            self._say(f"step {self.step}/{self._config.steps}: {words}")
 
     def _mismatch_by_class(self, trained: Trained) -> dict[str, float]:
         """Return the mean k3 by class of engine, as far as samplers have named theirs."""

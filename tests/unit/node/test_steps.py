@@ -704,3 +704,16 @@ async def test_status_tells_the_pace_and_the_ages_of_the_last_steps(tmp_path: Pa
     status = loop.steps.status()
     assert status["ages"] == [0, *([2] * steps_module.RECENT)], "the first batch is too long ago"
     assert 0 < status["step_s"] < 5
+
+
+async def test_steps_are_told_now_and_then_and_a_measurement_names_its_version(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
+    loop.rollouts.batches = [[answered()] for _ in range(3)]
+    loop.rollouts.right = {0: True}
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.starved.wait()
+    running.cancel()
+    (step,) = [line for line in loop.said if line.startswith("step 1/200: reward 0.500, staleness 0.0, ")]
+    assert step.endswith(" s a step")
+    assert not any(line.startswith(("step 2/", "step 3/")) for line in loop.said), "within ten seconds"
+    assert "version 0: held-out exact match 1.000" in loop.said
