@@ -123,8 +123,7 @@ class Auditor:
         self._usual: dict[str, float] = {}
 
     def share(self, node: NodeId, class_name: str, *, chosen: int = 0, has_time: bool = True) -> float:
-        """Return which share of the node's rollouts is audited, once `chosen` more have been. `has_time`: newcomers can
-        be audited in full."""
+        """Return which share of the node's rollouts is audited, once `chosen` more have been."""
         standing = self._standings.get((node, self._known(class_name)), _Standing())
         if standing.audited + chosen < (NEW_ROLLOUTS if has_time else FIRST_ROLLOUTS):
             return 1.0

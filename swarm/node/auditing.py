@@ -30,8 +30,7 @@ from swarm.types import NodeId, Rollout, Span, Turn, VersionId
 
 TIME_SHARE = 0.015
 """Of the time of all steps, for samplers that are neither new nor suspicious: with those that are it is to be 2 %."""
-NEW_TIME_SHARE = 0.1
-"""Of the time of all steps, for those that are: a run begins with newcomers alone."""
+NEW_TIME_SHARE = 0.1  # For those that are: a run begins with newcomers alone
 CLASSES = Path(__file__).parents[1] / "audit" / "classes.toml"
 CAUGHT = "caught"
 REFUSED = "refused by this run's owner"
@@ -163,8 +162,7 @@ class Auditing:
         self._seen &= drawn.keys()
         found: list[Chosen] = []
         chosen = Counter[NodeId]()
-        room = self._room()
-        # In a secret order: nobody knows which of a newcomer's rollouts there is time for.
+        room = self._room()  # For which of a newcomer's rollouts is secret
         for (name, node), parts in sorted(drawn.items(), key=lambda one: self._auditor.drawn(one[0][0])):
             if (name, node) in self._seen or (self._redraws and parts[0][1].restored):
                 continue

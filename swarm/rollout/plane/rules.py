@@ -17,9 +17,6 @@ Third, it opens no group that would be trained older than the fleet makes necess
 behind q others will be in batch n + q / B, or later if its node needs more time than that. So its expected staleness is
 n - v + max(q / B, time for an answer / time of a step), and this must be below `aim`. The aim rises when the learner
 has to wait, and falls while more groups are ready than it takes.
-
-While the learner seldom waits, one question is given half of a batch or a quarter: an engine in lockstep draws all that
-it was given before it takes a newer version.
 """
 
 from __future__ import annotations
@@ -248,14 +245,13 @@ class Pacing:
             self.aim = max(1.0, self.aim - LOWERED_BY * needless)
 
     def _fit_parts(self) -> None:
-        """Hand out a batch in more parts, or in fewer if the learner waited for more than one of eight batches. How
-        much more slowly engines draw them is not known before, so what was too much is tried again ever later."""
+        """Hand out a batch in more parts, since an engine in lockstep draws all that it was given before it takes a
+        newer version; in fewer if the learner waits for more than one of eight batches. Try more again ever later."""
         self._waited.append(self.waits)
         self._since += 1
-        if sum(self._waited) > 1 and self._parts > 1:
-            self._parts //= 2
-            self._patience *= 2
-        elif sum(self._waited) <= 1 and self._since >= self._patience and self._parts < MOST_PARTS:
+        if (often := sum(self._waited) > 1) and self._parts > 1:
+            self._parts, self._patience = self._parts // 2, 2 * self._patience
+        elif not often and self._since >= self._patience and self._parts < MOST_PARTS:
             self._parts *= 2
         else:
             return
