@@ -1,6 +1,7 @@
 """Size and speed of the codec beside others: full weights and the delta of one Adam step, bf16.
 
 bin/python -m benchmarks.codec --json
+bin/python -m benchmarks.codec --real DIR --json    # versions of a real model: benchmarks/codec_real.py
 
 Weights are N(0, 0.02) in float32, their bf16 casts are what is sent. A step moves each master weight by
 lr * m / (sqrt(v) + eps), where m and v have settled over gradients N(0, s) with s log-normal over the weights; its
@@ -22,12 +23,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from benchmarks import codec_real
 from swarm.broadcast.version.codec import decode_region, encode_region
 from swarm.broadcast.version.manifest import Codec
 
@@ -271,8 +274,13 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--real", type=Path, nargs="+", metavar="PATH", help="versions of a model in bf16, or where")
     options = parser.parse_args()
-    figures = run(options.size_mib << 20, options.region_kib << 10, options.repeat, options.seed)
+    figures: Any
+    if options.real:
+        figures = codec_real.run(options.real)
+    else:
+        figures = run(options.size_mib << 20, options.region_kib << 10, options.repeat, options.seed)
     if options.json:
         print(json.dumps(figures))
 
