@@ -1,0 +1,330 @@
+"""A real model learns sums with echo-node and with TRL's GRPOTrainer, on the same cores.
+
+    bin/python -m benchmarks.real --model DIR --search                # which settings of TRL are fastest here
+    bin/python -m benchmarks.real --model DIR --seeds 3 --json        # the runs
+
+Same model, questions (examples/sums.jsonl), longest completion and its end, groups, objective (clipped, no KL), number
+of optimiser steps on a batch, learning rate and warm-up, and the same 300 held-out questions, answered greedily and
+scored by the reward `numeric`. echo-node is a learner and one sampler as `lead` and `join` start them, with a thread
+each; TRL is benchmarks/real_trl.py, with the fastest settings that --search has found and written to --to.
+
+A learner step is a batch of rollouts with all optimiser steps on it. Steps up to --warm-up-steps are left out of its
+seconds and CPU-seconds. TRL's figures leave out its evaluations; echo-node's sampler answers held-out questions while
+the learner trains, so its figures hold them. Memory is the largest sum of the processes' PSS, read once a second. The
+time of a held-out round runs from when the model is loaded; of TRL it is the time of training alone.
+
+Each run is a line of the file --to, and what stands there is not run again. On a machine that does other work the
+figures mean nothing; each line has the load before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import pairwise, product
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import psutil
+
+from benchmarks.learning_swarm import POLL_S, RunFailed, nodes_in, url_of
+
+SUMS = Path(__file__).parents[1] / "examples" / "sums.jsonl"
+GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 12, 8, 4
+LOOK_S = 1.0
+"""Between two readings of memory and CPU time, each of which takes some milliseconds for a process of gigabytes."""
+
+STEP_LIMIT_S, START_LIMIT_S = 300.0, 900.0
+"""A run that takes longer has hung."""
+
+SEARCHED = {"threads": (1, 2), "dtype": ("bf16", "float32"), "batch": (96, 48, 24, 12)}
+"""TRL's: threads of torch, passes of training, rollouts in one of them."""
+
+SHARES = (0.3, 0.4, 0.5, 0.6, 0.7)
+"""Held-out accuracies, of which the time is given until a run first reached them."""
+
+NEEDS_TRL = "TRL is not installed: pip install -e '.[bench]'"
+
+Line = dict[str, Any]
+"""A run in the file: system, seed, settings, and what was measured."""
+
+
+# -- watching processes ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Watched:
+    """What was seen of a tree of processes: (time, CPU-seconds until then), and the largest PSS in bytes."""
+
+    cpu_s: list[tuple[float, float]] = field(default_factory=list)
+    peak_bytes: int = 0
+
+    def cpu_at(self, time_s: float) -> float:
+        """CPU-seconds until a time, in a straight line between two readings."""
+        before, after = self.cpu_s[0], self.cpu_s[0]
+        for before, after in pairwise(self.cpu_s):  # noqa: B007 - read after the loop
+            if after[0] >= time_s:
+                break
+        share = min(1.0, (time_s - before[0]) / max(1e-9, after[0] - before[0]))
+        return before[1] + share * (after[1] - before[1])
+
+
+@contextmanager
+def watching() -> Iterator[Watched]:
+    """Watch all children of this process, and their children, from a thread."""
+    watched, stop = Watched(), Event()
+
+    def watch() -> None:
+        me = psutil.Process()
+        while not stop.wait(LOOK_S):
+            look(watched, me.children(recursive=True))
+
+    thread = Thread(target=watch)
+    thread.start()
+    try:
+        yield watched
+    finally:
+        stop.set()
+        thread.join()
+
+
+def look(watched: Watched, processes: Sequence[psutil.Process]) -> None:
+    """One reading. A process that has ended counts in its parent's time, if the parent has waited for it."""
+    cpu_s, nbytes = 0.0, 0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            cpu_s += sum(process.cpu_times()[:4])
+            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+            nbytes += sum(int(line.split()[1]) << 10 for line in rollup if line.startswith("Pss:"))
+    watched.cpu_s.append((time.time(), cpu_s))
+    watched.peak_bytes = max(watched.peak_bytes, nbytes)
+
+
+# -- the two systems -------------------------------------------------------------------------------------------
+
+
+def run_trl(model: Path, seed: int, settings: Line, steps: int) -> Line:
+    """The figures of a run with TRL. RunFailed with its last words."""
+    with tempfile.TemporaryDirectory(prefix="real-") as path, watching() as watched:
+        out, log = Path(path, "out.jsonl"), Path(path, "log")
+        flags = {"model": model, "data": SUMS, "out": out, "seed": seed, "steps": steps, **settings}
+        command = [sys.executable, "-m", "benchmarks.real_trl"]
+        command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+        env = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"])}
+        with log.open("wb") as file:
+            done = subprocess.run(command, stdout=file, stderr=file, env=env, check=False)
+        if done.returncode:
+            raise RunFailed(" | ".join(log.read_text(errors="replace").strip().splitlines()[-3:]))
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+    trained = [line for line in lines if line["kind"] == "step"]
+    return {
+        "step_s": [line["wall_s"] for line in trained],
+        "step_cpu_s": [line["cpu_s"] for line in trained],
+        "held_out": [(line["step"], line["trained_s"], line["share"]) for line in lines if line["kind"] == "held_out"],
+        "peak_bytes": watched.peak_bytes,
+    }
+
+
+def lead_settings(model: Path, seed: int, settings: Line, steps: int) -> str:
+    values = {
+        "model": str(model.resolve()),
+        "task": f"jsonl:{SUMS}",
+        "chat": False,
+        "stop": ["\n"],
+        "objective": "grpo",
+        "groups_per_step": settings["groups"],
+        "steps": steps,
+        "seed": seed,
+        "eval_every_steps": settings["eval_every"],
+        "checkpoint_every_steps": steps,
+        "dashboard": "off",
+        "beat_s": 1.0,
+    }
+    same = ("group_size", "max_new_tokens", "learning_rate", "warmup_steps", "minibatches", "eval_prompts")
+    values |= {name: settings[name] for name in (*same, "max_staleness", "precision")}
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()) + "[rewards]\nnumeric = 1.0\n"
+
+
+def run_echo_node(model: Path, seed: int, settings: Line, steps: int) -> Line:
+    """The figures of a learner and one sampler. RunFailed if one of them fails."""
+    with tempfile.TemporaryDirectory(prefix="real-") as path, watching() as watched, nodes_in(Path(path)) as nodes:
+        file, run_dir = Path(path, "lead.toml"), Path(path, "run")
+        file.write_text(lead_settings(model, seed, settings, steps))
+        listen = ("--host", "127.0.0.1", "--port", "0", "--config", str(file), "--run-dir", str(run_dir))
+        learner = nodes.start("learner", "lead", *listen)
+        url = url_of(nodes, run_dir / "node.json")
+        nodes.start("sampler", "join", "--lan", "--bootstrap", url, "--state-dir", str(Path(path, "sampler")))
+        until = time.monotonic() + START_LIMIT_S + STEP_LIMIT_S * steps
+        while learner.poll() is None:
+            nodes.check()
+            if time.monotonic() > until:
+                raise RunFailed("the run did not end in time")
+            time.sleep(POLL_S)
+        nodes.check()
+        metrics, events = (
+            [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
+            for name in ("metrics.jsonl", "events.jsonl")
+        )
+    began = next(event["time"] for event in events if event["kind"] == "prepared")
+    ends = [began, *(line["time"] for line in metrics)]
+    cpu_s = [watched.cpu_at(end) for end in ends]
+    return {
+        "step_s": [after - before for before, after in pairwise(ends)],
+        "step_cpu_s": [after - before for before, after in pairwise(cpu_s)],
+        "held_out": [
+            (event["version"], event["time"] - began, event["exact_match"])
+            for event in events
+            if event["kind"] == "evaluated"
+        ],
+        "peak_bytes": watched.peak_bytes,
+        "staleness": statistics.fmean(line["staleness_mean"] for line in metrics),
+    }
+
+
+SYSTEMS = {"echo-node": run_echo_node, "trl": run_trl}
+
+
+# -- runs and their file ---------------------------------------------------------------------------------------
+
+
+def read_lines(path: Path) -> list[Line]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def found_in(lines: Sequence[Line], wanted: Line) -> Line | None:
+    """The line of a run that has been done already."""
+    return next((line for line in lines if all(line[name] == value for name, value in wanted.items())), None)
+
+
+def done(options: argparse.Namespace, system: str, seed: int, settings: Line, steps: int) -> Line:
+    """A run's line, from the file or after running it."""
+    wanted = {"system": system, "seed": seed, "settings": settings, "steps": steps, "model": options.model.name}
+    if found := found_in(read_lines(options.to), wanted):
+        return found
+    if system == "trl" and find_spec("trl") is None:
+        raise SystemExit(NEEDS_TRL)
+    print(f"{system}, seed {seed}: {steps} steps with {json.dumps(settings)}", file=sys.stderr, flush=True)
+    load = os.getloadavg()[0]
+    figures = SYSTEMS[system](options.model, seed, settings, steps)
+    line = {**wanted, **figures, "load": (load, os.getloadavg()[0]), "cores": os.cpu_count(), "ended": time.time()}
+    with options.to.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    return line
+
+
+def common(options: argparse.Namespace) -> Line:
+    given = ("learning_rate", "warmup_steps", "minibatches", "eval_every", "eval_prompts")
+    fixed = {"groups": GROUPS, "group_size": GROUP_SIZE, "max_new_tokens": MAX_NEW_TOKENS}
+    return {**fixed, **{name: getattr(options, name) for name in given}}
+
+
+def search(options: argparse.Namespace) -> None:
+    """Run TRL for a few steps with each of its settings. Batches that do not divide a minibatch are left out."""
+    for values in product(*SEARCHED.values()):
+        one = dict(zip(SEARCHED, values, strict=True))
+        if GROUPS * GROUP_SIZE // options.minibatches % one["batch"]:
+            continue
+        line = done(options, "trl", 0, {**common(options), "eval_prompts": 0, **one}, options.search_steps)
+        print(f"TRL with {one}: {step_s(line, 1):.1f} s a step, {line['peak_bytes'] / 1e9:.1f} GB")
+
+
+def best_of_trl(lines: Sequence[Line], wanted: Line) -> Line:
+    """The fastest settings found for such runs, and if none were looked for, what a first look found."""
+    tried = [line for line in lines if line["system"] == "trl" and line["settings"]["eval_prompts"] == 0]
+    tried = [line for line in tried if line["settings"]["minibatches"] == wanted["minibatches"]]
+    if not tried:
+        return {"threads": 2, "dtype": "bf16", "batch": GROUPS * GROUP_SIZE // wanted["minibatches"]}
+    best = min(tried, key=lambda line: step_s(line, 1))["settings"]
+    return {name: best[name] for name in SEARCHED}
+
+
+# -- figures ---------------------------------------------------------------------------------------------------
+
+
+def step_s(line: Line, warm_up: int, name: str = "step_s") -> float:
+    """Mean of a learner step after the warm-up, of which the last step is never a part."""
+    values: list[float] = line[name]
+    return statistics.fmean(values[min(warm_up, len(values) - 1) :])
+
+
+def seconds_to(line: Line, share: float) -> float | None:
+    """When a held-out round first reached a share of right answers."""
+    return next((seconds for _, seconds, found in line["held_out"] if found >= share), None)
+
+
+def summary(lines: Sequence[Line], warm_up: int) -> Line:
+    """Medians over the seeds. A share that some seed did not reach has no time."""
+    times = {f"{share:g}": [seconds_to(line, share) for line in lines] for share in SHARES}
+    return {
+        "seeds": [line["seed"] for line in lines],
+        "step_s": statistics.median(step_s(line, warm_up) for line in lines),
+        "cpu_s_per_step": statistics.median(step_s(line, warm_up, "step_cpu_s") for line in lines),
+        "peak_gb": statistics.median(line["peak_bytes"] for line in lines) / 1e9,
+        "held_out_before": [line["held_out"][0][2] for line in lines],
+        "held_out_after": [line["held_out"][-1][2] for line in lines],
+        "seconds_to": {
+            share: statistics.median(one for one in found if one is not None) if None not in found else None
+            for share, found in times.items()
+        },
+        "settings": lines[0]["settings"],
+    }
+
+
+def show(found: dict[str, Line]) -> None:
+    for system, of in found.items():
+        reached = ", ".join(f"{share} {seconds:.0f} s" for share, seconds in of["seconds_to"].items() if seconds)
+        print(
+            f"{system:10} {of['step_s']:7.1f} s and {of['cpu_s_per_step']:7.1f} CPU-s a step, {of['peak_gb']:5.1f} GB, "
+            f"held out {of['held_out_before']} -> {of['held_out_after']}; reached {reached or 'nothing'}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="directory of the model")
+    parser.add_argument("--to", type=Path, default=Path("real.jsonl"), help="file of the runs, a line each")
+    parser.add_argument("--search", action="store_true", help="look for TRL's fastest settings, and run nothing else")
+    parser.add_argument("--search-steps", type=int, default=4)
+    parser.add_argument("--only", choices=SYSTEMS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--warm-up-steps", type=int, default=3)
+    parser.add_argument("--eval-every", type=int, default=10)
+    parser.add_argument("--eval-prompts", type=int, default=300)
+    parser.add_argument("--learning-rate", type=float, default=3e-5)
+    parser.add_argument("--warmup-steps", type=int, default=10, help="in which the learning rate rises")
+    parser.add_argument("--minibatches", type=int, default=2, help="optimiser steps on a batch")
+    parser.add_argument("--max-staleness", type=int, default=2, help="echo-node's")
+    parser.add_argument("--precision", default="auto", help="echo-node's: auto, float32 or bfloat16")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args()
+    if options.search:
+        search(options)
+        return
+    own = {
+        "echo-node": {"max_staleness": options.max_staleness, "precision": options.precision},
+        "trl": best_of_trl(read_lines(options.to), common(options)),
+    }
+    found = {}
+    for system in [options.only] if options.only else SYSTEMS:
+        settings = {**common(options), **own[system]}
+        lines = [done(options, system, seed, settings, options.steps) for seed in range(options.seeds)]
+        found[system] = summary(lines, options.warm_up_steps)
+    show(found)
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
