@@ -15,8 +15,8 @@ Each is run by the real plane with freshness adaptive and off, in the simulator 
 
 In `mixed`, `places` and `lockstep` samplers report their rates. `recovery` says for how many of the ten batches after
 an event (in `bursts`: after the beginning of a round, the worst of all rounds) the learner waited longer than with
-freshness off, by more than 0.5 % of a step. Targets: no deadlock, a recovery of at most three batches, and idle time and discards beside
-those with freshness off as in benchmarks/staleness.py.
+freshness off, by more than 0.5 % of a step. Targets: no deadlock, a recovery of at most three batches, and idle time
+and discards beside those with freshness off as in benchmarks/staleness.py.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def prepare_command(
             overlong_margin=config.overlong_margin or longest_completion // 5,
             longest_completion=longest_completion,
         ),
-        compute=_from_config(ComputeRules, config),
+        compute=_from_config(ComputeRules, config, shares_beyond=0),
         adapter=_from_config(AdapterRules, config, **low_rank) if config.adapter else None,
         alarms=AlarmRules(
             # In a rehearsal samplers have no model, and what they claim means nothing.
