@@ -36,7 +36,7 @@ def stop_tokens(tokenizer: Any) -> list[int]:
     return [token for token in range(len(tokenizer)) if STOP in tokenizer.decode([token])] + [tokenizer.eos_token_id]
 
 
-class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
+class Watch(TrainerCallback):
     """Writes a line for each learner step and each evaluation to `file`."""
 
     def __init__(self, options: argparse.Namespace, held_out: Sequence[Prompt], task: Task) -> None:

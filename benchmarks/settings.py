@@ -14,7 +14,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +39,7 @@ SHOWN = ("reward", "frac_reward_zero_std", "grad_norm", "optimizer_steps_skipped
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a run. `batch` is what its figures belong to: a seed is not part of it."""
+    """The settings of a run."""
 
     seed: int = 0
     steps: int = 60
@@ -64,7 +64,7 @@ class Bench:
 
     def __init__(self, case: Case, model: str, kept: Path) -> None:
         self.case = case
-        self.spent = Counter[str]()
+        self.spent: dict[str, float] = defaultdict(float)
         options = TaskOptions(name=f"jsonl:{case.questions}", seed=case.seed, rewards={"numeric": 1.0}, stop=("\n",))
         self.task = load_task(options)
         learning = LearningRules(
@@ -94,9 +94,9 @@ class Bench:
         self.stops = self.trainer.prepared().stop_token_ids
         self.tokenizer = open_tokenizer(model, kept / "model")
         self.held = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        self.held.generation_config = GenerationConfig()
+        self.held.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         self.engine = TransformersEngine()
-        self.engine._model, self.engine._directory = self.held.eval(), str(kept / "model")
+        self.engine._model, self.engine._directory = self.held.train(False), str(kept / "model")
         self.versions: deque[list[torch.Tensor]] = deque(maxlen=case.staleness + 1)
         self.publish()
 

@@ -249,9 +249,10 @@ def _least(rules: ComputeRules, device: torch.device, free: tuple[int, int], ran
 
 def described(rules: ComputeRules, device: torch.device) -> str:
     precision = "bf16" if is_half(rules.precision, device.type) else "float32"
+    laid = "packed" if rules.packing else "padded, each prompt once" if rules.shares_beyond else "padded"
     return (
         f"a learner step takes up to {rules.tokens_per_micro_batch:,} tokens at a time, "
-        f"{'packed' if rules.packing else 'padded'}{', each prompt once' if rules.shares_beyond else ''}, in {precision}"
+        f"{laid}, in {precision}"
         f"{', with activation checkpointing' if rules.activation_checkpointing else ''}"
         f"{' on the host' if rules.activation_offload else ''}{DESCRIBED[rules.optimizer_states]}"
     )

@@ -77,7 +77,7 @@ def warm_model(seed: int, kept_in: Path | None = None) -> Any:
     from swarm.learner.sft import Example, Tuner  # They load models by what is here
 
     given: dict[str, Any] = {"files_dir": "", "staging": "", "device": "cpu", "minibatches": 1, "temperature": 1.0}
-    rate = {"learning_rate": 3e-3, "warmup_steps": 20, "schedule": "linear", "steps": WARM_STEPS}
+    rate: dict[str, Any] = {"learning_rate": 3e-3, "warmup_steps": 20, "schedule": "linear", "steps": WARM_STEPS}
     tuner = Tuner(Prepare(model=TINY, seed=seed, audit_share=0.0, **given, **rate))
     for first in range(0, WARM_STEPS * WARM_BATCH, WARM_BATCH):
         skills = (four_skills(seed, first + place) for place in range(WARM_BATCH))

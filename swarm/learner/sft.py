@@ -105,8 +105,10 @@ class Tuner(Trainer):
                 raise UserError("a token is partly of what is to be learned: end the prompt before a space, say")
             places += range(max(1, len(start)), len(stop))  # Nothing predicts the first token of all
         drawn, ones = torch.tensor(places), torch.ones(len(places))
-        given = {"behaviour": ones, "mask": ones, "advantage": 0.0, "staleness": 0}
-        return Row(token_ids=torch.tensor(token_ids), prompt_tokens=places[0], drawn=drawn, **given)
+        ids, first = torch.tensor(token_ids), places[0]
+        return Row(
+            token_ids=ids, prompt_tokens=first, drawn=drawn, behaviour=ones, mask=ones, advantage=0.0, staleness=0
+        )
 
     def _chat(self, chat: Chat, first: int, arguments: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
         """A chat as text, and of each answer from message `first` on what comes before it, and that with it."""
@@ -150,8 +152,8 @@ def train(config: LeadConfig, data: Path, work: Path) -> None:
         print(f"step {tuner.steps_taken} of {config.steps}: {words} {loss:.4f} nats a token", flush=True)
 
     tell(f"{len(rows)} examples to train on; {len(held_out)} are held out, with a loss of", tuner.loss(held_out, batch))
-    order = chain.from_iterable(permutation(len(rows), f"{seed}/{epoch}") for epoch in count())
-    order = islice(order, tuner.steps_taken * batch, None)
+    epochs = chain.from_iterable(permutation(len(rows), f"{seed}/{epoch}") for epoch in count())
+    order = islice(epochs, tuner.steps_taken * batch, None)
     while tuner.steps_taken < config.steps:
         loss = tuner.learn([rows[place] for place in islice(order, batch)])
         done = tuner.steps_taken

@@ -415,7 +415,9 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
     tiny_model(0).save_pretrained(tmp_path / "tiny")
     tiny_tokenizer().save_pretrained(tmp_path / "tiny")
     trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"))
-    assert trainer.prepared().notes == ("a learner step takes up to 16,384 tokens at a time, padded, in float32",)
+    assert trainer.prepared().notes == (
+        "a learner step takes up to 16,384 tokens at a time, padded, each prompt once, in float32",
+    )
     elsewhere = ComputeRules(activation_offload=True, optimizer_states="host")
     trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"), compute=elsewhere)
     (line,) = trainer.prepared().notes

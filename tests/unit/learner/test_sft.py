@@ -133,7 +133,8 @@ def test_an_answer_that_the_template_writes_otherwise_later_is_refused_but_in_a_
 def test_a_token_on_both_sides_of_a_prompts_end_is_refused(tmp_path: Path) -> None:
     core = Tokenizer(models.BPE({"<eos>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
     core.enable_truncation(2)  # Which a saved tokenizer may ask for
-    tuner = tuner_of(model_in(tmp_path, tokenizer=PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")))
+    make: Any = PreTrainedTokenizerFast  # Annotated in part only
+    tuner = tuner_of(model_in(tmp_path, tokenizer=make(tokenizer_object=core, eos_token="<eos>")))
     assert tuner.row(Example(prompt="ab", completion="b"), {}).token_ids.tolist() == [3, 2, 0]
     with pytest.raises(UserError, match="a token is partly of what is to be learned"):
         tuner.row(Example(prompt="a", completion="b"), {})
@@ -226,8 +227,13 @@ def test_one_that_was_killed_goes_on_to_the_same_weights(
         run(data, tmp_path / "cut", config=settings, learning_rate=1e-3)
     # To the files of a run that was not cut, the steps before the checkpoint are not taken again.
     begun = list[int]()
+
+    def watched(tuner: sft.Tuner, rows: list[Any]) -> float:
+        begun.append(tuner.steps_taken)
+        return learn(tuner, rows)
+
     with monkeypatch.context() as patched:
-        patched.setattr(sft.Tuner, "learn", lambda self, rows: begun.append(self.steps_taken) or learn(self, rows))
+        patched.setattr(sft.Tuner, "learn", watched)
         run(data, tmp_path / "cut", config=settings)
     assert begun == [3, 4, 5, 6, 7]
     for one, other in zip(weights(tmp_path / "whole"), weights(tmp_path / "cut"), strict=True):
