@@ -1,10 +1,9 @@
 """A round of held-out prompts: which ones are unanswered, their scores, and how much the round may take from training.
 
 There is one round at a time. While there is training work too, at most one of `EVERY` leased samples is held-out, after
-an initial burst of an `EVERY`-th of a batch, with which small rounds end soon. The round of version 0 goes before all
-training work. A node may fill places for which there is no training work. So a later round of any size adds at most
-1 / (EVERY - 1) to the samples drawn for a batch, and once the burst. At S = 0 training goes first and a round gets what
-is left, because samplers wait there while the learner trains.
+an initial burst of an `EVERY`-th of a batch, with which small rounds end soon. A node may fill places for which there
+is no training work. So a round of any size adds at most 1 / (EVERY - 1) to the samples drawn for a batch, and once the
+burst. At S = 0 training goes first and a round gets what is left, because samplers wait there while the learner trains.
 
 A round must not cost more time than its samples. An engine that draws a batch at once needs as long for two samples as
 for sixteen. So a few held-out samples never form a separate batch while more work is to come (`RolloutPlane._fill`),
@@ -72,10 +71,7 @@ class HeldOutRound:
         return groups
 
     def allowance(self, capacity: int) -> int:
-        """Return how many of the next `capacity` samples may be held-out ones that go before training work: of the
-        version that the run began with all, since no later one would show where it began."""
-        if self._version == 0:
-            return capacity
+        """Return how many of the next `capacity` samples may be held-out ones that go before training work."""
         return max(0, self._burst + (self._leased + capacity) // EVERY - self._leased_here)
 
     def leased(self, samples: int, here: int) -> None:
