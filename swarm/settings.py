@@ -100,6 +100,7 @@ def _check_dashboard(text: str) -> str:
     return text
 
 
+Option = bool | int | float | str
 Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time varies
 
 Rewards = Annotated[
@@ -107,8 +108,6 @@ Rewards = Annotated[
     BeforeValidator(_as_weights),
     Field(max_length=16),
 ]  # Weights of rewards by name. A flag gives them as NAME=WEIGHT, or as NAME for a weight of 1.
-
-Option = bool | int | float | str
 
 Bootstrap = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Field(max_length=32)

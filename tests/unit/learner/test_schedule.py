@@ -70,7 +70,7 @@ def test_a_rate_that_was_set_is_scaled_by_the_schedule_and_gives_what_a_run_with
 
 
 def _step(trainer: Trainer, step: int, rate: float | None) -> float:
-    command = Train(step=step, groups=(group([1.0, 0.0, 0.5]),), learning_rate=rate)
+    command = Train(step=step, groups=(group([1.0, 0.0, 0.5, 0.1]),), learning_rate=rate)
     return trainer.step(command).metrics["learning_rate"]
 
 
