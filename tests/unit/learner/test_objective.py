@@ -494,7 +494,7 @@ def test_without_a_weight_there_is_no_distance_and_no_second_model(tmp_path: Pat
 def test_micro_batches_add_up_to_the_whole(name: ObjectiveName, tmp_path: Path) -> None:
     """However a minibatch is cut, the step and its figures are the same."""
     rules = LearningRules(objective=name, kl_weight=0.1)
-    batch = (group([1.0, 0.0, 0.5, 0.25]), group([0.0, 1.0, 0.0, 0.0]))
+    batch = (group([1.0, 0.0, 0.6, 0.3]), group([0.0, 1.0, 0.0, 0.2]))
     whole, cut = (
         trainer_in(tmp_path / str(tokens), learning=rules, compute=ComputeRules(tokens_per_micro_batch=tokens))
         for tokens in (None, 10)
