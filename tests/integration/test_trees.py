@@ -49,7 +49,9 @@ class Trees:
             eventually(lambda: is_complete(relay, VERSION), relay, "it holds the version")  # noqa: B023
         whole = self.swarm.published()
         assert len(whole) == self._size
-        assert [self.swarm.weights(relay.name) == whole for relay in relays] == [True] * len(relays)
+        for relay in relays:
+            # All chunks are here before the last of them is in the map.
+            eventually(lambda: self.swarm.weights(relay.name) == whole, relay, "its map holds them")  # noqa: B023
 
     def copies_of_learner(self) -> float:
         """How often it sent the version's chunks."""
