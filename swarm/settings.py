@@ -501,7 +501,7 @@ class DemoConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    real: Annotated[bool, Flag(MOST, "Teach a real model sums, in a quarter of an hour; it is fetched once.")] = False
+    real: Annotated[bool, Flag(MOST, "Teach a real model sums; it is fetched once.")] = False
     samplers: Annotated[int, Field(ge=1, le=16), Flag(MOST, "Sampler processes.", "3; --real 1")] = 3
     steps: Annotated[Whole | None, Flag(MOST, "Learner steps at most.", "200, or the demo's own")] = None
     kill_one: Annotated[bool, Flag(MOST, "SIGKILL a sampler half-way.")] = False
