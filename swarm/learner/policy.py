@@ -216,7 +216,8 @@ class Policy:
             if rules.packing:
                 raise UserError("this model does not keep packed rows apart: leave packing out, rows are padded then")
             packing = False
-        shares_beyond = 0 if packing else self._shares_beyond(rows, apart, device)
+        is_alone = packing or rules.packing is False
+        shares_beyond = 0 if is_alone else self._shares_beyond(rows, apart, device)
         rules = msgspec.structs.replace(rules, packing=packing, shares_beyond=shares_beyond)
         return rules, () if self.module.in_chunks else (WHOLE_LOGITS,)
 

@@ -93,6 +93,11 @@ def test_rows_that_share_their_prompt_give_the_log_probs_and_the_gradient_of_row
     assert float((some - others).norm()) < 1e-5 * float(others.norm())
 
 
+def test_rows_are_alone_if_the_user_says_so() -> None:
+    rules, _ = Policy(small_model("llama"), ComputeRules(), temperature=1.0).settle(ComputeRules(packing=False), CPU)
+    assert rules.shares_beyond == 0
+
+
 def test_long_completions_do_not_share_a_short_prompt() -> None:
     """A line of W tokens costs W x (beyond + W): here two rows together cost more than apart."""
     rules = ComputeRules(shares_beyond=10)
