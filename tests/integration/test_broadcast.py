@@ -101,8 +101,8 @@ def test_what_a_poisoned_relay_passes_on_is_refused_and_had_from_others(swarm: S
         eventually(lambda: is_complete(relay, "0.0"), relay, "the honest get all of it")  # noqa: B023
     whole = swarm.published()
     for relay in relays:
-        # All chunks are here before the last of them is in the map.
-        eventually(lambda: swarm.weights(relay.name) == whole, relay, "its map holds them")  # noqa: B023
+        # What lies on the disk is a copy of the map in memory, written after it.
+        eventually(lambda: swarm.weights(relay.name) == whole, relay, "its copy of the map is that")  # noqa: B023
     assert all(relay.status()["chunks_rejected"]["digest"] >= 3 for relay in relays)
     assert all(relay.says("sent wrong chunks again and again") for relay in relays)
 

@@ -50,8 +50,8 @@ class Trees:
         whole = self.swarm.published()
         assert len(whole) == self._size
         for relay in relays:
-            # All chunks are here before the last of them is in the map.
-            eventually(lambda: self.swarm.weights(relay.name) == whole, relay, "its map holds them")  # noqa: B023
+            # What lies on the disk is a copy of the map in memory, written after it.
+            eventually(lambda: self.swarm.weights(relay.name) == whole, relay, "its copy of the map is that")  # noqa: B023
 
     def copies_of_learner(self) -> float:
         """How often it sent the version's chunks."""

@@ -39,16 +39,10 @@ def off(model: Any, samples: tuple[Sampled, ...]) -> float:
     return sum(errors) / len(errors)
 
 
-NEEDS_VNNI = pytest.mark.skipif(
-    not torch.cpu._is_vnni_supported(),
-    reason="without VNNI a CPU adds int8 products up in 16 bits, which overflow: the probe refuses such an install",
-)
-
-
 @pytest.mark.parametrize(
     ("precision", "kind", "tied", "error"),
     [
-        pytest.param("int8", "qwen3", True, ERROR, marks=NEEDS_VNNI),
+        ("int8", "qwen3", True, ERROR),
         # In bfloat16, and nothing but the matrices is rounded.
         pytest.param("int4", "llama", False, 0.05, marks=pytest.mark.long),
         pytest.param("fp8", "qwen3", False, ERROR, marks=pytest.mark.long),
@@ -62,6 +56,12 @@ async def test_each_version_is_rounded_as_it_is_installed(
     try:
         begun = await started(engine, pair[0], precision=precision)
         assert begun.precision == precision
+        if precision == "int8" and not torch.cpu._is_vnni_supported():
+            # Its int8 is far off there (measured: 0.38 nats in the mean), and what has to hold is that the probe says so.
+            refused = await engine.install(pair[0].install(0), lambda: None)
+            assert isinstance(refused, NotInstalled)
+            assert "the probe's log-probs are off" in refused.why
+            return
         for version in range(4):
             assert (await installed(engine, pair[version % 2], version)).proof == "sums and probe"
             answer = await engine.generate(Generate(tuple(job(seed, limit=40) for seed in range(6))), lambda: None)
