@@ -57,7 +57,7 @@ async def test_each_version_is_rounded_as_it_is_installed(
         begun = await started(engine, pair[0], precision=precision)
         assert begun.precision == precision
         if precision == "int8" and not torch.cpu._is_vnni_supported():
-            # Its int8 is far off there (measured: 0.38 nats in the mean), and what has to hold is that the probe says so.
+            # Its int8 is far off there (0.38 nats in the mean), and what has to hold is that the probe says so.
             refused = await engine.install(pair[0].install(0), lambda: None)
             assert isinstance(refused, NotInstalled)
             assert "the probe's log-probs are off" in refused.why
