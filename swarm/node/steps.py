@@ -409,9 +409,9 @@ class Steps:
 
     def _measured(self, result: Evaluated) -> dict[str, float]:
         figures = held_out_figures(result.scores)
-        self.held_out.append({"version": result.version, **figures})
+        self.held_out.append({"version": result.version, "newest_version": result.newest, **figures})
         self._unsaid = {f"eval_{name}": value for name, value in self.held_out[-1].items()}
-        self._log.event("evaluated", version=result.version, prompts=len(result.scores), **figures)
+        self._log.event("evaluated", **self.held_out[-1], prompts=len(result.scores))
         self._say(f"version {result.version}: {_held_out_line(figures)}")
         return figures
 

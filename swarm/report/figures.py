@@ -251,7 +251,7 @@ def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:
     version = _number(event.get("version"))
     for name, value in event.items():
         number = _number(value)
-        if version is None or number is None or name in ("time", "version", "prompts", "samples"):
+        if version is None or number is None or name in ("time", "version", "newest_version", "prompts", "samples"):
             continue
         _add(found.evaluated, name, version, number)
 

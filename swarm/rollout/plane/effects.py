@@ -107,9 +107,11 @@ class GenerationFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """Every held-out prompt of a round is scored or was dropped. `scores` holds the sample scores of each prompt."""
+    """Every held-out prompt of a round is scored or was dropped. `scores` holds the sample scores of each prompt. All
+    answers are from `version` to `newest`."""
 
     version: int
+    newest: int
     scores: tuple[tuple[Score, ...], ...]
 
 

@@ -35,10 +35,6 @@ class Grant:
     def samples(self) -> int:
         return sum(len(lease.samples) for lease in self.leases)
 
-    @property
-    def held_out(self) -> int:
-        return sum(len(lease.samples) for lease in self.leases if lease.purpose == "eval")
-
     def take(self, group: Group, most: int) -> int:
         """Lease up to `most` waiting samples of `group`. Return how many were leased."""
         most = min(most, self.capacity)

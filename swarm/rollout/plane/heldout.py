@@ -1,9 +1,9 @@
-"""A round of held-out prompts: which ones are unanswered, their scores, and how much the round may take from training.
+"""A round of held-out prompts: which ones are unanswered, and their scores.
 
-There is one round at a time. While there is training work too, at most one of `EVERY` leased samples is held-out, after
-an initial burst of an `EVERY`-th of a batch, with which small rounds end soon. A node may fill places for which there
-is no training work. So a round of any size adds at most 1 / (EVERY - 1) to the samples drawn for a batch, and once the
-burst. At S = 0 training goes first and a round gets what is left, because samplers wait there while the learner trains.
+There is one round at a time, and its samples go before training ones: a round that ended many versions later than it
+began would measure none of them. What a round costs is its samples, and how many these are the user sets
+(`eval_prompts`, `eval_every_steps`); docs/decisions/0019-rounds-of-one-version.md has the figures. At S = 0 training
+goes first and a round gets what is left, because samplers wait there while the learner trains.
 
 A round must not cost more time than its samples. An engine that draws a batch at once needs as long for two samples as
 for sixteen. So a few held-out samples never form a separate batch while more work is to come (`RolloutPlane._fill`),
@@ -22,25 +22,20 @@ from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
 WRONG = Score(reward=0.0, exact=False)  # For a prompt that cannot be answered: dropping must not raise the share
-EVERY = 8  # At most one of this many leased samples is held-out: up to 14 % more samples for a batch during a round
 
 
 class HeldOutRound:
     """One round at a time, named by the learner's `life` and its number. Each prompt gets `samples` samples under
-    `rules`; a single sample is drawn greedily. A training batch has `batch_samples`."""
+    `rules`; a single sample is drawn greedily."""
 
-    def __init__(
-        self, life: int, rules: SamplingRules, *, samples: int, batch_samples: int, episodes: EpisodeRules | None = None
-    ) -> None:
+    def __init__(self, life: int, rules: SamplingRules, *, samples: int, episodes: EpisodeRules | None = None) -> None:
         self._life = life
         self._rules = rules if samples > 1 else structs.replace(rules, temperature=0.0)
         self._samples = samples
         self._episodes = episodes
-        self._burst = -(-batch_samples // EVERY)
         self._rounds = 0
         self._scores: dict[GroupId, tuple[Score, ...] | None] = {}
-        self._version = 0
-        self._leased = self._leased_here = 0
+        self._version = self._newest = 0
 
     @property
     def open(self) -> bool:
@@ -51,8 +46,7 @@ class HeldOutRound:
         assert not self._scores
         assert prompts
         self._rounds += 1
-        self._version = version.version
-        self._leased = self._leased_here = 0
+        self._version = self._newest = version.version
         groups: list[Group] = []
         for order, prompt in enumerate(prompts):
             name = GroupId(f"e{self._life}.{self._rounds}-{order}")
@@ -70,25 +64,18 @@ class HeldOutRound:
             groups.append(table.open(group, self._samples))
         return groups
 
-    def allowance(self, capacity: int) -> int:
-        """Return how many of the next `capacity` samples may be held-out ones that go before training work."""
-        return max(0, self._burst + (self._leased + capacity) // EVERY - self._leased_here)
-
-    def leased(self, samples: int, here: int) -> None:
-        """Count leased samples, `here` of them in this round."""
-        self._leased += samples
-        self._leased_here += here
-
-    def scored(self, group_id: GroupId, scores: Sequence[Score] | None) -> list[Evaluated]:
-        """Enter the scores of a prompt, None if it was dropped. Return the round's outcome after the last one."""
+    def scored(self, group_id: GroupId, scores: Sequence[Score] | None, *, newest: int = 0) -> list[Evaluated]:
+        """Enter the scores of a prompt, None if it was dropped, and the `newest` version that answered it. Return the
+        round's outcome after the last one."""
         if group_id not in self._scores:
             return []
+        self._newest = max(self._newest, newest)
         self._scores[group_id] = tuple(scores) if scores is not None else (WRONG,) * self._samples
         found = [scores for scores in self._scores.values() if scores is not None]
         if len(found) < len(self._scores):
             return []
         self._scores = {}
-        return [Evaluated(version=self._version, scores=tuple(found))]
+        return [Evaluated(version=self._version, newest=self._newest, scores=tuple(found))]
 
 
 def held_out_figures(scores: Sequence[Sequence[Score]]) -> dict[str, float]:

@@ -135,7 +135,6 @@ class RolloutPlane:
             rules.life,
             rules.rules,
             samples=rules.eval_samples,
-            batch_samples=rules.groups_per_step * rules.group_size,
             episodes=rules.episodes,
         )
         self._questions = 0
@@ -476,7 +475,9 @@ class RolloutPlane:
         return is_fresh(version, self.next_batch, self.max_staleness)
 
     def _grant(self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float) -> Grant:
-        room = self._pacing.at_most(min(capacity, self.leased.room(node)), self.rules.group_size)
+        room = min(capacity, self.leased.room(node))
+        if not self._round.open:
+            room = self._pacing.at_most(room, self.rules.group_size)
         at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
         grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
         # A node on standby gets held-out prompts only, and only if every node is on standby.
@@ -485,11 +486,10 @@ class RolloutPlane:
         others_may = self.leased.nodes() - self.barred.keys() - self.standby.keys()
         if node not in self.standby or (self._round.open and not others_may):
             self._fill(grant, held)
-        self._round.leased(grant.samples, grant.held_out)
         return grant
 
     def _fill(self, grant: Grant, held: VersionId) -> None:
-        """Grant training samples and the allowed number of held-out ones, then fill idle places with held-out ones."""
+        """Grant held-out samples, and training ones for the rest of the capacity."""
         claimable = self.leased.claimable(held)
         grant.take_of([group for group in claimable if group.purpose == "ask"], grant.capacity)
         held_out = [group for group in claimable if group.purpose == "eval"]
@@ -511,13 +511,13 @@ class RolloutPlane:
             if not grant.samples:
                 grant.take_of(held_out, grant.at_once)
             return
-        allowed = min(grant.capacity, self._round.allowance(grant.capacity), sum(group.waiting for group in held_out))
-        grant.capacity -= allowed
+        kept = min(grant.capacity, sum(group.waiting for group in held_out))
+        grant.capacity -= kept
         self._train(grant, held, begun)
-        grant.capacity += allowed
+        grant.capacity += kept
         # A few held-out samples alone would become the engine's whole next batch and take as long as a full one.
-        if grant.samples or allowed == grant.capacity:
-            grant.take_of(held_out, allowed)
+        if grant.samples or kept == grant.capacity:
+            grant.take_of(held_out, kept)
         grant.take_of(held_out, grant.at_once)
 
     def _train(self, grant: Grant, held: VersionId, begun: Sequence[Group]) -> None:
@@ -616,7 +616,9 @@ class RolloutPlane:
     def _completed(self, group: Group, *, is_judged: bool = False) -> list[Effect]:
         self.leased.close(group)
         if group.purpose == "eval":
-            return [*self._round.scored(group.group_id, [s.score for s in group.samples if s.score])]
+            spans = (span for sample in group.samples if sample.rollout for span in sample.rollout.spans)
+            newest = max((span.version.version for span in spans), default=0)
+            return [*self._round.scored(group.group_id, [s.score for s in group.samples if s.score], newest=newest)]
         if not self._fresh(group.oldest_version):
             return [self._dropped(group, "stale")]
         if not is_judged and self._is_for_replacement(group):

@@ -85,7 +85,8 @@ class Rollouts:
         self.evaluations += 1
         self.evaluating.set()
         if (right := self.right.get(version.version)) is not None:
-            return Evaluated(version=version.version, scores=((Score(reward=1.0, exact=right),),))
+            number, scores = version.version, ((Score(reward=1.0, exact=right),),)
+            return Evaluated(version=number, newest=number, scores=scores)
         return await asyncio.get_running_loop().create_future()
 
 

@@ -19,7 +19,6 @@ from swarm.rollout.plane.effects import (
     NodeSilent,
     ScoreWanted,
 )
-from swarm.rollout.plane.heldout import EVERY
 from swarm.rollout.plane.leases import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_NODES, MAX_REDRAWS
 from swarm.rollout.plane.plane import MAX_FAILURES, RolloutPlane
 from swarm.types import Lease, NodeId, Score, Span
@@ -136,7 +135,7 @@ def test_draining_hands_out_held_out_prompts_only_and_finished_nothing() -> None
     assert refusal(plane, ALICE, 0) == "finished"
 
 
-def test_held_out_prompts_are_greedy_and_drawn_beside_training_work() -> None:
+def test_held_out_prompts_are_greedy_and_drawn_before_training_work() -> None:
     plane = new_plane()
     plane.evaluate(v(0), [prompt(0)])
     granted = ask(plane, ALICE, 0, 3)
@@ -145,19 +144,29 @@ def test_held_out_prompts_are_greedy_and_drawn_beside_training_work() -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 64])
-def test_a_large_evaluation_leaves_training_seven_of_eight_samples(capacity: int) -> None:
-    """However many a node asks for at a time. Training work is there for it all along."""
+def test_a_round_is_drawn_before_anything_else_so_that_it_measures_one_version(capacity: int) -> None:
+    """However many a node asks for at a time, and whatever it could train on."""
     plane = new_plane(groups=512, size=2, eval_samples=16)
     plane.evaluate(v(0), [prompt(i) for i in range(100)])
     leased = Counter[str]()
-    while leased["train"] < 700:
+    while plane.evaluating:
         granted = ask(plane, ALICE, 0, capacity)
         for one in granted:
             leased[one.purpose] += len(one.samples)
         submit_and_score(plane, ALICE, granted, 0)
-    burst = 512 * 2 // EVERY
-    assert leased["eval"] <= burst + leased.total() // EVERY
-    assert leased["eval"] >= burst
+    assert leased["eval"] == 1600
+    assert leased["train"] < capacity + 2, "what the last batch of the round had places left for"
+    assert {one.purpose for one in ask(plane, ALICE, 0, capacity)} == {"train"}
+
+
+def test_a_round_says_which_versions_answered_it() -> None:
+    plane = new_plane(max_staleness=2)
+    plane.evaluate(v(0), [prompt(0), prompt(1)])
+    submit_and_score(plane, ALICE, ask(plane, ALICE, 0, 1), 0)
+    plane.published(v(1))
+    *_, over = submit_and_score(plane, BOB, ask(plane, BOB, 1, 1), 1)
+    assert isinstance(over, Evaluated)
+    assert (over.version, over.newest) == (0, 1)
 
 
 def test_places_without_training_work_are_for_held_out_prompts() -> None:
@@ -184,10 +193,10 @@ def test_a_node_that_has_work_is_given_no_batch_of_a_few_held_out_prompts_alone(
     run with evaluations 70 % longer than without."""
     plane = new_plane(max_staleness=1)
     ask(plane, ALICE, 0, 100)
-    plane.evaluate(v(0), [prompt(i) for i in range(20)])
+    plane.evaluate(v(0), [prompt(i) for i in range(5)])
     assert refusal(plane, ALICE, 0, 8) == "paced"
     assert len(ask(plane, ALICE, 0, 1)) == 1, "it fills the batch"
-    assert len(ask(plane, BOB, 0, 100)) == 19
+    assert len(ask(plane, BOB, 0, 100)) == 4
 
 
 def test_a_node_that_is_about_to_install_new_weights_is_given_no_held_out_prompt() -> None:
@@ -208,7 +217,7 @@ def test_several_samples_of_a_held_out_prompt_are_drawn_as_in_training() -> None
     assert one.rules == plane.rules.rules
     assert len({sample.seed for sample in one.samples}) == 3
     effects = submit_and_score(plane, ALICE, granted, 0)
-    assert effects[-1] == Evaluated(version=0, scores=((SCORE,) * 3,))
+    assert effects[-1] == Evaluated(version=0, newest=0, scores=((SCORE,) * 3,))
 
 
 def test_a_sampler_with_older_weights_answers_no_held_out_prompt() -> None:
@@ -229,7 +238,7 @@ def test_a_round_ends_with_its_last_score_and_counts_what_cannot_be_scored_as_wr
     (one, answer), *_ = answers(granted[1:], 0)
     plane.submit(ALICE, one, answer, now=0.0)
     (over,) = plane.unscorable(one.group_id, 0)
-    assert over == Evaluated(version=0, scores=((SCORE,), (Score(reward=0.0, exact=False),)))
+    assert over == Evaluated(version=0, newest=0, scores=((SCORE,), (Score(reward=0.0, exact=False),)))
     assert not plane.evaluating
 
 
