@@ -1,9 +1,10 @@
 """Rows of prompt and completion, and the micro-batches that one forward pass takes.
 
 Padded: each row is a line of the micro-batch, filled on the right to the longest; attention is causal, so no token sees
-the filling and no mask is needed. Shared: rows with the same prompt are one such line, the prompt once and their
-completions behind it, which a mask keeps apart. Packed: all rows are in one line, with positions that begin at 0 in
-each; attention must keep the rows apart by itself. `Policy.settle` checks that the model does either.
+the filling and no mask is needed. Shared: several rows are one such line, in which what they begin with is there once,
+a prompt or part of one or equal answers, and a mask keeps apart what differs. Packed: all rows are in one line, with
+positions that begin at 0 in each; attention must keep the rows apart by itself. `Policy.settle` checks that the model
+does either.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ class Row:
     @property
     def places(self) -> torch.Tensor:
         return torch.arange(self.prompt_tokens, len(self.token_ids)) if self.drawn is None else self.drawn
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """The tokens that a model has to read: those before the last one that counts."""
+        return self.token_ids[: int(self.places[-1])] if len(self.places) else self.token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,31 +118,38 @@ def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device
         return []
     packed, budget = bool(rules.packing), rules.tokens_per_micro_batch
     if rules.shares_beyond and not packed:
-        lines = [line for places in by_prompt(rows) for line in _shared(rows, places, rules.shares_beyond, budget)]
+        lines = _shared(rows, rules.shares_beyond, budget)
     else:
-        lines = [Line((number,), len(row.token_ids)) for number, row in enumerate(rows)]
+        lines = [Line((number,), len(row.inputs)) for number, row in enumerate(rows)]
     parts = [lines] if budget is None else _cut(lines, budget, packed=packed)
     if packed:
         parts = [[Line(tuple(number for line in part for number in line.numbers), 0)] for part in parts]
     return [_micro_batch(rows, part, device, packed=packed) for part in parts]
 
 
-def _shared(rows: Sequence[Row], places: list[int], beyond: int, budget: int | None) -> list[Line]:
-    """Lines of rows that have the same prompt. A token of a line of W costs `beyond` + W, so a row joins the line
-    before it where that costs less than a line of its own."""
+def _shared(rows: Sequence[Row], beyond: int, budget: int | None) -> list[Line]:
+    """Lines of rows, sorted so that those that begin alike follow one another. A token of a line of W costs `beyond`
+    + W, so a row joins the line before it where that costs less than a line of its own."""
     most = min(MAX_SHARED_TOKENS, budget or MAX_SHARED_TOKENS)
-    lines = list[Line]()
-    for place in places:
-        length = len(rows[place].token_ids)
+    lines, inputs = list[Line](), [row.inputs for row in rows]
+    for number in sorted(range(len(rows)), key=lambda number: inputs[number].tolist()):
+        length = len(inputs[number])
         if lines:
             last = lines[-1]
-            width = last.width + length - rows[place].prompt_tokens
+            width = last.width + length - _alike(inputs[last.numbers[-1]], inputs[number])
             apart = last.width * (beyond + last.width) + length * (beyond + length)
             if width <= most and width * (beyond + width) < apart:
-                lines[-1] = Line((*last.numbers, place), width)
+                lines[-1] = Line((*last.numbers, number), width)
                 continue
-        lines.append(Line((place,), length))
+        lines.append(Line((number,), length))
     return lines
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> int:
+    """How many tokens both begin with."""
+    both = min(len(one), len(other))
+    differ = (one[:both] != other[:both]).nonzero()
+    return int(differ[0]) if len(differ) else both
 
 
 def _cut(lines: Sequence[Line], budget: int, *, packed: bool) -> list[list[Line]]:
@@ -159,9 +172,9 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
     drawn = [row.places for row in own]
     counts = tuple(map(len, drawn))
     voices_of = tuple(len(row.samplers) for row in own)
-    laid = [_lay([rows[number] for number in line.numbers], packed=packed) for line in lines]
+    laid = [_lay([rows[number].inputs for number in line.numbers], packed=packed) for line in lines]
     is_alone = len(numbers) == len(lines) and not packed
-    width = max(one.parts.numel() for one in laid)
+    width = max(len(one.token_ids) for one in laid)
     indices = [number * width + index for number, one in enumerate(laid) for index in one.indices]
     advantages = [_each(row.advantage, count) for row, count in zip(own, counts, strict=True)]
     before = accumulate(voices_of, initial=0)
@@ -170,7 +183,7 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
     return MicroBatch(
         token_ids=pad_sequence([one.token_ids for one in laid], batch_first=True).to(device),
         positions=None if is_alone else pad_sequence([one.positions for one in laid], batch_first=True).to(device),
-        attention=None if is_alone or packed else _attention([one.parts for one in laid]).to(device),
+        attention=None if is_alone or packed else _attention(laid, width).to(device),
         places=torch.cat([index[at - 1] for index, at in zip(indices, drawn, strict=True)]).to(device),
         targets=torch.cat([row.token_ids[at] for row, at in zip(own, drawn, strict=True)]).to(device),
         behaviour=torch.cat([row.behaviour for row in own]).to(device),
@@ -188,32 +201,38 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Laid:
-    """A line. token_ids, positions, parts: [width]; `parts` are 0 in the shared prompt, else the row's number from 1
-    on. `indices` say of each row where in the line its tokens are."""
+    """A line. token_ids, positions: [width]. `indices` say of each row where in the line its tokens are, and `shared`
+    how many of them were there before it."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    parts: torch.Tensor
     indices: list[torch.Tensor]
+    shared: list[int]
 
 
-def _lay(rows: Sequence[Row], *, packed: bool) -> _Laid:
-    shared = 0 if packed else rows[0].prompt_tokens
-    common, lengths = torch.arange(shared), [len(row.token_ids) for row in rows]
-    ends = list(accumulate((length - shared for length in lengths), initial=shared))
+def _lay(rows: Sequence[torch.Tensor], *, packed: bool) -> _Laid:
+    shared = [0, *(0 if packed else _alike(one, other) for one, other in pairwise(rows))]
+    width, indices = 0, [torch.arange(0)]
+    for row, common in zip(rows, shared, strict=True):
+        own = len(row) - common
+        indices.append(torch.cat([indices[-1][:common], torch.arange(width, width + own)]))
+        width += own
     return _Laid(
-        token_ids=torch.cat([rows[0].token_ids[:shared], *(row.token_ids[shared:] for row in rows)]),
-        positions=torch.cat([common, *(torch.arange(shared, length) for length in lengths)]),
-        parts=torch.cat([common * 0, *(torch.full((n - shared,), i) for i, n in enumerate(lengths, start=1))]),
-        indices=[torch.cat([common, torch.arange(*span)]) for span in pairwise(ends)],
+        token_ids=torch.cat([row[common:] for row, common in zip(rows, shared, strict=True)]),
+        positions=torch.cat([torch.arange(common, len(row)) for row, common in zip(rows, shared, strict=True)]),
+        indices=indices[1:],
+        shared=shared,
     )
 
 
-def _attention(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Every token sees the prompt of its line and what of its own row stands before it; filling sees filling."""
-    of = pad_sequence(list(parts), batch_first=True, padding_value=-1)
-    sees = (of[:, None, :] == 0) | (of[:, None, :] == of[:, :, None])
-    return sees.tril()[:, None]
+def _attention(lines: Sequence[_Laid], width: int) -> torch.Tensor:
+    """Every token sees what its rows have before it, and itself; filling sees itself alone."""
+    sees = torch.eye(width, dtype=torch.bool).repeat(len(lines), 1, 1)
+    for line, own in zip(lines, sees, strict=True):
+        for indices, shared in zip(line.indices, line.shared, strict=True):
+            before = torch.ones(len(indices), len(indices), dtype=torch.bool).tril()
+            own[indices[shared:, None], indices] = before[shared:]
+    return sees[:, None]
 
 
 def _each(value: float | torch.Tensor | None, count: int) -> torch.Tensor:

@@ -260,7 +260,8 @@ class Policy:
     def _all(self, rows: list[Row], rules: ComputeRules, device: torch.device, *, half: bool = False) -> torch.Tensor:
         """Log-probs of all rows, [tokens], in their order; in float32 unless `half`, or weights are there in bf16."""
         (part,) = micro_batches(rows, rules, device)
-        return self._pass(part, half or self.module.weights_in_half)[0]
+        found = part.by_row(self._pass(part, half or self.module.weights_in_half)[0])
+        return torch.cat([found[number] for number in range(len(rows))])
 
 
 class _Chosen(torch.autograd.Function):

@@ -29,7 +29,7 @@ def test_each_place_of_a_micro_batch_predicts_the_token_after_it(tokens: int | N
                 # The whole row up to this place stands before it, and the target behind.
                 seen = of.prompt_tokens + place
                 assert flat[here + 1 - seen : here + 1] == whole[:seen]
-                assert int(part.targets[at + place]) == flat[here + 1] == whole[seen]
+                assert int(part.targets[at + place]) == whole[seen]
                 assert part.behaviour[at + place] == -1.0 - place
                 assert part.advantages[at + place] == of.advantage
                 assert part.staleness[at + place] == of.staleness
@@ -72,9 +72,16 @@ def test_a_row_sees_its_prompt_and_itself_alone_on_a_line_that_it_shares(tokens:
             assert torch.equal(values, rows[number].token_ids[rows[number].prompt_tokens :])
 
 
+def test_what_rows_begin_with_is_computed_once_across_prompts_and_in_answers() -> None:
+    rows = [row([1, 5, 6, 7], [3, 4, 2]), row([1, 5, 6, 8], [3, 4, 2]), row([1, 5, 6, 7], [3, 9, 2])]
+    (part,) = micro_batches([*rows, *rows], ComputeRules(shares_beyond=1000), CPU)
+    assert part.token_ids.tolist() == [[1, 5, 6, 7, 3, 4, 9, 8, 3, 4]]
+    assert len(part.targets) == 18, "and each row is trained on as it would be alone"
+
+
 def test_rows_of_one_micro_batch_are_about_as_long_as_one_another() -> None:
     rows = random_rows(200)
-    real = sum(len(one.token_ids) for one in rows)
+    real = sum(len(one.token_ids) - 1 for one in rows)  # The last token predicts none that counts
     padded = sum(part.token_ids.numel() for part in cut(rows, 128))
     packed = sum(part.token_ids.numel() for part in cut(rows, 128, packing=True))
     assert packed == real
@@ -89,7 +96,7 @@ def test_a_row_longer_than_the_budget_is_alone() -> None:
 
 def test_the_same_rows_are_cut_alike_and_equal_ones_stay_in_order() -> None:
     rows = [row([1], [3, 4]) for _ in range(5)]
-    assert [part.numbers for part in cut(rows, 6)] == [(0, 1), (2, 3), (4,)]
+    assert [part.numbers for part in cut(rows, 4)] == [(0, 1), (2, 3), (4,)]
     assert [part.numbers for part in cut(rows, None)] == [(0, 1, 2, 3, 4)]
     assert cut([], 6) == cut([], None) == []
 

@@ -101,10 +101,10 @@ def test_rows_are_alone_if_the_user_says_so() -> None:
 def test_long_completions_do_not_share_a_short_prompt() -> None:
     """A line of W tokens costs W x (beyond + W): here two rows together cost more than apart."""
     rules = ComputeRules(shares_beyond=10)
-    long, short = [row([1, 2], range(30)) for _ in range(4)], [row([1, *range(9)], [3]) for _ in range(4)]
+    long = [row([1, 2], range(first, first + 31)) for first in range(4)]
     assert [part.numbers for part in micro_batches(long, rules, CPU) for _ in part.token_ids] == [(0, 1, 2, 3)] * 4
-    (part,) = micro_batches(short, rules, CPU)
-    assert part.token_ids.tolist() == [[1, *range(9), 3, 3, 3, 3]]
+    (part,) = micro_batches([row([1, *range(9)], [last, 2]) for last in range(3, 7)], rules, CPU)
+    assert part.token_ids.tolist() == [[1, *range(9), 3, 4, 5, 6]]
 
 
 def test_packing_is_refused_where_rows_would_see_one_another() -> None:
