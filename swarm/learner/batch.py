@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from swarm.learner.lines import Line, attention, lay, lines_of
 from swarm.learner.messages import ComputeRules
-
-MAX_SHARED_TOKENS = 2048
-"""Of a line of several rows. Its mask has the square of that in bytes, and kernels add it in float32: 16,384 tokens of
-such lines take 170 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +100,6 @@ def by_prompt(rows: Sequence[Row]) -> list[list[int]]:
     return [list(places) for _, places in groupby(range(len(rows)), keys.__getitem__)]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Rows by their numbers that are computed as one line of `width` tokens."""
-
-    numbers: tuple[int, ...]
-    width: int
-
-
 def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device) -> list[MicroBatch]:
     """Cut `rows` so that a forward pass takes at most `rules.tokens_per_micro_batch` tokens, filling included; None is
     no limit. A longer row is a micro-batch of its own."""
@@ -118,38 +107,13 @@ def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device
         return []
     packed, budget = bool(rules.packing), rules.tokens_per_micro_batch
     if rules.shares_beyond and not packed:
-        lines = _shared(rows, rules.shares_beyond, budget)
+        lines = lines_of([row.inputs for row in rows], rules.shares_beyond, budget)
     else:
         lines = [Line((number,), len(row.inputs)) for number, row in enumerate(rows)]
     parts = [lines] if budget is None else _cut(lines, budget, packed=packed)
     if packed:
         parts = [[Line(tuple(number for line in part for number in line.numbers), 0)] for part in parts]
     return [_micro_batch(rows, part, device, packed=packed) for part in parts]
-
-
-def _shared(rows: Sequence[Row], beyond: int, budget: int | None) -> list[Line]:
-    """Lines of rows, sorted so that those that begin alike follow one another. A token of a line of W costs `beyond`
-    + W, so a row joins the line before it where that costs less than a line of its own."""
-    most = min(MAX_SHARED_TOKENS, budget or MAX_SHARED_TOKENS)
-    lines, inputs = list[Line](), [row.inputs for row in rows]
-    for number in sorted(range(len(rows)), key=lambda number: inputs[number].tolist()):
-        length = len(inputs[number])
-        if lines:
-            last = lines[-1]
-            width = last.width + length - _alike(inputs[last.numbers[-1]], inputs[number])
-            apart = last.width * (beyond + last.width) + length * (beyond + length)
-            if width <= most and width * (beyond + width) < apart:
-                lines[-1] = Line((*last.numbers, number), width)
-                continue
-        lines.append(Line((number,), length))
-    return lines
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> int:
-    """How many tokens both begin with."""
-    both = min(len(one), len(other))
-    differ = (one[:both] != other[:both]).nonzero()
-    return int(differ[0]) if len(differ) else both
 
 
 def _cut(lines: Sequence[Line], budget: int, *, packed: bool) -> list[list[Line]]:
@@ -172,7 +136,7 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
     drawn = [row.places for row in own]
     counts = tuple(map(len, drawn))
     voices_of = tuple(len(row.samplers) for row in own)
-    laid = [_lay([rows[number].inputs for number in line.numbers], packed=packed) for line in lines]
+    laid = [lay([rows[number].inputs for number in line.numbers], packed=packed) for line in lines]
     is_alone = len(numbers) == len(lines) and not packed
     width = max(len(one.token_ids) for one in laid)
     indices = [number * width + index for number, one in enumerate(laid) for index in one.indices]
@@ -183,7 +147,7 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
     return MicroBatch(
         token_ids=pad_sequence([one.token_ids for one in laid], batch_first=True).to(device),
         positions=None if is_alone else pad_sequence([one.positions for one in laid], batch_first=True).to(device),
-        attention=None if is_alone or packed else _attention(laid, width).to(device),
+        attention=None if is_alone or packed else attention(laid, width).to(device),
         places=torch.cat([index[at - 1] for index, at in zip(indices, drawn, strict=True)]).to(device),
         targets=torch.cat([row.token_ids[at] for row, at in zip(own, drawn, strict=True)]).to(device),
         behaviour=torch.cat([row.behaviour for row in own]).to(device),
@@ -197,42 +161,6 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
         voices_of=voices_of,
         numbers=numbers,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Laid:
-    """A line. token_ids, positions: [width]. `indices` say of each row where in the line its tokens are, and `shared`
-    how many of them were there before it."""
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    indices: list[torch.Tensor]
-    shared: list[int]
-
-
-def _lay(rows: Sequence[torch.Tensor], *, packed: bool) -> _Laid:
-    shared = [0, *(0 if packed else _alike(one, other) for one, other in pairwise(rows))]
-    width, indices = 0, [torch.arange(0)]
-    for row, common in zip(rows, shared, strict=True):
-        own = len(row) - common
-        indices.append(torch.cat([indices[-1][:common], torch.arange(width, width + own)]))
-        width += own
-    return _Laid(
-        token_ids=torch.cat([row[common:] for row, common in zip(rows, shared, strict=True)]),
-        positions=torch.cat([torch.arange(common, len(row)) for row, common in zip(rows, shared, strict=True)]),
-        indices=indices[1:],
-        shared=shared,
-    )
-
-
-def _attention(lines: Sequence[_Laid], width: int) -> torch.Tensor:
-    """Every token sees what its rows have before it, and itself; filling sees itself alone."""
-    sees = torch.eye(width, dtype=torch.bool).repeat(len(lines), 1, 1)
-    for line, own in zip(lines, sees, strict=True):
-        for indices, shared in zip(line.indices, line.shared, strict=True):
-            before = torch.ones(len(indices), len(indices), dtype=torch.bool).tril()
-            own[indices[shared:, None], indices] = before[shared:]
-    return sees[:, None]
 
 
 def _each(value: float | torch.Tensor | None, count: int) -> torch.Tensor:

@@ -24,6 +24,7 @@ from swarm.errors import UserError
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.device import has_full_attention
 from swarm.learner.draws import gumbel
+from swarm.learner.lines import MASKED_ATTENTION
 from swarm.learner.messages import ComputeRules
 
 CHUNK_BYTES = 256 << 20  # Of float32 logits at a time: 440 tokens of 152,000 words keep a GPU's matrix units busy
@@ -31,10 +32,6 @@ PROBE_TOKENS = (5, 9, 2)  # Lengths of the rows that a model is tried with: two 
 PROBE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest difference of two log-probs that count as equal, by the type that is computed in: a step of a bf16 logit is
 0.125 from 16 on. A scale, or rows that see one another, change them by more."""
-
-MASKED_ATTENTION = 3
-"""Attention to this many hidden widths of tokens costs what the matrices of a layer do: about 6 by its operations, of
-which kernels with a mask do half as many in a second."""
 
 WHOLE_LOGITS = (
     "this model does more to its logits than its output layer does, so they are computed whole, [tokens, vocabulary]; "

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import groupby, takewhile
+from itertools import groupby
 from math import prod
 from typing import Any, Protocol, TypeVar
 
@@ -16,19 +16,12 @@ import msgspec
 import torch
 import transformers
 from tokenizers import Tokenizer
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, has_full_attention, is_cpu_fast_in_half, pick_device
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half, pick_device
 from swarm.learner.draws import gumbel
 from swarm.sampler.engine import (
     EngineDtype,
@@ -43,6 +36,7 @@ from swarm.sampler.engine import (
     Started,
     Told,
 )
+from swarm.sampler.growing import can_grow, grow
 from swarm.sampler.room import reckon
 from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.weights import (
@@ -178,70 +172,64 @@ class TransformersEngine:
         return Generated(samples=ordered, seconds=time.monotonic() - began, steps=steps)
 
     def _generate_batch(self, jobs: list[Job], spent_s: float, progress: Told) -> tuple[Iterable[Sampled], int]:
-        """Draw jobs with one limit and one set of stops, filled up to one length behind what all their prompts begin
-        with; `spent_s` of their time has passed. Also return how many tokens the longest drew."""
-        began, rules = time.monotonic(), jobs[0].rules
-        width = max(len(job.prompt_token_ids) for job in jobs)
-        pad = rules.stop_token_ids[0] if rules.stop_token_ids else 0
-        shares = len(jobs) > 1 and has_full_attention(self._model)
-        begin = _common([job.prompt_token_ids[:-1] for job in jobs]) if shares else 0
-        fills = [width - len(job.prompt_token_ids) for job in jobs]
-        ids = [
-            (*job.prompt_token_ids[:begin], *[pad] * fill, *job.prompt_token_ids[begin:])
-            for job, fill in zip(jobs, fills, strict=True)
-        ]
-        mask = [[1] * begin + [0] * fill + [1] * (width - begin - fill) for fill in fills]
-        token_ids, seen = torch.tensor(ids, device=self._model.device), torch.tensor(mask, device=self._model.device)
+        """Draw jobs with one limit and one set of stops; `spent_s` of their time has passed. Also return how many
+        tokens the longest drew."""
         draw = SeededDraw(jobs, self._model.device, progress)
-        stopping = self._stopping(jobs, width)
-        cache = self._read(token_ids, seen, begin) if shares and width > 1 else None
-        spent_s += time.monotonic() - began
-        output = self._model.generate(
-            token_ids,
-            attention_mask=seen,
-            past_key_values=cache,
-            generation_config=GenerationConfig(
-                do_sample=False,
-                max_new_tokens=rules.max_new_tokens,
-                max_time=max(0.0, min(job.time_limit_s for job in jobs) - spent_s),
-                eos_token_id=list(rules.stop_token_ids) or None,
-                pad_token_id=pad,
-            ),
-            logits_processor=LogitsProcessorList([draw]),
-            stopping_criteria=StoppingCriteriaList([stopping] if stopping else []),
-        )
-        completions = output[:, width:].cpu().tolist()
+        stopping = self._stopping(jobs)
+        time_s = max(0.0, min(job.time_limit_s for job in jobs) - spent_s)
+        drawn = self._drawn_as_a_tree if can_grow(self._model) else self._drawn_apart
+        completions = drawn(jobs, draw, stopping, time_s).cpu().tolist()
         logprobs = torch.stack(draw.logprobs, dim=1).cpu().tolist()
         ends = stopping.ends if stopping else [None] * len(jobs)
         sampled = [self._sampled(*row) for row in zip(jobs, completions, logprobs, ends, strict=True)]
         return sampled, len(draw.logprobs)
 
-    def _read(self, token_ids: torch.Tensor, seen: torch.Tensor, begin: int) -> DynamicCache:
-        """Keys and values of all columns but the last, [rows, columns]. The first `begin` are the same in all rows and
-        computed once, and so are the others of rows with one prompt."""
-        cache = DynamicCache(config=self._model.config)
-        places = (seen.cumsum(1) - 1).clamp(min=0)
-        prompts, of_rows = torch.stack([token_ids, seen, places]).unique(dim=1, return_inverse=True)
-        for start, end, rows in ((0, begin, 1), (begin, token_ids.shape[1] - 1, prompts.shape[1])):
-            if start:
-                cache.batch_repeat_interleave(rows)
-            if start < end:
-                ids, mask, positions = prompts[:, :rows]
-                self._model.base_model(
-                    input_ids=ids[:, start:end],
-                    attention_mask=mask[:, :end],
-                    position_ids=positions[:, start:end],
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-        cache.batch_select_indices(of_rows)
-        return cache
+    def _drawn_as_a_tree(
+        self, jobs: list[Job], draw: SeededDraw, stopping: StopsRows | None, time_s: float
+    ) -> torch.Tensor:
+        until, rules, device = time.monotonic() + time_s, jobs[0].rules, self._model.device
+        stops = torch.tensor(rules.stop_token_ids, dtype=torch.long, device=device)
 
-    def _stopping(self, jobs: list[Job], width: int) -> StopsRows | None:
+        def choose(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            return draw.drawn(logits, rows).argmax(-1)
+
+        def ended(completions: torch.Tensor) -> torch.Tensor:
+            stopped = torch.isin(completions[:, -1], stops)
+            return stopped | stopping.reached(completions) if stopping else stopped
+
+        prompts = [job.prompt_token_ids for job in jobs]
+        return grow(self._model, prompts, choose, ended, most_tokens=rules.max_new_tokens, until=until)
+
+    def _drawn_apart(
+        self, jobs: list[Job], draw: SeededDraw, stopping: StopsRows | None, time_s: float
+    ) -> torch.Tensor:
+        """Each completion by itself, with prompts filled up on the left to one length."""
+        rules, device = jobs[0].rules, self._model.device
+        width = max(len(job.prompt_token_ids) for job in jobs)
+        pad = rules.stop_token_ids[0] if rules.stop_token_ids else 0
+        fills = [width - len(job.prompt_token_ids) for job in jobs]
+        ids = [[*[pad] * fill, *job.prompt_token_ids] for job, fill in zip(jobs, fills, strict=True)]
+        criteria = [lambda ids, scores, **_: stopping.reached(ids[:, width:])] if stopping else []
+        output: torch.Tensor = self._model.generate(
+            torch.tensor(ids, device=device),
+            attention_mask=torch.tensor([[0] * fill + [1] * (width - fill) for fill in fills], device=device),
+            generation_config=GenerationConfig(
+                do_sample=False,
+                max_new_tokens=rules.max_new_tokens,
+                max_time=time_s,
+                eos_token_id=list(rules.stop_token_ids) or None,
+                pad_token_id=pad,
+            ),
+            logits_processor=LogitsProcessorList([draw]),
+            stopping_criteria=StoppingCriteriaList(criteria),
+        )
+        return output[:, width:]
+
+    def _stopping(self, jobs: list[Job]) -> StopsRows | None:
         if not (stops := jobs[0].rules.stop):
             return None
         self._tokenizer = self._tokenizer or load_tokenizer(self._directory)
-        return StopsRows(StopStrings(self._tokenizer, stops), len(jobs), width)
+        return StopsRows(StopStrings(self._tokenizer, stops), len(jobs))
 
     def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float], end: int | None) -> Sampled:
         """Cut the completion. `end` is the number of tokens after which a stop string was reached."""
@@ -324,31 +312,36 @@ class SeededDraw(LogitsProcessor):
         self.logprobs: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return self.drawn(scores, torch.arange(len(scores), device=scores.device))
+
+    def drawn(self, scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return what the next tokens of `rows` are the maximum of: their `scores`, scaled, and noise."""
         self._progress()
-        scaled = scores.float() / self._temperatures
+        scaled = scores.float() / self._temperatures[rows]
         drawn = scaled
         if not self._all_greedy:
-            noise = gumbel(self._seeds, self._positions + len(self.logprobs), scores.shape[1])
-            drawn = torch.where(self._greedy, scaled, scaled + noise)
+            noise = gumbel(self._seeds[rows], self._positions[rows] + len(self.logprobs), scores.shape[1])
+            drawn = torch.where(self._greedy[rows], scaled, scaled + noise)
         chosen = drawn.argmax(dim=-1, keepdim=True)
-        self.logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1))
+        found = torch.zeros(len(self._seeds), device=scores.device)
+        found[rows] = (scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1)
+        self.logprobs.append(found)
         return drawn
 
 
-class StopsRows(StoppingCriteria):
-    """Ends each row of a batch at its own stop string; `ends` holds each row's number of tokens at that point."""
+class StopsRows:
+    """Finds where each row of a batch reaches a stop string; `ends` holds its number of tokens at that point."""
 
-    def __init__(self, stops: StopStrings, rows: int, width: int) -> None:
+    def __init__(self, stops: StopStrings, rows: int) -> None:
         self._stops = stops
-        self._width = width
         self.ends: list[int | None] = [None] * rows
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-        drawn = input_ids[:, self._width :].tolist()
-        for row, reached in enumerate(self._stops.reached(drawn)):
+    def reached(self, completions: torch.Tensor) -> torch.Tensor:
+        """Return which of them have, [rows], at this token or before."""
+        for row, reached in enumerate(self._stops.reached(completions.tolist())):
             if reached and self.ends[row] is None:
-                self.ends[row] = len(drawn[row])
-        return torch.tensor([end is not None for end in self.ends], device=input_ids.device)
+                self.ends[row] = completions.shape[1]
+        return torch.tensor([end is not None for end in self.ends], device=completions.device)
 
 
 def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
@@ -357,11 +350,6 @@ def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
         return named
     # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
     return torch.bfloat16 if device.type == "cuda" else torch.float32
-
-
-def _common(prompts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all of them begin with."""
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
 
 
 def _batch_key(job: Job) -> tuple[int, tuple[int, ...], tuple[str, ...]]:

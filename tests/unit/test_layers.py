@@ -63,7 +63,9 @@ CROSSING = {
 the rule that the rollout plane goes by."""
 
 ABOVE = ("swarm.node", "swarm.cli", "swarm.dashboard", "swarm.report", "swarm.redteam", "swarm.__main__")
-ENGINES = tuple(f"swarm.sampler.{part}" for part in ("transformers", "vllm", "mlx", "proving", "room", "weights"))
+ENGINES = tuple(
+    f"swarm.sampler.{part}" for part in ("transformers", "growing", "vllm", "mlx", "proving", "room", "weights")
+)
 """What runs in the engine's process."""
 
 

@@ -64,7 +64,7 @@ class HeldOutRound:
             groups.append(table.open(group, self._samples))
         return groups
 
-    def scored(self, group_id: GroupId, scores: Sequence[Score] | None, *, newest: int = 0) -> list[Evaluated]:
+    def scored(self, group_id: GroupId, scores: Sequence[Score] | None, newest: int = 0) -> list[Evaluated]:
         """Enter the scores of a prompt, None if it was dropped, and the `newest` version that answered it. Return the
         round's outcome after the last one."""
         if group_id not in self._scores:

@@ -147,6 +147,12 @@ class Group:
         return self.oldest_answer
 
     @property
+    def newest(self) -> int:
+        """The newest version that drew any of its answers."""
+        spans = (span for sample in self.samples if sample.rollout for span in sample.rollout.spans)
+        return max((span.version.version for span in spans), default=0)
+
+    @property
     def complete(self) -> bool:
         return all(sample.score is not None for sample in self.samples)
 

@@ -616,9 +616,7 @@ class RolloutPlane:
     def _completed(self, group: Group, *, is_judged: bool = False) -> list[Effect]:
         self.leased.close(group)
         if group.purpose == "eval":
-            spans = (span for sample in group.samples if sample.rollout for span in sample.rollout.spans)
-            newest = max((span.version.version for span in spans), default=0)
-            return [*self._round.scored(group.group_id, [s.score for s in group.samples if s.score], newest=newest)]
+            return [*self._round.scored(group.group_id, [s.score for s in group.samples if s.score], group.newest)]
         if not self._fresh(group.oldest_version):
             return [self._dropped(group, "stale")]
         if not is_judged and self._is_for_replacement(group):

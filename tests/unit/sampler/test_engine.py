@@ -228,9 +228,13 @@ def test_what_prompts_have_in_common_is_computed_once(engine: TransformersEngine
         lambda module, _, given: read.append(given["input_ids"].shape), with_kwargs=True
     )
     together = draw(engine, *jobs)
+    drawn = [(one, tokens(sampled)) for one, sampled in zip(jobs, together, strict=True)]
     hook.remove()
-    # The two first tokens of all, the next three of five prompts, and then a token of each sample at a time.
-    assert [tuple(shape) for shape in read[:3]] == [(1, 2), (5, 3), (20, 1)]
+    # The ten tokens of a tree of prompts, and then one of each leaf: answers that are alike so far, and go on.
+    assert tuple(read[0]) == (1, 10)
+    leaves = [len({(one.prompt_token_ids, *t[:count]) for one, t in drawn if len(t) > count}) for count in range(1, 6)]
+    assert [tuple(shape) for shape in read[1:]] == [(count, 1) for count in leaves]
+    assert leaves[0] < 20, "some begin alike"
     learner = rounded(staged.model)
     for asked, sampled in zip(jobs, together, strict=True):
         assert tokens(sampled) == tokens(draw(engine, asked)[0])
