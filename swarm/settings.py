@@ -493,7 +493,8 @@ class JoinConfig(Limits):
         from swarm.sampler.engine import EngineOptions
 
         named = {"arguments": "engine_arguments", "places": "batch_samples", "hang_s": "engine_hang_s"}
-        return EngineOptions(**{name: getattr(self, named.get(name, name)) for name in EngineOptions.__struct_fields__})
+        asked = [name for name in EngineOptions.__struct_fields__ if name != "sample_tokens"]  # The run says those
+        return EngineOptions(**{name: getattr(self, named.get(name, name)) for name in asked})
 
 
 class DemoConfig(BaseModel):

@@ -20,24 +20,32 @@ Name = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Card(Message, frozen=True):
-    """The model, what it learns, who leads, and the size of its weights; 0 while the learner has not loaded them."""
+    """The model, what it learns, who leads, the size of its weights (0 while the learner has not loaded them), and how
+    long a sample with its prompt may be; 0 if it may be as long as the model can read."""
 
     model: Name
     task: Name
     led_by: Nickname = ""
     weights_bytes: Count = 0
+    sample_tokens: Count = 0
 
 
-def sign_card(model: str, task: str, led_by: str, weights_bytes: int, key: SigningKey) -> bytes:
+def sign_card(card: Card, key: SigningKey) -> bytes:
     """Return a sealed card."""
-    return key.seal(CARD_CONTEXT, encode(card_of(model, task, led_by, weights_bytes)))
+    return key.seal(CARD_CONTEXT, encode(card))
 
 
-def card_of(model: str, task: str, led_by: str, weights_bytes: int = 0) -> Card:
+def card_of(model: str, task: str, led_by: str, *, weights_bytes: int = 0, sample_tokens: int = 0) -> Card:
     """Return what is told of a run: of paths on this machine only the last part."""
     kind, colon, rest = task.partition(":")
     told = f"{kind}{colon}{_without_directory(rest)}"
-    return Card(model=_without_directory(model)[:64], task=told[:64], led_by=led_by, weights_bytes=weights_bytes)
+    return Card(
+        model=_without_directory(model)[:64],
+        task=told[:64],
+        led_by=led_by,
+        weights_bytes=weights_bytes,
+        sample_tokens=sample_tokens,
+    )
 
 
 def _without_directory(name: str) -> str:

@@ -28,7 +28,7 @@ from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal
 from swarm.node.auditing import Auditing, barred_in, measured_classes
 from swarm.node.best import BestModel
-from swarm.node.card import sign_card
+from swarm.node.card import card_of, sign_card
 from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
 from swarm.node.dials import checked
@@ -339,7 +339,9 @@ class LearnerNode:
 
     def _sign_card(self, weights_bytes: int) -> None:
         config, network = self._config, self._network
-        network.card = sign_card(config.model, config.task, config.nickname, weights_bytes, network.key)
+        longest = config.max_prompt_tokens + self._max_new_tokens if config.max_prompt_tokens else 0
+        names = config.model, config.task, config.nickname
+        network.card = sign_card(card_of(*names, weights_bytes=weights_bytes, sample_tokens=longest), network.key)
 
     # -- the run ---------------------------------------------------------------------------------------------
 

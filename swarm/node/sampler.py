@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, UserError, first_fault
 from swarm.gossip.records import Profile
@@ -209,10 +211,11 @@ class SamplerNode(JoiningNode):
     async def _session(self, receiver: Receiver, spool: Spool) -> bool:
         """Work for the learner with one engine, which starts while the node looks for the learner. Return True if the
         run is over."""
+        longest = self._card.sample_tokens if self._card else 0
         engine = self._engine = EngineWorker(
             self._directory,
             kind=self._chosen.kind,
-            options=self._config.engine_options,
+            options=msgspec.structs.replace(self._config.engine_options, sample_tokens=longest),
             secrets=[self._directory / name for name in SECRETS],
             threads=self._config.threads,
         )

@@ -28,9 +28,10 @@ EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine's owner asks of its engine; `arguments` are the library's own, by its names.
 
-    At most `places` samples are drawn side by side (None: as many as fit). An engine that is busy and draws no token
-    for `hang_s` is broken. In an engine without a model each sample grows by `rehearse_tokens_per_s` (None: at once),
-    varied by up to the share `rehearse_noise` from batch to batch.
+    A sample with its prompt has at most `sample_tokens`, as the run says; 0 is not known. At most `places` samples are
+    drawn side by side (None: as many as fit). An engine that is busy and draws no token for `hang_s` is broken. In an
+    engine without a model each sample grows by `rehearse_tokens_per_s` (None: at once), varied by up to the share
+    `rehearse_noise` from batch to batch.
     """
 
     device: str = "auto"
@@ -39,6 +40,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1)] = 1
     gpu_memory_share: float = 0.85
     max_model_len: int | None = None
+    sample_tokens: int = 0
     arguments: dict[str, Any] = {}
     places: int | None = None
     hang_s: float = 120.0

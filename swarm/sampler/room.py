@@ -148,9 +148,9 @@ def weights_bytes(model: Model, dtype: str, precision: Rounding) -> int:
 
 
 def sample_tokens(model: Model, options: EngineOptions) -> int:
-    """Return the tokens of a sample that has a place: what the owner allows, at most what the model takes."""
+    """Return the tokens of a sample that has a place: what the owner allows, at most what the run and the model do."""
     tokens = options.max_model_len or ASSUMED_SAMPLE_TOKENS
-    return min(tokens, model.context_tokens or tokens)
+    return min(tokens, options.sample_tokens or tokens, model.context_tokens or tokens)
 
 
 def sample_bytes(model: Model, tokens: int, dtype: str) -> int:

@@ -158,6 +158,7 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
             (
                 "swarm.learner",
                 "swarm.sampler.transformers",
+                "swarm.sampler.growing",
                 "swarm.sampler.weights",
                 "swarm.sampler.vllm.versions",
             ),

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from swarm.node.card import CARD_BYTES, Card, card_lines, open_card, sign_card
+from swarm.node.card import CARD_BYTES, Card, card_lines, card_of, open_card, sign_card
 from tests.builders import KEY, OTHER_KEY
 
 
 def test_only_the_learners_card_is_shown() -> None:
-    sealed = sign_card("tiny", "copy", "Ann", 10**9, KEY)
-    assert open_card(sealed, KEY.public_bytes) == Card(model="tiny", task="copy", led_by="Ann", weights_bytes=10**9)
+    card = card_of("tiny", "copy", "Ann", weights_bytes=10**9, sample_tokens=35)
+    assert card == Card(model="tiny", task="copy", led_by="Ann", weights_bytes=10**9, sample_tokens=35)
+    sealed = sign_card(card, KEY)
+    assert open_card(sealed, KEY.public_bytes) == card
     assert open_card(sealed, OTHER_KEY.public_bytes) is None
     assert open_card(b"", KEY.public_bytes) is None
     assert open_card(sealed[:-1] + bytes([sealed[-1] ^ 1]), KEY.public_bytes) is None
@@ -31,13 +33,14 @@ def test_paths_of_the_learners_machine_are_not_told(
     monkeypatch: pytest.MonkeyPatch, model: str, task: str, told: tuple[str, str]
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
-    card = open_card(sign_card(model, task, "", 0, KEY), KEY.public_bytes)
+    card = open_card(sign_card(card_of(model, task, ""), KEY), KEY.public_bytes)
     assert card is not None
     assert (card.model, card.task) == told
 
 
 def test_the_longest_card_fits_its_cap() -> None:
-    sealed = sign_card("\U0001f600" * 90, "\U0001f600" * 90, "\U0001f600" * 32, 2**53, KEY)
+    name = "\U0001f600" * 90
+    sealed = sign_card(card_of(name, name, name[:32], weights_bytes=2**53, sample_tokens=2**53), KEY)
     assert len(sealed) <= CARD_BYTES
     assert open_card(sealed, KEY.public_bytes) is not None
 

@@ -110,6 +110,12 @@ def test_as_many_samples_as_fit_and_no_more_than_are_wanted(
     assert places(QWEN3_600M, machine(free_gib), EngineOptions(max_model_len=limit, places=wanted)) == expected
 
 
+def test_a_run_of_short_samples_has_more_places() -> None:
+    few, many = (places(QWEN3_8B, machine(24), EngineOptions(sample_tokens=tokens)) for tokens in (0, 64))
+    assert (few, many) == (places(QWEN3_8B, machine(24), EngineOptions(sample_tokens=8192)), CPU_PLACES)
+    assert few < many
+
+
 @pytest.mark.parametrize(
     ("device", "options", "changes"),
     [
