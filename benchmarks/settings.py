@@ -33,7 +33,7 @@ from swarm.sampler.engine import Generate, Job, Sampled
 from swarm.sampler.transformers import TransformersEngine
 from swarm.tasks import load_task
 from swarm.tasks.base import TaskOptions, random_score
-from swarm.types import ObjectiveName, Prompt, SamplingRules, Schedule
+from swarm.types import ObjectiveName, Prompt, SamplingRules, Schedule, VersionId
 
 SHOWN = ("reward", "frac_reward_zero_std", "grad_norm", "optimizer_steps_skipped", "mismatch_kl", "entropy", "loss")
 
@@ -97,6 +97,7 @@ class Bench:
         self.held.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         self.engine = TransformersEngine()
         self.engine._model, self.engine._directory = self.held.train(False), str(kept / "model")
+        self.engine._version = VersionId(0, 0)
         self.versions: deque[list[torch.Tensor]] = deque(maxlen=case.staleness + 1)
         self.publish()
 
@@ -114,7 +115,7 @@ class Bench:
         ids = {prompt.prompt_id: tuple(self.tokenizer.encode(prompt.text).ids) for prompt in prompts}
         jobs = [Job(ids[one.prompt_id], seed, rules, 600.0) for one, seed in zip(prompts, seeds, strict=True)]
         with self.timed("draw" if temperature else "evaluate"):
-            return list(self.engine.generate(Generate(tuple(jobs), trial=True), lambda: None).samples)
+            return list(self.engine.generate(Generate(tuple(jobs)), lambda: None).samples)
 
     def right(self, prompt: Prompt, sample: Sampled, seed: int) -> float:
         text = self.tokenizer.decode(memoryview(sample.token_ids).cast("i").tolist(), skip_special_tokens=False)

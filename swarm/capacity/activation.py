@@ -177,7 +177,9 @@ class Activation:
             demand, measured, disseminate, rules, now=now, lost=bool(lost), idle_share=idle_share
         )
         unknown = [worker for worker in workers if worker.rollouts_per_s == 0]
-        room = max(PROBES, round(PROBE_PART * len(chosen.active)))
+        # Those that are being tried go on: the first rate that is known must not send the others away.
+        trying = sum(self._turn(worker.name, now=now)[0] == 0 for worker in unknown)
+        room = max(PROBES, round(PROBE_PART * len(chosen.active)), trying)
         if rules.activate == "all":
             room = len(unknown)
         unproven = self._worth_trying(workers, chosen, now=now)

@@ -150,10 +150,9 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True):
-    """Draw these samples with the installed version. In a `trial` any weights will do, since only the speed counts."""
+    """Draw these samples with the installed version."""
 
     jobs: tuple[Job, ...]
-    trial: bool = False
 
 
 class Sampled(msgspec.Struct, frozen=True):

@@ -69,7 +69,7 @@ class ScriptedEngine:
         return Installed(seconds=seconds, check_s=seconds)
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
-        assert self._version is not None or command.trial
+        assert self._version is not None
         async with self._places:
             began = time.perf_counter()
             noise = Random(f"pace {[job.seed for job in command.jobs]}").uniform(-1, 1)
@@ -89,6 +89,7 @@ class ScriptedEngine:
 
     def _draw(self, job: Job) -> Sampled:
         """Return tokens of the prompt up to a stop string, a stop token or the limit."""
+        assert self._version is not None
         random = Random(job.seed)
         limit, stops = job.rules.max_new_tokens, job.rules.stop_token_ids
         plain = [token for token in job.prompt_token_ids if token not in stops] or [0]
@@ -104,6 +105,6 @@ class ScriptedEngine:
         return Sampled(
             token_ids=array("i", tokens).tobytes(),
             logprobs=array("f", [LOGPROB] * len(tokens)).tobytes(),
-            spans=(Span(version=self._version, start=0, end=len(tokens)),) if self._version else (),
+            spans=(Span(version=self._version, start=0, end=len(tokens)),),
             finish="stop" if stops or end else "length",
         )

@@ -228,8 +228,7 @@ class Session:
 
     async def _load(self) -> None:
         await asyncio.shield(self._launch)
-        layout = await self._receiver.layout()
-        started = await self._engine.load(layout)
+        started = await self._engine.load(await self._receiver.layout())
         self._status.has_started = True
         at_once = f"{started.places} sample{'' if started.places == 1 else 's'} at once"
         longest = f", of {started.context_tokens} tokens at most" if started.context_tokens else ""
@@ -237,9 +236,6 @@ class Session:
         if started.exposed and started.exposed != self._status.exposed:
             self._say(started.exposed)
         self._status.exposed = started.exposed
-        trial = await self._engine.try_out(layout)
-        if trial is not None:
-            self._say(f"it draws {trial.tokens_per_s:.3g} tokens/s with all places filled")
         self._feed = feed_of(self._engine)
 
     # -- rollouts --------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def generate(self, command: Generate, progress: Told) -> Generated:
-        assert self._version is not None or command.trial
+        assert self._version is not None
         began = time.monotonic()
         order = sorted(range(len(command.jobs)), key=lambda i: _batch_key(command.jobs[i]))
         samples: dict[int, Sampled] = {}

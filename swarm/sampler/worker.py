@@ -33,7 +33,6 @@ from swarm.sampler.engine import (
     Started,
 )
 from swarm.sampler.playing import FILES, Game, Stage, play_together
-from swarm.sampler.trial import Trial, TrialCache, assumed_rollouts_per_s, try_out
 from swarm.sampler.weights import CONFIG, write_model_files
 from swarm.types import Rollout, SampleSpec, VersionId
 
@@ -45,32 +44,23 @@ TURNS = 2  # Single samples count after this many times the places: the short on
 
 
 class Rates:
-    """Measured rates of an engine that draws `places` samples side by side; assumed rates until the first answer.
+    """Measured rates of an engine that draws `places` samples side by side; 0 until its first answers give them.
 
     `rollouts_per_s` is its rate while it works, `full_rollouts_per_s` the rate with all places filled, `tokens_per_s`
-    the growth of one sample. `most_tokens_per_s`, if measured, caps what all places draw together: a few samples grow
-    faster than many.
+    the growth of one sample.
     """
 
-    def __init__(self, places: int, *, most_tokens_per_s: float = 0.0, assumed_rollouts_per_s: float = 0.0) -> None:
-        self.full_rollouts_per_s = assumed_rollouts_per_s
-        self.tokens_per_s = 0.0
-        self._assumed_rollouts_per_s = assumed_rollouts_per_s
-        self._rollouts_per_s = 0.0
+    def __init__(self, places: int) -> None:
+        self.rollouts_per_s = self.full_rollouts_per_s = self.tokens_per_s = 0.0
         self._places = places
-        self._most_tokens_per_s = most_tokens_per_s
         self._full_batch_s = self._sample_s = self._side_by_side = 0.0
         self._answered = self._most_side_by_side = 0
         self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
 
-    @property
-    def rollouts_per_s(self) -> float:
-        return self._rollouts_per_s or self._assumed_rollouts_per_s
-
     def batch(self, generated: Generated, between_s: float) -> None:
         """Count a batch. `between_s` is the time since the end of the last one, if it could have started then."""
         count = len(generated.samples)
-        self._rollouts_per_s = _smoothed_rate(self._rollouts_per_s, count, generated.seconds)
+        self.rollouts_per_s = _smoothed_rate(self.rollouts_per_s, count, generated.seconds)
         self._note_lengths(generated)
         if count:
             full = max(count, self._places)
@@ -96,11 +86,8 @@ class Rates:
         if self._answered < TURNS * self._most_side_by_side:
             return
         # Times are averaged, as in `batch`: short samples would inflate a mean of rates.
-        self._rollouts_per_s = min(MAX_PER_S, self._side_by_side / self._sample_s)
-        full = min(MAX_PER_S, max(self._places, self._side_by_side) / self._sample_s)
-        if self._most_tokens_per_s and self._lengths:
-            full = min(full, self._most_tokens_per_s * len(self._lengths) / sum(self._lengths))
-        self.full_rollouts_per_s = full
+        self.rollouts_per_s = min(MAX_PER_S, self._side_by_side / self._sample_s)
+        self.full_rollouts_per_s = min(MAX_PER_S, max(self._places, self._side_by_side) / self._sample_s)
 
     def _note_lengths(self, generated: Generated) -> None:
         self._lengths.extend(length for one in generated.samples if (length := len(one.token_ids) // 4))
@@ -237,22 +224,6 @@ class EngineWorker:
         self.rates = Rates(started.places)
         self._started = started
         return started
-
-    async def try_out(self, layout: Layout) -> Trial | None:
-        """Measure the speed with all places filled, unless it is cached for this device and model. Return None for an
-        engine without a model."""
-        assert self._started is not None
-        if self.kind == "scripted":
-            return None
-        cache = TrialCache(self._directory / "trials.json")
-
-        async def draw(command: Generate) -> Generated:
-            return await self._child.call(command, Generated)
-
-        trial = await try_out(draw, self._started, layout, cache)
-        assumed = assumed_rollouts_per_s(trial, self._started.context_tokens)
-        self.rates = Rates(self.places, most_tokens_per_s=trial.tokens_per_s, assumed_rollouts_per_s=assumed)
-        return trial
 
     async def install(
         self, head: Head, table: ChunkTable, weights: Path, *, proven: bool = False, changed: Path | None = None

@@ -42,13 +42,13 @@ class Row:
             self.finish = "length"
         return self.finish != "failed"
 
-    def sampled(self, version: VersionId | None) -> Sampled:
+    def sampled(self, version: VersionId) -> Sampled:
         if self.finish == "failed":
             return Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
         return Sampled(
             token_ids=array("i", self.token_ids).tobytes(),
             logprobs=array("f", self.logprobs).tobytes(),
-            spans=(Span(version=version, start=0, end=len(self.token_ids)),) if version else (),
+            spans=(Span(version=version, start=0, end=len(self.token_ids)),),
             finish=self.finish,
         )
 

@@ -59,7 +59,7 @@ class Adapters:
 
     @contextmanager
     def drawing(self, sample: str) -> Iterator[Adapter]:
-        """Draw a sample with the newest version; with the model alone in a trial, and in a run without adapters."""
+        """Draw a sample with the newest version; with the model alone in a run without adapters."""
         adapter = self.held[-1] if self.held else Adapter(None, None)
         adapter.samples.add(sample)
         adapter.idle.clear()

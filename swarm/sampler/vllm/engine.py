@@ -111,15 +111,15 @@ class VllmEngine:
     async def generate(self, command: Generate, progress: Told) -> Generated:
         """Draw the jobs beside all others. Raise vLLM's EngineDeadError if its processes are gone."""
         assert self._swaps is not None
-        assert self._swaps.version is not None or self._swaps.unproven or command.trial
+        assert self._swaps.version is not None or self._swaps.unproven
         self._progress = progress
         began = time.perf_counter()
-        drawn = await asyncio.gather(*(self._sample(self._swaps, job, command.trial) for job in command.jobs))
+        drawn = await asyncio.gather(*(self._sample(self._swaps, job) for job in command.jobs))
         seconds = time.perf_counter() - began
         steps = max((tokens for _, tokens in drawn), default=0)
         return Generated(samples=tuple(sampled for sampled, _ in drawn), seconds=seconds, steps=steps)
 
-    async def _sample(self, swaps: Swaps, job: Job, trial: bool) -> tuple[Sampled, int]:
+    async def _sample(self, swaps: Swaps, job: Job) -> tuple[Sampled, int]:
         """Return one completion and how many tokens were drawn, also if it failed."""
         if fault := swaps.unproven or self._why_not(job):
             return _failed(fault), 0
@@ -146,7 +146,7 @@ class VllmEngine:
         if output is None or not output.finished:
             return _failed(fault or "vLLM gave no answer"), 0
         drawn = output.outputs[0]
-        return (_failed(fault) if fault else _sampled(swaps, job, drawn, adapter.version, trial)), len(drawn.token_ids)
+        return (_failed(fault) if fault else _sampled(swaps, job, drawn, adapter.version)), len(drawn.token_ids)
 
     def _why_not(self, job: Job) -> str:
         """Return why vLLM cannot draw this job as the lease says, or "" if it can."""
@@ -196,12 +196,10 @@ class VllmEngine:
         os._exit(70)
 
 
-def _sampled(swaps: Swaps, job: Job, drawn: Any, adapter: VersionId | None, trial: bool) -> Sampled:
+def _sampled(swaps: Swaps, job: Job, drawn: Any, adapter: VersionId | None) -> Sampled:
     token_ids, logprobs = list(drawn.token_ids), vllm_versions.drawn_logprobs(drawn)
     whole = () if adapter is None else (Span(version=adapter, start=0, end=len(token_ids)),)
     spans = whole or vllm_versions.version_spans(drawn)
-    if spans is None and trial:
-        spans = ()
     if spans is None or len(logprobs) != len(token_ids):
         return _failed("vLLM's account of its tokens has a gap")
     if swaps.touched(spans):

@@ -211,6 +211,15 @@ def test_samplers_of_unknown_rate_are_tried_a_few_at_a_time() -> None:
     assert before < run.active
 
 
+def test_the_first_that_gives_a_rate_sends_nobody_away_who_is_still_being_measured() -> None:
+    run = Run(cards(10, 0.0, 0.2))
+    run.step()
+    run.workers = [*cards(1, 0.3, 0.2), *run.workers[1:]]
+    assert run.step() == []
+    run.now += PROBE_S
+    assert len(stood_by(run.step())) == 9 - PROBES
+
+
 def test_one_that_never_gives_a_rate_makes_room_for_the_next() -> None:
     run = settled(cards(20, 0.3, 0.2))
     run.workers = [*run.workers, *cards(3, 0.0, 0.1, "new")]

@@ -47,21 +47,15 @@ def test_of_samples_that_come_and_go_the_places_count() -> None:
     assert rates.tokens_per_s == pytest.approx(50.0)
 
 
-def test_a_few_fast_samples_do_not_pass_for_what_all_places_could_do() -> None:
-    rates = Rates(8, most_tokens_per_s=300.0)
-    for _ in range(2):
-        rates.sample(one(100, 2.0), 1)
-    assert rates.full_rollouts_per_s == pytest.approx(3.0)
-
-
-def test_what_is_assumed_is_told_until_something_is_known() -> None:
+def test_no_rate_is_known_until_samples_of_all_lengths_have_ended() -> None:
     """The first to end of samples that began together are the short ones: alone they say nothing."""
-    rates = Rates(8, most_tokens_per_s=300.0, assumed_rollouts_per_s=7.0)
+    rates = Rates(8)
+    assert (rates.rollouts_per_s, rates.full_rollouts_per_s, rates.tokens_per_s) == (0.0, 0.0, 0.0)
     rates.sample(one(100, 2.0), 1)
-    assert (rates.rollouts_per_s, rates.full_rollouts_per_s) == (7.0, 7.0)
+    assert (rates.rollouts_per_s, rates.full_rollouts_per_s) == (0.0, 0.0)
     assert rates.tokens_per_s == 50.0
     rates.sample(one(100, 2.0), 1)
-    assert (rates.rollouts_per_s, rates.full_rollouts_per_s) == pytest.approx((0.5, 3.0))
+    assert (rates.rollouts_per_s, rates.full_rollouts_per_s) == pytest.approx((0.5, 4.0))
 
 
 def test_short_samples_do_not_pass_for_a_fast_engine() -> None:
