@@ -493,7 +493,7 @@ class JoinConfig(Limits):
         from swarm.sampler.engine import EngineOptions
 
         named = {"arguments": "engine_arguments", "places": "batch_samples", "hang_s": "engine_hang_s"}
-        asked = [name for name in EngineOptions.__struct_fields__ if name != "sample_tokens"]  # The run says those
+        asked = set(EngineOptions.__struct_fields__) - {"sample_tokens"}  # Which the run says
         return EngineOptions(**{name: getattr(self, named.get(name, name)) for name in asked})
 
 

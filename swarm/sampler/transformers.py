@@ -233,6 +233,7 @@ class TransformersEngine:
 
     def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float], end: int | None) -> Sampled:
         """Cut the completion. `end` is the number of tokens after which a stop string was reached."""
+        assert self._version is not None
         stops = job.rules.stop_token_ids
         length = next((i + 1 for i, token in enumerate(token_ids[:end]) if token in stops), end or len(token_ids))
         finish: Finish = "stop" if token_ids[length - 1] in stops or length == end else "length"
@@ -241,7 +242,7 @@ class TransformersEngine:
         return Sampled(
             token_ids=array("i", token_ids[:length]).tobytes(),
             logprobs=array("f", logprobs[:length]).tobytes(),
-            spans=(Span(version=self._version, start=0, end=length),) if self._version else (),
+            spans=(Span(version=self._version, start=0, end=length),),
             finish=finish,
         )
 
