@@ -33,15 +33,13 @@ class LearningRules(msgspec.Struct, frozen=True):
 
 class ComputeRules(msgspec.Struct, frozen=True):
     """How a learner step is computed; none of it changes what is optimised. None lets the trainer choose.
-    `activation_offload`: what checkpointing keeps of each layer goes to the host's memory. `shares_beyond`: rows share
-    their prompt, and a token's way through a layer's matrices costs as much as its attention to that many others; 0
-    where they do not."""
+    `shares_beyond`: rows share their prompt, and a token's way through a layer's matrices costs as much as its
+    attention to that many others; 0 where they do not."""
 
     tokens_per_micro_batch: int | None = None
     packing: bool | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: bool | None = None
-    activation_offload: bool = False
     optimizer_states: OptimizerStates = "float32"
     compile: bool = False
     shares_beyond: int = 0

@@ -93,7 +93,6 @@ class Trainer:
         self._compute, self._notes = self._settle(self._policy)
         compute = self._compute
         arrange(self._model, compute)
-        self._policy.module.offloads = compute.activation_offload
         self._learning = self._make_learning(compute)
         self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
         self._comparison = Comparison(self._tensors)
