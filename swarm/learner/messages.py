@@ -153,14 +153,13 @@ class Prepared(msgspec.Struct, frozen=True):
 
 class TrainRollout(msgspec.Struct, frozen=True):
     """One rollout as the trainer sees it. `staleness` is in learner steps; arrays as in types.Rollout. `truncated`: it
-    ended at the token limit. `mixed`: several versions drew it. `turns` and `seats` are an episode's, as there."""
+    ended at the token limit. `turns` and `seats` are an episode's, as there."""
 
     token_ids: bytes
     logprobs: bytes
     reward: float
     staleness: int
     truncated: bool = False
-    mixed: bool = False
     sampler: str = ""
     turns: tuple[Turn, ...] = ()
     seats: tuple[int, ...] = ()

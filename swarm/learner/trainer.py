@@ -29,7 +29,6 @@ from swarm.learner.checkpoint.model_files import (
     write_staging,
 )
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
-from swarm.learner.comparison import Comparison
 from swarm.learner.copies import Copies
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
@@ -95,7 +94,6 @@ class Trainer:
         arrange(self._model, compute)
         self._learning = self._make_learning(compute)
         self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
-        self._comparison = Comparison(self._tensors)
         self._saver = Saver()
         self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
         self.steps_taken = self._resumed_step
@@ -125,19 +123,16 @@ class Trainer:
         began = time.monotonic()
         self._update.learning_rate = command.learning_rate or self._command.learning_rate
         try:
-            compared = self._comparison.found(command.groups, command.step, self._update.compare)
-            figures, alarms = self._update.step(command.groups, command.step, compared)
+            figures, alarms = self._update.step(command.groups, command.step)
         except torch.OutOfMemoryError as error:
             raise UserError(_out_of_memory(command, error)) from error
         self._lineage = command.lineage
         self.steps_taken = command.step + 1
         self._rehearse(began, command.step)
         saved = self._saver.report()
-        seconds = time.monotonic() - began
-        self._comparison.trained_s += seconds
         return Trained(
             metrics=figures,
-            seconds=seconds,
+            seconds=time.monotonic() - began,
             saved_step=saved.step,
             save_fault=saved.fault,
             alarms=alarms,
@@ -266,9 +261,6 @@ class Trainer:
         else:
             self._ranks.stage(self._tensors, staging, self._copies)
             self._with_base.add(_inode(staging))
-        # Ranks hold parts of the weights, and in a rehearsal samplers have no model.
-        if self._ranks.count == 1 and not self._command.rehearse_step_s:
-            self._comparison.staged(staging, self.steps_taken)
         return Done()
 
     def save(self, command: Save) -> Done:

@@ -164,14 +164,9 @@ def write_staging(
 
 def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
     """The weights that were staged to `path`, in the form of `tensors` and by the names of policy.PolicyModel, which
-    may be called with them. FileNotFoundError if there are none."""
+    may be called with them; without the frozen ones, which a model has. FileNotFoundError if there are none."""
     path.stat()  # Else the next line would make the file
-    return weights_of(tensors, stream_places(tensors, path))
-
-
-def weights_of(tensors: dict[TensorSpec, torch.Tensor], stored: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same of weights that are `stored` in the places of the stream; without the frozen ones, which a model has."""
-    pairs = zip(tensors.items(), stored, strict=True)
+    pairs = zip(tensors.items(), stream_places(tensors, path), strict=True)
     return {
         f"model.{module_name(spec.name)}": kept.to(own.device).to(own.dtype)
         for (spec, own), kept in pairs
