@@ -29,7 +29,6 @@ from swarm.learner.checkpoint.model_files import (
     write_staging,
 )
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
-from swarm.learner.copies import Copies
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
@@ -71,7 +70,6 @@ class Trainer:
         self._command = command
         self._ranks = ranks or Ranks()
         self._device = self._ranks.device(command.device)
-        self._copies = Copies(self._device)
         self._base: Digest | None = None
         """Of the weights beside an adapter; None if all are trained."""
         self._with_base: set[tuple[int, int]] = set()
@@ -184,7 +182,6 @@ class Trainer:
             policy=self._policy,
             reference=reference,
             ranks=self._ranks,
-            copies=self._copies,
             device=self._device,
             progress=channel.progress,
             base=self._base or b"",
@@ -257,9 +254,9 @@ class Trainer:
     def stage(self) -> Done:
         staging = Path(self._command.staging)
         if self._base is not None and staging.exists() and _inode(staging) in self._with_base:
-            write_staging(self._tensors, staging, self._copies, only_trained=True)
+            write_staging(self._tensors, staging, only_trained=True)
         else:
-            self._ranks.stage(self._tensors, staging, self._copies)
+            self._ranks.stage(self._tensors, staging)
             self._with_base.add(_inode(staging))
         return Done()
 

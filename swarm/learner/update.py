@@ -144,8 +144,6 @@ class Update:
             mismatch = typical_mismatch(compared, rollouts=sum(len(row.samplers) for row in rows))
         norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)
         if self.alarms.is_fit(gradient_norm=norm, mismatch_kl=mismatch):
-            # A checkpoint of what this changes may still be on its way to the host.
-            self._at.copies.wait()
             self._at.optimizer.step()
             found |= {"grad_norm": norm, "stepped": 1.0}
         self._at.optimizer.zero_grad(set_to_none=True)
