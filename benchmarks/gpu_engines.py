@@ -38,7 +38,6 @@ from benchmarks.sampler_process import HANG_S, EngineProcess, random_job, runnin
 from swarm.learner.adapter import attach, is_adapted, shape_of_adapter
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
-from swarm.learner.copies import Copies
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.models import tiny_tokenizer
 from swarm.learner.policy import Policy
@@ -114,7 +113,7 @@ class Learner:
     def _staged(self, turned: bool) -> Version:
         path = self.directory / f"version-{int(turned)}.bin"
         self.be(Version(path=path, sums=(), turned=turned))
-        write_staging(stream_tensors(self.model), path, Copies(self.device))
+        write_staging(stream_tensors(self.model), path)
         return Version(path=path, sums=sums_of(path, self.layout), turned=turned)
 
     def mismatch(

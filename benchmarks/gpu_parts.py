@@ -27,7 +27,6 @@ import torch
 from benchmarks.sampler_models import REAL_VOCABULARY, Size, random_model
 from swarm.learner.checkpoint.model_files import stream_tensors, write_staging
 from swarm.learner.checkpoint.saving import take
-from swarm.learner.copies import Copies
 from swarm.learner.messages import ComputeRules, Prepare, Train
 from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy
@@ -44,7 +43,7 @@ BATCH = (group([0.0, 1.0, 0.5]), group([1.0, 0.5, 0.0]))
 
 
 def copies(device: torch.device, parameters: float) -> dict[str, float]:
-    """Seconds and GB/s, after one round that makes pinned memory and pages."""
+    """Seconds and GB/s, after one round that makes pages."""
     size = Size(parameters=parameters, vocab_size=REAL_VOCABULARY if parameters > 1e8 else 1024)
     model = random_model(size, device=str(device))
     optimizer = adamw(model, 1e-6)
@@ -52,7 +51,7 @@ def copies(device: torch.device, parameters: float) -> dict[str, float]:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    own, tensors = Copies(device), stream_tensors(model)
+    tensors = stream_tensors(model)
     parts = Learning(
         model=model,
         optimizer=optimizer,
@@ -60,7 +59,6 @@ def copies(device: torch.device, parameters: float) -> dict[str, float]:
         policy=Policy(model, ComputeRules(), temperature=1.0),
         reference=None,
         ranks=Ranks(),
-        copies=own,
         device=device,
         progress=lambda: None,
     )
@@ -68,10 +66,10 @@ def copies(device: torch.device, parameters: float) -> dict[str, float]:
         staging = Path(directory) / "staging.bin"
 
         def checkpoint() -> None:
-            take(parts, step=1, lineage=b"").finish()
+            take(parts, step=1, lineage=b"")
 
         for _ in range(2):
-            stage_s = _seconds(device, lambda: write_staging(tensors, staging, own))
+            stage_s = _seconds(device, lambda: write_staging(tensors, staging))
             checkpoint_s = _seconds(device, checkpoint)
     nbytes = sum(spec.nbytes for spec in tensors)
     bus = _bus_bytes_per_s(device)

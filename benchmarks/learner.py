@@ -44,7 +44,6 @@ from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.learner.checkpoint.model_files import layout_of, stream_tensors, write_staging
-from swarm.learner.copies import Copies
 from swarm.learner.memory import GIB, Shape, fit, read_free_bytes, shape_of
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import Policy
@@ -131,13 +130,12 @@ def publishing(work: Work, directory: Path, repeats: int, large_step_tokens: int
     tensors = stream_tensors(model)
     versions = PublishedVersions(directory / "published", KEY, layout_of(tensors, ()))
     staging, pool = directory / "staging.bin", coding_pool()
-    copies = Copies(torch.device(work.device))
     taken: list[tuple[float, float, float]] = []
     for version in range(repeats + 1):
         groups = work.rollouts(version)
         step(groups)
         began = time.process_time()
-        write_staging(tensors, staging, copies)
+        write_staging(tensors, staging)
         cast = time.process_time()
         held = versions.publish(staging, VersionId(incarnation=0, version=version), CHUNK_BYTES, by_threads(pool))
         encoded = time.process_time()

@@ -25,7 +25,6 @@ import torch
 from benchmarks.sampler_models import Size, random_model
 from swarm.learner.adapter import attach
 from swarm.learner.alarms import GRADIENT_CLIP
-from swarm.learner.copies import Copies
 from swarm.learner.memory import Setting, shape_of, step_bytes
 from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.optimizer import adamw
@@ -124,7 +123,6 @@ def our_step(
         policy=policy,
         reference=None,
         ranks=Ranks(),
-        copies=Copies(device),
         device=device,
         progress=lambda: None,
     )

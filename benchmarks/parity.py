@@ -25,7 +25,6 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from swarm.learner.advantages import rows_of
 from swarm.learner.batch import Row
-from swarm.learner.copies import Copies
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.optimizer import AdamW
@@ -139,7 +138,6 @@ def ours(groups: tuple[TrainGroup, ...], rules: LearningRules) -> tuple[float, l
         policy=Policy(model, compute, temperature=1.0),
         reference=Policy(reference_model(), compute, temperature=1.0) if rules.kl_weight else None,
         ranks=Ranks(),
-        copies=Copies(CPU),
         device=CPU,
         progress=lambda: None,
     )

@@ -25,7 +25,6 @@ from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout, tensor_spans
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
-from swarm.learner.copies import Copies
 from swarm.learner.models import tiny_tokenizer
 from swarm.net.signing import SigningKey
 from swarm.net.wire import encode
@@ -174,7 +173,7 @@ class Versions:
     def publish(self) -> Install:
         """Make the next version of what the model is now, apply it to the map, and say how an engine installs it."""
         self.number += 1
-        write_staging(stream_tensors(self.model), self.staging, Copies(torch.device("cpu")))
+        write_staging(stream_tensors(self.model), self.staging)
         version = VersionId(incarnation=0, version=self.number)
         made = self.published.publish(self.staging, version, CHUNK_BYTES, by_threads(self.pool))
         held = self.store.begin(made)

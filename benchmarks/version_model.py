@@ -10,7 +10,6 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
-from swarm.learner.copies import Copies
 from swarm.learner.models import tiny_tokenizer
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB = 1024, 16, 8, 64, 3072, 1024
@@ -68,7 +67,7 @@ class Masters:
         self._optimizer.zero_grad(set_to_none=True)
 
     def stage(self) -> None:
-        write_staging(self._tensors, self._staging, Copies(torch.device("cpu")))
+        write_staging(self._tensors, self._staging)
 
     def memcpy_s(self) -> float:
         """Seconds of one copy of the weights in bf16, the fastest of three."""

@@ -233,7 +233,6 @@ class LeadConfig(BaseModel):
     packing: bool | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: bool | None = None
-    activation_offload: Annotated[bool, RESUMED] = False
     optimizer_states: Annotated[OptimizerStates, RESUMED] = "float32"
     compile: bool = False
     trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag(MEMORY, "GPUs that share the training."), RESUMED] = 1

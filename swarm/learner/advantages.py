@@ -108,12 +108,6 @@ def rows_of(groups: Sequence[TrainGroup], rules: LearningRules) -> list[Row]:
     return [row_of(group.prompt_token_ids, *one) for group in groups for one in taught(group, rules)]
 
 
-def all_rows(groups: Sequence[TrainGroup]) -> list[Row]:
-    """Each player's row of every rollout, without advantages."""
-    each = ((group, one, seat) for group in groups for one in group.rollouts for seat in range(len(one.seats) or 1))
-    return [row_of(group.prompt_token_ids, one, seat) for group, one, seat in each if turns_of(one, seat)]
-
-
 def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advantages: Sequence[float] = (0.0,)) -> Row:
     """What player `seat` read and said up to its last word, with an advantage for each of its turns, or one for all."""
     turns = turns_of(rollout, seat)

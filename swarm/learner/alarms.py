@@ -8,21 +8,21 @@ The alarms, in order of precedence:
     mismatch_kl     most rollouts, and most samplers, claim log-probs further    skip all of the learner step
                     than `mismatch_kl` from the learner's own at equal weights
                     ten such learner steps in a row                              stop
-                    the same of kept weights (comparison.py)                     none; ten in a row stop
     gradient_spike  the norm is above `gradient_spike` medians of the last 50    skip that optimiser step
                     and would have to be clipped
     entropy         it has fallen to the share `entropy` of what it was at       halve the learning rate, at most
                     first, and the reward has not risen for it                   every ten steps and to an eighth
 
 A step that cannot be judged neither counts nor breaks a row: one with no group to learn from and, for mismatch_kl, one
-with under half of its rollouts drawn by weights equal to the learner's. While steps are skipped the weights stay, so
-older versions equal the newest (`unchanged_steps`), and a fault is seen until it is gone.
+with under half of its rollouts drawn by weights equal to the learner's, as most steps of an asynchronous run are. While
+steps are skipped the weights stay, so older versions equal the newest (`unchanged_steps`), and a fault is seen until it
+is gone.
 
 Log-probs are claims of volunteers, and a hostile one might like to stop a run. So `typical_mismatch` takes medians over
 rollouts and over samplers, and no minority of either can set off the alarm.
 
 All that changes weights follows from the steps alone, so a replay decides the same, and so do ranks that are given the
-same sums. When kept weights are compared follows from the clock, so that skips nothing.
+same sums.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ REASONS: dict[tuple[AlarmKind, Reaction], str] = {
         f"no gradient of {NOT_FINITE_STEPS} learner steps was finite, so the weights or their arithmetic are broken: "
         "go on from an older checkpoint with a lower learning rate, or with precision float32"
     ),
-    ("mismatch_kl", "none"): "samplers and learner disagree about log-probs of an older version; it is trained on",
     ("mismatch_kl", "skip"): "samplers and learner disagree about log-probs: this learner step is left out",
     ("mismatch_kl", "stop"): (
         f"samplers and learner have disagreed about log-probs {MISMATCH_STEPS} times in a row: compare their "
@@ -101,10 +100,10 @@ class Alarms:
         self._optimizer_steps += 1
         return True
 
-    def stepped(self, figures: Mapping[str, float], kept_mismatch: float | None = None) -> tuple[Alarm, ...]:
+    def stepped(self, figures: Mapping[str, float]) -> tuple[Alarm, ...]:
         """Return the alarms of the learner step, at most one of a kind. `figures` hold reward, reward_std and, if
-        anything was trained on, entropy. `kept_mismatch` is the typical one under kept weights."""
-        raised = [*self._not_finite(), *self._mismatched(kept_mismatch)]
+        anything was trained on, entropy."""
+        raised = [*self._not_finite(), *self._mismatched()]
         if self._spike is not None:
             raised.append(_alarm("gradient_spike", "skip", *self._spike))
         if self._optimizer_steps:
@@ -128,16 +127,15 @@ class Alarms:
         reaction: Reaction = "stop" if count >= NOT_FINITE_STEPS else "skip"
         return [_alarm("not_finite", reaction, self._broken, 0.0)]
 
-    def _mismatched(self, kept: float | None) -> list[Alarm]:
-        found = self._mismatch if self._mismatch is not None else kept
-        if found is None:
+    def _mismatched(self) -> list[Alarm]:
+        if self._mismatch is None:
             return []
-        count = self.state.mismatched_steps + 1 if found > self._rules.mismatch_kl else 0
+        count = self.state.mismatched_steps + 1 if self._is_mismatched else 0
         self.state = structs.replace(self.state, mismatched_steps=count)
         if not count:
             return []
-        reaction: Reaction = "stop" if count >= MISMATCH_STEPS else "skip" if self._is_mismatched else "none"
-        return [_alarm("mismatch_kl", reaction, found, self._rules.mismatch_kl)]
+        reaction: Reaction = "stop" if count >= MISMATCH_STEPS else "skip"
+        return [_alarm("mismatch_kl", reaction, self._mismatch, self._rules.mismatch_kl)]
 
     def _collapsed(self, figures: Mapping[str, float]) -> list[Alarm]:
         self.state = state = self._with_figures(figures)

@@ -64,7 +64,7 @@ def has_full_attention(model: Any) -> bool:
     return kinds == {"full_attention"} and window is None and bool(getattr(config, "num_attention_heads", 0))
 
 
-MAPPED_FILES = 3  # A trainer's staging file and its learner's map, which change places, and what a comparison keeps
+MAPPED_FILES = 3  # A trainer's staging file and its learner's map, which change places, and what an audit reads
 _MAPPED: dict[tuple[int, int, bool], torch.Tensor] = {}
 
 

@@ -17,9 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
 from swarm.learner.adapter import add_matrices, linear_layers, parameters_of, shape_of_tensor, targets_of
-from swarm.learner.copies import PIECE_BYTES
 from swarm.learner.messages import AdapterRules, ComputeRules
-from swarm.learner.optimizer import BLOCK
+from swarm.learner.optimizer import BLOCK, PIECE_BYTES
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 from swarm.process import free_host_bytes
 from swarm.types import OptimizerStates
@@ -69,8 +68,8 @@ class Shape:
 class Setting:
     """How a step is computed. `tokens` are those of the widest micro-batch; `ranks` share weights, gradients and
     moments. `has_dense_mask`: rows are packed and the attention kernel is given a mask. `on_host`: the device's memory
-    is the host's, so a checkpoint's copy is in it; else the host has `host_bytes` free. `states` is where moments are;
-    `offload`: what checkpointing keeps is on the host."""
+    is the host's, so a checkpoint's copy is in it; else the host has `host_bytes` free. `states` is where moments
+    are."""
 
     tokens: int
     activation_checkpointing: bool
@@ -81,21 +80,18 @@ class Setting:
     has_reference: bool
     on_host: bool
     states: OptimizerStates = "float32"
-    offload: bool = False
     host_bytes: int = 1 << 62
 
 
 def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
     """Most bytes that one rank needs beside the weights that are loaded already, by what they are for."""
     held, trained = shape.parameters // setting.ranks, shape.trained // setting.ranks
-    # One layer's input is read while the one before it comes.
-    is_offloaded = setting.offload and not setting.on_host
     found = {
         "gradients and AdamW": _trained_bytes(shape, setting),
         "weights of the reference": 4 * held if setting.has_reference else 0,
         "weights gathered or in bf16": _computed_with_bytes(shape, setting),
         "whole gradient of each rank": whole_gradient_bytes(shape.parameters) if setting.ranks > 1 else 0,
-        "activations": activation_bytes(replace(shape, layers=2) if is_offloaded else shape, setting),
+        "activations": activation_bytes(shape, setting),
         "logits": logit_bytes(shape, setting),
         "the mask of packed rows": MASK_BYTES * setting.tokens**2 if setting.has_dense_mask else 0,
         "a checkpoint's copy": int((6 + MOMENT_BYTES[setting.states]) * trained) if setting.on_host else 0,
@@ -115,12 +111,11 @@ def _trained_bytes(shape: Shape, setting: Setting) -> int:
 
 def kept_on_host(shape: Shape, setting: Setting) -> int:
     """Most bytes of host memory that all ranks need, if that is not the device's: for checkpoints, which rank 0 writes,
-    for moments, and for inputs of layers, twice since torch's pinned memory comes in powers of two."""
+    and for moments."""
     if setting.on_host:
         return 0
-    inputs = activation_bytes(shape, setting) - activation_bytes(replace(shape, layers=0), setting)
     copied, own = 6 + MOMENT_BYTES[setting.states], MOMENT_BYTES["host"] if setting.states == "host" else 0
-    return int((copied + own) * shape.trained) + (2 * setting.ranks * inputs if setting.offload else 0)
+    return int((copied + own) * shape.trained)
 
 
 def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
@@ -174,7 +169,7 @@ def choose(
     `longest` are the tokens of the longest row, which is never cut; `tokens` and `activation_checkpointing` of
     `setting` are not read. UserError, in one line, if nothing fits.
     """
-    recompute, wanted = setting.offload or rules.activation_checkpointing, rules.tokens_per_micro_batch
+    recompute, wanted = rules.activation_checkpointing, rules.tokens_per_micro_batch
     for way in (False, True) if recompute is None and may_checkpoint else (bool(recompute),):
         tokens = wanted or TOKENS_PER_MICRO_BATCH
         while True:
@@ -242,7 +237,6 @@ def _least(rules: ComputeRules, device: torch.device, free: tuple[int, int], ran
         has_reference=False,
         on_host=device.type == "cpu",
         states=rules.optimizer_states,
-        offload=rules.activation_offload,
         host_bytes=free[1],
     )
 
@@ -254,24 +248,21 @@ def described(rules: ComputeRules, device: torch.device) -> str:
         f"a learner step takes up to {rules.tokens_per_micro_batch:,} tokens at a time, "
         f"{laid}, in {precision}"
         f"{', with activation checkpointing' if rules.activation_checkpointing else ''}"
-        f"{' on the host' if rules.activation_offload else ''}{DESCRIBED[rules.optimizer_states]}"
+        f"{DESCRIBED[rules.optimizer_states]}"
     )
 
 
 def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, may_checkpoint: bool) -> list[str]:
     """Changes of which each would be enough, the cheapest first; two or three together where none is alone.
 
-    Fewer tokens and recomputed layers take a third more time at most, as does offloading; 8 bits round moments; those
-    on the host take seconds a step; less KL or shorter rows are another run; an adapter learns less; ranks cost money.
+    Fewer tokens and recomputed layers take a third more time at most; 8 bits round moments; those on the host take
+    seconds a step; less KL or shorter rows are another run; an adapter learns less; ranks cost money.
     """
-    may_offload = may_checkpoint and not setting.on_host
     least, cut = MIN_TOKENS[True], "fewer --max-new-tokens or max_prompt_tokens"
     ways: dict[str, dict[str, Any]] = {
         "fewer --tokens-per-micro-batch": {"tokens": min(setting.tokens, max(longest, least))},
         "activation_checkpointing = true": {"activation_checkpointing": may_checkpoint},
         "packing = false": {"has_dense_mask": False},
-        "activation_offload = true": {"activation_checkpointing": True, "offload": True} if may_offload else {},
-        "activation_offload = false": {"offload": False},
         'optimizer_states = "8bit"': {"states": "8bit"},
         'optimizer_states = "host"': {"states": "host"},
         "kl_weight = 0": {"has_reference": False},
@@ -342,7 +333,6 @@ def fit(
         in_chunks=policy.module.in_chunks,
         has_dense_mask=bool(rules.packing) and not policy.is_flash,
         has_reference=kl,
-        offload=rules.activation_offload and policy.module.in_chunks,
     )
     may = bool(model.supports_gradient_checkpointing)
     return choose(shape_of(model), setting, rules, free[0], longest=longest, may_checkpoint=may)

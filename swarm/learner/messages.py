@@ -33,15 +33,13 @@ class LearningRules(msgspec.Struct, frozen=True):
 
 class ComputeRules(msgspec.Struct, frozen=True):
     """How a learner step is computed; none of it changes what is optimised. None lets the trainer choose.
-    `activation_offload`: what checkpointing keeps of each layer goes to the host's memory. `shares_beyond`: rows share
-    their prompt, and a token's way through a layer's matrices costs as much as its attention to that many others; 0
-    where they do not."""
+    `shares_beyond`: rows share their prompt, and a token's way through a layer's matrices costs as much as its
+    attention to that many others; 0 where they do not."""
 
     tokens_per_micro_batch: int | None = None
     packing: bool | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: bool | None = None
-    activation_offload: bool = False
     optimizer_states: OptimizerStates = "float32"
     compile: bool = False
     shares_beyond: int = 0
@@ -155,14 +153,13 @@ class Prepared(msgspec.Struct, frozen=True):
 
 class TrainRollout(msgspec.Struct, frozen=True):
     """One rollout as the trainer sees it. `staleness` is in learner steps; arrays as in types.Rollout. `truncated`: it
-    ended at the token limit. `mixed`: several versions drew it. `turns` and `seats` are an episode's, as there."""
+    ended at the token limit. `turns` and `seats` are an episode's, as there."""
 
     token_ids: bytes
     logprobs: bytes
     reward: float
     staleness: int
     truncated: bool = False
-    mixed: bool = False
     sampler: str = ""
     turns: tuple[Turn, ...] = ()
     seats: tuple[int, ...] = ()

@@ -9,13 +9,12 @@ head in chunks, all but one recomputed in the backward pass, so only one chunk's
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
-from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call
 from torch.nn.functional import linear
 from transformers.utils.import_utils import is_flash_attn_2_available
@@ -35,7 +34,7 @@ PROBE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 
 WHOLE_LOGITS = (
     "this model does more to its logits than its output layer does, so they are computed whole, [tokens, vocabulary]; "
-    "lower --tokens-per-micro-batch if memory runs out; activation_offload does nothing here"
+    "lower --tokens-per-micro-batch if memory runs out"
 )
 
 
@@ -86,8 +85,6 @@ class PolicyModel(torch.nn.Module):
         """Whether entropies are to have a gradient."""
         self.weights_in_half = False
         """Whether weights are bf16 whenever they are computed with, as FSDP gathers them."""
-        self.offloads = False
-        """Whether what autograd keeps of layers goes to the host's memory."""
 
     def forward(
         self,
@@ -108,8 +105,7 @@ class PolicyModel(torch.nn.Module):
         if not self.in_chunks:
             logits = self.model(**given).logits.flatten(0, 1)[places]
             return self._figures(logits, targets) if draws is None else self._margins(logits, targets, draws)
-        with save_on_cpu(pin_memory=True) if self.offloads else nullcontext():
-            hidden = self.model.base_model(**given).last_hidden_state
+        hidden = self.model.base_model(**given).last_hidden_state
         hidden = hidden.flatten(0, 1)[places]
         size = max(1, CHUNK_BYTES // (4 * self.model.config.get_text_config().vocab_size))
         if draws is not None:
@@ -392,7 +388,7 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 def arrange(model: Any, rules: ComputeRules) -> None:
     """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so. Layers share
     their code, so they are compiled one by one."""
-    if rules.activation_checkpointing or rules.activation_offload:
+    if rules.activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise UserError(f"{type(model).__name__} has no activation checkpointing: leave the option out")
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -24,7 +24,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.learner.checkpoint.model_files import load_model, write_staging
-from swarm.learner.copies import Copies
 from swarm.learner.device import pick_device
 from swarm.learner.policy import PolicyModel
 
@@ -91,11 +90,9 @@ class Ranks:
         """Bring what `read` gave onto `device` as fp32 masters. `half`: passes are computed in bf16."""
         module.to(device)
 
-    def copy_whole(self, tensor: torch.Tensor, copies: Copies) -> torch.Tensor | None:
-        """Begin a copy in rank 0's own CPU memory; None on the others. It is there when `copies.finish` returns."""
-        room = copies.room(tensor.shape, tensor.dtype)
-        copies.start(room, tensor)
-        return room
+    def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A copy in rank 0's own CPU memory; None on the others."""
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
     @torch.no_grad()
     def fill(self, tensor: torch.Tensor, whole: torch.Tensor | None) -> None:
@@ -103,9 +100,9 @@ class Ranks:
         assert whole is not None
         tensor.copy_(whole)
 
-    def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path, copies: Copies) -> None:
+    def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
         """Write the stream of bf16 weights over the file at `path`."""
-        write_staging(tensors, path, copies)
+        write_staging(tensors, path)
 
 
 TORCHRUN_VARIABLE = "ECHO_NODE_TORCHRUN_PID"  # By which a rank sees whether torchrun is still there

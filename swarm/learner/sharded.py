@@ -29,8 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
-from swarm.learner.checkpoint.model_files import load_model, stream_places
-from swarm.learner.copies import Copies
+from swarm.learner.checkpoint.model_files import load_model, put, stream_places
 from swarm.learner.device import TORCH_DTYPES, pick_device, stream_dtype
 from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.optimizer import local as _local
@@ -188,15 +187,15 @@ class Sharded(Ranks):
         for name, tensor in _named_tensors(module.model).items():
             self.fill(tensor, held.get(name))
 
-    def copy_whole(self, tensor: torch.Tensor, copies: Copies) -> torch.Tensor | None:
+    def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if not isinstance(tensor, DTensor):
-            return super().copy_whole(tensor, copies) if self.rank == 0 else None
+            return super().copy_whole(tensor) if self.rank == 0 else None
         local = _local(tensor)
         if self.rank != 0:
             self._send(local)
             return None
-        whole = copies.room(tensor.shape, tensor.dtype)
-        copies.start(whole[self._rows(tensor, 0)], local)
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        whole[self._rows(tensor, 0)].copy_(local)
         for rank in range(1, self.count):
             self._receive(whole[self._rows(tensor, rank)], rank)
         return whole
@@ -222,13 +221,13 @@ class Sharded(Ranks):
                 self._send(part, rank)
 
     @torch.no_grad()
-    def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path, copies: Copies) -> None:
+    def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
         """Ranks on rank 0's machine write their rows into the file themselves; others send them there."""
         is_near = self._machines[self.rank] == self._machines[0]
         places = self.together(lambda: stream_places(tensors, path) if is_near else None)
         far = [rank for rank in range(self.count) if self._machines[rank] != self._machines[0]]
-        if places is not None:
-            copies.write(self._own_rows(places, tensors.values()))
+        for place, own in self._own_rows(places, tensors.values()) if places is not None else ():
+            put(place, own)
         for number, tensor in enumerate(tensors.values()):
             if not isinstance(tensor, DTensor):
                 continue

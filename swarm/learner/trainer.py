@@ -29,8 +29,6 @@ from swarm.learner.checkpoint.model_files import (
     write_staging,
 )
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
-from swarm.learner.comparison import Comparison
-from swarm.learner.copies import Copies
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
@@ -72,7 +70,6 @@ class Trainer:
         self._command = command
         self._ranks = ranks or Ranks()
         self._device = self._ranks.device(command.device)
-        self._copies = Copies(self._device)
         self._base: Digest | None = None
         """Of the weights beside an adapter; None if all are trained."""
         self._with_base: set[tuple[int, int]] = set()
@@ -93,10 +90,8 @@ class Trainer:
         self._compute, self._notes = self._settle(self._policy)
         compute = self._compute
         arrange(self._model, compute)
-        self._policy.module.offloads = compute.activation_offload
         self._learning = self._make_learning(compute)
         self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
-        self._comparison = Comparison(self._tensors)
         self._saver = Saver()
         self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
         self.steps_taken = self._resumed_step
@@ -126,19 +121,16 @@ class Trainer:
         began = time.monotonic()
         self._update.learning_rate = command.learning_rate or self._command.learning_rate
         try:
-            compared = self._comparison.found(command.groups, command.step, self._update.compare)
-            figures, alarms = self._update.step(command.groups, command.step, compared)
+            figures, alarms = self._update.step(command.groups, command.step)
         except torch.OutOfMemoryError as error:
             raise UserError(_out_of_memory(command, error)) from error
         self._lineage = command.lineage
         self.steps_taken = command.step + 1
         self._rehearse(began, command.step)
         saved = self._saver.report()
-        seconds = time.monotonic() - began
-        self._comparison.trained_s += seconds
         return Trained(
             metrics=figures,
-            seconds=seconds,
+            seconds=time.monotonic() - began,
             saved_step=saved.step,
             save_fault=saved.fault,
             alarms=alarms,
@@ -190,7 +182,6 @@ class Trainer:
             policy=self._policy,
             reference=reference,
             ranks=self._ranks,
-            copies=self._copies,
             device=self._device,
             progress=channel.progress,
             base=self._base or b"",
@@ -263,13 +254,10 @@ class Trainer:
     def stage(self) -> Done:
         staging = Path(self._command.staging)
         if self._base is not None and staging.exists() and _inode(staging) in self._with_base:
-            write_staging(self._tensors, staging, self._copies, only_trained=True)
+            write_staging(self._tensors, staging, only_trained=True)
         else:
-            self._ranks.stage(self._tensors, staging, self._copies)
+            self._ranks.stage(self._tensors, staging)
             self._with_base.add(_inode(staging))
-        # Ranks hold parts of the weights, and in a rehearsal samplers have no model.
-        if self._ranks.count == 1 and not self._command.rehearse_step_s:
-            self._comparison.staged(staging, self.steps_taken)
         return Done()
 
     def save(self, command: Save) -> Done:

@@ -12,7 +12,7 @@ import torch
 from swarm.audit.claims import Claim, Claims
 from swarm.errors import UserError
 from swarm.learner.adapter import WithoutAdapter
-from swarm.learner.advantages import all_rows, reward_figures, rows_of
+from swarm.learner.advantages import reward_figures, rows_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, by_prompt, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
@@ -57,12 +57,10 @@ class Update:
         self.compared: list[Mismatch] = []
         """What the last step compared at equal weights."""
 
-    def step(
-        self, groups: Sequence[TrainGroup], step: int, compared: Sequence[Mismatch] = ()
-    ) -> tuple[dict[str, float], tuple[Alarm, ...]]:
-        """Train on the groups that have any variance, after `compare`; the figures, by TRL's names, and the alarms."""
-        figures = reward_figures(groups, self._command.learning) | _mismatch_figure(compared)
-        self.compared = list(compared)
+    def step(self, groups: Sequence[TrainGroup], step: int) -> tuple[dict[str, float], tuple[Alarm, ...]]:
+        """Train on the groups that have any variance; the figures, by TRL's names, and the alarms."""
+        figures = reward_figures(groups, self._command.learning)
+        self.compared = []
         self.set_learning_rate(step)
         sums: Sums = defaultdict(float)
         rows = rows_of(groups, self._command.learning)
@@ -75,20 +73,7 @@ class Update:
             claims += self.optimizer_step([rows[place] for place in places], sums, is_first=number == 0)
         self.withheld = self.claims.stepped(claims)
         figures |= self._figures(sums, len(minibatches)) | {"rollouts_withheld": float(self.withheld.total())}
-        return figures, self.alarms.stepped(figures, typical_mismatch(compared, rollouts=len(compared)))
-
-    @torch.no_grad()
-    def compare(self, groups: Sequence[TrainGroup], weights: dict[str, torch.Tensor]) -> list[Mismatch]:
-        """How far the claims of all rollouts are from the log-probs of a model with other `weights`, by one rank alone.
-        Before a step, while there are no gradients: the weights take no more memory than these will."""
-        rows = all_rows(groups)
-        found: dict[int, torch.Tensor] = {}
-        for part in micro_batches(rows, self._command.compute, self._at.device):
-            with torch.compiler.set_stance("force_eager"):  # To compile layers for other weights would take minutes
-                read = self._at.policy.read(part, weights)
-            found |= _mismatch_sums(read, part, max(row.staleness for row in rows))
-            self._at.progress()
-        return self._compared(rows, found)
+        return figures, self.alarms.stepped(figures)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -154,13 +139,11 @@ class Update:
         mismatch = None
         if is_first:
             compared = self._compared(rows, apart)
-            self.compared += compared
+            self.compared = compared
             found |= _mismatch_figure(compared)
             mismatch = typical_mismatch(compared, rollouts=sum(len(row.samplers) for row in rows))
         norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)
         if self.alarms.is_fit(gradient_norm=norm, mismatch_kl=mismatch):
-            # A checkpoint of what this changes may still be on its way to the host.
-            self._at.copies.wait()
             self._at.optimizer.step()
             found |= {"grad_norm": norm, "stepped": 1.0}
         self._at.optimizer.zero_grad(set_to_none=True)

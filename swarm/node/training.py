@@ -360,7 +360,6 @@ def train_group(
                 reward=score.reward,
                 staleness=staleness(rollout.oldest, step),
                 truncated=rollout.finish == "length",
-                mixed=len({span.version for span in rollout.spans}) > 1,
                 sampler=author,
                 turns=rollout.turns,
                 seats=rollout.seats,

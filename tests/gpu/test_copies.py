@@ -11,12 +11,11 @@ import torch
 
 from swarm.learner.checkpoint.model_files import stream_places, stream_tensors, write_staging
 from swarm.learner.checkpoint.saving import Saver
-from swarm.learner.copies import Copies
 from swarm.learner.messages import Save, Train
 from tests.unit.trainers import group, trainer_in
 
 BATCH = (group([0.0, 1.0]), group([1.0, 0.5]))
-MANY = 1 << 22  # Items of a tensor: of more than one piece
+MANY = 1 << 22  # Items of a tensor
 
 
 def busy(device: torch.device) -> torch.Tensor:
@@ -30,34 +29,13 @@ def busy(device: torch.device) -> torch.Tensor:
 def test_staged_weights_are_those_of_the_moment(device: torch.device, tmp_path: Path) -> None:
     model = torch.nn.Linear(MANY // 1024, 1024, device=device)
     tensors = stream_tensors(model)
-    copies = Copies(device, by_pieces=True, piece_bytes=1 << 20)
     for turn in range(2):
         with torch.no_grad():
             model.weight.copy_(busy(device)[:1, :1] * torch.randn(1024, MANY // 1024, device=device))
-        write_staging(tensors, tmp_path / "staging.bin", copies)
+        write_staging(tensors, tmp_path / "staging.bin")
         stored = [place.clone() for place in stream_places(tensors, tmp_path / "staging.bin")]
         expected = [tensor.detach().to(torch.bfloat16).cpu() for tensor in tensors.values()]
         assert all(torch.equal(*pair) for pair in zip(stored, expected, strict=True)), turn
-
-
-def test_a_snapshot_is_not_changed_by_what_waits_for_it(device: torch.device) -> None:
-    copies = Copies(device)
-    tensor = torch.zeros(MANY, device=device)
-    kept: list[int] = []
-    for turn in range(3):
-        copies.begin()
-        tensor.fill_(turn)
-        busy(device)
-        copies.begin()
-        room = copies.room(tensor.shape, tensor.dtype)
-        copies.start(room, tensor)
-        copies.wait()
-        tensor.add_(100)
-        copies.finish()
-        assert bool((room == turn).all())
-        kept.append(room.data_ptr())
-    # The memory of one is the next one's: pinning it again would take longer than the copy.
-    assert len(set(kept)) == 1
 
 
 class LateSaver(Saver):
@@ -72,30 +50,9 @@ class LateSaver(Saver):
         super().wait()
 
 
-class Late(Copies):
-    """Copies when somebody waits, as a busy bus may: what changes before that is wrong in the copy."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def start(self, room: torch.Tensor, tensor: torch.Tensor) -> None:
-        self._later.append((room, tensor))
-
-    def wait(self) -> None:
-        self.finish()
-
-    def finish(self) -> None:
-        while self._later:
-            super().start(*self._later.pop())
-        super().finish()
-
-
-@pytest.mark.parametrize("copies", [Copies, Late])
 def test_a_checkpoint_taken_while_training_goes_on_is_that_of_its_step(
-    device: torch.device, tmp_path: Path, copies: type[Copies], monkeypatch: pytest.MonkeyPatch
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.learner.trainer.Copies", copies)
     # Nothing is read before the steps that would spoil it.
     monkeypatch.setattr("swarm.learner.trainer.Saver", LateSaver)
 

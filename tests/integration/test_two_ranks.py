@@ -267,11 +267,8 @@ element changes, unless that element is next to nothing. Measured: 4e-8, an ulp 
 
 def test_figures_are_those_of_one_rank(one: Life, two: Two) -> None:
     for step, (alone_, together) in enumerate(zip(one.trained, two.life.trained, strict=True)):
-        shared = {name: alone_.metrics[name] for name in together.metrics}
-        assert together.metrics == pytest.approx(shared, rel=1e-4, abs=1e-6), step
-        # One rank alone also compares weights that it has kept; nothing else may differ.
-        assert alone_.metrics.keys() - shared.keys() <= {"mismatch_kl"}
-        assert together.alarms == tuple(alarm for alarm in alone_.alarms if alarm.reaction != "none")
+        assert together.metrics == pytest.approx(alone_.metrics, rel=1e-4, abs=1e-6), step
+        assert together.alarms == alone_.alarms
     assert [trained.metrics["optimizer_steps"] for trained in two.life.trained] == [2, 0, 2, 2]
 
 

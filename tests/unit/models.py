@@ -20,7 +20,6 @@ from swarm.learner.checkpoint.model_files import (
     stream_tensors,
     write_staging,
 )
-from swarm.learner.copies import Copies
 from swarm.learner.messages import AdapterRules
 from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.net.wire import Digest
@@ -72,7 +71,7 @@ def stage_model(model: Any, directory: Path) -> Staged:
     adapter = shape_of_adapter(model, Digest(bytes(32))) if is_adapted(model) else None
     layout = layout_of(tensors, save_small_files(model, tiny_tokenizer(), directory / "model"), adapter)
     staging = directory / "staging.bin"
-    write_staging(tensors, staging, Copies(torch.device("cpu")))
+    write_staging(tensors, staging)
     return Staged(
         model=model, layout=layout, files_dir=directory / "model", staging=staging, sums=sums_of(staging, layout)
     )

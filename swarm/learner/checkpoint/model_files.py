@@ -15,7 +15,6 @@ from swarm.broadcast.version.manifest import ITEM_BYTES, AdapterShape, Layout, M
 from swarm.errors import UserError
 from swarm.learner.adapter import as_published, is_adapted, is_of_adapter, module_name, save_config, shape_of_tensor
 from swarm.learner.checkpoint.files import in_stream_dtype
-from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, mapped_file, stream_dtype
 from swarm.learner.models import tiny_model, tiny_tokenizer, warm_model
 from swarm.net.wire import Digest
@@ -153,25 +152,27 @@ def digest_of_weights(model: Any) -> Digest:
     return Digest(found.digest())
 
 
-def write_staging(
-    tensors: dict[TensorSpec, torch.Tensor], path: Path, copies: Copies, *, only_trained: bool = False
-) -> None:
+@torch.no_grad()
+def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path, *, only_trained: bool = False) -> None:
     """Cast to bf16 and write, tensor by tensor, through a memory map: no second copy of the model in memory. With
     `only_trained` the file has the frozen ones already."""
-    pairs = zip(stream_places(tensors, path), tensors.items(), strict=True)
-    copies.write((place, as_published(own)) for place, (spec, own) in pairs if not (only_trained and spec.frozen))
+    for place, (spec, own) in zip(stream_places(tensors, path), tensors.items(), strict=True):
+        if not (only_trained and spec.frozen):
+            put(place, as_published(own))
+
+
+def put(place: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Write a tensor to its place in the host's memory, in the dtype of the place. It is there on return."""
+    own = tensor.detach()
+    # Cast on the device: half as many bytes cross the bus.
+    place.copy_(own.to(place.dtype) if own.is_cuda else own)
 
 
 def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
     """The weights that were staged to `path`, in the form of `tensors` and by the names of policy.PolicyModel, which
-    may be called with them. FileNotFoundError if there are none."""
+    may be called with them; without the frozen ones, which a model has. FileNotFoundError if there are none."""
     path.stat()  # Else the next line would make the file
-    return weights_of(tensors, stream_places(tensors, path))
-
-
-def weights_of(tensors: dict[TensorSpec, torch.Tensor], stored: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same of weights that are `stored` in the places of the stream; without the frozen ones, which a model has."""
-    pairs = zip(tensors.items(), stored, strict=True)
+    pairs = zip(tensors.items(), stream_places(tensors, path), strict=True)
     return {
         f"model.{module_name(spec.name)}": kept.to(own.device).to(own.dtype)
         for (spec, own), kept in pairs

@@ -24,7 +24,6 @@ from swarm.errors import UserError
 from swarm.learner.adapter import is_adapted, parameters_of, save_adapter
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
 from swarm.learner.checkpoint.model_files import save_model, stream_tensors
-from swarm.learner.copies import Copies
 from swarm.learner.device import TORCH_DTYPES, stream_dtype
 from swarm.learner.messages import AlarmState, ClaimState, Saved
 from swarm.learner.optimizer import MOMENTS, SCALES, AdamW, converted
@@ -40,19 +39,16 @@ class Parts:
     shuffle: torch.Generator
     device: torch.device
     ranks: Ranks
-    copies: Copies
     progress: Callable[[], None]
     base: bytes = b""  # Digest of what is frozen beside an adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One moment of a run, in rank 0's own CPU memory: 12 bytes a parameter, and 2 more while it is written. Its
-    memory is the next one's. `finish` returns when all of it is there."""
+    """One moment of a run, in rank 0's own CPU memory: 12 bytes a parameter, and 2 more while it is written."""
 
     tensors: dict[str, torch.Tensor]
     state: TrainerState
-    finish: Callable[[], None]
 
 
 def take(
@@ -63,11 +59,10 @@ def take(
     alarms: AlarmState | None = None,
     claims: ClaimState | None = None,
 ) -> Snapshot:
-    """Begin a snapshot. Until `copies.wait` nothing may change that it holds."""
+    """Copy all that an optimiser step changes, before one may change it."""
     copied: dict[str, torch.Tensor] = {}
-    parts.copies.begin()
     for name, tensor in {**_weights(parts.model), **_moments(parts), **_generators(parts)}.items():
-        copy = parts.ranks.copy_whole(tensor, parts.copies)
+        copy = parts.ranks.copy_whole(tensor)
         if copy is not None:
             copied[name] = copy
         parts.progress()
@@ -79,13 +74,12 @@ def take(
         claims=claims or ClaimState(),
         base=parts.base.hex(),
     )
-    return Snapshot(tensors=copied, state=state, finish=parts.copies.finish)
+    return Snapshot(tensors=copied, state=state)
 
 
 def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:
     """Write a checkpoint to `directory`: the snapshot, and the model or adapter in bf16 as anybody loads it. DiskFull
     or OSError. Of `model` only names and configuration are read."""
-    snapshot.finish()
     trained = [spec.name for spec in stream_tensors(model) if not spec.frozen]
     published = {name: snapshot.tensors[f"weight/{name}"] for name in trained}
     half = {name: tensor.to(TORCH_DTYPES[stream_dtype(tensor)]) for name, tensor in published.items()}

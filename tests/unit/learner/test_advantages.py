@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from swarm.learner.advantages import (
     ADVANTAGE_EPSILON,
     TURNS_SHOWN,
-    all_rows,
     has_variance,
     overlong_punishment,
     returns_of,
@@ -250,7 +249,6 @@ def test_each_player_has_a_row_of_its_own_and_is_compared_with_itself() -> None:
     assert (last.token_ids.tolist(), last.places.tolist(), last.prompt_tokens) == ([7, 8, 9], [1, 2], 1)
     assert (other.token_ids.tolist(), other.places.tolist(), last.samplers) == ([4, 5], [1], ("b",))
     assert [last.advantage, other.advantage] == pytest.approx([-1.0, 1.0], rel=1e-3)
-    assert [len(row.token_ids) for row in all_rows([group_of(one, three)])] == [5, 3, 4, 2]
 
 
 def test_a_player_that_never_spoke_has_no_row() -> None:

@@ -19,7 +19,6 @@ from swarm.learner.checkpoint.export import export_model
 from swarm.learner.checkpoint.files import ADAPTER_WEIGHTS
 from swarm.learner.checkpoint.merge import merge_into
 from swarm.learner.checkpoint.model_files import write_staging
-from swarm.learner.copies import Copies
 from swarm.learner.memory import check_weights, frozen_bytes, read_shape, shape_of
 from swarm.learner.messages import AdapterRules, ComputeRules, Save, Train
 from swarm.learner.models import tiny_model
@@ -50,10 +49,9 @@ def published(staging: Path, layout: Layout) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("by_pieces", [False, True])
-def test_what_is_published_is_what_four_bits_stand_for(by_pieces: bool, trainer: Trainer, tmp_path: Path) -> None:
+def test_what_is_published_is_what_four_bits_stand_for(trainer: Trainer, tmp_path: Path) -> None:
     layout, staging = trainer.prepared().layout, tmp_path / "other.bin"
-    write_staging(trainer._tensors, staging, Copies(CPU, by_pieces=by_pieces, piece_bytes=1000))
+    write_staging(trainer._tensors, staging)
     assert staging.read_bytes() == (tmp_path / "staging.bin").read_bytes()
     own, found = rounded(tiny_model(0)), published(staging, layout)
     for name in linear_layers(own):

@@ -147,13 +147,12 @@ def test_too_little_is_one_line_that_says_what_does_not_fit() -> None:
             'optimizer_states = "8bit", or optimizer_states = "host", or kl_weight = 0, or '
             f"{ADAPTER}, or --trainer-ranks 2 {AS_MANY}",
         ),
-        # Rows of 16,384 tokens: their inputs of layers are 2.8 GiB.
         (
             ON_GPU,
             ComputeRules(tokens_per_micro_batch=16_384),
             58,
             0,
-            "fewer --tokens-per-micro-batch, or activation_offload = true, or "
+            "fewer --tokens-per-micro-batch, or "
             f'optimizer_states = "8bit", or optimizer_states = "host", or {ADAPTER}, or --trainer-ranks 2 {AS_MANY}',
         ),
         # Nothing alone: the cheapest two together.
@@ -245,9 +244,7 @@ CARD_80, CARD_24 = 78 * GIB, 23 * GIB  # What a card of 80 GB, and one of 24, ha
         ("8B", None, CARD_80, replace(ON_GPU, tokens=8192, ranks=2, states="8bit")),
         ("8B", None, CARD_80, replace(ON_GPU, tokens=8192, states="host")),
         ("8B", 32, CARD_24, replace(ON_GPU, tokens=8192)),
-        ("8B", 32, CARD_24, replace(ON_GPU, tokens=16_384, offload=True)),
         ("32B", 32, CARD_80, replace(ON_GPU, tokens=8192)),
-        ("32B", 32, CARD_80, replace(ON_GPU, tokens=16_384, offload=True)),
     ],
 )
 def test_the_cards_that_people_have_are_enough(model: str, adapter: int | None, card: int, setting: Setting) -> None:
@@ -267,7 +264,7 @@ def test_the_cards_that_people_have_are_enough(model: str, adapter: int | None, 
             32,
             CARD_24,
             replace(ON_GPU, tokens=16_384),
-            "change: fewer --tokens-per-micro-batch, or activation_off",
+            "change: fewer --tokens-per-micro-batch",
         ),
     ],
 )
@@ -281,16 +278,8 @@ def test_where_they_are_not_the_cheapest_way_is_said(
         choose(shape, setting, wanted, free, longest=0)
 
 
-def test_offloading_for_which_the_host_has_no_room_is_left_out() -> None:
-    offloading = replace(ON_GPU, offload=True, host_bytes=53 * GIB)
-    with pytest.raises(UserError, match=r"on the host: a step of .*; change: .*activation_offload = false"):
-        choose(FOUR_B, offloading, ComputeRules(tokens_per_micro_batch=16_384), 300 * GIB, longest=0)
-
-
 def test_what_does_not_help_is_not_reckoned_with() -> None:
-    """Offloading on a CPU, where it is the same memory; 8 bits of an adapter, whose rows are no blocks."""
-    on_cpu = replace(ON_GPU, on_host=True)
-    assert step_bytes(FOUR_B, replace(on_cpu, offload=True)) == step_bytes(FOUR_B, on_cpu)
+    """8 bits of an adapter, whose rows are no blocks."""
     adapter = reckoned.shape("4B", 32)
     in_8_bits = step_bytes(adapter, replace(ON_GPU, states="8bit"))
     assert in_8_bits["gradients and AdamW"] == step_bytes(adapter, ON_GPU)["gradients and AdamW"]
@@ -320,13 +309,9 @@ def test_versions_of_adapters_are_as_large_as_was_published() -> None:
 
 
 def test_what_the_host_keeps_follows_the_settings() -> None:
-    own = kept_on_host(FOUR_B, ON_GPU)
-    assert own == 14 * FOUR_B.parameters
+    assert kept_on_host(FOUR_B, ON_GPU) == 14 * FOUR_B.parameters
     assert kept_on_host(FOUR_B, replace(ON_GPU, states="host")) == 22 * FOUR_B.parameters
     assert kept_on_host(FOUR_B, replace(ON_GPU, states="8bit")) < 8.1 * FOUR_B.parameters
-    inputs = kept_on_host(FOUR_B, replace(ON_GPU, offload=True)) - own
-    with_all, without = (step_bytes(FOUR_B, replace(ON_GPU, offload=way))["activations"] for way in (False, True))
-    assert inputs == pytest.approx(2 * (with_all - without) * 36 / 34, rel=1e-9)
     assert kept_on_host(FOUR_B, replace(ON_GPU, on_host=True)) == 0
 
 
@@ -418,11 +403,10 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
     assert trainer.prepared().notes == (
         "a learner step takes up to 16,384 tokens at a time, padded, each prompt once, in float32",
     )
-    elsewhere = ComputeRules(activation_offload=True, optimizer_states="host")
+    elsewhere = ComputeRules(activation_checkpointing=True, optimizer_states="host")
     trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"), compute=elsewhere)
     (line,) = trainer.prepared().notes
-    assert line.endswith("in float32, with activation checkpointing on the host, and AdamW's moments on the host")
-    assert trainer._policy.module.offloads
+    assert line.endswith("in float32, with activation checkpointing, and AdamW's moments on the host")
     assert trainer._model.is_gradient_checkpointing
     monkeypatch.setattr(trainer_module, "read_free_bytes", lambda device, ranks: 2_000_000)
     with pytest.raises(UserError, match="a step of"):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from torch.autograd.graph import save_on_cpu
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
@@ -380,35 +379,6 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
     arrange(model, ComputeRules(activation_checkpointing=True))
     torch.testing.assert_close(gradient(model, policy, rows), expected, atol=1e-6, rtol=1e-5)
     assert sum(runs) == 2
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_what_checkpointing_keeps_can_lie_on_the_host(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same gradient, bit for bit; of a layer its input alone goes there, and no weight."""
-    model, rows = small_model("qwen3").train(), random_rows(6)
-    rules = ComputeRules(precision="bfloat16" if half else "float32", activation_offload=True)
-    policy = Policy(model, rules, temperature=1.0)
-    arrange(model, rules)
-    expected = gradient(model, policy, rows)
-    moved: list[torch.Size] = []
-
-    class Counted(save_on_cpu):
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            self.to_host, self.pack_hook = self.pack_hook, self.counted
-
-        def counted(self, tensor: torch.Tensor) -> Any:
-            moved.append(tensor.shape)
-            return self.to_host(tensor)
-
-    monkeypatch.setattr(policy_module, "save_on_cpu", Counted)
-    policy.module.offloads = True
-    assert torch.equal(gradient(model, policy, rows), expected)
-    inputs = [shape for shape in moved if len(shape) == 3 and shape[-1] == model.config.hidden_size]
-    layers = model.config.num_hidden_layers
-    assert layers <= len(inputs) <= layers + 4  # And what the last norm keeps
-    matrices = {p.shape for p in model.parameters() if p.dim() == 2}
-    assert not matrices & set(moved)
 
 
 def test_bf16_with_checkpointing_keeps_no_copy_of_all_weights() -> None:

@@ -20,8 +20,8 @@ from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figu
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.journal.journal import Journal
 from swarm.settings import LeadConfig
-from swarm.types import MAX_PARTS, NodeId, Score, Span
-from tests.builders import prompt, rollout, v
+from swarm.types import MAX_PARTS, NodeId, Score
+from tests.builders import prompt
 from tests.unit.episodes import TWO, played
 from tests.unit.rollout.journal.test_journal import group, taken
 
@@ -276,14 +276,6 @@ def _no_room(descriptor: int, nbytes: int, path: Path) -> None:
     raise DiskFull(f"the disk of {path.parent} is full")
 
 
-@pytest.mark.parametrize(("versions", "mixed"), [((3, 3), False), ((3, 4), True)])
-def test_the_trainer_hears_whether_one_version_alone_drew_a_rollout(versions: tuple[int, int], mixed: bool) -> None:
-    spans = [Span(version=v(version), start=at, end=at + 1) for at, version in enumerate(versions)]
-    answer = (rollout(spans=spans), Score(reward=1.0, exact=True), NodeId("a"))
-    (made,) = train_group(prompt(0), [answer], step=5).rollouts
-    assert (made.staleness, made.mixed) == (2, mixed)
-
-
 def test_each_of_several_rewards_has_its_mean_and_deviation() -> None:
     scores = [Score(reward=0.0, exact=False, parts={"exact": value, "form": 1.0}) for value in (0.0, 1.0, 2.0)]
     assert reward_figures([*scores, Score(reward=0.0, exact=False)]) == {
@@ -299,5 +291,5 @@ def test_each_of_several_rewards_has_its_mean_and_deviation() -> None:
 def test_the_trainer_hears_of_the_turns_of_an_episode() -> None:
     one = played(TWO, seats=(0, 3))
     (made,) = train_group(prompt(0), [(one, Score(reward=1.0, exact=True), NodeId("a"))], step=2).rollouts
-    assert (made.turns, made.seats, made.staleness, made.mixed) == (TWO, (0, 3), 2, True)
+    assert (made.turns, made.seats, made.staleness) == (TWO, (0, 3), 2)
     assert (made.length, made.drawn) == (7, 4)
