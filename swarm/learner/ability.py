@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks import load_task, task_options
 
 TEXT = Path(__file__).parents[2] / "ARCHITECTURE.md"
-TEXT_TOKENS = 2000
+TEXT_TOKENS = 1000
 ANSWERS = 5  # To questions of the task
 ANSWER_TOKENS = 24  # To a question of general knowledge: a sentence
 QUESTIONS = (
@@ -30,17 +30,22 @@ QUESTIONS = (
 
 
 @torch.no_grad()
-def ability(directory: str, questions: Iterable[tuple[str, bool, int]]) -> tuple[float, list[str]]:
+def ability(directory: str, questions: Sequence[tuple[str, bool, int]]) -> tuple[float, list[str]]:
     """Return the nll of TEXT in nats a token, and the answers to questions: a text, whether to ask it as a chat, and
     the most tokens of its answer."""
     model, tokenizer = load_model(directory, seed=0)
-    answers = []
-    for text, is_chat, tokens in questions:
+    read, most = [], [tokens for *_, tokens in questions]
+    for text, is_chat, _ in questions:
         turn = [{"role": "user", "content": text}]
         asked = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) if is_chat else text
-        given = tokenizer(asked, return_tensors="pt", add_special_tokens=not is_chat)
-        drawn = model.generate(**given, do_sample=False, max_new_tokens=tokens)[0, given.input_ids.shape[1] :]
-        answers.append(tokenizer.decode(drawn, skip_special_tokens=True))
+        read.append(tokenizer(asked, add_special_tokens=not is_chat).input_ids)
+    width = max(map(len, read))
+    given = torch.tensor([[0] * (width - len(ids)) + ids for ids in read])
+    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in read])
+    drawn = model.generate(given, attention_mask=mask, do_sample=False, max_new_tokens=max(most))[:, width:]
+    answers = [
+        tokenizer.decode(ids[:tokens], skip_special_tokens=True) for ids, tokens in zip(drawn, most, strict=True)
+    ]
     ids = tokenizer(TEXT.read_text(), return_tensors="pt").input_ids[:, :TEXT_TOKENS]
     return float(model(ids, labels=ids).loss), answers
 
