@@ -7,21 +7,24 @@ processes score. Their files are in a temporary directory beside the run's.
 from __future__ import annotations
 
 import asyncio
+import math
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from swarm.broadcast.store.disk import SPARE_BYTES, free_bytes
 from swarm.errors import ChildFailed, UserError
 from swarm.learner.checkpoint.files import newest_whole
-from swarm.learner.messages import Prepared
+from swarm.learner.messages import Prepared, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.server import check_port
 from swarm.node.episodes import episode_rules
 from swarm.node.joining import lead_settings
-from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts, read_record
+from swarm.node.prompts import check_data, longest_completion, longest_turn, open_task, prepare_prompts, read_record
 from swarm.node.rundir import directory_of, refuse_used
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
@@ -31,6 +34,8 @@ from swarm.types import Prompt, Unscored
 
 SCORED_PROMPTS = 3  # Held-out prompts to score: enough to see a reward that fails or is always the same
 CHECKPOINT_BYTES = 12  # Bytes per trained parameter in a checkpoint: fp32 weights and two moments
+TRIED_GROUPS, TRIED_TOKENS = 2, 4096  # Of the step that is tried: seconds, on a GPU or with a small model
+LARGE_PARAMETERS, SMALL_PARAMETERS = 500_000_000, 10_000_000
 COPIES = 5  # Approximate copies of the published weights on disk: staged, mapped, held, best, and served versions
 
 
@@ -52,15 +57,23 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
         say("model    not loaded: that takes the trainers of all machines")
         return
     with _directory_beside(run_dir) as directory:
-        prepared = await _check_model(config, task, directory, run_dir if resume else None, say)
-        _check_disk(config, prepared, directory.parent, say)
-        prompts, held_out = await asyncio.to_thread(
-            prepare_prompts, directory, config, task, prepared, lambda line: say(f"prompts  {line}")
-        )
-        record = await asyncio.to_thread(read_record, directory)
-        assert record is not None
-        episode_rules(config, task, record, is_chat=False, context_tokens=prepared.context_tokens)
-        say(f"prompts  {len(held_out)} held out; of {prompts.most_tokens:,} tokens at most")
+        trainer = TrainerProcess(directory, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config), say=say)
+        try:
+            prepared = await _check_model(trainer, config, task, run_dir if resume else None, say)
+            _check_disk(config, prepared, directory.parent, say)
+            prompts, held_out = await asyncio.to_thread(
+                prepare_prompts, directory, config, task, prepared, lambda line: say(f"prompts  {line}")
+            )
+            record = await asyncio.to_thread(read_record, directory)
+            assert record is not None
+            episode_rules(config, task, record, is_chat=False, context_tokens=prepared.context_tokens)
+            say(f"prompts  {len(held_out)} held out; of {prompts.most_tokens:,} tokens at most")
+            say(f"rate     {_rate_words(config, prepared)}")
+            if task.environment() is None:
+                tried, longest = [prompts(number) for number in range(TRIED_GROUPS)], longest_turn(config, task)
+                say(f"step     {await _try_step(trainer, config, tried, prepared.vocab_size, longest)}")
+        finally:
+            await trainer.stop()
         pool = reward_pool(config, directory / "model", prepared.stop_token_ids)
         try:
             await pool.start()
@@ -76,21 +89,56 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
 
 
 async def _check_model(
-    config: LeadConfig, task: Task, directory: Path, resumed: Path | None, say: Callable[[str], None]
+    trainer: TrainerProcess, config: LeadConfig, task: Task, resumed: Path | None, say: Callable[[str], None]
 ) -> Prepared:
-    trainer = TrainerProcess(directory, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config), say=say)
     found = await asyncio.to_thread(newest_whole, resumed / "checkpoints") if resumed is not None else None
     try:
         prepared = await trainer.prepare(config, longest_completion(config, task), found.path if found else None)
     except ChildFailed as fault:
         # Leave out the log's path: the log is removed with the directory.
         raise UserError(str(fault).partition(" (log: ")[0]) from fault
-    finally:
-        await trainer.stop()
     say(f"model    {config.model}: {prepared.parameters:,} parameters, trains on {prepared.device}")
     for note in prepared.notes:
         say(f"memory   {note}")
     return prepared
+
+
+def _rate_words(config: LeadConfig, prepared: Prepared) -> str:
+    """Return the learning rate, and which one is usual for such a model: docs/learner.md, "What to set"."""
+    rate, is_large = config.resolved_learning_rate, prepared.parameters >= LARGE_PARAMETERS
+    usual, source = (1e-6, "the field's value above 0.5B") if is_large else (3e-5, "measured here on 0.135B")
+    if prepared.parameters < SMALL_PARAMETERS:
+        usual, source = 1e-3, "measured here on the tiny model"
+    if config.adapter:
+        usual, source = 10 * usual, f"ten times {source}, as is usual with an adapter"
+    far = "" if usual / 5 <= rate <= usual * 5 else ": this one is far from it"
+    return f"{rate:g}; usual is {usual:g}, {source}{far}"
+
+
+async def _try_step(
+    trainer: TrainerProcess, config: LeadConfig, prompts: Sequence[Prompt], vocab_size: int, longest: int
+) -> str:
+    """Return how long a learner step takes at most, from one on a few prompts with answers of random tokens, after one
+    that does not count: a first step allocates."""
+    size, draw = config.group_size, Random(0)
+    length = max(1, min(longest, TRIED_TOKENS // (len(prompts) * size)))
+    groups = [_random_group(prompt, size, length, vocab_size, draw) for prompt in prompts]
+    await trainer.train(0, groups)
+    seconds = (await trainer.train(1, groups)).seconds
+    drawn, whole = len(groups) * size * length, config.groups_per_step * size * longest
+    most = f"about {seconds * max(1.0, whole / drawn):.2g} s where all answers have {longest:,} tokens"
+    return f"{most}: one on {drawn:,} of {whole:,} tokens took {seconds:.2g} s"
+
+
+def _random_group(prompt: Prompt, size: int, length: int, vocab_size: int, draw: Random) -> TrainGroup:
+    """Half of the answers earn something, so that there is something to learn."""
+    answers = [array("i", [draw.randrange(vocab_size) for _ in range(length)]).tobytes() for _ in range(size)]
+    claims = array("f", [-math.log(vocab_size)] * length).tobytes()
+    rollouts = [
+        TrainRollout(token_ids=token_ids, logprobs=claims, reward=float(number % 2), staleness=1)
+        for number, token_ids in enumerate(answers)
+    ]
+    return TrainGroup(prompt_token_ids=prompt.token_ids, rollouts=tuple(rollouts))
 
 
 def _check_disk(config: LeadConfig, prepared: Prepared, place: Path, say: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -83,7 +84,11 @@ def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> Non
     done = command("lead", "--check", "--host", "127.0.0.1", "--port", "0", "--run-dir", str(run_dir))
     assert done.returncode == 0, done.stdout + done.stderr
     told = [line.split()[0] for line in done.stdout.splitlines()]
-    assert told == ["port", "task", "model", "disk", "prompts", "rewards", "nothing"]
+    assert told == ["port", "task", "model", "disk", "prompts", "rate", "step", "rewards", "nothing"]
+    assert "rate     0.001; usual is 0.001, measured here on the tiny model\n" in done.stdout
+    assert re.search(
+        r"\nstep     about [\d.]+ s where all answers have \d+ tokens: one on \d+ of [\d,]+ tokens", done.stdout
+    )
     assert "rewards  1 for right answers, 0 for empty ones" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
