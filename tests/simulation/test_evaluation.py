@@ -32,6 +32,7 @@ def training_s(prompts: int, *, max_staleness: int) -> float:
 
 @pytest.mark.parametrize("max_staleness", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_round_takes_no_more_from_training_than_its_samples(max_staleness: int) -> None:
-    """800 prompts are 50 batches of the one sampler, and it had nothing else to do: the run is that much longer."""
+    """800 prompts are 50 batches of the one sampler, and it had nothing else to do: the run is that much longer. At
+    S = 0 the last batch before a step is not a whole one."""
     without, beside = (training_s(prompts, max_staleness=max_staleness) for prompts in (1, 800))
-    assert without < beside < without + 1.1 * 800 / ALONE.capacity * ALONE.generation_s
+    assert without < beside < without + 1.2 * 800 / ALONE.capacity * ALONE.generation_s

@@ -32,7 +32,6 @@ def row_of(case: str) -> Row:
     ("case", "steps"),
     [
         ("halved", 100),
-        ("bursts", 60),
         *(pytest.param(*more, marks=pytest.mark.long) for more in (("doubled", 60), ("mixed", 60), ("places", 24))),
     ],
 )
@@ -45,6 +44,16 @@ def test_the_aim_makes_data_younger_and_costs_next_to_nothing(case: str, steps: 
     assert found["missed"] == []
     assert ours["mean_staleness"] < off["mean_staleness"] - 1
     assert (found["recovery_batches"] is None) == (case in ("mixed", "places", "lockstep"))
+
+
+def test_the_learner_waits_no_longer_for_rounds_of_held_out_prompts_than_they_take() -> None:
+    """Two of four batches each, which go first: 8 of 60 steps for this fleet, less what was drawn before."""
+    row = row_of("bursts")
+    found = measure("bursts", setting_of(row, "deadlines"), fleet_of(row, ahead=True, dying=0.0), steps=60, seeds=1)
+    ours, off = found["rules"].values()
+    assert found["missed"] == ["idle beside off"], "which has more rollouts ready, and older ones"
+    assert ours["idle"] < 0.1
+    assert ours["mean_staleness"] < off["mean_staleness"] - 1
 
 
 def run_of(kind: type[staleness_cases.CaseRun], row: Row, *, steps: int) -> staleness_cases.CaseRun:
