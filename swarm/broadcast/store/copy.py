@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from swarm.broadcast.store.disk import allocate, write_at
@@ -67,7 +68,11 @@ class Log:
             chain.insert(0, held)
             at = held.head.base if held.chunks.complete else None
         self.versions = chain
-        self._spans = [encoded_spans(held.table) for held in chain]
+
+    @cached_property
+    def _spans(self) -> list[list[Span]]:
+        # Not when it is made: whether a copy is due is asked on the event loop, at every piece that comes.
+        return [encoded_spans(held.table) for held in self.versions]
 
     def replay(self, index: int, nbytes: int, dtype: Dtype, holds: bytes, content: Buffer) -> Buffer | None:
         """Return region `index` of the newest version, made from what holds it, `content` with the digest `holds`, or
