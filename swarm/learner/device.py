@@ -26,12 +26,12 @@ TORCH_DTYPES: dict[Dtype, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def stream_dtype(tensor: torch.Tensor) -> Dtype:
     """The dtype of a tensor in the stream: every float is published as bf16, everything else as it is."""
-    return "BF16" if tensor.is_floating_point() else _NAMES[tensor.dtype]
+    return "BF16" if tensor.is_floating_point() else DTYPE_NAMES[tensor.dtype]
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -93,6 +93,7 @@ class Trainer:
         self._learning = self._make_learning(compute)
         self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
         self._saver = Saver()
+        self._learning.optimizer.register_step_pre_hook(self._saver.part)
         self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
         self.steps_taken = self._resumed_step
 
@@ -261,14 +262,14 @@ class Trainer:
         return Done()
 
     def save(self, command: Save) -> Done:
-        """Copy what a checkpoint holds; the copy is written while training goes on."""
+        """Begin to write a checkpoint; training goes on meanwhile."""
         with self._channel.alive():
             self._saver.wait()
         alarms, claims = self._update.alarms.state, self._update.claims.state
         snapshot = take(self._learning, step=command.step, lineage=self._lineage, alarms=alarms, claims=claims)
         if self._ranks.rank == 0:
             directory = Path(command.directory)
-            self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, directory))
+            self._saver.start(snapshot, lambda: write(snapshot, self._model, self._tokenizer, directory))
         return Done()
 
     def flush(self) -> Saved:

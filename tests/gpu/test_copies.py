@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarm.learner.checkpoint.model_files import stream_places, stream_tensors, write_staging
-from swarm.learner.checkpoint.saving import Saver
+from swarm.learner.checkpoint.saving import Saver, Snapshot
 from swarm.learner.messages import Save, Train
 from tests.unit.trainers import group, trainer_in
 
@@ -41,8 +41,8 @@ def test_staged_weights_are_those_of_the_moment(device: torch.device, tmp_path: 
 class LateSaver(Saver):
     """Writes when it is asked what became of it."""
 
-    def start(self, step: int, write: Callable[[], None]) -> None:
-        self._late = partial(super().start, step, write)
+    def start(self, snapshot: Snapshot, write: Callable[[], None]) -> None:
+        self._late = partial(super().start, snapshot, write)
 
     def wait(self) -> None:
         if (late := self.__dict__.pop("_late", None)) is not None:

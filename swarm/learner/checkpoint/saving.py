@@ -1,6 +1,6 @@
-"""A trainer's state: copied between two learner steps, written by a thread, and restored.
+"""A trainer's state: written by a thread, what an optimiser step would change meanwhile copied before it, and restored.
 
-From the copy on, training and writing share nothing. trainer.safetensors holds the state bit for bit: `weight/NAME`
+trainer.safetensors holds the state bit for bit: `weight/NAME`
 (fp32 masters and buffers; beside frozen weights the adapter alone), `adam/KIND/NAME` (the step count and the moments of
 each parameter that has been stepped, float32, or uint8 with scales beside them), `rng/KIND` (states of the generators,
 uint8). Tied tensors are in it once, under their first name.
@@ -11,20 +11,20 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from swarm.errors import UserError
 from swarm.learner.adapter import is_adapted, parameters_of, save_adapter
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
 from swarm.learner.checkpoint.model_files import save_model, stream_tensors
-from swarm.learner.device import TORCH_DTYPES, stream_dtype
+from swarm.learner.device import DTYPE_NAMES, TORCH_DTYPES, stream_dtype
 from swarm.learner.messages import AlarmState, ClaimState, Saved
 from swarm.learner.optimizer import MOMENTS, SCALES, AdamW, converted
 from swarm.learner.ranks import Ranks
@@ -45,10 +45,26 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One moment of a run, in rank 0's own CPU memory: 12 bytes a parameter, and 2 more while it is written."""
+    """One moment of a run, in rank 0's own CPU memory: at most 12 bytes a parameter, and 2 more while it is written.
+
+    `shared` names the tensors that are still the trainer's own; `lock` is held to change either, and `being_written`
+    while one of those is written.
+    """
 
     tensors: dict[str, torch.Tensor]
     state: TrainerState
+    shared: set[str]
+    lock: Lock = field(default_factory=Lock)
+    being_written: Lock = field(default_factory=Lock)
+
+    def part(self) -> None:
+        """Copy what is still shared: from here on the trainer may change its own."""
+        with self.lock:
+            for name in self.shared:
+                self.tensors[name] = self.tensors[name].clone()
+            self.shared.clear()
+        with self.being_written:
+            pass
 
 
 def take(
@@ -59,12 +75,17 @@ def take(
     alarms: AlarmState | None = None,
     claims: ClaimState | None = None,
 ) -> Snapshot:
-    """Copy all that an optimiser step changes, before one may change it."""
-    copied: dict[str, torch.Tensor] = {}
-    for name, tensor in {**_weights(parts.model), **_moments(parts), **_generators(parts)}.items():
-        copy = parts.ranks.copy_whole(tensor)
-        if copy is not None:
-            copied[name] = copy
+    """All that a learner step changes. What an optimiser step alone changes, and one rank has whole in the host's
+    memory, is not copied yet: call `part` before the next one."""
+    kept: dict[str, torch.Tensor] = {}
+    shared = set()
+    own = _weights(parts.model)
+    for name, tensor in {**own, **_moments(parts), **_generators(parts)}.items():
+        if parts.ranks.count == 1 and tensor.device.type == "cpu" and (name not in own or tensor.requires_grad):
+            kept[name] = tensor.detach()
+            shared.add(name)
+        elif (copy := parts.ranks.copy_whole(tensor)) is not None:
+            kept[name] = copy
         parts.progress()
     state = TrainerState(
         step=step,
@@ -74,23 +95,52 @@ def take(
         claims=claims or ClaimState(),
         base=parts.base.hex(),
     )
-    return Snapshot(tensors=copied, state=state)
+    return Snapshot(tensors=kept, state=state, shared=shared)
 
 
 def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:
     """Write a checkpoint to `directory`: the snapshot, and the model or adapter in bf16 as anybody loads it. DiskFull
     or OSError. Of `model` only names and configuration are read."""
     trained = [spec.name for spec in stream_tensors(model) if not spec.frozen]
-    published = {name: snapshot.tensors[f"weight/{name}"] for name in trained}
-    half = {name: tensor.to(TORCH_DTYPES[stream_dtype(tensor)]) for name, tensor in published.items()}
+    with snapshot.lock:
+        half = {name: _in_half(snapshot.tensors[f"weight/{name}"]) for name in trained}
     nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))
     with being_written(directory, nbytes) as partial:
-        save_file(snapshot.tensors, partial / TENSORS)
+        _write_tensors(snapshot, partial / TENSORS)
         (partial / STATE).write_bytes(msgspec.json.encode(snapshot.state))
         if is_adapted(model):
             save_adapter(model, tokenizer, partial, half, snapshot.state.base)
         else:
             save_model(model, tokenizer, partial, half)
+
+
+def _in_half(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(TORCH_DTYPES[stream_dtype(tensor)], copy=True)
+
+
+def _write_tensors(snapshot: Snapshot, path: Path) -> None:
+    """As safetensors' `save_file` does, which would need all of them to stay as they are until its end."""
+    header, nbytes = {}, 0
+    # Widest first, so that each lies at a multiple of its own width.
+    for name, tensor in sorted(snapshot.tensors.items(), key=lambda item: -item[1].itemsize):
+        where = [nbytes, nbytes := nbytes + tensor.nbytes]
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": where}
+    described = msgspec.json.encode(header)
+    described += b" " * (-len(described) % 8)
+    with path.open("wb") as file:
+        file.write(len(described).to_bytes(8, "little") + described)
+        for name in header:
+            with snapshot.lock:
+                # Let go of, so that nobody copies what is written.
+                tensor, is_shared = snapshot.tensors.pop(name), name in snapshot.shared
+                snapshot.shared.discard(name)
+                if is_shared:
+                    snapshot.being_written.acquire()
+            try:
+                file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+            finally:
+                if is_shared:
+                    snapshot.being_written.release()
 
 
 @torch.no_grad()
@@ -186,13 +236,19 @@ class Saver:
         self._pool = ThreadPoolExecutor(1, "saver")
         self._running: Future[None] | None = None
         self._step = 0
+        self._snapshot: Snapshot | None = None
         self._saved_step: int | None = None
         self._fault = ""
 
-    def start(self, step: int, write: Callable[[], None]) -> None:
-        """Begin to write the checkpoint of `step`; none is being written."""
+    def start(self, snapshot: Snapshot, write: Callable[[], None]) -> None:
+        """Begin to write a checkpoint; none is being written."""
         assert self._running is None
-        self._step, self._running = step, self._pool.submit(write)
+        self._step, self._snapshot, self._running = snapshot.state.step, snapshot, self._pool.submit(write)
+
+    def part(self, *_: object) -> None:
+        """To be called before each optimiser step."""
+        if self._snapshot is not None:
+            self._snapshot.part()
 
     def wait(self) -> None:
         if self._running is not None:
@@ -208,7 +264,7 @@ class Saver:
     def _collect(self, running: Future[None]) -> None:
         """Every fault becomes a line: a run goes on without one checkpoint, whatever was wrong with it."""
         error = running.exception()
-        self._running = None
+        self._running = self._snapshot = None
         if error is None:
             self._saved_step = self._step
         elif isinstance(error, UserError):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from swarm.learner.checkpoint.files import (
     read_state,
     whole_checkpoints,
 )
-from swarm.learner.checkpoint.saving import take
+from swarm.learner.checkpoint.saving import _write_tensors, take
 from swarm.learner.messages import AdapterRules, ComputeRules, Save, Saved, Train
 from swarm.learner.models import CHARACTERS, tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
@@ -54,7 +56,10 @@ def save(trainer: Trainer, root: Path, step: int) -> Path:
 
 def everything(trainer: Trainer) -> dict[str, list[Any]]:
     """All that a checkpoint holds of a trainer, as numbers."""
-    tensors = take(trainer._learning, step=0, lineage=b"").tensors
+    return as_numbers(take(trainer._learning, step=0, lineage=b"").tensors)
+
+
+def as_numbers(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
     return {
         name: tensor.view(torch.uint8).tolist() if tensor.dim() else tensor.tolist() for name, tensor in tensors.items()
     }
@@ -239,6 +244,31 @@ def test_a_checkpoint_does_not_see_the_steps_taken_while_it_is_written(tmp_path:
         loaded.lm_head.weight, trainer_in(tmp_path, resume=directory)._model.lm_head.weight.bfloat16().float()
     )
     assert read_state(directory).lineage == bytes([0] * 32).hex()
+
+
+def test_what_is_not_written_yet_is_copied_before_a_step_changes_it(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    train(trainer, range(1))
+    snapshot, expected = take(trainer._learning, step=1, lineage=b""), everything(trainer)
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(_write_tensors, snapshot, tmp_path / "pipe")
+        with (tmp_path / "pipe").open("rb", buffering=0) as pipe:
+            read = pipe.read(1)
+            parting = pool.submit(snapshot.part)
+            # A pipe holds less than a tensor, so what is being written ends only as it is read.
+            while not parting.done():
+                assert snapshot.tensors, "all was written before the step: make the model larger"
+                read += pipe.read(4096)
+            with torch.no_grad():
+                for parameter in trainer._model.parameters():
+                    parameter.zero_()
+            assert len(snapshot.tensors) > 5
+            while block := pipe.read(1 << 16):
+                read += block
+        writing.result()
+    (tmp_path / "written").write_bytes(read)
+    assert as_numbers(load_file(tmp_path / "written")) == expected
 
 
 def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
