@@ -41,7 +41,7 @@ import psutil
 from benchmarks.learning_swarm import POLL_S, RunFailed, nodes_in, url_of
 
 SUMS = Path(__file__).parents[1] / "examples" / "sums.jsonl"
-GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 12, 8, 4
+GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 12, 8, 3
 LOOK_S = 1.0
 """Between two readings of memory and CPU time, each of which takes some milliseconds for a process of gigabytes."""
 
@@ -50,6 +50,9 @@ STEP_LIMIT_S, START_LIMIT_S = 300.0, 900.0
 
 SEARCHED = {"threads": (1, 2), "dtype": ("bf16", "float32"), "batch": (96, 48, 24, 12)}
 """TRL's: threads of torch, passes of training, rollouts in one of them."""
+
+OWN = ("max_staleness", "publish_every_steps", "freshness", "precision")
+"""echo-node's own settings; those of examples/smollm2.toml unless said."""
 
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7)
 """Held-out accuracies, of which the time is given until a run first reached them."""
@@ -152,7 +155,7 @@ def lead_settings(model: Path, seed: int, settings: Line, steps: int) -> str:
         "beat_s": 1.0,
     }
     same = ("group_size", "max_new_tokens", "learning_rate", "warmup_steps", "minibatches", "eval_prompts")
-    values |= {name: settings[name] for name in (*same, "max_staleness", "precision")}
+    values |= {name: settings[name] for name in (*same, *OWN)}
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()) + "[rewards]\nnumeric = 1.0\n"
 
 
@@ -305,15 +308,17 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=3e-5)
     parser.add_argument("--warmup-steps", type=int, default=10, help="in which the learning rate rises")
     parser.add_argument("--minibatches", type=int, default=2, help="optimiser steps on a batch")
-    parser.add_argument("--max-staleness", type=int, default=2, help="echo-node's")
-    parser.add_argument("--precision", default="auto", help="echo-node's: auto, float32 or bfloat16")
+    parser.add_argument("--max-staleness", type=int, default=2, help="echo-node's, as all below")
+    parser.add_argument("--publish-every-steps", type=int, default=2)
+    parser.add_argument("--freshness", choices=("adaptive", "off"), default="off")
+    parser.add_argument("--precision", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args()
     if options.search:
         search(options)
         return
     own = {
-        "echo-node": {"max_staleness": options.max_staleness, "precision": options.precision},
+        "echo-node": {name: getattr(options, name) for name in OWN},
         "trl": best_of_trl(read_lines(options.to), common(options)),
     }
     found = {}

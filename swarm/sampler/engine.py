@@ -72,7 +72,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What runs where. `device_name` is the maker's name, if there is one; `versions` are the libraries' versions.
+    """What runs where. `device_name` is the maker's name, if there is one.
 
     `places` samples fit side by side, each of up to `context_tokens` with its prompt (0: no known limit), from a
     vocabulary of `vocab_size`. Its matrices are rounded to `precision`. A `lockstep` engine starts and ends them
@@ -84,7 +84,6 @@ class Started(msgspec.Struct, frozen=True):
     device: str
     dtype: str
     device_name: str = ""
-    versions: str = ""
     places: int = 1
     context_tokens: int = 0
     vocab_size: int = 1

@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import torch
-import transformers
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
@@ -96,7 +95,6 @@ class TransformersEngine:
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-            versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
             places=room.places,
             context_tokens=min(filter(None, (context_tokens, command.options.max_model_len)), default=0),
             vocab_size=config.vocab_size,

@@ -43,7 +43,6 @@ async def test_it_takes_on_each_sample_by_itself_and_names_its_libraries(life: L
     assert not life.started.lockstep
     assert life.started.places == 8
     assert (life.started.device, life.started.dtype) == ("cpu", "float32")
-    assert life.started.versions.startswith("vllm 0.32")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7, 0.0])

@@ -8,7 +8,6 @@ model that fails it is refused.
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -72,7 +71,6 @@ class MlxEngine:
             device=device,
             dtype=str(dtype).removeprefix("mlx.core."),
             device_name=str(mx.device_info().get("device_name", "")) if device != "cpu" else "",
-            versions=f"mlx-lm {version('mlx-lm')}, mlx {version('mlx')}",
             places=room.places,
             context_tokens=context_tokens,
             vocab_size=config.vocab_size,

@@ -80,7 +80,6 @@ class VllmEngine:
             device="cuda" if is_cuda else "cpu",
             dtype=str(self._config.model_config.dtype).removeprefix("torch."),
             device_name=vllm_versions.gpu_name() if is_cuda else "",
-            versions=vllm_versions.versions(),
             places=min(self._places, vllm_versions.fitting_sequences(self._config)),
             context_tokens=self._config.model_config.max_model_len,
             vocab_size=self._config.model_config.get_vocab_size(),

@@ -96,10 +96,6 @@ def check() -> None:
         raise UserError(why)
 
 
-def versions() -> str:
-    return f"vllm {installed(*DISTRIBUTIONS)}, torch {installed('torch')}"
-
-
 def prepare(*, is_cuda: bool, is_small: bool) -> None:
     """Set the environment for vLLM's import. The owner's own values stay. `is_small`: more threads would slow the model
     down."""

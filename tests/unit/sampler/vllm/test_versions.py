@@ -26,7 +26,6 @@ def test_either_build_of_a_supported_release_will_do(monkeypatch: pytest.MonkeyP
     installed(monkeypatch, {name: "0.32.1", "torch": "2.13.0", "transformers": "5.16.1"})
     assert vllm_versions.fault() is None
     vllm_versions.check()
-    assert vllm_versions.versions() == "vllm 0.32.1, torch 2.13.0"
 
 
 @pytest.mark.parametrize(
