@@ -39,7 +39,7 @@ async def test_it_does_as_every_engine_does(life: Life, check: Callable[[Life], 
     await check(life)
 
 
-async def test_it_takes_on_each_sample_by_itself_and_names_its_libraries(life: Life) -> None:
+async def test_it_takes_on_each_sample_by_itself(life: Life) -> None:
     assert not life.started.lockstep
     assert life.started.places == 8
     assert (life.started.device, life.started.dtype) == ("cpu", "float32")
