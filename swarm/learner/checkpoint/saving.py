@@ -1,9 +1,9 @@
 """A trainer's state: written by a thread, what an optimiser step would change meanwhile copied before it, and restored.
 
-trainer.safetensors holds the state bit for bit: `weight/NAME`
-(fp32 masters and buffers; beside frozen weights the adapter alone), `adam/KIND/NAME` (the step count and the moments of
-each parameter that has been stepped, float32, or uint8 with scales beside them), `rng/KIND` (states of the generators,
-uint8). Tied tensors are in it once, under their first name.
+trainer.safetensors holds the state bit for bit: `weight/NAME` (fp32 masters and buffers; beside frozen weights the
+adapter alone), `adam/KIND/NAME` (the step count and the moments of each parameter that has been stepped, float32, or
+uint8 with scales beside them), `rng/KIND` (states of the generators, uint8). Tied tensors are in it once, under their
+first name.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Parts:
 class Snapshot:
     """One moment of a run, in rank 0's own CPU memory: at most 12 bytes a parameter, and 2 more while it is written.
 
-    `shared` names the tensors that are still the trainer's own; `lock` is held to change either, and `being_written`
-    while one of those is written.
+    `shared` names the tensors that are still the trainer's own; `lock` is held to change either, and `writing` while
+    one of those is written.
     """
 
     tensors: dict[str, torch.Tensor]
     state: TrainerState
     shared: set[str]
     lock: Lock = field(default_factory=Lock)
-    being_written: Lock = field(default_factory=Lock)
+    writing: Lock = field(default_factory=Lock)
 
     def part(self) -> None:
         """Copy what is still shared: from here on the trainer may change its own."""
@@ -63,7 +63,7 @@ class Snapshot:
             for name in self.shared:
                 self.tensors[name] = self.tensors[name].clone()
             self.shared.clear()
-        with self.being_written:
+        with self.writing:
             pass
 
 
@@ -135,12 +135,12 @@ def _write_tensors(snapshot: Snapshot, path: Path) -> None:
                 tensor, is_shared = snapshot.tensors.pop(name), name in snapshot.shared
                 snapshot.shared.discard(name)
                 if is_shared:
-                    snapshot.being_written.acquire()
+                    snapshot.writing.acquire()
             try:
                 file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
             finally:
                 if is_shared:
-                    snapshot.being_written.release()
+                    snapshot.writing.release()
 
 
 @torch.no_grad()
@@ -247,7 +247,7 @@ class Saver:
 
     def part(self, *_: object) -> None:
         """To be called before each optimiser step."""
-        if self._snapshot is not None:
+        if self._snapshot is not None and self._running is not None and not self._running.done():
             self._snapshot.part()
 
     def wait(self) -> None:
