@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -41,13 +41,21 @@ def test_staged_weights_are_those_of_the_moment(device: torch.device, tmp_path: 
 class LateSaver(Saver):
     """Writes when it is asked what became of it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked = Event()
+
     def start(self, snapshot: Snapshot, write: Callable[[], None]) -> None:
-        self._late = partial(super().start, snapshot, write)
+        def late() -> None:
+            self._asked.wait()
+            write()
+
+        super().start(snapshot, late)
 
     def wait(self) -> None:
-        if (late := self.__dict__.pop("_late", None)) is not None:
-            late()
+        self._asked.set()
         super().wait()
+        self._asked.clear()
 
 
 def test_a_checkpoint_taken_while_training_goes_on_is_that_of_its_step(
