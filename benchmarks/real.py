@@ -145,6 +145,7 @@ def lead_settings(model: Path, seed: int, settings: Line, steps: int) -> str:
         "task": f"jsonl:{SUMS}",
         "chat": False,
         "stop": ["\n"],
+        "max_prompt_tokens": 32,
         "objective": "grpo",
         "groups_per_step": settings["groups"],
         "steps": steps,
@@ -191,7 +192,7 @@ def run_echo_node(model: Path, seed: int, settings: Line, steps: int) -> Line:
             if event["kind"] == "evaluated"
         ],
         "peak_bytes": watched.peak_bytes,
-        "staleness": statistics.fmean(line["staleness_mean"] for line in metrics),
+        "staleness": statistics.fmean(line["staleness/mean"] for line in metrics),
     }
 
 
