@@ -3,7 +3,7 @@
     python -m benchmarks.settings --model DIR --to FILE.jsonl steps=60 learning_rate=1e-5 minibatches=1 seed=0
 
 Nothing is between the two but a fixed staleness: what a step trains on was drawn with the weights of `staleness` steps
-before, rounded to bf16 as samplers have them. So cases differ by their settings alone, and take less time than a swarm.
+before, as they are published. So cases differ by their settings alone, and take less time than a swarm.
 A case that FILE holds already is not run again. Each case is a line: its settings, held-out accuracy by step (greedy),
 figures of every step, and the CPU seconds of its parts.
 """
@@ -25,6 +25,7 @@ import msgspec
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from swarm.learner.device import as_streamed
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, Train, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from swarm.node.prompts import open_tokenizer
@@ -103,7 +104,7 @@ class Bench:
 
     def publish(self) -> None:
         with self.timed("publish"):
-            self.versions.append([one.detach().bfloat16() for one in self.trainer._model.parameters()])
+            self.versions.append([as_streamed(one) for one in self.trainer._model.parameters()])
 
     def draw(self, prompts: Sequence[Prompt], seeds: Sequence[int], temperature: float, age: int) -> list[Sampled]:
         """Samples of a version that is `age` steps old, or the oldest there is."""

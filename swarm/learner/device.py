@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,42 @@ TORCH_DTYPES: dict[Dtype, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+PERIOD = 1 << 20  # Items after which thresholds repeat: their 4 MB stay in a cache
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def stream_dtype(tensor: torch.Tensor) -> Dtype:
     """The dtype of a tensor in the stream: every float is published as bf16, everything else as it is."""
     return "BF16" if tensor.is_floating_point() else DTYPE_NAMES[tensor.dtype]
+
+
+def as_streamed(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """A tensor as it is published, in its shape. `first` is the place of its first item in the whole tensor.
+
+    A float32 becomes bf16 by a threshold of its own: it is rounded up in magnitude if what bf16 cuts off, as a share of
+    the step between two numbers, is large enough for its place. The thresholds are evenly spread and always the same.
+    So of many weights that have moved by a tenth of a step a tenth is published as moved, each once; rounded to the
+    nearest, none would be until it has moved by half of one, and a model begins at numbers of bf16 (decision 0020).
+    """
+    if not tensor.is_floating_point():
+        return tensor
+    if tensor.dtype != torch.float32:
+        return tensor.to(torch.bfloat16)
+    bits = tensor.detach().contiguous().view(-1).view(torch.int32)
+    streamed = torch.empty(tensor.shape, dtype=torch.bfloat16, device=tensor.device)
+    upper, thresholds = streamed.view(-1).view(torch.int16), _thresholds(tensor.device)
+    start = 0
+    while start < len(bits):
+        own = thresholds[(first + start) % PERIOD :][: len(bits) - start]
+        upper[start : start + len(own)] = (bits[start : start + len(own)] + own) >> 16
+        start += len(own)
+    return streamed
+
+
+@cache
+def _thresholds(device: torch.device) -> torch.Tensor:
+    """Of the lower 16 bits, [PERIOD]: multiples of the golden ratio, which are even along rows and columns alike."""
+    return ((torch.arange(PERIOD) * 0x9E3779B1 & 0xFFFFFFFF) >> 16).to(device, torch.int32)
 
 
 def pick_device(wanted: str) -> torch.device:

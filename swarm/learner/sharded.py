@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
 from swarm.learner.checkpoint.model_files import load_model, put, stream_places
-from swarm.learner.device import TORCH_DTYPES, pick_device, stream_dtype
+from swarm.learner.device import as_streamed, pick_device
 from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.optimizer import local as _local
 from swarm.learner.policy import PolicyModel, layers_of
@@ -226,14 +226,14 @@ class Sharded(Ranks):
         is_near = self._machines[self.rank] == self._machines[0]
         places = self.together(lambda: stream_places(tensors, path) if is_near else None)
         far = [rank for rank in range(self.count) if self._machines[rank] != self._machines[0]]
-        for place, own in self._own_rows(places, tensors.values()) if places is not None else ():
-            put(place, own)
+        for place, own, first in self._own_rows(places, tensors.values()) if places is not None else ():
+            put(place, own, first)
         for number, tensor in enumerate(tensors.values()):
             if not isinstance(tensor, DTensor):
                 continue
             local = _local(tensor)
             if places is None:
-                self._send(local.to(TORCH_DTYPES[stream_dtype(tensor)]))
+                self._send(as_streamed(local, self._first(tensor)))
                 continue
             for rank in far if self.rank == 0 else ():
                 self._receive(places[number][self._rows(tensor, rank)], rank)
@@ -244,13 +244,17 @@ class Sharded(Ranks):
 
     def _own_rows(
         self, places: Sequence[torch.Tensor], tensors: Iterable[torch.Tensor]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """What this rank holds of each tensor, and its place; of one that is not cut rank 0 has all."""
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+        """What this rank holds of each tensor, its place and its first item; of one that is not cut rank 0 has all."""
         for place, tensor in zip(places, tensors, strict=True):
             if isinstance(tensor, DTensor):
-                yield place[self._rows(tensor, self.rank)], _local(tensor)
+                yield place[self._rows(tensor, self.rank)], _local(tensor), self._first(tensor)
             elif self.rank == 0:
-                yield place, tensor
+                yield place, tensor, 0
+
+    def _first(self, tensor: torch.Tensor) -> int:
+        """The number of items before this rank's rows."""
+        return int(self._rows(tensor, self.rank).start) * tensor.shape[1:].numel()
 
     def _rows(self, tensor: torch.Tensor, rank: int) -> slice:
         """The rows of a sharded tensor that a rank holds; the last ranks may have fewer, or none."""

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 from swarm.errors import ChildFailed, UserError
 from swarm.learner.checkpoint.files import TENSORS, is_whole
 from swarm.learner.checkpoint.model_files import stream_tensors
-from swarm.learner.device import TORCH_DTYPES
+from swarm.learner.device import as_streamed
 from swarm.learner.messages import Prepare, Prepared, Save, Saved, Train, Trained, TrainGroup, TrainRollout
 from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.process import TrainerProcess, prepare_command, torchrun_options
@@ -307,7 +307,7 @@ def test_a_checkpoint_of_two_ranks_is_one_as_anybody_loads_it(two: Two) -> None:
     held = load_file(two.life.checkpoint / TENSORS)
     assert type(loaded).__name__ == loaded.config.architectures[0] == "Qwen3ForCausalLM"
     for name, parameter in loaded.named_parameters():
-        assert torch.equal(parameter, held[f"weight/{name}"].bfloat16().float()), name
+        assert torch.equal(parameter, as_streamed(held[f"weight/{name}"]).float()), name
 
 
 def test_two_ranks_go_on_from_a_checkpoint_of_two_as_if_never_stopped(two: Two) -> None:
@@ -381,7 +381,7 @@ def test_in_bf16_ranks_publish_their_float32_masters_rounded(one: Life, two: Two
     masters = two.half.masters
     assert {tensor.dtype for name, tensor in masters.items() if name.startswith("weight/")} == {torch.float32}
     assert two.half.staged == b"".join(
-        masters[f"weight/{spec.name}"].to(TORCH_DTYPES[spec.dtype]).view(torch.uint8).numpy().tobytes()
+        as_streamed(masters[f"weight/{spec.name}"]).view(torch.uint8).numpy().tobytes()
         for spec in one.prepared.layout.tensors
     )
     assert any(

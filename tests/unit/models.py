@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from swarm.learner.checkpoint.model_files import (
     stream_tensors,
     write_staging,
 )
+from swarm.learner.device import as_streamed
 from swarm.learner.messages import AdapterRules
 from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.net.wire import Digest
@@ -101,11 +102,20 @@ def sums_of(staging: Path, layout: Layout) -> tuple[int, ...]:
 
 
 def rounded(model: Any) -> Any:
-    """A copy of `model` whose weights are rounded to bf16, as published."""
+    """A copy of `model` with the weights that are published of it."""
+    return _with(model, as_streamed)
+
+
+def frozen(model: Any) -> Any:
+    """A copy of `model` with its weights as they are beside an adapter: rounded to the nearest number of bf16."""
+    return _with(model, torch.Tensor.bfloat16)
+
+
+def _with(model: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     twin = copy.deepcopy(model).eval()
     with torch.no_grad():
         for parameter in twin.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16).float())
+            parameter.copy_(cast(parameter).float())
     return twin
 
 

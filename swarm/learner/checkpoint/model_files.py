@@ -15,7 +15,7 @@ from swarm.broadcast.version.manifest import ITEM_BYTES, AdapterShape, Layout, M
 from swarm.errors import UserError
 from swarm.learner.adapter import as_published, is_adapted, is_of_adapter, module_name, save_config, shape_of_tensor
 from swarm.learner.checkpoint.files import in_stream_dtype
-from swarm.learner.device import TORCH_DTYPES, mapped_file, stream_dtype
+from swarm.learner.device import TORCH_DTYPES, as_streamed, mapped_file, stream_dtype
 from swarm.learner.models import tiny_model, tiny_tokenizer, warm_model
 from swarm.net.wire import Digest
 from swarm.settings import TINY, TINY_WARM
@@ -161,11 +161,10 @@ def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path, *, only_t
             put(place, as_published(own))
 
 
-def put(place: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Write a tensor to its place in the host's memory, in the dtype of the place. It is there on return."""
-    own = tensor.detach()
+def put(place: torch.Tensor, tensor: torch.Tensor, first: int = 0) -> None:
+    """Write a tensor, or what of it begins at item `first`, to its place in host memory. It is there on return."""
     # Cast on the device: half as many bytes cross the bus.
-    place.copy_(own.to(place.dtype) if own.is_cuda else own)
+    place.copy_(as_streamed(tensor, first))
 
 
 def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:

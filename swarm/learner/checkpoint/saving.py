@@ -24,7 +24,7 @@ from swarm.errors import UserError
 from swarm.learner.adapter import is_adapted, parameters_of, save_adapter
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
 from swarm.learner.checkpoint.model_files import save_model, stream_tensors
-from swarm.learner.device import DTYPE_NAMES, TORCH_DTYPES, stream_dtype
+from swarm.learner.device import DTYPE_NAMES, TORCH_DTYPES, as_streamed
 from swarm.learner.messages import AlarmState, ClaimState, Saved
 from swarm.learner.optimizer import MOMENTS, SCALES, AdamW, converted
 from swarm.learner.ranks import Ranks
@@ -103,7 +103,7 @@ def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> No
     or OSError. Of `model` only names and configuration are read."""
     trained = [spec.name for spec in stream_tensors(model) if not spec.frozen]
     with snapshot.lock:
-        half = {name: _in_half(snapshot.tensors[f"weight/{name}"]) for name in trained}
+        half = {name: as_streamed(snapshot.tensors[f"weight/{name}"]) for name in trained}
     nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))
     with being_written(directory, nbytes) as partial:
         _write_tensors(snapshot, partial / TENSORS)
@@ -112,10 +112,6 @@ def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> No
             save_adapter(model, tokenizer, partial, half, snapshot.state.base)
         else:
             save_model(model, tokenizer, partial, half)
-
-
-def _in_half(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(TORCH_DTYPES[stream_dtype(tensor)], copy=True)
 
 
 def _write_tensors(snapshot: Snapshot, path: Path) -> None:

@@ -21,7 +21,7 @@ from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Tr
 from swarm.learner.models import tiny_model
 from swarm.learner.trainer import Trainer
 from tests.unit.learner.test_memory import ON_GPU
-from tests.unit.models import logprobs_of, rounded
+from tests.unit.models import frozen, logprobs_of, rounded
 from tests.unit.rows import CPU, row
 from tests.unit.trainers import group, trainer_in
 
@@ -66,7 +66,7 @@ def test_the_gradient_is_that_of_the_whole_matrix_projected(trainer: Trainer) ->
 def test_version_0_is_the_model_as_samplers_would_hold_it(trainer: Trainer) -> None:
     ids = torch.tensor([[1, 4, 13, 3, 5]])
     with torch.no_grad():
-        assert torch.equal(trainer._model(input_ids=ids).logits, rounded(tiny_model(0))(input_ids=ids).logits)
+        assert torch.equal(trainer._model(input_ids=ids).logits, frozen(tiny_model(0))(input_ids=ids).logits)
 
 
 def test_the_stream_holds_the_base_under_its_own_names_and_the_adapter_behind_it(trainer: Trainer) -> None:

@@ -6,7 +6,42 @@ import pytest
 import torch
 
 from swarm.errors import UserError
-from swarm.learner.device import pick_device
+from swarm.learner.device import PERIOD, as_streamed, pick_device
+
+STEP = 2.0**-8  # From 1 to the next number of bf16, halved: magnitudes from 0.5 on are this far apart
+
+
+def test_a_tenth_of_the_weights_is_published_as_moved_once_all_have_moved_by_a_tenth_of_a_step() -> None:
+    begun = (0.5 + torch.arange(64) * STEP).repeat(1 << 14).reshape(1024, 1024) * torch.tensor([1.0, -1.0]).repeat(512)
+    moved = as_streamed(begun + begun.sign() * STEP / 10).float() != begun
+    for share in (moved.float().mean(0), moved.float().mean(1), moved.float().mean().unsqueeze(0)):
+        assert ((share - 0.1).abs() < 0.01).all(), "whole rows and columns move alike"
+    nearest = (begun + begun.sign() * STEP / 10).bfloat16().float()
+    assert torch.equal(nearest, begun), "of what is rounded to the nearest nothing moves"
+
+
+def test_a_weight_moves_once_on_its_way_and_not_back() -> None:
+    begun = torch.full((1000,), 0.75)
+    ways = torch.stack([as_streamed(begun + part / 50 * STEP).float() for part in range(51)])
+    assert (ways.diff(dim=0) >= 0).all()
+    assert ((ways.diff(dim=0) > 0).sum(0) == 1).all()
+    assert torch.equal(ways[-1], begun + STEP)
+
+
+def test_numbers_of_bf16_are_published_as_they_are() -> None:
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    every = bits.view(torch.bfloat16)
+    found = as_streamed(every.float())
+    assert torch.equal(found.view(torch.int16), bits)
+    assert torch.isnan(found[torch.isnan(every)]).all()
+    assert as_streamed(every).data_ptr() == every.data_ptr()
+    assert as_streamed(torch.tensor([3])).dtype == torch.int64
+
+
+def test_a_part_is_published_as_in_the_whole() -> None:
+    whole = torch.randn(PERIOD + 1000, generator=torch.Generator().manual_seed(0))
+    for first in (0, 7, PERIOD - 3, PERIOD + 5):
+        assert torch.equal(as_streamed(whole[first:], first), as_streamed(whole)[first:])
 
 
 def test_the_cpu_is_taken_where_there_is_nothing_else() -> None:

@@ -24,7 +24,7 @@ from swarm.learner.messages import AdapterRules, ComputeRules, Save, Train
 from swarm.learner.models import tiny_model
 from swarm.learner.trainer import Trainer
 from swarm.sampler.weights import mapped_tensors
-from tests.unit.models import logprobs_of, rounded
+from tests.unit.models import frozen, logprobs_of
 from tests.unit.rows import CPU, row
 from tests.unit.trainers import group, trainer_in
 
@@ -53,7 +53,7 @@ def test_what_is_published_is_what_four_bits_stand_for(trainer: Trainer, tmp_pat
     layout, staging = trainer.prepared().layout, tmp_path / "other.bin"
     write_staging(trainer._tensors, staging)
     assert staging.read_bytes() == (tmp_path / "staging.bin").read_bytes()
-    own, found = rounded(tiny_model(0)), published(staging, layout)
+    own, found = frozen(tiny_model(0)), published(staging, layout)
     for name in linear_layers(own):
         weight, held = (model.get_submodule(name).weight for model in (own, found))
         shares = (held.view(-1, NF4_BLOCK) / weight.view(-1, NF4_BLOCK).abs().amax(1, keepdim=True)).round(decimals=1)
@@ -68,7 +68,7 @@ def test_learner_and_a_plain_model_with_the_published_weights_agree(trainer: Tra
     (part,) = micro_batches([row((1, 4, 13), (3, 4, 5))], ComputeRules(), CPU)
     expected = logprobs_of(published(tmp_path / "staging.bin", layout), (1, 4, 13), (3, 4, 5))
     assert trainer._policy.read(part).logprobs.tolist() == pytest.approx(expected, abs=1e-6)
-    other = logprobs_of(rounded(tiny_model(0)), (1, 4, 13), (3, 4, 5))
+    other = logprobs_of(frozen(tiny_model(0)), (1, 4, 13), (3, 4, 5))
     assert max(abs(one - two) for one, two in zip(expected, other, strict=True)) > 1e-3
 
 
@@ -140,7 +140,7 @@ def test_transformers_quantises_to_the_same_numbers(tmp_path: Path) -> None:
     """As the card of an exported adapter says to load its base."""
     from transformers import BitsAndBytesConfig
 
-    model: Any = rounded(tiny_model(0)).to(torch.bfloat16)
+    model: Any = frozen(tiny_model(0)).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     hold_in(model, "nf4")
     configured: Any = BitsAndBytesConfig

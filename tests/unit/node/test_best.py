@@ -19,7 +19,7 @@ from swarm.learner.messages import AdapterRules, Train
 from swarm.learner.models import tiny_model
 from swarm.node.best import ABOUT, BestModel, hold_weights
 from tests.builders import MIXED_LAYOUT, v
-from tests.unit.models import rounded
+from tests.unit.models import frozen, rounded
 from tests.unit.trainers import group, trainer_in
 
 FIGURES = {"exact_match": 0.5, "reward": 0.25}
@@ -88,7 +88,7 @@ async def test_of_an_adapter_the_adapter_is_held_and_kept_as_peft_loads_it(tmp_p
     best = tmp_path / "best"
     assert (best / "adapter_model.safetensors").stat().st_size < adapter.nbytes + 8192
     assert {"config.json", "model.safetensors"}.isdisjoint(path.name for path in best.iterdir())
-    model = PeftModel.from_pretrained(rounded(tiny_model(0)), best)
+    model = PeftModel.from_pretrained(frozen(tiny_model(0)), best)
     ids = torch.tensor([[1, 4, 13, 3, 5]])
     with torch.no_grad():
         assert torch.equal(model(input_ids=ids).logits, rounded(trainer._model)(input_ids=ids).logits)

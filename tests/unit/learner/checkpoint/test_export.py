@@ -22,6 +22,7 @@ from swarm.errors import UserError
 from swarm.learner.checkpoint.export import BEST, export_model
 from swarm.learner.checkpoint.files import TENSORS, commit
 from swarm.learner.checkpoint.model_files import save_model
+from swarm.learner.device import as_streamed
 from swarm.learner.messages import AdapterRules, Save, Train
 from swarm.learner.models import tiny_model
 from swarm.node.metrics import RunLog
@@ -29,7 +30,7 @@ from swarm.node.rundir import create_run_directory, forked_config, note_life
 from swarm.report.card import model_card
 from swarm.report.figures import Figures
 from swarm.settings import LeadConfig
-from tests.unit.models import rounded
+from tests.unit.models import frozen, rounded
 from tests.unit.trainers import group, trainer_in
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}="
@@ -177,7 +178,7 @@ def test_large_models_are_exported_with_all_shards_and_their_index(
         type(model), "save_pretrained", lambda self, to, **given: whole(self, to, max_shard_size="100KB", **given)
     )
     names = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    save_model(model, tokenizer, partial, {name: tensor.bfloat16() for name, tensor in names.items()})
+    save_model(model, tokenizer, partial, {name: as_streamed(tensor) for name, tensor in names.items()})
     directory.parent.mkdir(parents=True)
     commit(partial, directory)
     exported(tmp_path / "run", tmp_path / "model")
@@ -296,7 +297,7 @@ def test_an_adapter_is_exported_as_peft_loads_it(adapted: tuple[Path, Any], tmp_
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
     tokenizer = {"tokenizer.json", "tokenizer_config.json"}
     assert names == {"README.md", "adapter_config.json", "adapter_model.safetensors", *tokenizer}
-    base: Any = rounded(tiny_model(0))
+    base: Any = frozen(tiny_model(0))
     with torch.no_grad():
         before = base(input_ids=IDS).logits
         found = PeftModel.from_pretrained(base, tmp_path / "adapter")(input_ids=IDS).logits
@@ -318,7 +319,7 @@ def test_a_merged_adapter_is_a_model_as_any_other(adapted: tuple[Path, Any], tmp
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     with torch.no_grad():
         found, wanted = loaded.eval()(input_ids=IDS).logits, rounded(model)(input_ids=IDS).logits
-        before = rounded(tiny_model(0))(input_ids=IDS).logits
+        before = frozen(tiny_model(0))(input_ids=IDS).logits
     # W + B A is rounded to bf16 once more.
     assert (found - wanted).abs().max() < 0.1 * (wanted - before).abs().max()
     assert AutoTokenizer.from_pretrained(tmp_path / "merged")("12=").input_ids
