@@ -106,7 +106,7 @@ async def _check_model(
 def _rate_words(config: LeadConfig, prepared: Prepared) -> str:
     """Return the learning rate, and which one is usual for such a model: docs/learner.md, "What to set"."""
     rate, is_large = config.resolved_learning_rate, prepared.parameters >= LARGE_PARAMETERS
-    usual, source = (1e-6, "the field's value above 0.5B") if is_large else (3e-5, "measured here on 0.135B")
+    usual, source = (1e-6, "the field's value above 0.5B") if is_large else (1e-5, "measured here on 0.135B")
     if prepared.parameters < SMALL_PARAMETERS:
         usual, source = 1e-3, "measured here on the tiny model"
     if config.adapter:
