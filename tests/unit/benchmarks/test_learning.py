@@ -16,6 +16,7 @@ from benchmarks import learning
 from benchmarks.learning_figures import Case, Run, Step, figures_of, plot, row, table
 from benchmarks.learning_forced import OneProcess, run
 from benchmarks.learning_swarm import RunFailed, nodes_in, read_run
+from swarm.learner.device import as_streamed
 from swarm.settings import LeadConfig
 from swarm.types import VersionId
 
@@ -95,7 +96,7 @@ def held(process: OneProcess) -> tuple[VersionId | None, torch.Tensor]:
 
 def published(process: OneProcess) -> torch.Tensor:
     """The trainer's weights as a version of them would be."""
-    return torch.cat([p.detach().to(torch.bfloat16).float().flatten() for p in process._trainer._model.parameters()])
+    return torch.cat([as_streamed(p).float().flatten() for p in process._trainer._model.parameters()])
 
 
 def test_every_batch_is_drawn_by_the_version_that_is_exactly_as_old_as_the_bound(tmp_path: Path) -> None:
