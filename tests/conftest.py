@@ -1,5 +1,5 @@
 """Settings of the rings. Hypothesis draws the same examples at every run, so that a red run is red again; a skip that
-does not say why is a failure; side by side run no two swarms of a ring."""
+does not say why is a failure; side by side run at most two swarms of a ring."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Container, Generator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,7 +36,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SWARMS = ("integration", "browser", "netns", "vllm")
-"""Rings whose tests start many processes each, and wait for them: of each ring one test at a time."""
+"""Rings whose tests start many processes each, and wait for them: one test of a ring at a time, or two."""
 
 SMALL = frozenset(
     {
@@ -97,10 +98,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def unit_of_work(nodeid: str) -> str:
-    """What one worker of pytest-xdist gets at once: a ring of swarms, else a test."""
+    """What one worker of pytest-xdist gets at once: a ring of swarms or half of the longest, else a test."""
     path = PurePosixPath(nodeid.partition("::")[0])
     ring = next((part for part in path.parts[:2] if part in SWARMS), None)
-    return ring if ring is not None and path.name not in SMALL else nodeid
+    if ring is None or path.name in SMALL:
+        return nodeid
+    # All of a file, which may share what it has started; which half is as good as drawn by lot.
+    return f"{ring}-{crc32(path.name.encode()) % 2}" if ring == "integration" else ring
 
 
 @pytest.hookimpl(optionalhook=True)

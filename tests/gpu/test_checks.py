@@ -8,15 +8,16 @@ import torch
 from benchmarks.gpu_check import CHECKS
 from benchmarks.gpu_run import DRY_FACTOR, Check, run
 
-
-def marked(number: int, check: Check) -> pytest.ParameterSet:
-    """The first of each kind is part of a submission: on a CPU the others of a kind run nearly the same lines."""
-    is_long = check.name.partition("-")[0] in [other.name.partition("-")[0] for other in CHECKS[:number]]
-    marks = [pytest.mark.long if is_long else pytest.mark.slow, pytest.mark.timeout(DRY_FACTOR * check.limit_s + 30)]
-    return pytest.param(check, id=check.name, marks=marks)
+IN_A_SUBMISSION = frozenset({"mfu-0.6b", "rank", "transformers"})
+"""On a CPU the others run what these do, or what the rings vllm and integration do."""
 
 
-@pytest.mark.parametrize("check", [marked(*numbered) for numbered in enumerate(CHECKS)])
+def marked(check: Check) -> pytest.ParameterSet:
+    length = pytest.mark.slow if check.name in IN_A_SUBMISSION else pytest.mark.long
+    return pytest.param(check, id=check.name, marks=[length, pytest.mark.timeout(DRY_FACTOR * check.limit_s + 30)])
+
+
+@pytest.mark.parametrize("check", [marked(check) for check in CHECKS])
 def test_a_check_keeps_to_its_limits(check: Check, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     found = run(check, dry=device.type == "cpu")

@@ -74,7 +74,7 @@ def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_i
     assert "left the swarm; " in said[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_finishes_hands_in_what_it_was_drawing(swarm: Swarm) -> None:
     learner = swarm.lead(*ENDLESS)
     swarm.script_with(rehearse_tokens_per_s=3)
@@ -156,7 +156,7 @@ def test_of_two_samplers_with_one_identity_the_second_ends_and_the_first_goes_on
     assert first.process.poll() is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_two_relays_with_one_identity_one_ends_and_the_other_goes_on(swarm: Swarm) -> None:
     learner = swarm.lead(*ENDLESS)
     first = swarm.relay(learner.url(), name="first")

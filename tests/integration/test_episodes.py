@@ -114,6 +114,7 @@ def test_a_sampler_killed_in_the_middle_of_episodes_leaves_them_to_others(swarm:
         assert one["node"] == one["turns"][-1]["node"]
 
 
+@pytest.mark.long
 def test_a_sampler_that_plays_alone_takes_what_it_plays_with_it(swarm: Swarm, tmp_path: Path) -> None:
     """It is cut off with whole episodes, at the moment in which it submits them."""
     port = free_port()

@@ -35,7 +35,7 @@ def contributors(learner: Learner) -> set[str]:
     return {node for node, accepted in accepted_by(learner.status()).items() if accepted}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tmp_path: Path) -> None:
     """One life of 13 nodes: joined through different members, then the first relay dies, then the learner moves."""
     identity = str(tmp_path / "identity")

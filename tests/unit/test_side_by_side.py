@@ -1,4 +1,4 @@
-"""What a whole ring runs side by side: of each ring of swarms one test at a time, the measured ones last."""
+"""What a whole ring runs side by side: of a ring of swarms one or two tests at a time, and the measured last."""
 
 from __future__ import annotations
 
@@ -39,3 +39,12 @@ def test_each_ring_of_swarms_is_of_one_process_and_ends_with_what_is_measured(tm
 def test_everything_else_goes_where_there_is_room(file: str) -> None:
     nodeid = f"tests/{file}::test_one[a/b::c]"
     assert unit_of_work(nodeid) == nodeid
+
+
+def test_files_of_the_longest_ring_are_in_two_halves() -> None:
+    halves = {
+        unit_of_work(f"tests/integration/{file.name}::test")
+        for file in (ROOT / "tests/integration").glob("test_*.py")
+        if file.name not in SMALL
+    }
+    assert len(halves) == 2

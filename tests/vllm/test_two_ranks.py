@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.integration.processes import Node, eventually, swarm_in
 
@@ -21,6 +22,7 @@ def spawned(node: Node) -> int:
     return found
 
 
+@pytest.mark.long
 def test_a_node_of_two_ranks_draws_rollouts_that_are_accepted(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         swarm.lead_with(groups_per_step=2, max_staleness=1)
