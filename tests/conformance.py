@@ -21,7 +21,7 @@ from swarm.sampler.engine import Engine, Generate, Installed, Job, NotInstalled,
 from swarm.sampler.stopping import load_tokenizer
 from swarm.types import SamplingRules, VersionId
 from tests.builders import STOP, v
-from tests.unit.models import Staged, rounded
+from tests.unit.models import Staged, published
 
 PROMPT = (1, 3, 4, 5)
 
@@ -147,7 +147,7 @@ async def draws_as_anybody_can_replay(life: Life) -> None:
     version = await life.installed()
     if life.started.engine == "scripted":
         return  # it draws from no distribution
-    learner = rounded(life.staged[version.version % 2].model)
+    learner = published(life.staged[version.version % 2].model)
     jobs = [
         job(2**62 + seed, prompt=PROMPT[: 2 + seed % 3], temperature=0.5 + seed / 10, stops=()) for seed in range(8)
     ]

@@ -101,7 +101,7 @@ def sums_of(staging: Path, layout: Layout) -> tuple[int, ...]:
     return tuple(sums)
 
 
-def rounded(model: Any) -> Any:
+def published(model: Any) -> Any:
     """A copy of `model` with the weights that are published of it."""
     return _with(model, as_streamed)
 

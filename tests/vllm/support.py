@@ -19,7 +19,7 @@ from swarm.sampler.engine import Installed, Job, Sampled, Started
 from swarm.sampler.vllm.engine import VllmEngine
 from swarm.types import VersionId
 from tests.conformance import logprobs, tokens
-from tests.unit.models import Staged, logprobs_of, rounded, stage_model
+from tests.unit.models import Staged, logprobs_of, published, stage_model
 
 LENGTH = 1024
 """Long enough for a swap to fall into a sample."""
@@ -109,7 +109,7 @@ def check_logprobs(job: Job, sampled: Sampled, models: Mapping[VersionId, Staged
     assert [span.start for span in sampled.spans] == [0, *(span.end for span in sampled.spans[:-1])]
     assert sampled.spans[-1].end == len(drawn) == len(noted)
     for span in sampled.spans:
-        learner = rounded(models[span.version].model)
+        learner = published(models[span.version].model)
         temperature = job.rules.temperature or 1.0
         expected = logprobs_of(learner, job.prompt_token_ids, drawn, temperature=temperature)
         assert noted[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=ERROR)

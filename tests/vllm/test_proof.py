@@ -21,7 +21,7 @@ from swarm.sampler.vllm.swap import UNPROVEN
 from swarm.sampler.vllm.versions import EXTENSION
 from tests.builders import v
 from tests.conformance import PROMPT, job
-from tests.unit.models import Staged, rounded
+from tests.unit.models import Staged, published
 from tests.vllm.support import LENGTH, Signal, check_logprobs, end, installed, staged_pair, started
 
 SWAPS = 5
@@ -80,7 +80,7 @@ async def test_a_tied_head_that_keeps_the_old_weights_is_noticed(tmp_path: Path)
 
 def test_a_loader_is_given_what_a_checkpoint_holds_as_views_of_the_map(tmp_path: Path) -> None:
     staged = staged_pair(tmp_path, "qwen3 moe", tied=False)[0]
-    rounded(staged.model).to(torch.bfloat16).save_pretrained(tmp_path / "saved")
+    published(staged.model).to(torch.bfloat16).save_pretrained(tmp_path / "saved")
     saved = load_file(tmp_path / "saved/model.safetensors")
     # As in an engine: vLLM reads its environment as it is imported.
     vllm_versions.prepare(is_cuda=False, is_small=True)

@@ -13,7 +13,7 @@ from swarm.sampler.vllm.engine import VllmEngine
 from swarm.sampler.vllm.rounding import computed_with, rounded_inputs
 from swarm.types import Rounding
 from tests.conformance import job, logprobs, tokens
-from tests.unit.models import Staged, logprobs_of, rounded
+from tests.unit.models import Staged, logprobs_of, published
 from tests.vllm.support import end, installed, staged_pair, started
 
 ERROR = 0.15
@@ -22,7 +22,7 @@ ERROR = 0.15
 
 def held_as(staged: Staged, precision: Rounding) -> Any:
     """The model in float32 with the matrices, and their inputs, that a rounded engine computes with."""
-    model = rounded(staged.model)
+    model = published(staged.model)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
             module.weight.data = computed_with(module.weight.data, precision)
@@ -70,7 +70,7 @@ async def test_each_version_is_rounded_as_it_is_installed(
             assert off(new, answer.samples) < error
             assert off(old, answer.samples) > 0.5
             # It is the rounded model that they are drawn from.
-            assert off(rounded(pair[version % 2].model), answer.samples) > off(new, answer.samples)
+            assert off(published(pair[version % 2].model), answer.samples) > off(new, answer.samples)
     finally:
         end(engine)
 

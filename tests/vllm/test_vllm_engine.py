@@ -15,7 +15,7 @@ from swarm.sampler.vllm.engine import VllmEngine
 from swarm.types import VersionId
 from tests.builders import STOP, v
 from tests.conformance import CHECKS, PROMPT, Life, begin, job, logprobs, tokens
-from tests.unit.models import Staged, logprobs_of, rounded
+from tests.unit.models import Staged, logprobs_of, published
 from tests.vllm.support import LENGTH, Signal, check_logprobs, end, staged_pair
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -56,7 +56,7 @@ async def test_log_probs_are_those_of_the_distribution_that_was_drawn_from(life:
 async def test_greedy_beside_random_samples_takes_the_likeliest_at_temperature_1(life: Life) -> None:
     version = await life.installed()
     greedy, *_ = await life.draw(job(0, temperature=0.0, stops=()), *(job(seed) for seed in range(1, 5)))
-    learner = rounded(models(life)[version].model)
+    learner = published(models(life)[version].model)
     context = list(PROMPT)
     for token in tokens(greedy):
         likeliest = max(range(14), key=lambda one: logprobs_of(learner, context, [one])[0])
@@ -69,7 +69,7 @@ async def test_draws_follow_the_softmax_at_the_lease_s_temperature(life: Life) -
     rows, temperature = 2_000, 0.7
     drawn = await life.draw(*(job(seed, temperature=temperature, limit=1, stops=()) for seed in range(rows)))
     seen = Counter(tokens(one)[0] for one in drawn)
-    learner = rounded(models(life)[version].model)
+    learner = published(models(life)[version].model)
     expected = [
         rows * 2.718281828459045 ** logprobs_of(learner, PROMPT, [token], temperature=temperature)[0]
         for token in range(14)

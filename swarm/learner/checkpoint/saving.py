@@ -230,44 +230,42 @@ class _Held:
 class Saver:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "saver")
-        self._running: Future[None] | None = None
-        self._step = 0
-        self._snapshot: Snapshot | None = None
+        self._running: tuple[Snapshot, Future[None]] | None = None
         self._saved_step: int | None = None
         self._fault = ""
 
     def start(self, snapshot: Snapshot, write: Callable[[], None]) -> None:
         """Begin to write a checkpoint; none is being written."""
         assert self._running is None
-        self._step, self._snapshot, self._running = snapshot.state.step, snapshot, self._pool.submit(write)
+        self._running = snapshot, self._pool.submit(write)
 
     def part(self, *_: object) -> None:
         """To be called before each optimiser step."""
-        if self._snapshot is not None and self._running is not None and not self._running.done():
-            self._snapshot.part()
+        if self._running is not None and not self._running[1].done():
+            self._running[0].part()
 
     def wait(self) -> None:
         if self._running is not None:
-            self._collect(self._running)
+            self._collect(*self._running)
 
     def report(self) -> Saved:
         """The newest step that is on the disk, and the last fault if there is one not yet reported."""
-        if self._running is not None and self._running.done():
-            self._collect(self._running)
+        if self._running is not None and self._running[1].done():
+            self._collect(*self._running)
         fault, self._fault = self._fault, ""
         return Saved(step=self._saved_step, fault=fault)
 
-    def _collect(self, running: Future[None]) -> None:
+    def _collect(self, snapshot: Snapshot, running: Future[None]) -> None:
         """Every fault becomes a line: a run goes on without one checkpoint, whatever was wrong with it."""
-        error = running.exception()
-        self._running = self._snapshot = None
+        error, step = running.exception(), snapshot.state.step
+        self._running = None
         if error is None:
-            self._saved_step = self._step
+            self._saved_step = step
         elif isinstance(error, UserError):
             self._fault = str(error)
         else:
             traceback.print_exception(error)
-            self._fault = f"the checkpoint of step {self._step} could not be saved: {error}"
+            self._fault = f"the checkpoint of step {step} could not be saved: {error}"
 
 
 def _weights(model: Any) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from benchmarks.sampler_recompute import Repeat as SwapRepeat
 from benchmarks.sampler_swaps import BF16_MEAN_ERROR, FLOAT32_ERROR, PLACES, RSS_GROWTH, Accuracy, Memory, SwapTimes
 from benchmarks.sampler_swaps import accuracy as measured_accuracy
 from benchmarks.sampler_throughput import GROUP, Load, Repeat, Throughput
-from tests.unit.models import logprobs_of, rounded
+from tests.unit.models import logprobs_of, published
 
 SMALL = Size(parameters=3e5)
 
@@ -47,7 +47,7 @@ def test_a_version_is_what_the_model_was_and_a_step_is_seen(tmp_path: Path) -> N
     versions = Versions.of(random_model(SMALL), tmp_path)
     first = versions.publish()
     assert versions.holds_what_was_published()
-    before = rounded(versions.model)
+    before = published(versions.model)
     step(versions.model, 0.01, 1)
     second = versions.publish()
     assert versions.holds_what_was_published()
@@ -55,7 +55,7 @@ def test_a_version_is_what_the_model_was_and_a_step_is_seen(tmp_path: Path) -> N
     assert second.tensor_sums != first.tensor_sums
     assert versions.apply_s > 0
     prompt, completion = (1, 2, 3), (4, 5, 6)
-    assert logprobs_of(before, prompt, completion) != logprobs_of(rounded(versions.model), prompt, completion)
+    assert logprobs_of(before, prompt, completion) != logprobs_of(published(versions.model), prompt, completion)
     step(versions.model, 1e-6, 2)
     versions.publish()
     assert 0 < versions.sent_share < 0.05

@@ -21,7 +21,7 @@ from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Tr
 from swarm.learner.models import tiny_model
 from swarm.learner.trainer import Trainer
 from tests.unit.learner.test_memory import ON_GPU
-from tests.unit.models import frozen, logprobs_of, rounded
+from tests.unit.models import frozen, logprobs_of, published
 from tests.unit.rows import CPU, row
 from tests.unit.trainers import group, trainer_in
 
@@ -123,7 +123,7 @@ def test_weights_that_were_kept_are_read_from_the_adapter_alone(trainer: Trainer
     trainer.step(STEP)
     trainer.stage()
     copy_parts(tmp_path / "staging.bin", tmp_path / "held.bin", trained_spans(layout.tensors))
-    expected = logprobs_of(rounded(trainer._model), (1, 4, 13), (3, 4))
+    expected = logprobs_of(published(trainer._model), (1, 4, 13), (3, 4))
     trainer.step(Train(step=1, groups=STEP.groups))
     weights = stored_weights(trainer._tensors, tmp_path / "held.bin")
     assert set(weights) == {f"model.{module_name(t.name)}" for t in layout.tensors if not t.frozen}

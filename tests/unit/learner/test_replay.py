@@ -15,7 +15,7 @@ from swarm.learner.replay import replay
 from swarm.sampler.engine import Generate, Job, Sampled
 from swarm.sampler.transformers import TransformersEngine
 from swarm.types import SamplingRules
-from tests.unit.models import Staged, rounded, stage, stage_model
+from tests.unit.models import Staged, published, stage, stage_model
 from tests.unit.trainers import group, trainer_in
 
 SAMPLES, LENGTH = 40, 12
@@ -77,7 +77,7 @@ def test_an_honest_engine_s_tokens_are_the_best_under_their_noise(
     staged: tuple[Staged, Staged], temperature: float, rules: ComputeRules
 ) -> None:
     samples = draw(staged[0], temperature)
-    found = replayed(rounded(staged[0].model), samples, temperature=temperature, rules=rules)
+    found = replayed(published(staged[0].model), samples, temperature=temperature, rules=rules)
     assert len(margins(found)) == SAMPLES * LENGTH
     assert float(margins(found).min()) >= 0.0
     assert float(margins(found).max()) < 1e-3
@@ -87,7 +87,7 @@ def test_an_honest_engine_s_tokens_are_the_best_under_their_noise(
 
 def test_other_weights_are_seen_and_can_be_named(staged: tuple[Staged, Staged]) -> None:
     """A few tokens in a hundred would be drawn by both."""
-    samples, (own, other) = draw(staged[1]), (rounded(one.model) for one in staged)
+    samples, (own, other) = draw(staged[1]), (published(one.model) for one in staged)
     missed = margins(replayed(own, samples))
     assert float((missed > 0.05).float().mean()) > 0.2
     weights = {f"model.{name}": tensor for name, tensor in other.named_parameters()}
@@ -95,7 +95,7 @@ def test_other_weights_are_seen_and_can_be_named(staged: tuple[Staged, Staged]) 
 
 
 def test_another_temperature_is_seen(staged: tuple[Staged, Staged]) -> None:
-    missed = margins(replayed(rounded(staged[0].model), draw(staged[0], 0.8)))
+    missed = margins(replayed(published(staged[0].model), draw(staged[0], 0.8)))
     assert float((missed > 0.05).float().mean()) > 0.02
 
 
@@ -103,7 +103,7 @@ def test_one_token_put_in_another_s_place_is_seen(staged: tuple[Staged, Staged])
     samples = list(draw(staged[0]))
     tokens = array("i", samples[0].token_ids)
     tokens[4] = next(token for token in range(3, 9) if token != tokens[4])
-    found = replayed(rounded(staged[0].model), (replace_tokens(samples[0], tokens), *samples[1:]))
+    found = replayed(published(staged[0].model), (replace_tokens(samples[0], tokens), *samples[1:]))
     assert float(found[0].margins[4]) > 0.05
     assert float(margins(found[1:]).max()) < 1e-3
 
@@ -119,7 +119,7 @@ def test_a_trainer_audits_with_weights_that_it_no_longer_has(tmp_path: Path) -> 
     kept = tmp_path / "kept.bin"
     kept.write_bytes((tmp_path / "staging.bin").read_bytes())
     (tmp_path / "sampler").mkdir()
-    drawn = draw(stage_model(rounded(trainer._model), tmp_path / "sampler"))
+    drawn = draw(stage_model(published(trainer._model), tmp_path / "sampler"))
     trainer.step(Train(step=0, groups=(group([1.0, 0.0, 0.0, 0.0]),)))
     trainer.stage()
     asked = tuple(

@@ -19,7 +19,7 @@ from swarm.learner.messages import AdapterRules, Train
 from swarm.learner.models import tiny_model
 from swarm.node.best import ABOUT, BestModel, hold_weights
 from tests.builders import MIXED_LAYOUT, v
-from tests.unit.models import frozen, rounded
+from tests.unit.models import frozen, published
 from tests.unit.trainers import group, trainer_in
 
 FIGURES = {"exact_match": 0.5, "reward": 0.25}
@@ -91,7 +91,7 @@ async def test_of_an_adapter_the_adapter_is_held_and_kept_as_peft_loads_it(tmp_p
     model = PeftModel.from_pretrained(frozen(tiny_model(0)), best)
     ids = torch.tensor([[1, 4, 13, 3, 5]])
     with torch.no_grad():
-        assert torch.equal(model(input_ids=ids).logits, rounded(trainer._model)(input_ids=ids).logits)
+        assert torch.equal(model(input_ids=ids).logits, published(trainer._model)(input_ids=ids).logits)
 
 
 def test_to_be_measured_costs_no_copy(tmp_path: Path, kept: Kept) -> None:

@@ -23,7 +23,7 @@ from swarm.sampler.weights import WrongWeights
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
 from tests.conformance import differing
-from tests.unit.models import Staged, adapted_model, logprobs_of, moe_model, rounded, stage, stage_model
+from tests.unit.models import Staged, adapted_model, logprobs_of, moe_model, published, stage, stage_model
 
 SHORT, LONG = (1, 3, 13), (1, 3, 4, 5, 6, 13)
 
@@ -80,7 +80,7 @@ def logprobs(sampled: Sampled) -> list[float]:
 def test_the_learner_finds_the_engines_log_probs(
     engine: TransformersEngine, staged: Staged, temperature: float
 ) -> None:
-    learner = rounded(staged.model)
+    learner = published(staged.model)
     jobs = [job(seed, temperature=temperature, prompt=(SHORT, LONG)[seed % 2]) for seed in range(24)]
     for asked, sampled in zip(jobs, draw(engine, *jobs), strict=True):
         expected = logprobs_of(learner, asked.prompt_token_ids, tokens(sampled), temperature=temperature)
@@ -96,7 +96,7 @@ def test_tied_embeddings_are_one_tensor_in_the_engine_too(engine: TransformersEn
 def test_an_install_replaces_every_tensor_exactly(staged: Staged, tmp_path: Path) -> None:
     engine = installed(stage(tmp_path, seed=9))
     engine.install(staged.install(version=1), silent)
-    held, wanted = engine._model.state_dict(), rounded(staged.model).state_dict()
+    held, wanted = engine._model.state_dict(), published(staged.model).state_dict()
     assert all(torch.equal(held[name], wanted[name]) for name in wanted)
     assert draw(engine, job(0))[0].spans[0].version == v(1)
 
@@ -140,10 +140,10 @@ def test_a_mixture_of_experts_is_taken_whole_and_by_the_words_that_changed(tmp_p
         done = engine.install(asked, silent)
         assert isinstance(done, Installed)
         assert done.proof == "changed words"
-        held, wanted = engine._model.state_dict(), rounded(staged.model).state_dict()
+        held, wanted = engine._model.state_dict(), published(staged.model).state_dict()
         assert all(torch.equal(held[name], wanted[name]) for name in wanted)
         (sampled,) = draw(engine, job(version))
-        expected = logprobs_of(rounded(staged.model), SHORT, tokens(sampled))
+        expected = logprobs_of(published(staged.model), SHORT, tokens(sampled))
         assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
 
 
@@ -235,7 +235,7 @@ def test_what_prompts_have_in_common_is_computed_once(engine: TransformersEngine
     leaves = [len({(one.prompt_token_ids, *t[:count]) for one, t in drawn if len(t) > count}) for count in range(1, 6)]
     assert [tuple(shape) for shape in read[1:]] == [(count, 1) for count in leaves]
     assert leaves[0] < 20, "some begin alike"
-    learner = rounded(staged.model)
+    learner = published(staged.model)
     for asked, sampled in zip(jobs, together, strict=True):
         assert tokens(sampled) == tokens(draw(engine, asked)[0])
         expected = logprobs_of(learner, asked.prompt_token_ids, tokens(sampled), temperature=1.0)
@@ -250,7 +250,7 @@ def test_answers_come_in_the_order_of_the_jobs(engine: TransformersEngine) -> No
 def test_temperature_zero_takes_the_likeliest_token_every_time(engine: TransformersEngine, staged: Staged) -> None:
     first, second = draw(engine, job(1, temperature=0.0), job(2, temperature=0.0))
     assert tokens(first) == tokens(second)
-    learner, context = rounded(staged.model), list(SHORT)
+    learner, context = published(staged.model), list(SHORT)
     for token in tokens(first):
         with torch.no_grad():
             assert int(learner(input_ids=torch.tensor([context])).logits[0, -1].argmax()) == token
@@ -331,9 +331,9 @@ def test_it_draws_with_an_adapter_as_the_learner_does_and_takes_the_next_one(tmp
     for version, staged in enumerate((second, first), start=1):
         assert isinstance(engine.install(staged.install(version), silent), Installed)
         (sampled,) = draw(engine, job(version))
-        expected = logprobs_of(rounded(staged.model), SHORT, tokens(sampled))
+        expected = logprobs_of(published(staged.model), SHORT, tokens(sampled))
         assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
-        assert expected != pytest.approx(logprobs_of(rounded(tiny_model(0)), SHORT, tokens(sampled)), abs=1e-2)
+        assert expected != pytest.approx(logprobs_of(published(tiny_model(0)), SHORT, tokens(sampled)), abs=1e-2)
     assert tokens(draw(engine, job(3))[0]) == tokens(before[0])
 
 
@@ -346,7 +346,7 @@ def test_an_adapter_is_taken_by_the_words_that_changed(tmp_path: Path) -> None:
     assert isinstance(done, Installed)
     assert done.proof == "changed words"
     (sampled,) = draw(engine, job(1))
-    expected = logprobs_of(rounded(second.model), SHORT, tokens(sampled))
+    expected = logprobs_of(published(second.model), SHORT, tokens(sampled))
     assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
 
 
@@ -361,7 +361,7 @@ async def test_what_is_frozen_is_read_and_proven_once(tmp_path: Path) -> None:
     second.staging.write_bytes(bytes(adapter.start) + content[adapter.start :])
     assert isinstance(await threaded.install(second.install(1), silent), Installed)
     (sampled,) = draw(engine, job(0))
-    expected = logprobs_of(rounded(second.model), SHORT, tokens(sampled))
+    expected = logprobs_of(published(second.model), SHORT, tokens(sampled))
     assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
     second.staging.write_bytes(bytes(adapter.start) + content[adapter.start : -1] + b"?")
     refused = await threaded.install(second.install(2), silent)

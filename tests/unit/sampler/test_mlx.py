@@ -30,7 +30,7 @@ from swarm.sampler.transformers import Threaded, TransformersEngine
 from swarm.types import Rounding
 from tests.builders import v
 from tests.conformance import PROMPT, job, logprobs, tokens
-from tests.unit.models import Staged, adapted_model, logprobs_of, moe_model, rounded, stage, stage_model
+from tests.unit.models import Staged, adapted_model, logprobs_of, moe_model, published, stage, stage_model
 
 AUTO: Any = AutoModelForCausalLM
 SHAPE: dict[str, Any] = {
@@ -110,13 +110,13 @@ def test_the_learner_finds_its_log_probs_at_equal_version(kind: str, tmp_path: P
             staged = configured(LlamaConfig(**SHAPE, rope_parameters=scaled), tmp_path)
         case _:
             staged = stage_model(moe_model(3), tmp_path)
-    assert error_against(rounded(staged.model), installed(staged)) < 1e-4
+    assert error_against(published(staged.model), installed(staged)) < 1e-4
 
 
 def test_greedy_draws_have_the_log_probs_of_temperature_1(tmp_path: Path) -> None:
     staged = stage(tmp_path)
     (sampled,) = installed(staged).generate(Generate(jobs=(job(0, temperature=0.0, stops=()),)), silent).samples
-    model = rounded(staged.model)
+    model = published(staged.model)
     assert logprobs(sampled) == pytest.approx(logprobs_of(model, PROMPT, tokens(sampled)), abs=1e-4)
     with torch.no_grad():
         best = model(torch.tensor([[*PROMPT, *tokens(sampled)]])).logits[0, len(PROMPT) - 1 : -1].argmax(-1)
@@ -199,7 +199,7 @@ def test_it_draws_from_the_rounded_model_and_says_so(precision: Rounding, bits: 
     engine = MlxEngine()
     assert engine.start(staged.start(precision=precision), silent).precision == precision
     engine.install(staged.install(), silent)
-    model = rounded(staged.model)
+    model = published(staged.model)
     exact = error_against(model, engine)
     how = Rounded(64, bits)
     import mlx.core as mx
@@ -278,13 +278,13 @@ def adapted(tmp_path: Path, count: int = 2) -> list[Staged]:
 def test_it_draws_with_an_adapter_as_the_learner_does_and_takes_the_next_one(tmp_path: Path) -> None:
     first, second = adapted(tmp_path)
     engine = installed(first)
-    assert error_against(rounded(first.model), engine) < 1e-4
+    assert error_against(published(first.model), engine) < 1e-4
     for version, staged in enumerate((second, first), start=1):
         done = engine.install(staged.install(version), silent)
         assert isinstance(done, Installed)
         assert done.proof == "sums"
-        assert error_against(rounded(staged.model), engine) < 1e-4
-        assert error_against(rounded(tiny_model(0)), engine) > 1e-2
+        assert error_against(published(staged.model), engine) < 1e-4
+        assert error_against(published(tiny_model(0)), engine) > 1e-2
 
 
 def test_experts_are_stacked_once_beside_an_adapter(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_experts_are_stacked_once_beside_an_adapter(tmp_path: Path) -> None:
         done = engine.install(staged.install(version), silent)
         assert isinstance(done, Installed)
         assert done.proof == proof
-        assert error_against(rounded(staged.model), engine) < 1e-4
+        assert error_against(published(staged.model), engine) < 1e-4
 
 
 async def test_what_is_frozen_is_read_and_proven_once_and_a_torn_adapter_is_refused(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ async def test_what_is_frozen_is_read_and_proven_once_and_a_torn_adapter_is_refu
         assert isinstance(refused, NotInstalled)
         assert name in refused.why
     assert isinstance(await engine.install(first.install(3), silent), Installed)
-    assert error_against(rounded(first.model), cast(MlxEngine, engine._engine)) < 1e-4
+    assert error_against(published(first.model), cast(MlxEngine, engine._engine)) < 1e-4
 
 
 async def test_an_adapter_that_comes_while_a_batch_is_drawn_waits_for_its_end(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ async def test_an_adapter_that_comes_while_a_batch_is_drawn_waits_for_its_end(tm
     after = (await engine.generate(Generate(jobs=(asked,)), silent)).samples[0]
     for version, (staged, sampled) in enumerate(((first, before), (second, after))):
         assert [span.version for span in sampled.spans] == [v(version)]
-        expected = logprobs_of(rounded(staged.model), PROMPT, tokens(sampled))
+        expected = logprobs_of(published(staged.model), PROMPT, tokens(sampled))
         assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
 
 
@@ -365,7 +365,7 @@ def test_an_adapter_can_be_swapped_beneath_a_sample(tmp_path: Path) -> None:
     errors = [
         [abs(one - other) for one, other in zip(row.logprobs, expected, strict=True)]
         for staged in (first, second)
-        for expected in [logprobs_of(rounded(staged.model), PROMPT, row.token_ids)]
+        for expected in [logprobs_of(published(staged.model), PROMPT, row.token_ids)]
     ]
     assert max(errors[0][:9]) < 1e-4
     assert max(errors[0][12:]) > 1e-2
@@ -402,7 +402,7 @@ def test_the_base_is_rounded_and_the_adapter_is_not(precision: Rounding, tmp_pat
     engine = installed(first, precision=precision)
     done = engine.install(second.install(1), silent)
     assert isinstance(done, Installed)
-    model = rounded(second.model)
+    model = published(second.model)
     exact, how = error_against(model, engine), Rounded(64, {"int8": 8, "int4": 4}[precision])
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -15,7 +15,7 @@ from swarm.broadcast.version.manifest import Layout
 from swarm.sampler import proving
 from swarm.sampler.proving import PROBE_TOKENS, Expected, Reference, probe_tokens
 from swarm.sampler.weights import WrongWeights, build_model
-from tests.unit.models import Staged, logprobs_of, rounded, stage, stage_model
+from tests.unit.models import Staged, logprobs_of, published, stage, stage_model
 
 AUTO: Any = AutoModelForCausalLM
 
@@ -47,7 +47,9 @@ def test_it_computes_what_the_learner_s_model_does(staged: Staged) -> None:
     reference = Reference(str(staged.files_dir), staged.layout)
     for _ in range(2):
         expected = reference.expect(str(staged.staging), tokens)
-        assert expected.logprobs == pytest.approx(logprobs_of(rounded(staged.model), tokens[:1], tokens[1:]), abs=1e-5)
+        assert expected.logprobs == pytest.approx(
+            logprobs_of(published(staged.model), tokens[:1], tokens[1:]), abs=1e-5
+        )
 
 
 def test_it_keeps_no_weights_and_one_layer_at_a_time(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from swarm.node.rundir import create_run_directory, forked_config, note_life
 from swarm.report.card import model_card
 from swarm.report.figures import Figures
 from swarm.settings import LeadConfig
-from tests.unit.models import frozen, rounded
+from tests.unit.models import frozen, published
 from tests.unit.trainers import group, trainer_in
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}="
@@ -81,7 +81,7 @@ def test_what_is_exported_loads_and_generates(made: tuple[Path, Any], tmp_path: 
     model: Any = AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(to)
     with torch.no_grad():
-        assert torch.equal(model.eval()(input_ids=IDS).logits, rounded(made[1])(input_ids=IDS).logits)
+        assert torch.equal(model.eval()(input_ids=IDS).logits, published(made[1])(input_ids=IDS).logits)
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "3141"}], return_tensors="pt", return_dict=False)
     assert tokenizer.decode(chat[0]).startswith("3141=")
     assert model.generate(chat, max_new_tokens=3).shape[1] > chat.shape[1]
@@ -185,7 +185,7 @@ def test_large_models_are_exported_with_all_shards_and_their_index(
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     with torch.no_grad():
-        assert torch.equal(loaded.eval()(input_ids=IDS).logits, rounded(model)(input_ids=IDS).logits)
+        assert torch.equal(loaded.eval()(input_ids=IDS).logits, published(model)(input_ids=IDS).logits)
 
 
 def _cut(path: Path) -> None:
@@ -301,7 +301,7 @@ def test_an_adapter_is_exported_as_peft_loads_it(adapted: tuple[Path, Any], tmp_
     with torch.no_grad():
         before = base(input_ids=IDS).logits
         found = PeftModel.from_pretrained(base, tmp_path / "adapter")(input_ids=IDS).logits
-        assert torch.equal(found, rounded(model)(input_ids=IDS).logits)
+        assert torch.equal(found, published(model)(input_ids=IDS).logits)
     assert not torch.allclose(found, before, atol=1e-2)
     card = (tmp_path / "adapter/README.md").read_text()
     assert "library_name: peft" in card
@@ -318,7 +318,7 @@ def test_a_merged_adapter_is_a_model_as_any_other(adapted: tuple[Path, Any], tmp
     assert not any("adapter" in path.name for path in (tmp_path / "merged").iterdir())
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     with torch.no_grad():
-        found, wanted = loaded.eval()(input_ids=IDS).logits, rounded(model)(input_ids=IDS).logits
+        found, wanted = loaded.eval()(input_ids=IDS).logits, published(model)(input_ids=IDS).logits
         before = frozen(tiny_model(0))(input_ids=IDS).logits
     # W + B A is rounded to bf16 once more.
     assert (found - wanted).abs().max() < 0.1 * (wanted - before).abs().max()

@@ -36,7 +36,7 @@ from swarm.learner.messages import AdapterRules, ComputeRules, Save, Saved, Trai
 from swarm.learner.models import CHARACTERS, tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
 from swarm.types import OptimizerStates
-from tests.unit.models import moe_model, rounded
+from tests.unit.models import moe_model, published
 from tests.unit.trainers import group, trainer_in
 
 IDS = torch.tensor([[1, 3, 4, 5, 13, 3, 4]])
@@ -192,7 +192,7 @@ def test_a_checkpoint_loads_with_transformers_and_is_the_published_model(tmp_pat
     trainer.flush()
     loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():
-        assert torch.equal(loaded.eval()(input_ids=IDS).logits, rounded(trainer._model)(input_ids=IDS).logits)
+        assert torch.equal(loaded.eval()(input_ids=IDS).logits, published(trainer._model)(input_ids=IDS).logits)
     assert AutoModelForCausalLM.from_pretrained(directory, dtype="auto").dtype == torch.bfloat16
     assert json.loads((directory / "config.json").read_text())["dtype"] == "bfloat16"
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -384,9 +384,9 @@ def test_a_checkpoint_of_an_adapter_holds_no_weight_that_is_frozen(tmp_path: Pat
     weights, moments = ({n for n in held if n.startswith(kind)} for kind in ("weight/", "adam/exp_avg_sq/"))
     assert len(weights) == len(moments) == 2 * 14
     assert all("lora_" in name for name in weights | moments)
-    published = load_file(directory / ADAPTER_WEIGHTS)
-    assert {name.removeprefix("base_model.model.") for name in published} == {n.partition("/")[2] for n in weights}
-    assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
+    written = load_file(directory / ADAPTER_WEIGHTS)
+    assert {name.removeprefix("base_model.model.") for name in written} == {n.partition("/")[2] for n in weights}
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
     assert is_whole(directory)
 
 
