@@ -29,9 +29,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.delayed_link import delayed, free_port
 from benchmarks.episodes_environment import TURNS
 from benchmarks.episodes_figures import Drawn, Window, figures_of, spread
-from benchmarks.episodes_link import delayed, free_port
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
 
 SAMPLERS, PLACES = 2, 16

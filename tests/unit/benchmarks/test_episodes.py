@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
+from benchmarks.delayed_link import CHUNK_BYTES, PACKET_BYTES, DelayingProxy, SendingWindow, delayed
 from benchmarks.episodes import CASES, PLACES, TARGET, TOKENS_PER_S, TURN_S, is_met, line
 from benchmarks.episodes_environment import TURNS, EightTurns, OneTurn
 from benchmarks.episodes_figures import Drawn, Window, away_s, figures_of, idle_share
-from benchmarks.episodes_link import CHUNK_BYTES, DelayingProxy, delayed
 
 WINDOW = Window(began_s=100.0, ended_s=110.0, places=2, learner_cpu_s=0.4, environment_cpu_s=0.2, trainer_cpu_s=0.0)
 
@@ -100,7 +102,7 @@ async def test_the_link_takes_what_comes_while_the_rest_is_under_way() -> None:
     )
     reader.feed_data(bytes(2 * CHUNK_BYTES + 1))
     reader.feed_eof()
-    await DelayingProxy(0, 3600.0)._read(reader, chunks, now + 10.0)
+    await DelayingProxy(("127.0.0.1", 0), 3600.0)._read(reader, chunks, now + 10.0)
     due = [chunks.get_nowait() for _ in range(chunks.qsize())]
     assert [len(chunk) for _, chunk in due] == [CHUNK_BYTES, CHUNK_BYTES, 1, 0]
     assert all(at >= now + 3610.0 for at, _ in due)
@@ -113,3 +115,12 @@ async def _round_trip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         await writer.drain()
     assert await reader.readexactly(sum(map(len, parts))) == b"".join(parts)
     return time.monotonic() - began
+
+
+def test_a_lossy_link_is_as_fast_as_tcp_is_over_it() -> None:
+    """Mathis et al. (1997): about 1.2 packets a round trip by the root of the loss, here with a gentler backing off."""
+    window, nbytes = SendingWindow(0.08, 0.005, Random(1)), 20_000_000
+    sending_s, lost_s = window.send(nbytes)
+    assert 1.2 < nbytes / PACKET_BYTES / sending_s * 0.08 * math.sqrt(0.005) < 2.2
+    assert lost_s == 0.08
+    assert SendingWindow(0.08, 0.0, Random(1)).send(nbytes) == (0.0, 0.0)

@@ -1,0 +1,165 @@
+"""A real model learns sums as over the internet: a learner, and two samplers at home, of which one dies half-way.
+
+    sudo bin/python -m benchmarks.internet --model DIR --to FILE.jsonl [--local]
+
+Each node is a Linux network namespace of its own, whose line is a token bucket of UP_MBIT and DOWN_MBIT. Nobody can
+open a connection to a sampler. What a sampler opens to the learner goes through a proxy in its own namespace that
+adds a round trip of ROUND_TRIP_MS and loses LOSS of the packets (benchmarks.delayed_link). The learner is known by
+that proxy's address alone, so there is no other way. The settings are those of examples/smollm2.toml; at half of
+--steps one sampler is killed. With --local there are neither lines nor proxies nor shields, and all else is the same.
+
+All nodes share this machine's cores, which three models keep busy: seconds a step say little, what a line changes
+more. Each run is a line of --to: held-out accuracy by version, shares and means of the steps after the first ten, the
+bytes of a version and the seconds until every sampler had it, and what the learner's line carried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import tomllib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.learning_swarm import POLL_S, RunFailed
+from tests.netns.hosts import Host, Hosts, hosts
+
+UP_MBIT, DOWN_MBIT = 20.0, 100.0
+ROUND_TRIP_MS, LOSS = 80.0, 0.005
+PORT = 7700
+WARM_UP_STEPS = 10
+EXAMPLE = Path(__file__).parents[1] / "examples" / "smollm2.toml"
+START_S, STEP_LIMIT_S = 600.0, 120.0
+"""A run that takes longer has hung: the first version alone, 180 MB to two samplers at 20 Mbit/s, takes 150 s."""
+
+
+class Swarm:
+    """Processes in namespaces, with their logs under `directory`."""
+
+    def __init__(self, network: Hosts, directory: Path, stack: ExitStack) -> None:
+        self._network, self._directory, self._stack = network, directory, stack
+
+    def log(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
+
+    def start(self, host: Host, name: str, module: str, *arguments: str) -> Any:
+        log: IO[bytes] = self._stack.enter_context(self.log(name).open("wb"))
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return host.popen([sys.executable, "-m", module, *arguments], stdout=log, stderr=log, env=env)
+
+    def lead(self, model: Path, run_dir: Path, *, steps: int, seed: int, advertised: str) -> Any:
+        settings = tomllib.loads(EXAMPLE.read_text())
+        rewards = settings.pop("rewards")
+        settings |= {"model": str(model.resolve()), "steps": steps, "seed": seed, "dashboard": "off"}
+        settings |= {"task": f"jsonl:{EXAMPLE.parent / 'sums.jsonl'}"}
+        del settings["target"]
+        file = self._directory / "lead.toml"
+        file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+        with file.open("a") as more:
+            more.write("[rewards]\n" + "".join(f"{name} = {weight}\n" for name, weight in rewards.items()))
+        host = self._network.host(1)
+        listen = ("--host", host.address, "--port", str(PORT), "--advertise", f"{advertised}:{PORT}", "--lan", "--tls")
+        return self.start(host, "learner", "swarm", "lead", *listen, "--config", str(file), "--run-dir", str(run_dir))
+
+    def join(self, number: int, line: str) -> Any:
+        state = str(self._directory / f"sampler-{number}")
+        host, name = self._network.host(number), f"sampler-{number}"
+        return self.start(host, name, "swarm", "join", "--lan", "--bootstrap", line, "--state-dir", state)
+
+
+def make_lines(network: Hosts, swarm: Swarm) -> None:
+    """Lines as at home, and before each sampler the proxy that stands for the way to the learner."""
+    learner, *samplers = network
+    for host in network:
+        network.shape(host, up_mbit=UP_MBIT, down_mbit=DOWN_MBIT)
+    for host in samplers:
+        network.shield(host)
+        ends = ("--listen", f"127.0.0.1:{PORT}", "--to", f"{learner.address}:{PORT}")
+        way = ("--delay-ms", str(ROUND_TRIP_MS / 2), "--loss", str(LOSS))
+        swarm.start(host, f"proxy-{host.number}", "benchmarks.delayed_link", *ends, *way)
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def carried_bytes(host: Host) -> dict[str, int]:
+    """What the host's line has sent and received."""
+    found = host.run(["ip", "-s", "-j", "link", "show", "dev", "eth0"])
+    stats = json.loads(found.stdout)[0]["stats64"]
+    return {"sent": stats["tx"]["bytes"], "received": stats["rx"]["bytes"]}
+
+
+def run(model: Path, *, steps: int, seed: int, local: bool) -> dict[str, Any]:
+    """The figures of a run. RunFailed if the learner does."""
+    with tempfile.TemporaryDirectory(prefix="internet-") as path, ExitStack() as stack, hosts(3) as network:
+        directory, run_dir = Path(path), Path(path, "run")
+        swarm, learner_host = Swarm(network, directory, stack), network.host(1)
+        if not local:
+            make_lines(network, swarm)
+        advertised = learner_host.address if local else "127.0.0.1"
+        began = time.monotonic()
+        learner = swarm.lead(model, run_dir, steps=steps, seed=seed, advertised=advertised)
+        node = run_dir / "node.json"
+        samplers: list[Any] = []
+        killed_at = 0
+        while learner.poll() is None:
+            done = len(lines_of(run_dir / "metrics.jsonl"))
+            if not samplers and node.exists() and node.read_text().endswith("\n"):
+                samplers = [swarm.join(number, json.loads(node.read_text())["join"]) for number in (2, 3)]
+            if not killed_at and done >= steps // 2:
+                os.killpg(samplers[0].pid, signal.SIGKILL)
+                killed_at = done
+            if time.monotonic() - began > START_S + STEP_LIMIT_S * steps:
+                raise RunFailed("the run did not end in time")
+            time.sleep(POLL_S)
+        if learner.returncode not in (0, 1):
+            raise RunFailed(" | ".join(swarm.log("learner").read_text(errors="replace").splitlines()[-3:]))
+        found = figures(run_dir, killed_at)
+        return found | {"learner_line_bytes": carried_bytes(learner_host), "wall_s": round(time.monotonic() - began, 1)}
+
+
+def figures(run_dir: Path, killed_at: int) -> dict[str, Any]:
+    steps = lines_of(run_dir / "metrics.jsonl")
+    events = lines_of(run_dir / "events.jsonl")
+    prepared = next(event["time"] for event in events if event["kind"] == "prepared")
+    late = steps[WARM_UP_STEPS:]
+    sizes = [file.stat().st_size for file in (run_dir / "versions").glob("*.chunks")]
+    spread_s = [step["broadcast_s"] for step in late if step["broadcast_s"] is not None]
+    return {
+        "held_out": {event["version"]: event["exact_match"] for event in events if event["kind"] == "evaluated"},
+        "steps": len(steps),
+        "killed_at": killed_at,
+        "first_step_after_s": round(steps[0]["time"] - prepared, 1),
+        "step_s": round((steps[-1]["time"] - late[0]["time"]) / max(1, len(late) - 1), 2),
+        "idle_share": round(statistics.fmean(step["idle_share"] or 0.0 for step in late), 3),
+        "staleness": round(statistics.fmean(step["staleness/mean"] for step in late), 2),
+        "version_bytes": round(statistics.fmean(sizes)),
+        "version_s": [round(value, 2) for value in (statistics.median(spread_s), max(spread_s))] if spread_s else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--to", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--local", action="store_true", help="the same without lines, proxies and shields")
+    options = parser.parse_args()
+    found = run(options.model, steps=options.steps, seed=options.seed, local=options.local)
+    line = json.dumps({"local": options.local, "seed": options.seed, "load": os.getloadavg()[0], **found})
+    with options.to.open("a") as file:
+        file.write(line + "\n")
+    print(line)
+
+
+if __name__ == "__main__":
+    main()
