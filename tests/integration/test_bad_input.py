@@ -22,29 +22,32 @@ def _refused(*arguments: str) -> str:
     return done.stderr
 
 
+REFUSED = (
+    (("--task", "chess"), "known tasks: copy"),
+    (("--task", "jsonl:/no/such.jsonl"), "/no/such.jsonl: No such file"),
+    (("--task", "jsonl:x", "--rewards", "exat=1"), "there is no reward 'exat'; known rewards: exact, numeric"),
+    (("--task", "jsonl:x", "--rewards", "exact=much"), "valid number"),
+    (("--max-staleness", "-1"), "greater than or equal to 0"),
+    (("--max-staleness", "1", "--publish-every-steps", "3"), "lower the one or raise the other"),
+    (("--steps", "many"), "valid integer"),
+    (("--steps", "0"), "greater than or equal to 1"),
+    (("--reward", "money"), "'task' or 'random'"),
+    (("--model", "/", "--task", "copy"), "no config.json"),
+    (("--model", "./no-such-directory", "--task", "copy"), "no config.json"),
+    (("--model", "Qwen/Qwen3-0.6B"), "what is Qwen/Qwen3-0.6B to learn? Say it with --task jsonl:FILE"),
+    (("--config", "/no/such.toml"), "cannot read the configuration"),
+    (("--advertise", "no host"), "is not an address"),
+    (("--bootstrap", "echo1:abc"), "copy the whole line"),
+    (("--unknown", "1"), "No such option"),
+    (("--max-stalenes", "1"), "did you mean --max-staleness?"),
+    (("--kl-weight", "1"), "write kl_weight = ... in a TOML file and name that with --config"),
+    (("--objective", "grop"), "--objective grop: input should be 'grpo', "),
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (("--task", "chess"), "known tasks: copy"),
-        (("--task", "jsonl:/no/such.jsonl"), "/no/such.jsonl: No such file"),
-        (("--task", "jsonl:x", "--rewards", "exat=1"), "there is no reward 'exat'; known rewards: exact, numeric"),
-        (("--task", "jsonl:x", "--rewards", "exact=much"), "valid number"),
-        (("--max-staleness", "-1"), "greater than or equal to 0"),
-        (("--max-staleness", "1", "--publish-every-steps", "3"), "lower the one or raise the other"),
-        (("--steps", "many"), "valid integer"),
-        (("--steps", "0"), "greater than or equal to 1"),
-        (("--reward", "money"), "'task' or 'random'"),
-        (("--model", "/", "--task", "copy"), "no config.json"),
-        (("--model", "./no-such-directory", "--task", "copy"), "no config.json"),
-        (("--model", "Qwen/Qwen3-0.6B"), "what is Qwen/Qwen3-0.6B to learn? Say it with --task jsonl:FILE"),
-        (("--config", "/no/such.toml"), "cannot read the configuration"),
-        (("--advertise", "no host"), "is not an address"),
-        (("--bootstrap", "echo1:abc"), "copy the whole line"),
-        (("--unknown", "1"), "No such option"),
-        (("--max-stalenes", "1"), "did you mean --max-staleness?"),
-        (("--kl-weight", "1"), "write kl_weight = ... in a TOML file and name that with --config"),
-        (("--objective", "grop"), "--objective grop: input should be 'grpo', "),
-    ],
+    [pytest.param(*case, marks=[] if place < 4 else pytest.mark.slow) for place, case in enumerate(REFUSED)],
 )
 def test_lead_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     run_dir = tmp_path / "run"
@@ -148,11 +151,13 @@ def test_status_of_nobody_is_one_line() -> None:
         assert "no node answers" in _refused("status", f"127.0.0.1:{port}")
 
 
+@pytest.mark.slow
 def test_demo_refuses_the_directory_of_another_demo(tmp_path: Path) -> None:
     (tmp_path / "run" / "logs").mkdir(parents=True)
     assert "choose another --run-dir" in _refused("demo", "--run-dir", str(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_demo_refuses_to_kill_its_only_sampler(tmp_path: Path) -> None:
     assert "--samplers 2" in _refused("demo", "--samplers", "1", "--kill-one", "--run-dir", str(tmp_path / "run"))
 
@@ -164,6 +169,7 @@ def test_an_unknown_device_is_the_users_to_mend(tmp_path: Path) -> None:
     assert "--device abacus" in _refused(*arguments)
 
 
+@pytest.mark.slow
 def test_a_damaged_identity_leaves_no_run_directory(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "node.key").write_bytes(b"short")

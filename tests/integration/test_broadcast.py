@@ -35,6 +35,7 @@ def held(node: Node, version: str = "0.0") -> float:
     return 1.0 if status.get("map") == version else status["chunks_held"].get(version, 0) / (SIZE / 16_384)
 
 
+@pytest.mark.slow
 def test_a_relay_carries_weights_to_samplers(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", *ENDLESS)
     relay = swarm.relay(learner.url(), "--lan", name="relay")

@@ -59,6 +59,7 @@ async def reached(directory: Path, staged: Staged, monkeypatch: pytest.MonkeyPat
     return json.loads(await asyncio.to_thread((directory / "told").read_text)), started.exposed
 
 
+@pytest.mark.slow
 async def test_an_engine_reaches_no_network_no_key_and_no_variable(
     tmp_path: Path, staged: Staged, monkeypatch: pytest.MonkeyPatch
 ) -> None:

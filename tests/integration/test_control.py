@@ -107,6 +107,7 @@ def test_a_signal_leaves_time_for_what_ends_soon_and_a_second_one_does_not(swarm
     assert len(released) == 2
 
 
+@pytest.mark.slow
 def test_the_one_node_that_runs_is_found_and_several_are_told_apart(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

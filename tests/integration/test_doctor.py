@@ -93,6 +93,7 @@ def test_a_person_reads_a_line_a_check_and_the_fix_below(state: tuple[str, str])
     )
 
 
+@pytest.mark.slow
 def test_a_wrong_port_a_wrong_name_and_a_proxy_that_nodes_do_not_use(state: tuple[str, str]) -> None:
     given = ("--bootstrap", f"127.0.0.1:{free_port()}", *state)
     fixes = Examined(*given).fixes()
@@ -126,6 +127,7 @@ def test_another_program_on_that_port_is_no_echo_node(tmp_path: Path, state: tup
             other.kill()
 
 
+@pytest.mark.slow
 def test_a_line_that_swallows_packets_names_the_firewall(state: tuple[str, str]) -> None:
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
@@ -227,6 +229,7 @@ def test_weights_that_have_no_room_in_memory_wear_the_disk(learner: Learner, sta
     assert "size=1G /dev/shm; in a container --shm-size" in examined.fixes()["wear"]
 
 
+@pytest.mark.slow
 def test_a_driver_that_shows_a_gpu_to_a_torch_that_cannot_use_it(tmp_path: Path, state: tuple[str, str]) -> None:
     (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "0, GPU-1, NVIDIA of tests, 8.9"\n')
     (tmp_path / "nvidia-smi").chmod(0o755)

@@ -182,6 +182,7 @@ def relays(light: Light, directory: Path) -> None:
         assert (used := psutil.Process(relay.process.pid).memory_info().rss) < RELAY_BYTES, used
 
 
+@pytest.mark.slow
 def test_a_relay_without_torch_takes_a_learners_weights_in_little_memory(light: Light, tmp_path: Path) -> None:
     relays(light, tmp_path)
 

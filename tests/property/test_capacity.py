@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,6 +49,7 @@ def predicted(demand: Demand, fleet: list[tuple[Worker, float]]) -> Prediction:
     return predict(demand, [worker for worker, _ in fleet], [delay_s for _, delay_s in fleet])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(demands(uneven), fleets)
 def test_a_prediction_is_possible_and_the_same_again(demand: Demand, fleet: list[tuple[Worker, float]]) -> None:

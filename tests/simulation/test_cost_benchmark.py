@@ -25,5 +25,6 @@ def test_half_an_hour_of_the_chosen_arm_costs_what_was_planned() -> None:
     assert found.mean_staleness <= arm.max_staleness
 
 
+@pytest.mark.slow
 def test_the_baseline_s_learner_hardly_waits() -> None:
     assert async_idle(LAB, references_of(LAB)[1], 3, seed=1, steps=10) < 0.05

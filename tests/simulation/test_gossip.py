@@ -77,6 +77,7 @@ def test_many_random_swarms_become_whole_again(first: int) -> None:
         run_plan(GossipPlan.random(seed), seed)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_whatever_the_hash_seed() -> None:
     command = [sys.executable, "-m", "tests.simulator", "--gossip", "--seed", "3"]
     said = [
@@ -141,7 +142,7 @@ def test_stalls_of_five_seconds_kill_nobody() -> None:
 
 
 @pytest.mark.parametrize("alone", ["the learner with a few", "a few without the learner", "half"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_partition_of_a_minute_heals(alone: str, seed: int) -> None:
     swarm, checker = swarm_of(20, seed=seed, leaf_share=0.3)
     island = {"the learner with a few": range(4), "a few without the learner": range(1, 5), "half": range(10)}[alone]
@@ -231,6 +232,7 @@ def replay(swarm: GossipSwarm, target: GossipNode, heard: list[tuple[str, Exchan
         target.core.answer(stranger, message, now=target.now)
 
 
+@pytest.mark.slow
 def test_a_capture_that_is_replayed_changes_nothing() -> None:
     swarm, checker = swarm_of(8, leaf_share=0.25, honest_ages=False)
     swarm.heard = []

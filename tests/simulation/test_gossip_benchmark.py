@@ -53,6 +53,7 @@ def test_nobody_who_dies_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["false_deaths_per_1000_node_hours"] is None
 
 
+@pytest.mark.slow
 def test_a_hasty_detector_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = GossipRules(dead_rounds=2, lease_rounds=5)
     scenario = scenario_of(PLAN)

@@ -131,6 +131,7 @@ def test_constant_lengths_and_enough_samplers_neither_idle_nor_discard(seed: int
     assert figures.verdicts["stale"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("--seed", "3", "--scenario", "churn"), ("--seed", "13")])
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed(arguments: tuple[str, ...]) -> None:
     said = [_said(arguments, hash_seed) for hash_seed in ("1", "2")]

@@ -56,6 +56,7 @@ def test_groups_of_eight_are_trained_on_whole() -> None:
         assert (run.steps, len(run.trained)) == (3, 3 * 32 * 8)
 
 
+@pytest.mark.slow
 def test_samples_of_the_dead_are_lost_and_generated_again() -> None:
     row = Row(case="dying", max_staleness=2, broadcast=0.3, generate=0.3)
     steps = round(4 * REPLACED_S / STEP_S) + 120

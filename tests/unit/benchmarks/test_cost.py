@@ -140,6 +140,7 @@ def test_a_case_changes_what_it_says() -> None:
     assert CASES[0].change(LAB) == LAB
 
 
+@pytest.mark.slow
 def test_a_baseline_that_generates_faster_leaves_less_to_save() -> None:
     """The limit of the closed form, put into the scenario, gives the saving that it was asked for."""
     arm = cheapest_arm(LAB.model_copy(update={"baseline": Baseline()}), "relay", "delta")

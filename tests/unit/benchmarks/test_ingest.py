@@ -122,6 +122,7 @@ def test_a_missed_target_is_said_and_exit_status_1(
     assert json.loads(found) == {"met": status == 0, "rollouts_per_s": rate}
 
 
+@pytest.mark.slow
 def test_real_processes_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     short = ("--warm-up", "0.1", "--seconds", "0.5", "--repeats", "1")
     turns = ("--turns", "2", "--turn-seconds", "0.5", "--settle", "0.1")

@@ -130,6 +130,7 @@ def test_without_deltas_versions_are_rarer_and_the_step_dearer() -> None:
     assert full.cost_per_step > 1.1 * delta.cost_per_step
 
 
+@pytest.mark.slow
 def test_a_fleet_that_is_too_small_is_told_what_would_help() -> None:
     small = scenario(fleet=fleet(2), staleness={"S": (6,)})
     arms = arms_of(small)
@@ -226,6 +227,7 @@ def test_a_broadcast_that_no_bound_admits_is_refused() -> None:
         plan_for(LAB, ways)
 
 
+@pytest.mark.slow
 def test_planning_tells_what_it_is_at_and_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(self: ArmPlanner, scheme: Scheme, payload: Payload) -> Arm:
         return self.arm(scheme, payload, Setting(max_staleness=3, publish_every_steps=1), "all")

@@ -301,6 +301,7 @@ def test_an_adapter_whose_base_does_not_fit_is_told_of_four_bits() -> None:
     assert fits(packed, replace(ON_GPU, tokens=4096), CARD_24 - loaded)
 
 
+@pytest.mark.slow
 def test_versions_of_adapters_are_as_large_as_was_published() -> None:
     """Megabytes in bf16 at ranks 1, 8 and 32."""
     expected = {"4B": [4, 33, 132], "8B": [5, 44, 175], "32B": [17, 134, 537]}
