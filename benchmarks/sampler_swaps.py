@@ -24,7 +24,7 @@ from benchmarks.sampler_models import (
 from benchmarks.sampler_process import EngineProcess, kept_busy, random_job, running
 from swarm.sampler.engine import EngineDtype, EngineKind, Generate, Started
 from swarm.types import VersionId
-from tests.unit.models import logprobs_of, rounded
+from tests.unit.models import logprobs_of, published
 
 LEARNING_STEP = 1e-6
 """Moves some percent of the bf16 weights by one unit, as a learner's step does: deltas of about a hundredth."""
@@ -180,12 +180,12 @@ async def accuracy(
     async with running(kind, directory) as engine:
         started = await engine.start(versions, device=device, dtype=dtype, places=2)
         await engine.install(versions.publish())
-        before = rounded(model)
+        before = published(model)
         for number in range(swaps):
             step(model, VISIBLE_STEP, number)
             install = versions.publish()
             await engine.install(install)
-            now = rounded(model)
+            now = published(model)
             found, distance = await _compared(engine, started, install.version, before, now)
             errors += found
             moved.append(distance)

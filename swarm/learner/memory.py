@@ -25,8 +25,8 @@ from swarm.types import OptimizerStates
 
 NF4_BYTES = 0.5625  # Of a number in 4 bits, of which 64 share a float32 scale
 MOMENT_BYTES: dict[OptimizerStates, float] = {"float32": 8, "8bit": 2 + 2 * 4 / BLOCK, "host": 8}
-"""Of a parameter, both moments; in 8 bits with their scales. A copy for a checkpoint takes as much, 4 for the weight
-and 2 for the bf16 model that is written beside it."""
+"""Of a parameter, both moments; in 8 bits with their scales. A checkpoint's copy takes as much and 4 for the weight,
+and the bf16 model that is written beside it 2."""
 
 STREAMED_BYTES = 4 * PIECE_BYTES  # On the device of moments that are on the host: two pieces of each
 MAX_CHANGES = 3  # Most that are named together where none alone is enough
@@ -68,7 +68,7 @@ class Shape:
 class Setting:
     """How a step is computed. `tokens` are those of the widest micro-batch; `ranks` share weights, gradients and
     moments. `has_dense_mask`: rows are packed and the attention kernel is given a mask. `on_host`: the device's memory
-    is the host's, so a checkpoint's copy is in it; else the host has `host_bytes` free. `states` is where moments
+    is the host's, so what a checkpoint takes is in it; else the host has `host_bytes` free. `states` is where moments
     are."""
 
     tokens: int
@@ -94,9 +94,14 @@ def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
         "activations": activation_bytes(shape, setting),
         "logits": logit_bytes(shape, setting),
         "the mask of packed rows": MASK_BYTES * setting.tokens**2 if setting.has_dense_mask else 0,
-        "a checkpoint's copy": int((6 + MOMENT_BYTES[setting.states]) * trained) if setting.on_host else 0,
+        "a checkpoint": int(_checkpoint_bytes(setting) * trained) if setting.on_host else 0,
     }
     return {name: nbytes for name, nbytes in found.items() if nbytes}
+
+
+def _checkpoint_bytes(setting: Setting) -> float:
+    """Of a parameter. One rank on a CPU copies nothing."""
+    return 2 if setting.on_host and setting.ranks == 1 else 6 + MOMENT_BYTES[setting.states]
 
 
 def _trained_bytes(shape: Shape, setting: Setting) -> int:
@@ -114,7 +119,7 @@ def kept_on_host(shape: Shape, setting: Setting) -> int:
     and for moments."""
     if setting.on_host:
         return 0
-    copied, own = 6 + MOMENT_BYTES[setting.states], MOMENT_BYTES["host"] if setting.states == "host" else 0
+    copied, own = _checkpoint_bytes(setting), MOMENT_BYTES["host"] if setting.states == "host" else 0
     return int((copied + own) * shape.trained)
 
 

@@ -93,7 +93,7 @@ class Trainer:
         self._learning = self._make_learning(compute)
         self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
         self._saver = Saver()
-        self._learning.optimizer.register_step_pre_hook(self._saver.part)
+        self._learning.optimizer.register_step_pre_hook(lambda *_: self._wait_for_checkpoint(only_shared=True))
         self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
         self.steps_taken = self._resumed_step
 
@@ -263,8 +263,7 @@ class Trainer:
 
     def save(self, command: Save) -> Done:
         """Begin to write a checkpoint; training goes on meanwhile."""
-        with self._channel.alive():
-            self._saver.wait()
+        self._wait_for_checkpoint()
         alarms, claims = self._update.alarms.state, self._update.claims.state
         snapshot = take(self._learning, step=command.step, lineage=self._lineage, alarms=alarms, claims=claims)
         if self._ranks.rank == 0:
@@ -272,9 +271,12 @@ class Trainer:
             self._saver.start(snapshot, lambda: write(snapshot, self._model, self._tokenizer, directory))
         return Done()
 
-    def flush(self) -> Saved:
+    def _wait_for_checkpoint(self, *, only_shared: bool = False) -> None:
         with self._channel.alive():
-            self._saver.wait()
+            self._saver.wait(only_shared=only_shared)
+
+    def flush(self) -> Saved:
+        self._wait_for_checkpoint()
         return self._saver.report()
 
     def _resume(self, directory: str) -> tuple[int, bytes]:

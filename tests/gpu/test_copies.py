@@ -53,9 +53,10 @@ class LateSaver(Saver):
 
         super().start(snapshot, late)
 
-    def wait(self) -> None:
-        self._asked.set()
-        super().wait()
+    def wait(self, *, only_shared: bool = False) -> None:
+        if not only_shared:
+            self._asked.set()
+        super().wait(only_shared=only_shared)
         self._asked.clear()
 
 

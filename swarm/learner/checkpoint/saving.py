@@ -1,4 +1,4 @@
-"""A trainer's state: written by a thread, what an optimiser step would change meanwhile copied before it, and restored.
+"""A trainer's state: written by a thread, which an optimiser step waits for if it would change it, and restored.
 
 trainer.safetensors holds the state bit for bit: `weight/NAME` (fp32 masters and buffers; beside frozen weights the
 adapter alone), `adam/KIND/NAME` (the step count and the moments of each parameter that has been stepped, float32, or
@@ -11,9 +11,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import msgspec
@@ -46,25 +45,11 @@ class Parts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """One moment of a run, in rank 0's own CPU memory: at most 12 bytes a parameter, and 2 more while it is written.
-
-    `shared` names the tensors that are still the trainer's own; `lock` is held to change either, and `writing` while
-    one of those is written.
-    """
+    `is_shared`: some of `tensors` are the trainer's own, which an optimiser step changes."""
 
     tensors: dict[str, torch.Tensor]
     state: TrainerState
-    shared: set[str]
-    lock: Lock = field(default_factory=Lock)
-    writing: Lock = field(default_factory=Lock)
-
-    def part(self) -> None:
-        """Copy what is still shared: from here on the trainer may change its own."""
-        with self.lock:
-            for name in self.shared:
-                self.tensors[name] = self.tensors[name].clone()
-            self.shared.clear()
-        with self.writing:
-            pass
+    is_shared: bool
 
 
 def take(
@@ -76,14 +61,14 @@ def take(
     claims: ClaimState | None = None,
 ) -> Snapshot:
     """All that a learner step changes. What an optimiser step alone changes, and one rank has whole in the host's
-    memory, is not copied yet: call `part` before the next one."""
+    memory, is not copied: a copy of a small model's state would be half of what its training takes."""
     kept: dict[str, torch.Tensor] = {}
-    shared = set()
+    is_shared = False
     own = _weights(parts.model)
     for name, tensor in {**own, **_moments(parts), **_generators(parts)}.items():
         if parts.ranks.count == 1 and tensor.device.type == "cpu" and (name not in own or tensor.requires_grad):
             kept[name] = tensor.detach()
-            shared.add(name)
+            is_shared = True
         elif (copy := parts.ranks.copy_whole(tensor)) is not None:
             kept[name] = copy
         parts.progress()
@@ -95,18 +80,17 @@ def take(
         claims=claims or ClaimState(),
         base=parts.base.hex(),
     )
-    return Snapshot(tensors=kept, state=state, shared=shared)
+    return Snapshot(tensors=kept, state=state, is_shared=is_shared)
 
 
 def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:
     """Write a checkpoint to `directory`: the snapshot, and the model or adapter in bf16 as anybody loads it. DiskFull
     or OSError. Of `model` only names and configuration are read."""
     trained = [spec.name for spec in stream_tensors(model) if not spec.frozen]
-    with snapshot.lock:
-        half = {name: as_streamed(snapshot.tensors[f"weight/{name}"]) for name in trained}
+    half = {name: as_streamed(snapshot.tensors[f"weight/{name}"]) for name in trained}
     nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))
     with being_written(directory, nbytes) as partial:
-        _write_tensors(snapshot, partial / TENSORS)
+        _write_tensors(snapshot.tensors, partial / TENSORS)
         (partial / STATE).write_bytes(msgspec.json.encode(snapshot.state))
         if is_adapted(model):
             save_adapter(model, tokenizer, partial, half, snapshot.state.base)
@@ -114,11 +98,11 @@ def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> No
             save_model(model, tokenizer, partial, half)
 
 
-def _write_tensors(snapshot: Snapshot, path: Path) -> None:
-    """As safetensors' `save_file` does, which would need all of them to stay as they are until its end."""
+def _write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """As safetensors' `save_file` does, which first makes bytes of all of them."""
     header, nbytes = {}, 0
     # Widest first, so that each lies at a multiple of its own width.
-    for name, tensor in sorted(snapshot.tensors.items(), key=lambda item: -item[1].itemsize):
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
         where = [nbytes, nbytes := nbytes + tensor.nbytes]
         header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": where}
     described = msgspec.json.encode(header)
@@ -126,17 +110,7 @@ def _write_tensors(snapshot: Snapshot, path: Path) -> None:
     with path.open("wb") as file:
         file.write(len(described).to_bytes(8, "little") + described)
         for name in header:
-            with snapshot.lock:
-                # Let go of, so that nobody copies what is written.
-                tensor, is_shared = snapshot.tensors.pop(name), name in snapshot.shared
-                snapshot.shared.discard(name)
-                if is_shared:
-                    snapshot.writing.acquire()
-            try:
-                file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-            finally:
-                if is_shared:
-                    snapshot.writing.release()
+            file.write(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 @torch.no_grad()
@@ -239,13 +213,9 @@ class Saver:
         assert self._running is None
         self._running = snapshot, self._pool.submit(write)
 
-    def part(self, *_: object) -> None:
-        """To be called before each optimiser step."""
-        if self._running is not None and not self._running[1].done():
-            self._running[0].part()
-
-    def wait(self) -> None:
-        if self._running is not None:
+    def wait(self, *, only_shared: bool = False) -> None:
+        """Until nothing is being written, or with `only_shared` nothing that an optimiser step would change."""
+        if self._running is not None and (self._running[0].is_shared or not only_shared):
             self._collect(*self._running)
 
     def report(self) -> Saved:

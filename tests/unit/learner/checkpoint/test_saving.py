@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from swarm.learner.checkpoint.files import (
     read_state,
     whole_checkpoints,
 )
-from swarm.learner.checkpoint.saving import _write_tensors, take
+from swarm.learner.checkpoint.saving import take
 from swarm.learner.device import as_streamed
 from swarm.learner.messages import AdapterRules, ComputeRules, Save, Saved, Train
 from swarm.learner.models import CHARACTERS, tiny_model, tiny_tokenizer
@@ -231,12 +232,16 @@ def test_a_checkpoint_does_not_see_the_steps_taken_while_it_is_written(tmp_path:
     trainer = trainer_in(tmp_path / "run")
     train(trainer, range(1))
     tmp_path.joinpath("checkpoints").mkdir()
-    with _locked(tmp_path / "checkpoints", wait=True):
-        # Nothing can be written until this lock is let go; the call comes back at once nevertheless.
-        directory = save(trainer, tmp_path / "checkpoints", 1)
-        at_save = weights(trainer)
-        train(trainer, range(1, 2))
-        assert not directory.exists()
+    with ThreadPoolExecutor(1) as pool:
+        with _locked(tmp_path / "checkpoints", wait=True):
+            # Nothing can be written until this lock is let go; the call comes back at once nevertheless.
+            directory = save(trainer, tmp_path / "checkpoints", 1)
+            at_save = weights(trainer)
+            step = pool.submit(train, trainer, range(1, 2))
+            assert not wait([step], timeout=0.5).done, "the step would change what is being written"
+            assert not directory.exists()
+            assert torch.equal(weights(trainer), at_save)
+        step.result()
     assert trainer.flush() == Saved(step=1, fault="")
     assert torch.equal(saved_weights(directory), at_save)
     assert not torch.equal(weights(trainer), at_save)
@@ -247,29 +252,20 @@ def test_a_checkpoint_does_not_see_the_steps_taken_while_it_is_written(tmp_path:
     assert read_state(directory).lineage == bytes([0] * 32).hex()
 
 
-def test_what_is_not_written_yet_is_copied_before_a_step_changes_it(tmp_path: Path) -> None:
+def test_what_was_copied_is_written_beside_training(tmp_path: Path) -> None:
+    """As with several ranks, or on a GPU."""
     trainer = trainer_in(tmp_path / "run")
+    snapshot = replace(take(trainer._learning, step=1, lineage=b""), is_shared=False)
+    is_over = Event()
+
+    def write() -> None:
+        assert is_over.wait(60)
+
+    trainer._saver.start(snapshot, write)
     train(trainer, range(1))
-    snapshot, expected = take(trainer._learning, step=1, lineage=b""), everything(trainer)
-    os.mkfifo(tmp_path / "pipe")
-    with ThreadPoolExecutor(2) as pool:
-        writing = pool.submit(_write_tensors, snapshot, tmp_path / "pipe")
-        with (tmp_path / "pipe").open("rb", buffering=0) as pipe:
-            read = pipe.read(1)
-            parting = pool.submit(snapshot.part)
-            # A pipe holds less than a tensor, so what is being written ends only as it is read.
-            while not parting.done():
-                assert snapshot.tensors, "all was written before the step: make the model larger"
-                read += pipe.read(4096)
-            with torch.no_grad():
-                for parameter in trainer._model.parameters():
-                    parameter.zero_()
-            assert len(snapshot.tensors) > 5
-            while block := pipe.read(1 << 16):
-                read += block
-        writing.result()
-    (tmp_path / "written").write_bytes(read)
-    assert as_numbers(load_file(tmp_path / "written")) == expected
+    assert trainer._saver.report() == Saved(step=None, fault="")
+    is_over.set()
+    assert trainer.flush() == Saved(step=1, fault="")
 
 
 def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
