@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--warm-up-steps", type=int, default=3)
     parser.add_argument("--eval-every", type=int, default=10)
     parser.add_argument("--eval-prompts", type=int, default=300)
-    parser.add_argument("--learning-rate", type=float, default=2.5e-5)
+    parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--warmup-steps", type=int, default=10, help="in which the learning rate rises")
     parser.add_argument("--minibatches", type=int, default=2, help="optimiser steps on a batch")
     parser.add_argument("--max-staleness", type=int, default=2, help="echo-node's, as all below")
