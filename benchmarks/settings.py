@@ -178,7 +178,9 @@ def run(case: Case, model: str, versions: Path | None = None) -> dict[str, Any]:
             figures.append(bench.step(step))
             if versions is not None:
                 names = (name for name, _ in bench.trainer._model.named_parameters())
-                save_file(dict(zip(names, bench.versions[-1], strict=True)), versions / f"{step + 1}.safetensors")
+                kept_in = versions / str(step + 1)
+                kept_in.mkdir(parents=True, exist_ok=True)
+                save_file(dict(zip(names, bench.versions[-1], strict=True)), kept_in / "model.safetensors")
             if (step + 1) % case.eval_every == 0:
                 held_out[step + 1] = bench.evaluate()
                 wall_s = time.monotonic() - began
@@ -208,8 +210,6 @@ def main() -> None:
     if any(msgspec.convert(json.loads(line)["case"], Case) == case for line in kept):
         print(f"{options.to} has this case already")
         return
-    if options.keep is not None:
-        options.keep.mkdir(parents=True, exist_ok=True)
     found = run(case, options.model, options.keep)
     with options.to.open("a") as file:
         file.write(json.dumps(found) + "\n")
