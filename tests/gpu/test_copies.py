@@ -54,7 +54,8 @@ class LateSaver(Saver):
         super().start(snapshot, late)
 
     def wait(self, *, only_shared: bool = False) -> None:
-        if not only_shared:
+        # On a CPU an optimiser step waits for what it would change.
+        if not only_shared or (self._running is not None and self._running[0].is_shared):
             self._asked.set()
         super().wait(only_shared=only_shared)
         self._asked.clear()

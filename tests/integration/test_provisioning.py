@@ -89,7 +89,7 @@ def _passes(learner: Learner, steps: int) -> int:
     return int(wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cheaper_samplers_take_over_and_standbys_step_in_for_those_that_die(swarm: Swarm) -> None:
     _rehearsal(swarm, groups_per_step=5, step_s=1.0)
     learner = swarm.lead("--port", "0", "--steps", "100000")

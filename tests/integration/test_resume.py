@@ -377,7 +377,7 @@ def _bounds_are_kept(learner: Learner) -> None:
         assert line["staleness/max"] <= bounds[line["step"] - 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     """In a directory whose name is too long for a socket."""
     name = "a" * 60 + "/" + "b" * 60
