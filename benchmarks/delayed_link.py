@@ -23,7 +23,6 @@ CHUNK_BYTES = 64 * 1024
 MOST_CHUNKS = 64
 """Under way in one direction: with 50 ms of delay 80 MB/s, more than such a swarm sends."""
 
-
 PACKET_BYTES = 1448
 FIRST_WINDOW, LEAST_WINDOW, WINDOW_KEPT = 10.0, 2.0, 0.7
 """In packets: at the start (RFC 6928) and at least; the share of it that a loss leaves."""

@@ -47,7 +47,7 @@ SMALL = frozenset(
 """Of those rings, what starts one process at a time and measures nothing."""
 
 MEASURED = frozenset({"test_provisioning.py"})
-"""Comes last in its ring, when the others have finished: it asserts how long a learner waited."""
+"""Comes last in its half of the ring: it asserts how long a learner waited. The other half may still be at work."""
 
 SLOW_RINGS = ("browser", "netns", "vllm")
 """Rings that are slow as a whole: they want root, Chromium or vLLM, and start engines or networks."""

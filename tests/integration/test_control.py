@@ -157,7 +157,7 @@ def test_of_two_samplers_with_one_identity_the_second_ends_and_the_first_goes_on
     assert first.process.poll() is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_of_two_relays_with_one_identity_one_ends_and_the_other_goes_on(swarm: Swarm) -> None:
     learner = swarm.lead(*ENDLESS)
     first = swarm.relay(learner.url(), name="first")

@@ -148,8 +148,8 @@ def test_a_real_model_is_fetched_trained_and_compared(
     assert (run_dir / "ability.json").is_file()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_no_process_outlives_the_demo(tmp_path: Path, number: signal.Signals) -> None:
     demo = Node(tmp_path, "demo", "demo", "--run-dir", str(tmp_path / "run"))
     try:
@@ -170,8 +170,10 @@ def test_importing_the_command_line_loads_no_numeric_library() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("trained", [pytest.param((), id="all"), pytest.param(("--adapter", "8"), id="adapter")])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "trained", [pytest.param((), id="all", marks=pytest.mark.long), pytest.param(("--adapter", "8"), id="adapter")]
+)
 def test_a_sampler_with_mlx_draws_for_a_learner(trained: tuple[str, ...], tmp_path: Path) -> None:
     arguments = (*trained, "--engine", "mlx", "--samplers", "1", "--steps", "4", "--run-dir", str(tmp_path / "run"))
     done = command("demo", *arguments, "--json", timeout_s=300)

@@ -125,7 +125,7 @@ def _is_one_run(learner: Learner, steps: int) -> None:
 # -- what is kept for the audit ------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_rollouts_of_all_versions_within_the_bound_are_audited_after_a_restart_too(swarm: Swarm) -> None:
     """With S = 8 a batch after the restart holds rollouts of versions before it, whose weights nobody else keeps."""
     swarm.lead_with(audit_share=1.0, freshness="off")
@@ -319,7 +319,7 @@ def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swa
     assert max(line["staleness/max"] for line in _lines(again, "metrics.jsonl")) == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_groups_that_were_replaced_are_on_record_and_a_new_life_goes_on(swarm: Swarm) -> None:
     """Of two answers without a model many have the same reward."""
     swarm.lead_with(dynamic_sampling=True, group_size=2, groups_per_step=8)
