@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -60,6 +60,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     reward: str = "task"
     gradient_spike: float = 10.0
     questions: str = "examples/sums.jsonl"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
 class Bench:
@@ -91,7 +92,7 @@ class Bench:
             steps=case.steps,
             longest_prompt=32,
             learning=learning,
-            compute=ComputeRules(),
+            compute=ComputeRules(precision=case.precision),
         )
         self.trainer = Trainer(command, NoParent())
         self.stops = self.trainer.prepared().stop_token_ids

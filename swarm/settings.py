@@ -24,7 +24,6 @@ from swarm.types import (
     MAX_TURNS,
     BasePrecision,
     Freshness,
-    KlPlace,
     Normalisation,
     ObjectiveName,
     OptimizerStates,
@@ -205,7 +204,6 @@ class LeadConfig(BaseModel):
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     advantage_normalisation: Literal["group", "none"] = "group"
     kl_weight: Annotated[float, Field(ge=0, le=10)] = 0.0
-    kl_in: KlPlace = "loss"
     entropy_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
     dynamic_sampling: Annotated[bool, RESUMED] = False
     overlong: Literal["keep", "mask", "punish"] = "keep"

@@ -17,7 +17,6 @@ OptimizerStates = Literal["float32", "8bit", "host"]  # How and where AdamW keep
 Schedule = Literal["constant", "linear", "cosine", "wsd"]  # Of the learning rate; wsd: warm up, stay, decay
 Freshness = Literal["adaptive", "off"]  # Rollouts as young as the fleet allows, or as early as the bound allows
 Normalisation = Literal["tokens", "rollouts", "constant"]  # What the loss of a minibatch is divided by
-KlPlace = Literal["loss", "reward"]  # Where the distance to the reference counts
 ObjectiveName = Literal[
     "grpo", "gspo", "decoupled_ppo", "icepop", "cispo", "tis"
 ]  # The formulas are in learner/objective.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,35 @@ def as_streamed(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
         return tensor.to(torch.bfloat16)
     bits = tensor.detach().contiguous().view(-1).view(torch.int32)
     streamed = torch.empty(tensor.shape, dtype=torch.bfloat16, device=tensor.device)
-    upper, thresholds = streamed.view(-1).view(torch.int16), _thresholds(tensor.device)
-    start = 0
-    while start < len(bits):
-        own = thresholds[(first + start) % PERIOD :][: len(bits) - start]
-        upper[start : start + len(own)] = (bits[start : start + len(own)] + own) >> 16
-        start += len(own)
+    upper = streamed.view(-1).view(torch.int16)
+    for block, thresholds in _blocks(bits, first):
+        upper[block] = (bits[block] + thresholds) >> 16
     return streamed
+
+
+def round_off(tensor: torch.Tensor, first: int = 0) -> None:
+    """Change a float32 in place so that the nearest number of bf16 is what is published of it. What was cut off stays,
+    halved, in the bits below, so the last of its 23 bits is rounded away: to even, which favours no direction."""
+    bits = tensor.view(-1).view(torch.int32)
+    for block, thresholds in _blocks(bits, first):
+        own = bits[block] + (bits[block] >> 1 & 1) & ~1
+        bits[block] = (own + thresholds & ~0xFFFF) + (own >> 1 & 0x7FFF)
+
+
+def put_back(tensor: torch.Tensor, first: int = 0) -> None:
+    """Undo `round_off`."""
+    bits = tensor.view(-1).view(torch.int32)
+    for block, thresholds in _blocks(bits, first):
+        lower = (bits[block] & 0x7FFF) << 1
+        bits[block] = (bits[block] & ~0xFFFF) - (lower + thresholds & 0x10000) + lower
+
+
+def _blocks(bits: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Slices of a tensor, whose first item is at the place `first`, and their thresholds."""
+    own, start = _thresholds(bits.device), 0
+    while start < len(bits):
+        thresholds = own[(first + start) % PERIOD :][: len(bits) - start]
+        yield slice(start, start := start + len(thresholds)), thresholds
 
 
 @cache

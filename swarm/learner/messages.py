@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.types import BasePrecision, KlPlace, Normalisation, ObjectiveName, OptimizerStates, Schedule, Turn
+from swarm.types import BasePrecision, Normalisation, ObjectiveName, OptimizerStates, Schedule, Turn
 
 
 class LearningRules(msgspec.Struct, frozen=True):
@@ -22,7 +22,6 @@ class LearningRules(msgspec.Struct, frozen=True):
     weight_decay: float = 0.0
     advantage_normalisation: Literal["group", "none"] = "group"
     kl_weight: float = 0.0
-    kl_in: KlPlace = "loss"
     entropy_weight: float = 0.0
     overlong: Literal["keep", "mask", "punish"] = "keep"
     overlong_margin: int = 0

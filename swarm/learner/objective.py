@@ -150,28 +150,14 @@ def kl_to_reference(logprobs: torch.Tensor, reference: torch.Tensor, mask: torch
 
     Schulman's estimator k3 of KL(pi, reference), equation 4 of GRPO (arXiv 2402.03300).
     """
-    log_ratio = _to_reference(logprobs, reference, mask)
+    log_ratio = torch.where(mask.bool(), reference - logprobs, 0.0).clamp(max=math.log(REFERENCE_CAP))
     return torch.expm1(log_ratio) - log_ratio
-
-
-@torch.no_grad()
-def kl_to_come(
-    logprobs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, counts_of: Sequence[int]
-) -> torch.Tensor:
-    """The sum of -d, with d as in kl_to_reference, from each token to the end of its rollout: [tokens]. An advantage
-    less this, times a weight, is that of a reward from which each token's -d is taken.
-
-    Schulman's estimator k1 of KL(pi, reference), as a penalty of each token's reward (InstructGPT, arXiv 2203.02155,
-    section 3.5), undiscounted (REINFORCE++, arXiv 2501.03262, equation 8).
-    """
-    each = -_to_reference(logprobs, reference, mask)
-    return torch.cat([one.flip(0).cumsum(0).flip(0) for one in each.split(list(counts_of))])
 
 
 # -- parts -------------------------------------------------------------------------------------------------------
 
 
-def token_weights(counts: Sequence[int], rules: LearningRules, *, tokens: float, rollouts: int) -> list[float]:
+def token_weights(counts: Sequence[int], rules: LearningRules, *, tokens: float, rollouts: float) -> list[float]:
     """Return what a token of each rollout counts for in the loss of a minibatch of so many `tokens` and `rollouts`;
     `counts` are the tokens of some of its rollouts.
 
@@ -185,11 +171,6 @@ def token_weights(counts: Sequence[int], rules: LearningRules, *, tokens: float,
             return [1 / (rollouts * max(1, count)) for count in counts]
         case "constant":
             return [1 / (rollouts * rules.longest_completion)] * len(counts)
-
-
-def _to_reference(logprobs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """min(log(reference / pi), log REFERENCE_CAP); 0 where a token does not count."""
-    return torch.where(mask.bool(), reference - logprobs, 0.0).clamp(max=math.log(REFERENCE_CAP))
 
 
 def _mean_of_rollout(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:

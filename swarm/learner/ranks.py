@@ -14,7 +14,8 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.learner.checkpoint.model_files import load_model, write_staging
-from swarm.learner.device import pick_device
+from swarm.learner.device import pick_device, put_back, round_off
+from swarm.learner.optimizer import local
 from swarm.learner.policy import PolicyModel
 
 R = TypeVar("R")
@@ -89,6 +91,22 @@ class Ranks:
     def place(self, module: PolicyModel, source: Any, device: torch.device, *, half: bool) -> None:
         """Bring what `read` gave onto `device` as fp32 masters. `half`: passes are computed in bf16."""
         module.to(device)
+
+    @contextmanager
+    def rounded(self, model: Any) -> Iterator[None]:
+        """For a while the nearest numbers of bf16 are what is published of the trained matrices."""
+        trained = [(local(one), self.first(one)) for one in model.parameters() if one.requires_grad and one.dim() > 1]
+        for own, first in trained:
+            round_off(own, first)
+        try:
+            yield
+        finally:
+            for own, first in trained:
+                put_back(own, first)
+
+    def first(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's items before those that this rank holds."""
+        return 0
 
     def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A copy in rank 0's own CPU memory; None on the others."""

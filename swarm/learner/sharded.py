@@ -233,7 +233,7 @@ class Sharded(Ranks):
                 continue
             local = _local(tensor)
             if places is None:
-                self._send(as_streamed(local, self._first(tensor)))
+                self._send(as_streamed(local, self.first(tensor)))
                 continue
             for rank in far if self.rank == 0 else ():
                 self._receive(places[number][self._rows(tensor, rank)], rank)
@@ -248,13 +248,12 @@ class Sharded(Ranks):
         """What this rank holds of each tensor, its place and its first item; of one that is not cut rank 0 has all."""
         for place, tensor in zip(places, tensors, strict=True):
             if isinstance(tensor, DTensor):
-                yield place[self._rows(tensor, self.rank)], _local(tensor), self._first(tensor)
+                yield place[self._rows(tensor, self.rank)], _local(tensor), self.first(tensor)
             elif self.rank == 0:
                 yield place, tensor, 0
 
-    def _first(self, tensor: torch.Tensor) -> int:
-        """The number of items before this rank's rows."""
-        return int(self._rows(tensor, self.rank).start) * tensor.shape[1:].numel()
+    def first(self, tensor: torch.Tensor) -> int:
+        return int(self._rows(tensor, self.rank).start) * tensor.shape[1:].numel() if isinstance(tensor, DTensor) else 0
 
     def _rows(self, tensor: torch.Tensor, rank: int) -> slice:
         """The rows of a sharded tensor that a rank holds; the last ranks may have fewer, or none."""

@@ -7,6 +7,8 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
@@ -186,7 +188,15 @@ class Trainer:
             device=self._device,
             progress=channel.progress,
             base=self._base or b"",
+            rounded=self._rounded if is_half(compute.precision, self._device.type) else nullcontext,
         )
+
+    @contextmanager
+    def _rounded(self) -> Iterator[None]:
+        """A cast to bf16 alone would round to the nearest: passes would not see what moved and was published."""
+        self._wait_for_checkpoint(only_shared=True)
+        with self._ranks.rounded(self._model):
+            yield
 
     def _load(self, rules: ComputeRules) -> tuple[Policy, Any]:
         command, made_in = self._command, Path(self._command.files_dir)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +18,7 @@ from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismat
 from swarm.learner.batch import MicroBatch, Row, by_prompt, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup
-from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_come, kl_to_reference, token_weights
+from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_reference, token_weights
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.types import Schedule
 
@@ -37,6 +38,8 @@ PER_TOKEN = ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "sampling
 class Learning(Parts):
     policy: Policy
     reference: Policy | WithoutAdapter | None
+    rounded: Callable[[], AbstractContextManager[None]] = nullcontext
+    """In it passes are computed with the weights that samplers are given."""
 
 
 class Update:
@@ -69,8 +72,10 @@ class Update:
             rows = self._with_former_logprobs(rows)
             minibatches = self._minibatches(rows)
         claims: list[Claim] = []
+        teaching = 1 - figures["frac_reward_zero_std"]
         for number, places in enumerate(minibatches):
-            claims += self.optimizer_step([rows[place] for place in places], sums, is_first=number == 0)
+            of_it = [rows[place] for place in places]
+            claims += self.optimizer_step(of_it, sums, teaching=teaching, is_first=number == 0)
         self.withheld = self.claims.stepped(claims)
         figures |= self._figures(sums, len(minibatches)) | {"rollouts_withheld": float(self.withheld.total())}
         return figures, self.alarms.stepped(figures)
@@ -96,12 +101,13 @@ class Update:
     def read_all(self, rows: Sequence[Row], policy: Policy | WithoutAdapter) -> list[torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
         places, parts, idle = self._share(rows)
-        for part in parts:
-            logprobs = policy.read(part).logprobs.cpu()
-            found |= {places[number]: values for number, values in part.by_row(logprobs).items()}
-            self._at.progress()
-        for part in idle:
-            policy.read(part)
+        with self._at.rounded():
+            for part in parts:
+                logprobs = policy.read(part).logprobs.cpu()
+                found |= {places[number]: values for number, values in part.by_row(logprobs).items()}
+                self._at.progress()
+            for part in idle:
+                policy.read(part)
         found = self._at.ranks.merge(found)
         return [found[place] for place in range(len(rows))]
 
@@ -116,25 +122,28 @@ class Update:
         idle = micro_batches([without_weight(shortest)], self._command.compute, at.device) * missing
         return places, parts, idle
 
-    def optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool) -> list[Claim]:
+    def optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool, teaching: float = 1.0) -> list[Claim]:
         """Accumulate the gradient over micro-batches. What a token counts for follows from the whole minibatch, however
-        it is cut. Return what was read of all rows."""
-        tokens = max(1.0, sum(float(row.mask.sum()) for row in rows))
+        it is cut, and from the share of groups that are `teaching`: the mean is over the others too, which were left
+        out. Return what was read of all rows."""
+        rules, rollouts = self._command.learning, len(rows) / teaching
+        tokens = max(1.0, sum(float(row.mask.sum()) for row in rows)) / teaching
         own: Sums = defaultdict(float)
         apart: dict[int, torch.Tensor] = {}
         distances: dict[int, torch.Tensor] = {}
         places, parts, idle = self._share(rows)
         passes = [*parts, *idle]
-        for number, part in enumerate(passes, start=1):
-            shares = token_weights(part.counts, self._command.learning, tokens=tokens, rollouts=len(rows))
-            read, distance = self._accumulate(part, shares, own, is_last=number == len(passes))
-            if number <= len(parts):
-                of_rows = zip(part.numbers, distance.cpu().split(part.voices_of), strict=True)
-                distances |= {places[row]: own for row, own in of_rows}
-            if is_first and number <= len(parts):
-                sums_of = _mismatch_sums(read, part, self.alarms.state.unchanged_steps)
-                apart |= {places[row]: both for row, both in sums_of.items()}
-            self._at.progress()
+        with self._at.rounded():
+            for number, part in enumerate(passes, start=1):
+                shares = token_weights(part.counts, rules, tokens=tokens, rollouts=rollouts)
+                read, distance = self._accumulate(part, shares, own, is_last=number == len(passes))
+                if number <= len(parts):
+                    of_rows = zip(part.numbers, distance.cpu().split(part.voices_of), strict=True)
+                    distances |= {places[row]: own for row, own in of_rows}
+                if is_first and number <= len(parts):
+                    sums_of = _mismatch_sums(read, part, self.alarms.state.unchanged_steps)
+                    apart |= {places[row]: both for row, both in sums_of.items()}
+                self._at.progress()
         found = self._at.ranks.add_up(dict(own))
         mismatch = None
         if is_first:
@@ -178,15 +187,11 @@ class Update:
         read = self._at.policy.read(part)
         distances, believed = _believed(read, part, self.claims)
         mask = part.mask * believed
-        advantages = part.advantages
-        if part.reference is not None and rules.kl_in == "reward":
-            to_come = kl_to_come(read.logprobs, part.reference, mask, part.counts)
-            advantages = advantages - rules.kl_weight * to_come
         found = self.objective.formula(
             Tokens(
                 logprobs=read.logprobs,
                 behaviour=part.behaviour,
-                advantages=advantages,
+                advantages=part.advantages,
                 mask=mask,
                 proximal=part.proximal,
                 counts_of=part.counts,
@@ -196,7 +201,7 @@ class Update:
         losses, figures = found.loss * mask, found.figures
         if part.reference is not None:
             kl = kl_to_reference(read.logprobs, part.reference, mask)
-            losses = losses + rules.kl_weight * kl if rules.kl_in == "loss" else losses
+            losses = losses + rules.kl_weight * kl
             figures |= {"kl": kl.sum()}
         if rules.entropy_weight:
             losses = losses - rules.entropy_weight * read.entropy * mask

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarm.errors import UserError
-from swarm.learner.device import PERIOD, as_streamed, pick_device
+from swarm.learner.device import PERIOD, as_streamed, pick_device, put_back, round_off
 
 STEP = 2.0**-8  # From 1 to the next number of bf16, halved: magnitudes from 0.5 on are this far apart
 
@@ -42,6 +42,18 @@ def test_a_part_is_published_as_in_the_whole() -> None:
     whole = torch.randn(PERIOD + 1000, generator=torch.Generator().manual_seed(0))
     for first in (0, 7, PERIOD - 3, PERIOD + 5):
         assert torch.equal(as_streamed(whole[first:], first), as_streamed(whole)[first:])
+
+
+@pytest.mark.parametrize("first", [0, 7, PERIOD - 3])
+def test_the_nearest_of_what_is_rounded_off_is_what_is_published_and_its_last_bit_alone_is_lost(first: int) -> None:
+    lower = torch.arange(1 << 16, dtype=torch.int32)
+    bits = torch.cat([upper << 16 | lower for upper in (0, 0x3F7F, 0x3FFF, -0x4081)])
+    held = bits.clone().view(torch.float32)
+    round_off(held, first)
+    even = bits + (bits & 1) * ((bits & 2) - 1)
+    assert torch.equal(held.bfloat16(), as_streamed(even.view(torch.float32), first))
+    put_back(held, first)
+    assert torch.equal(held.view(torch.int32), even)
 
 
 def test_the_cpu_is_taken_where_there_is_nothing_else() -> None:

@@ -9,8 +9,10 @@ import torch
 
 from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
-from swarm.learner.messages import LearningRules, Train
+from swarm.learner.device import as_streamed
+from swarm.learner.messages import ComputeRules, LearningRules, Train
 from swarm.learner.trainer import Trainer
+from swarm.types import ObjectiveName
 from tests.unit.trainers import group, trainer_in
 
 
@@ -41,6 +43,38 @@ def test_a_batch_without_variance_changes_nothing_and_counts(trainer: Trainer) -
     assert torch.equal(weights(trainer), before)
     assert done.metrics["optimizer_steps"] == 0
     assert done.metrics["frac_reward_zero_std"] == 1.0
+
+
+def test_groups_without_variance_count_in_the_mean(tmp_path: Path) -> None:
+    """A few that teach would pull as hard as many: such steps had the largest gradients."""
+    taught, flat = group([1.0, 0.0]), group([1.0, 1.0])
+    alone = trainer_in(tmp_path / "alone", minibatches=1).step(Train(step=0, groups=(taught,))).metrics
+    among = trainer_in(tmp_path / "among", minibatches=1).step(Train(step=0, groups=(flat, taught, flat))).metrics
+    for name in ("loss", "grad_norm"):
+        assert among[name] == pytest.approx(alone[name] / 3, rel=1e-4)
+    assert among["entropy"] == alone["entropy"]
+
+
+@pytest.mark.parametrize("objective", ["grpo", "icepop"])
+def test_passes_in_bf16_are_of_the_weights_that_are_published(tmp_path: Path, objective: ObjectiveName) -> None:
+    """Rounded to the nearest they would not see that anything moved."""
+    rules, groups = LearningRules(objective=objective), (group([1.0, 0.0, 0.5]),)
+    found = []
+    for name in ("masters", "published", "nearest"):
+        half = ComputeRules(precision="bfloat16")
+        trainer = trainer_in(tmp_path / name, learning_rate=0.0, learning=rules, compute=half)
+        with torch.no_grad():
+            for one in (one for one in trainer._model.parameters() if one.dim() > 1):
+                one *= 1 + 2.0**-10
+                one.copy_((one.view(torch.int32) & ~1).view(torch.float32))  # The bit that is not kept
+                if name != "masters":
+                    one.copy_(as_streamed(one) if name == "published" else one.bfloat16())
+        before = weights(trainer)
+        found.append(trainer.step(Train(step=0, groups=groups)).metrics)
+        assert torch.equal(weights(trainer), before)
+    masters, published, nearest = found
+    assert masters == published
+    assert masters["entropy"] != nearest["entropy"]
 
 
 def test_a_gradient_that_is_not_finite_is_left_out(trainer: Trainer) -> None:
