@@ -45,14 +45,23 @@ class Swarm:
 
     def __init__(self, network: Hosts, directory: Path, stack: ExitStack) -> None:
         self._network, self._directory, self._stack = network, directory, stack
+        self._running: dict[str, Any] = {}
 
-    def log(self, name: str) -> Path:
-        return self._directory / f"{name}.log"
+    def check(self) -> None:
+        """RunFailed, with its last words, if one ended that nobody killed."""
+        for name, process in self._running.items():
+            if process.poll() and (name, process.returncode) != ("learner", 1):  # 1: it did not learn enough
+                said = (self._directory / f"{name}.log").read_text(errors="replace").splitlines()
+                raise RunFailed(f"{name} ended: {' | '.join(said[-3:])}")
+
+    def kill(self, name: str) -> None:
+        os.killpg(self._running.pop(name).pid, signal.SIGKILL)
 
     def start(self, host: Host, name: str, module: str, *arguments: str) -> Any:
-        log: IO[bytes] = self._stack.enter_context(self.log(name).open("wb"))
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return host.popen([sys.executable, "-m", module, *arguments], stdout=log, stderr=log, env=env)
+        log: IO[bytes] = self._stack.enter_context((self._directory / f"{name}.log").open("wb"))
+        command, env = [sys.executable, "-m", module, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = self._running[name] = host.popen(command, stdout=log, stderr=log, env=env)
+        return process
 
     def lead(self, model: Path, run_dir: Path, *, steps: int, seed: int, advertised: str) -> Any:
         settings = tomllib.loads(EXAMPLE.read_text())
@@ -98,7 +107,7 @@ def carried_bytes(host: Host) -> dict[str, int]:
 
 
 def run(model: Path, *, steps: int, seed: int, local: bool) -> dict[str, Any]:
-    """The figures of a run. RunFailed if the learner does."""
+    """The figures of a run. RunFailed if a process does."""
     with tempfile.TemporaryDirectory(prefix="internet-") as path, ExitStack() as stack, hosts(3) as network:
         directory, run_dir = Path(path), Path(path, "run")
         swarm, learner_host = Swarm(network, directory, stack), network.host(1)
@@ -108,20 +117,21 @@ def run(model: Path, *, steps: int, seed: int, local: bool) -> dict[str, Any]:
         began = time.monotonic()
         learner = swarm.lead(model, run_dir, steps=steps, seed=seed, advertised=advertised)
         node = run_dir / "node.json"
-        samplers: list[Any] = []
-        killed_at = 0
+        has_samplers, killed_at = False, 0
         while learner.poll() is None:
             done = len(lines_of(run_dir / "metrics.jsonl"))
-            if not samplers and node.exists() and node.read_text().endswith("\n"):
-                samplers = [swarm.join(number, json.loads(node.read_text())["join"]) for number in (2, 3)]
+            if not has_samplers and node.exists() and node.read_text().endswith("\n"):
+                for number in (2, 3):
+                    swarm.join(number, json.loads(node.read_text())["join"])
+                has_samplers = True
             if not killed_at and done >= steps // 2:
-                os.killpg(samplers[0].pid, signal.SIGKILL)
+                swarm.kill("sampler-2")
                 killed_at = done
+            swarm.check()
             if time.monotonic() - began > START_S + STEP_LIMIT_S * steps:
                 raise RunFailed("the run did not end in time")
             time.sleep(POLL_S)
-        if learner.returncode not in (0, 1):
-            raise RunFailed(" | ".join(swarm.log("learner").read_text(errors="replace").splitlines()[-3:]))
+        swarm.check()
         found = figures(run_dir, killed_at)
         return found | {"learner_line_bytes": carried_bytes(learner_host), "wall_s": round(time.monotonic() - began, 1)}
 
