@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run_dir = tmp_path_factory.mktemp("demo") / "run"
-    asked = ("--adapter", "8", "--samplers", "2", "--kill-learner", "1", "--kill-seed", "3", "--seed", "1")
+    asked = ("--adapter", "8", "--samplers", "1", "--kill-learner", "1", "--kill-seed", "3", "--seed", "1")
     done = command("demo", *asked, "--json", "--run-dir", str(run_dir), timeout_s=560)
     assert done.returncode == 0, done.stderr[-3000:]
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
