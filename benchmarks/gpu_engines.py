@@ -38,6 +38,7 @@ from benchmarks.sampler_process import HANG_S, EngineProcess, random_job, runnin
 from swarm.learner.adapter import attach, is_adapted, shape_of_adapter
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
+from swarm.learner.device import pick_device
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.models import tiny_tokenizer
 from swarm.learner.policy import Policy
@@ -72,7 +73,7 @@ class Learner:
         vocab_size = REAL_VOCABULARY if parameters >= 1e8 else 1024
         size = Size(parameters=parameters, vocab_size=vocab_size, context_tokens=PROMPT_TOKENS + tokens)
         self.model = random_model(size, device=device).eval()
-        self.device = torch.device(device)
+        self.device = pick_device(device)
         if adapter:
             attach(self.model, AdapterRules(rank=adapter, alpha=2.0 * adapter), name="random", seed=0)
         self._round()

@@ -89,7 +89,9 @@ def _thresholds(device: torch.device) -> torch.Tensor:
 
 
 def pick_device(wanted: str) -> torch.device:
-    """`auto` is the first CUDA device if there is one. UserError if `wanted` is not a device of this machine."""
+    """`auto` is the first CUDA device if there is one. UserError if `wanted` is not a device of this machine. Has this
+    process compute attention without cuDNN, which torch prefers on Hopper and which plans each new shape for 0.1 s."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -61,6 +61,12 @@ def test_the_cpu_is_taken_where_there_is_nothing_else() -> None:
     assert pick_device("cpu") == torch.device("cpu")
 
 
+def test_no_attention_is_planned_anew_for_each_shape() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    pick_device("auto")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="a Mac has what this wants to miss")
 def test_the_gpu_of_a_mac_is_refused_elsewhere_in_one_line() -> None:
     with pytest.raises(UserError, match=r"^--device mps cannot be used here \(.*\); auto, cpu, .* mps may be$"):
