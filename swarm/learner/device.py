@@ -120,7 +120,7 @@ def has_full_attention(model: Any) -> bool:
     return kinds == {"full_attention"} and window is None and bool(getattr(config, "num_attention_heads", 0))
 
 
-MAPPED_FILES = 3  # A trainer's staging file and its learner's map, which change places, and what an audit reads
+MAPPED_FILES = 2  # The staging file of several ranks and its learner's map, which change places
 _MAPPED: dict[tuple[int, int, bool], torch.Tensor] = {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from os import SEEK_CUR
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +155,15 @@ def digest_of_weights(model: Any) -> Digest:
 
 @torch.no_grad()
 def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path, *, only_trained: bool = False) -> None:
-    """Cast to bf16 and write, tensor by tensor, through a memory map: no second copy of the model in memory. With
-    `only_trained` the file has the frozen ones already."""
-    for place, (spec, own) in zip(stream_places(tensors, path), tensors.items(), strict=True):
-        if not (only_trained and spec.frozen):
-            put(place, as_published(own))
+    """Cast to bf16 and write, tensor by tensor: no second copy of the model in memory, and no map, whose pages would be
+    counted as this process's. With `only_trained` the file has the frozen ones already."""
+    path.touch()
+    with path.open("r+b") as file:
+        for spec, own in tensors.items():
+            if only_trained and spec.frozen:
+                file.seek(spec.nbytes, SEEK_CUR)
+            else:
+                file.write(as_streamed(as_published(own)).cpu().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def put(place: torch.Tensor, tensor: torch.Tensor, first: int = 0) -> None:
@@ -170,13 +175,16 @@ def put(place: torch.Tensor, tensor: torch.Tensor, first: int = 0) -> None:
 def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
     """The weights that were staged to `path`, in the form of `tensors` and by the names of policy.PolicyModel, which
     may be called with them; without the frozen ones, which a model has. FileNotFoundError if there are none."""
-    path.stat()  # Else the next line would make the file
-    pairs = zip(tensors.items(), stream_places(tensors, path), strict=True)
-    return {
-        f"model.{module_name(spec.name)}": kept.to(own.device).to(own.dtype)
-        for (spec, own), kept in pairs
-        if not spec.frozen
-    }
+    found = {}
+    with path.open("rb") as file:
+        for spec, own in tensors.items():
+            if spec.frozen:
+                file.seek(spec.nbytes, SEEK_CUR)
+                continue
+            kept = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
+            file.readinto(kept.view(-1).view(torch.uint8).numpy().data)
+            found[f"model.{module_name(spec.name)}"] = kept.to(own.device).to(own.dtype)
+    return found
 
 
 def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[torch.Tensor]:
