@@ -64,7 +64,7 @@ def test_the_cpu_is_taken_where_there_is_nothing_else() -> None:
 def test_no_attention_is_planned_anew_for_each_shape() -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
     pick_device("auto")
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="a Mac has what this wants to miss")
