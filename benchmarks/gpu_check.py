@@ -200,13 +200,13 @@ ON_24 = memory(22 * GIB)
 ON_80 = memory(70 * GIB)
 
 CHECKS = (
-    learner("mfu-0.6b", "--parts", "mfu", on_gpu=("--repeats", "2"), limits=MFU, limit_s=60.0, needs=ON_24),
+    learner("mfu-0.6b", "--parts", "mfu", on_gpu=("--repeats", "2"), limits=MFU, limit_s=45.0, needs=ON_24),
     learner(
         "memory",
         *("--parts", "memory", "--variants", "chunked,checkpointed"),
         on_gpu=("--device", "cuda"),
         limits=ESTIMATE,
-        limit_s=75.0,
+        limit_s=70.0,
         needs=ON_24,
     ),
     Check(
@@ -220,10 +220,10 @@ CHECKS = (
             Limit(path="loss_apart", most=0.02, everywhere=True),
             Limit(path="grad_norm_apart", most=0.05, everywhere=True),
         ),
-        limit_s=60.0,
+        limit_s=50.0,
         packages=LEARNER,
     ),
-    engine("vllm", "--swaps", "20", dry=FEW_SWAPS, limits=(*agrees(BF16_KL), *SWAPPED, MET, GRAPHS), limit_s=170.0),
+    engine("vllm", "--swaps", "20", dry=FEW_SWAPS, limits=(*agrees(BF16_KL), *SWAPPED, MET, GRAPHS), limit_s=160.0),
     learner(
         "adapter",
         *("--parts", "memory", "--variants", "adapter"),
@@ -233,7 +233,7 @@ CHECKS = (
         limit_s=45.0,
         needs=ON_24,
     ),
-    engine("transformers", *LOCKSTEP, *FEW_SWAPS, limits=(*agrees(BF16_KL), *SWAPPED), limit_s=120.0),
+    engine("transformers", *LOCKSTEP, *FEW_SWAPS, limits=(*agrees(BF16_KL), *SWAPPED), limit_s=110.0),
     engine(
         "vllm-adapter",
         # More than there are slots. The float32 reference of each takes seconds.
