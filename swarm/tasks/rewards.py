@@ -9,11 +9,13 @@ import logging
 import os
 import re
 import signal
+import unicodedata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
+from itertools import product, zip_longest
 from typing import Any, NamedTuple, NoReturn
 
 from swarm.errors import UserError
@@ -23,20 +25,23 @@ from swarm.types import Score
 EXTRA = how_to_have("tasks")
 MAX_DIGITS = 200  # Of a number; Python itself refuses to read one of some thousands
 MATH_CPU_S = 1.0  # CPU time for one completion, the same on a busy machine; an honest one takes some milliseconds
+RELATIVE = 2e-6  # Difference of numbers that are equal: 0.333333 is 1/3
+MAX_TINY = 1e-3
 EQUAL = 10  # Exit status of a child that found both equal. No fault ends with it.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]++)"
 _STARTS = r"(?<!\w)(?<![0-9]\.)"
-_PART = r"[ ]?(?:\{{[ ]?(?P<{0}>[-+\u2212]?[0-9.,]{{1,50}})[ ]?\}}|(?P<{0}_digit>[0-9]))"
-_POWER = r"[ ]?\^[ ]?\{{?[ ]?(?P<{0}>[-+\u2212]?[0-9]++)"
+_PART = r"[ ]?(?:\{{[ ]?(?P<{0}>[-+]?[0-9.,]{{1,50}})[ ]?\}}|(?P<{0}_digit>[0-9]))"
+_POWER = r"[ ]?\^[ ]?\{{?[ ]?(?P<{0}>[-+]?[0-9]++)"
+SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 # Repeats give nothing back, or stop at once where they fail, so that hostile text takes linear time.
 _NUMBER = re.compile(
     rf"""
-    (?=[-+\u2212.\\^_0-9])(?:
-    [\^_]\{{?[-+\u2212]?[0-9]++     # a power of something else, or its index: m^2
+    (?=[-+.\\^_0-9\u00b1\u221a])(?:
+    [\^_]\{{?[-+]?[0-9]++     # a power of something else, or its index: m^2
     |
     # A sign counts where no number or name stands before it: 7-4 ends with 4, not with -4. `\$` as LaTeX writes it.
-    (?:(?<![\w)\]}}])(?P<sign>[-+\u2212])\\?\$?)?
+    (?:(?<![\w)\]}}])(?P<sign>[-+])\\?\$?)?
     (?:
         (?:{_STARTS}(?P<beside>[0-9]++)[ ]?)?\\[dtc]?frac{_PART.format("top")}{_PART.format("bottom")}
         | {_STARTS}(?P<whole>[0-9]++)[ ](?P<above>[1-9][0-9]*+)/(?P<under>[0-9]++)
@@ -44,16 +49,58 @@ _NUMBER = re.compile(
           (?:(?P<e>[eE][-+]?[0-9]{{1,3}}(?!\w))|{_POWER.format("power")})?
           (?:[ ]?(?:\\times|\\cdot|[x*\u00d7\u00b7\u22c5])[ ]?10{_POWER.format("ten")})?
           (?:\s?/\s?(?P<below>{_WHOLE}))?
+          (?:[ ](?P<scale>{"|".join(SCALES)})\b)?
     )
     (?P<percent>[ ]?\\?%)?
+    # What goes on is not read in part: 12:30, 1/2/2024, 3.14.15, 2,5, 0x1F, 10x10, 2\pi.
+    (?![.,':/]?[0-9] | [a-zA-Z]++[0-9] | [ ]?(?:\u03c0|\\pi\b|\u221a|\\sqrt))
+    |
+    (?P<unread>\\[dtc]?frac(?:[ ]?(?:\{{(?:[^{{}}]|\{{[^{{}}]*+\}})*+\}}|.)){{2}}
+        | (?:(?:\u00b1|\\pm\b|\u221a|\\sqrt(?:\[[0-9]\])?\{{?)[ ]?)?{_STARTS}(?:(?<!\.)\.)?[0-9](?:[.,':/]*[0-9])*+)
     )
     """,
     re.VERBOSE,
 )
+_WORDS = re.compile(r"\\text(?:bf|it|rm)?\{([^{}]*+)\}")  # In mathematics; a sign may follow them
+_BESIDE_FRACTION = re.compile("(?<=[0-9])(?=[\u00bc-\u00be\u2150-\u215e])")  # 3\u00bd
+_GROUPED = re.compile(  # In other countries: 1.234,56, 1 234,56, 1.234.567, 1'234, 1_234, 12,34,567
+    r"(?<![0-9.,'_])[0-9]{1,3}(?:(?:([. '])[0-9]{3}(?:\1[0-9]{3})*,[0-9]++|(?:\.[0-9]{3}){2,}|(['_])[0-9]{3}"
+    r"(?:\2[0-9]{3})*(?:\.[0-9]++)?)|(?:,[0-9]{2})+,[0-9]{3})(?![.,'_]?[0-9])"
+)
+_SIGN_APART = re.compile(r"(^|[=:<>(\[{,$&*|\u2248\u2264\u2265])[ ]*([-+])[ ]+(?=[0-9.\\$])")
 
+_AS_TEXT = re.compile(
+    r"[0-9]_\{?[0-9]|\\[lcdv]?dots|[,+]\s*(?:\.\.\.|\u2026)|[0-9]\.[0-9]*\\(?:overline|dot|bar)\b|\b[0-9]++\.[0-9]++\.[0-9]"
+    r"|\b[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}\b|\b[0-9]{1,2}:[0-5][0-9]\b"
+)
+_FLOAT = re.compile(r"(?<![\w.])([0-9]++\.?[0-9]*+)[eE]([-+]?[0-9]{1,3})(?!\w)")
 _LEAD = re.compile(r"\banswer\b[ *]{0,4}(?:is\b[ ]?:?|[:=])", re.IGNORECASE)
 _AROUND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\{(.*)\}|\((\w{1,3})\)|(\w)\)")
-_SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f~", " "))  # Spaces that keep a number together
+
+
+class _Ascii(dict[int, str]):
+    """What a character of numbers is in ASCII, found out when it is first met: digits of any script, signs, slashes,
+    spaces that keep a number together, `\u00b2` as `^{2}`, `\u00bd` as 1/2."""
+
+    def __missing__(self, code: int) -> str:
+        own = chr(code)
+        kind = unicodedata.decomposition(own).partition(" ")[0]
+        plain = unicodedata.normalize("NFKC", own).translate(_MARKS)
+        if (digit := unicodedata.decimal(own, None)) is not None:
+            found = str(digit)
+        elif kind in ("<super>", "<sub>"):
+            found = f"{'^' if kind == '<super>' else '_'}{{{plain}}}"
+        elif kind in ("<wide>", "<narrow>", "<small>", "<fraction>") or own in _MARKS_OF:
+            found = plain
+        else:
+            found = {"Zs": " ", "Pd": "-"}.get(unicodedata.category(own), own)
+        self[code] = found
+        return found
+
+
+_MARKS_OF = "\u2212\u2044\u2215\u2019\u066a\u066b\u066c\u2014"
+_MARKS = str.maketrans(_MARKS_OF, "-//'%.,\u2014")  # A dash as long as this one is no minus
+_ASCII = _Ascii({ord("~"): " "})
 
 
 class Number(NamedTuple):
@@ -105,17 +152,26 @@ def last_number(text: str) -> Number | None:
 
 
 def _last_number(text: str) -> Number | None:
-    plain = text.replace("{,}", ",").replace("\\,", "").replace("\\!", "").translate(_SPACES)
+    plain = _WORDS.sub(r" \1 ", text.replace("{,}", ",").replace("\\,", "").replace("\\!", ""))
+    plain = _BESIDE_FRACTION.sub(" ", plain).translate(_ASCII).replace("}^{", "").replace("}_{", "")
+    plain = _SIGN_APART.sub(r"\1\2", _GROUPED.sub(_without_groups, plain))
     found = None
     for match in _NUMBER.finditer(plain):
         found = found if match[0][0] in "^_" else match
-    if found is None or len(found[0]) > MAX_DIGITS:
+    if found is None or found["unread"] or len(found[0]) > MAX_DIGITS:
         return None
     try:
         value = _value(found)
     except (ValueError, ZeroDivisionError):
         return None
-    return Number(-value if found["sign"] in ("-", "\u2212") else value, bool(found["percent"]))
+    return Number(-value if found["sign"] == "-" else value, bool(found["percent"]))
+
+
+def _without_groups(match: re.Match[str]) -> str:
+    if match[1]:
+        whole, _, decimals = match[0].rpartition(",")
+        return f"{whole.replace(match[1], '')}.{decimals}"
+    return match[0].replace(match[2] or ("," if "," in match[0] else "."), "")
 
 
 def _value(match: re.Match[str]) -> Fraction:
@@ -126,11 +182,12 @@ def _value(match: re.Match[str]) -> Fraction:
         top, bottom = match["top"] or match["top_digit"], match["bottom"] or match["bottom_digit"]
         return _beside(match["beside"], _fraction(top) / _fraction(bottom))
     value = _power(_fraction(match["number"] + (match["e"] or "")), match["power"] or "1")
-    return value * _power(Fraction(10), match["ten"] or "0") / _fraction(match["below"] or "1")
+    value *= _power(Fraction(10), match["ten"] or "0") * SCALES.get(match["scale"], 1)
+    return value / _fraction(match["below"] or "1")
 
 
 def _fraction(digits: str) -> Fraction:
-    return Fraction(digits.replace(",", "").replace(" ", "").replace("\u2212", "-"))
+    return Fraction(digits.replace(",", "").replace(" ", ""))
 
 
 def _power(base: Fraction, exponent: str) -> Fraction:
@@ -186,7 +243,8 @@ def numeric(completion: str, answer: str) -> float:
 
 
 def math(completion: str, answer: str) -> float:
-    """math-verify finds the completion's final expression equal to the answer's, or it is the same text.
+    """math-verify finds the completion's final expression equal to the answer's, or it is the same text, which alone
+    counts where the library would read a part: dates, times, bases, sequences with dots, repeating decimals.
 
     An answer that takes longer than MATH_CPU_S, or more memory than there is, is wrong: `9^{9^{9^9}}` is evaluated as
     it stands, and neither a signal handler nor another thread could end that. So a child process does it.
@@ -220,13 +278,44 @@ def _end_with_verdict(completion: str, answer: str) -> NoReturn:
 
 
 def _equal(completion: str, answer: str) -> bool:
-    expected = _parse(answer if "$" in answer or "\\boxed" in answer or "\\(" in answer else f"${answer}$")
-    if not expected:
-        return exact(completion, answer) == 1.0
+    said = without_thoughts(completion)
+    if _bare_text(said) == _bare_text(answer):
+        return True
+    if _AS_TEXT.search(answer) or _AS_TEXT.search(last_box(said) or said.rstrip().rpartition("\n")[2]):
+        return False
     from math_verify import verify
 
-    found = _parse(without_thoughts(completion))
-    return bool(verify(expected, found, timeout_seconds=None))
+    expected = _parse(answer if "$" in answer or "\\boxed" in answer or "\\(" in answer else f"${answer}$")
+    pairs = product(expected, _parse(said))
+    return any(verify([one], [other], timeout_seconds=None) and not _are_apart(one, other) for one, other in pairs)
+
+
+def _bare_text(text: str) -> str:
+    return re.sub(r"\s|\$|\\[,;! ]", "", last_box(text) or text)
+
+
+def _are_apart(one: Any, other: Any) -> bool:
+    """Whether numbers that math-verify finds equal differ by more than RELATIVE: it rounds to six decimals, at which
+    all that is tiny is equal. It takes 50 for 50%, too."""
+    pairs = zip_longest(_values(one), _values(other))
+    return any(
+        None not in pair
+        and (largest := max(map(abs, pair))) > 0
+        and abs(pair[0] - pair[1]) > RELATIVE * largest
+        and not (largest > MAX_TINY and abs(min(map(abs, pair)) * 100 / largest - 1) < RELATIVE)
+        for pair in pairs
+    )
+
+
+def _values(found: Any) -> list[Any]:
+    """The numbers of an expression of sympy that is one or lists some; none of any other."""
+    from sympy import FiniteSet, Interval, Matrix, Tuple  # type: ignore[import-untyped]
+
+    if getattr(found, "is_number", False) and found.is_finite:
+        return [found.evalf(20)]
+    parts = found if isinstance(found, Matrix) else getattr(found, "args", ())
+    is_list = isinstance(found, (FiniteSet, Interval, Matrix, Tuple))
+    return [value for part in parts for value in _values(part)] if is_list else []
 
 
 def _parse(text: str) -> list[Any]:
@@ -234,7 +323,8 @@ def _parse(text: str) -> list[Any]:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     from math_verify import parse
 
-    return list(parse(text, parsing_timeout=None))
+    # In LaTeX 1.6e-19 is a product with Euler's number, and a difference.
+    return list(parse(_FLOAT.sub(r"\1\\times 10^{\2}", text), parsing_timeout=None))
 
 
 def boxed(completion: str, answer: str) -> float:

@@ -36,7 +36,6 @@ from swarm.tasks.rewards import (
         ("+7", "7"),
         ("1,234.5 dollars", "1234.5"),
         ("1{,}234", "1234"),
-        ("a, b, 10,20", "20"),
         ("it costs -$5", "-5"),
         (r"\$12", "12"),
         ("50%", "50"),
@@ -81,9 +80,7 @@ from swarm.tasks.rewards import (
         ("$12", "12"),
         ("-$12", "-12"),
         ("$-12$", "-12"),
-        ("1/2/2024", "2024"),
         (".5", "0.5"),
-        ("3.14.15", "3.14"),
         ("1e-3", "0.001"),
         ("1/2", "1/2"),
         ("10 / 4", "5/2"),
@@ -114,7 +111,6 @@ NOTHING = [
     r"\frac{1}{0}",
     r"\frac{1.2.3}{4}",
     "9" * 5000,
-    "\u0663",
     "m^2",
     "9^999999999",
     "0^{-1}",
@@ -146,7 +142,10 @@ def test_the_last_closed_box_is_found(text: str, content: str | None) -> None:
     [
         (r"\boxed{" * 100_000 + "7", Fraction(7)),
         (r"\boxed{" * 50_000 + "7" + "}" * 50_000 + "8", Fraction(7)),
-        ("1," * 200_000, Fraction(1)),
+        ("1," * 200_000 + " 8", Fraction(8)),
+        (r"\frac{" * 80_000 + " 8", Fraction(8)),
+        ("\u00b2" * 200_000 + " 8", Fraction(8)),
+        ("1.111" * 80_000 + ",5 =8", Fraction(8)),
         ("-" * 400_000 + "7", Fraction(-7)),
         ("/ " * 200_000 + "7", Fraction(7)),
         ("1 " * 200_000, Fraction(1)),
@@ -166,6 +165,67 @@ def test_hostile_text_is_read_as_other_text_is(text: str, number: Fraction) -> N
 
 def grouped(whole: int, separator: str) -> str:
     return f"{whole:,}".replace(",", separator)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("10\u00b2", "100"),
+        ("3 \u00d7 10\u207b\u2075", "0.00003"),
+        ("6.02\u00d710\u00b2\u00b3", "6.02e23"),
+        ("12 m\u00b2", "12"),
+        ("x\u2081\u2082 = 5", "5"),
+        ("3\u00bd", "7/2"),
+        ("x = -\u215e", "-7/8"),
+        ("x = \u20135", "-5"),
+        ("\uff0d\uff15", "-5"),
+        ("3\u20135", "5"),
+        ("it \u2014 5", "5"),
+        ("x = - 5", "-5"),
+        (r"\boxed{- 5}", "-5"),
+        ("7 - 4", "4"),
+        ("as follows:\n- 5", "5"),
+        (r"\text{Answer: }-5", "-5"),
+        ("5\u20442", "5/2"),
+        ("50\uff05", "50"),
+        ("\u0661\u0662\u066b\u0665", "12.5"),
+        ("\u0967\u0968", "12"),
+        ("1.234.567", "1234567"),
+        ("1.234,56", "1234.56"),
+        ("1 234,5", "1234.5"),
+        ("1'234'567.5", "1234567.5"),
+        ("1\u2019234", "1234"),
+        ("1_000_000", "1000000"),
+        ("12,34,567", "1234567"),
+        ("5 million", "5000000"),
+        ("1.5 thousand", "1500"),
+    ],
+)
+def test_numbers_are_read_as_the_world_writes_them(text: str, number: str) -> None:
+    assert read(text) == Fraction(number)
+
+
+UNREAD = [
+    *("1/2/2024", "3.14.15", "12:30", "2,5", "a, b, 10,20", "1,2345", "0x1F", "10x10", "1.5,5"),
+    *(
+        "2\u03c0",
+        r"2\pi",
+        r"\frac{\pi}{2}",
+        r"\frac{1}{2}\pi",
+        r"\frac{\sqrt{3}}{2}",
+        r"\sqrt{2}",
+        "\u221a2",
+        r"2\sqrt{3}",
+    ),
+    *("\u00b15", r"\pm 5"),
+]
+
+
+@pytest.mark.parametrize("text", UNREAD)
+def test_what_is_not_understood_is_not_read_in_part(text: str) -> None:
+    """Else a wrong answer passes by its last digits."""
+    assert last_number(f"it is {text}") is None
+    assert numeric(text, text) == 0
 
 
 @given(
@@ -300,6 +360,30 @@ def test_numeric_compares_the_last_numbers(completion: str, answer: str, right: 
         ("", "1/2", 0),
         (r"<think>$\frac12$</think> 3", r"$\frac{1}{2}$", 0),
         ("$9^{9^{9^9}}$", "7", 0),
+        # What is tiny is compared as what is large is.
+        (r"\boxed{1.6\times 10^{-19}}", r"9.1\times 10^{-31}", 0),
+        (r"\boxed{1.6e-19}", r"1.6\times 10^{-19}", 1),
+        (r"\boxed{\frac{2}{2^{100}}}", r"\frac{1}{2^{99}}", 1),
+        (r"\boxed{\frac{1}{2006!}}", r"\frac{1}{2004!}", 0),
+        (r"\boxed{(1,10^{-9})}", r"(1,10^{-10})", 0),
+        (r"\boxed{10^{-7}}", "0", 0),
+        (r"\boxed{0.333333}", "1/3", 1),
+        (r"\boxed{0.5}", r"50\%", 1),
+        # The same text is right, whatever the library makes of it.
+        ("Yes", "Yes", 1),
+        ("No", "Yes", 0),
+        ("June 20", "June 20", 1),
+        ("Evelyn", "Evelyn", 1),
+        # What it would read in part, or as a calculation, is compared as text alone.
+        ("2024-05-17", "2024-05-17", 1),
+        ("2024-17-05", "2024-05-17", 0),
+        (r"\boxed{12:30}", "2:05", 0),
+        (r"\boxed{101_3}", "101_2", 0),
+        (r"\boxed{101_3}", "101", 0),
+        (r"\boxed{1, 2, \ldots}", r"1, 3, \ldots", 0),
+        (r"\boxed{0.\overline{6}}", r"0.\overline{3}", 0),
+        ("3.14.15", "3.14.16", 0),
+        ("I think... 7", "7", 1),
     ],
 )
 def test_math_compares_mathematics(completion: str, answer: str, right: float) -> None:
