@@ -6,23 +6,29 @@ would carry through the run.
 
 from __future__ import annotations
 
+import csv
+import glob
 import json
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, read_questions
+from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, as_written, read_lines, read_questions
 from swarm.tasks.rewards import EXTRA
 
 FETCH_S = 4 * 3600.0  # Longest wait for a data set: a large one over a slow line. Nothing else runs meanwhile.
-FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
-"""Files that are a data set by themselves, and what reads them."""
+FORMATS = (".csv", ".json", ".jsonl", ".parquet", ".arrow")
+"""Files that are a data set by themselves. Text is read here, as it is written: the library makes 7 of 007, 27.0 of 27
+where another row has 28.5, and nothing of the answer None."""
+
+MAX_FIELD = 4 << 20  # Characters of one value in a CSV
 
 TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"  # HELD_OUT only if there is a test or validation split
 MAX_SHOWN = 300  # Characters of a library's message that a fault repeats
@@ -35,10 +41,11 @@ def hub_task(options: TaskOptions, name: str) -> Task:
         raise UserError(f"the task {options.name} needs a package that is not installed: {EXTRA}")
     if (match := _NAME.match(name)) is None:
         raise UserError(f"{options.name} names no data set: write hf:DATASET, hf:DATASET:CONFIG or hf:DATASET@SPLIT")
+    # A file may have such signs in its name.
+    where = (name, None, None) if Path(name).exists() else match.group("path", "config", "split")
 
     def read(options: TaskOptions) -> Questions:
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
-            where = match["path"], match["config"], match["split"]
             _run((*where, options.prompt_column, options.answer_column, directory), options.name)
             train = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
             if not (path := Path(directory, HELD_OUT)).exists():
@@ -54,12 +61,13 @@ def _run(wanted: tuple[str | None, ...], name: str) -> None:
     program = "from swarm.tasks.hub import main; main()"
     command = [sys.executable, "-c", program, json.dumps(wanted)]
     try:
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=FETCH_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{name} was not fetched within {FETCH_S / 3600:g} h") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"the process that reads it ended with {done.returncode}"]
         raise UserError(f"{name} cannot be read: {lines[-1]}")
+    print(done.stdout, end="", file=sys.stderr)
 
 
 def main() -> None:
@@ -67,6 +75,10 @@ def main() -> None:
         fetch(*json.loads(sys.argv[1]))
     except UserError as error:
         sys.exit(str(error))
+    except UnicodeDecodeError as error:
+        sys.exit(f"it is not UTF-8 ({error.reason} at byte {error.start:,}): save the file in that encoding")
+    except (csv.Error, ValueError) as error:
+        sys.exit(f"it cannot be read: {error}")
 
 
 def fetch(
@@ -74,15 +86,18 @@ def fetch(
 ) -> None:
     """Write the rows to train on, of `split` or of a train split, and those to hold out if there is a split for them.
     UserError in one line."""
+    if Path(path).is_file() and (read := TEXTS.get(Path(path).suffix)) is not None:
+        _write(read(Path(path)), Path(directory, TRAIN))
+        return
     splits = _load(path, config)
     name = split or ("train" if "train" in splits else next(iter(splits)))
     if name not in splits or (split is None and name != "train" and len(splits) > 1):
         raise UserError(f"it has the splits {', '.join(splits)}: name one of them with @SPLIT")
     columns = {"prompt_column": prompt_column, "answer_column": answer_column}
-    _write(splits[name], columns, Path(directory, TRAIN))
+    _write(_rows(splits[name], columns), Path(directory, TRAIN))
     held_out = next((other for other in ("test", "validation") if other in splits and other != name), None)
     if held_out is not None:
-        _write(splits[held_out], columns, Path(directory, HELD_OUT))
+        _write(_rows(splits[held_out], columns), Path(directory, HELD_OUT))
 
 
 def _load(name: str, config: str | None) -> dict[str, Any]:
@@ -94,7 +109,7 @@ def _load(name: str, config: str | None) -> dict[str, Any]:
         raise UserError(f"a file of the format {path.suffix or path.name!r}: known are {', '.join(FORMATS)}")
     try:
         if path.is_file():
-            found = datasets.load_dataset(FORMATS[path.suffix], data_files=name)
+            found = datasets.load_dataset(path.suffix[1:], data_files=glob.escape(name))
         elif any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
             found = datasets.load_from_disk(name)
         else:
@@ -105,15 +120,58 @@ def _load(name: str, config: str | None) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 
-def _write(rows: Any, columns: dict[str, str], file: Path) -> None:
+def _rows(rows: Any, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield what the columns hold, and the names of classes instead of their numbers. The ids of a data set need not be
+    unique, and say less than the question's own digest."""
     for setting, column in columns.items():
         if column not in rows.column_names:
             has = ", ".join(rows.column_names)
             raise UserError(f"it has no column {column!r}, only {has}: name one with {setting}")
     if len(rows) > MAX_QUESTIONS:
         raise UserError(f"it has {len(rows):,} rows; {MAX_QUESTIONS:,} is the most that a task may have")
-    # The ids of a data set need not be unique, and say less than the question's own digest.
-    kept = [column for column in columns.values() if column != "id"]
+    kept = rows.select_columns([column for column in columns.values() if column != "id"])
+    names = {column: kind.int2str for column, kind in kept.features.items() if hasattr(kind, "int2str")}
+    for column in names:
+        print(f"{column!r} holds numbers of classes: the answer is the name of a class")
+    for row in kept:
+        yield row | {column: name(row[column]) for column, name in names.items() if row[column] is not None}
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
+    csv.field_size_limit(MAX_FIELD)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file, strict=True)
+        columns = next(lines, [])
+        if len(set(columns)) < len(columns):
+            raise UserError(f"two of its columns have one name: {', '.join(columns)}")
+        for values in filter(None, lines):
+            if len(values) != len(columns):
+                raise UserError(f"line {lines.line_num} has {len(values)} values for {len(columns)} columns")
+            yield dict(zip(columns, values, strict=True))
+
+
+def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        yield from (as_written(line.decode()) for _, line in read_lines(path) if line.strip())
+        return
+    found = as_written(path.read_text(encoding="utf-8-sig"))
+    if not isinstance(found, list):
+        raise UserError('it is no list of rows, such as [{"prompt": "2+2=", "answer": "4"}]')
+    yield from found
+
+
+TEXTS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
+    ".csv": _csv_rows,
+    ".json": _json_rows,
+    ".jsonl": _json_rows,
+}
+
+
+def _write(rows: Iterable[dict[str, Any]], file: Path) -> None:
     with file.open("w", encoding="utf-8") as lines:
-        for row in rows.select_columns(kept):
-            lines.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        for row in rows:
+            lines.write(json.dumps(row, ensure_ascii=False, default=_is_no_text) + "\n")
+
+
+def _is_no_text(value: Any) -> None:
+    raise UserError(f"a value is a {type(value).__name__}, neither text nor a number: make it text in the data set")

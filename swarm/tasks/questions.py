@@ -9,7 +9,7 @@ order.
 from __future__ import annotations
 
 import codecs
-import math
+import json
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -155,7 +155,8 @@ def read_questions(path: Path, options: TaskOptions, at: Callable[[int], str]) -
             continue
         prompt, side = _question(line, options, at(number))
         # Two rows may ask the same question, but an id in the file has to name one row.
-        if (first := seen.setdefault(prompt.prompt_id, number)) != number and b'"id"' in line:
+        first = seen.setdefault(prompt.prompt_id, number)
+        if first != number and prompt.prompt_id != prompt_id("", prompt):
             raise UserError(f"{at(number)}: the id {prompt.prompt_id!r} is already that of {at(first)}")
         has_split |= side is not None
         (held_out if side else train).append(prompt)
@@ -179,10 +180,10 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bool | None]:
     """What a line asks, and whether it says that this is held out."""
     try:
-        row = msgspec.json.decode(line.decode())
+        row = as_written(line.decode())
     except UnicodeDecodeError as error:
         raise UserError(f"{place} is not UTF-8: save the file in that encoding") from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is not valid JSON: {error}") from error
     if not isinstance(row, dict):
         raise UserError(f'{place} is not a JSON object: a line looks like {{"prompt": "2+2=", "answer": "4"}}')
@@ -197,9 +198,8 @@ def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bo
     prompt = Prompt(prompt_id="-", text=text, answer=answer, messages=messages)
     if not isinstance(row.get("held_out", False), bool):
         raise UserError(f"{place}: held_out is true or false, or left out")
-    given = row.get("id")
-    named = prompt_id("" if given is None else _as_text(given, f"{place}: the id"), prompt)
-    return msgspec.structs.replace(prompt, prompt_id=named), row.get("held_out")
+    given = "" if row.get("id") is None else _as_text(row["id"], f"{place}: the id")
+    return msgspec.structs.replace(prompt, prompt_id=prompt_id(given, prompt)), row.get("held_out")
 
 
 def _asked(asked: Any, place: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -222,14 +222,26 @@ def _asked(asked: Any, place: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return turns[-1][1], tuple(turns) if len(turns) > 1 else ()
 
 
+def as_written(text: str) -> Any:
+    """JSON whose fractions are text, as they stand: 28.50 is not 28.5. ValueError if it is none, or a key comes
+    twice."""
+    found = json.loads(text, parse_float=str, parse_constant=_is_no_number, object_pairs_hook=_object)
+    if "\\ud" in text.lower():
+        json.dumps(found, ensure_ascii=False).encode()  # A half of a surrogate pair is no text
+    return found
+
+
+def _is_no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"a name comes twice among {', '.join(name for name, _ in pairs)}")
+    return found
+
+
 def _as_text(value: Any, what: str) -> str:
-    match value:
-        case str():
-            return value
-        case bool():
-            pass
-        case int():
-            return str(value)
-        case float() if math.isfinite(value):
-            return repr(value)
-    raise UserError(f"{what} is neither text nor a number")
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise UserError(f"{what} is neither text nor a number")
+    return str(value)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import pickle
 import re
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +252,95 @@ def test_a_data_set_on_disk_is_read_with_its_own_test_split(tmp_path: Path) -> N
     ):
         with pytest.raises(UserError, match=words):
             fetch(str(tmp_path / "set"), None, split, column, "answer", str(tmp_path))
+
+
+AS_WRITTEN = [
+    "007",
+    "27",
+    "28.50",
+    "null",
+    "None",
+    "NaN",
+    "True",
+    "1e5",
+    "12345678901234567890123",
+    "2024-05-17",
+    "",
+    "a,b\nc",
+]
+
+
+@pytest.mark.parametrize("name", ["plain.csv", "odd[1]@2:3.csv", "rows.json", "lines.jsonl"])
+def test_text_files_are_read_as_they_are_written(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with path.open("w", newline="") as file:
+        if path.suffix == ".csv":
+            csv.writer(file).writerows([("prompt", "answer"), *((f"{n}?", text) for n, text in enumerate(AS_WRITTEN))])
+        else:
+            rows = [f'{{"prompt": "{n}?", "answer": {json.dumps(text)}}}' for n, text in enumerate(AS_WRITTEN)]
+            rows += ['{"prompt": "12?", "answer": 28.50}', '{"prompt": "13?", "answer": 12345678901234567890123}']
+            file.write("\n".join(rows) if path.suffix == ".jsonl" else f"[{','.join(rows)}]")
+    expected = AS_WRITTEN if path.suffix == ".csv" else [*AS_WRITTEN, "28.50", "12345678901234567890123"]
+    task = load_task(TaskOptions(name=f"hf:{path}", held_out_share=0.2))
+    found = {p.text: p.answer for p in (*(task.prompt(i) for i in range(task.size)), *task.held_out(99))}
+    assert found == {f"{n}?": text for n, text in enumerate(expected)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", b"prompt,answer,answer\n1,2,3\n", "two of its columns have one name: prompt, answer, answer"),
+        ("a.csv", b"prompt,answer\n1,2,3\n", "line 2 has 3 values for 2 columns"),
+        (
+            "a.csv",
+            "prompt,answer\n\u00e9,2\n".encode("latin-1"),
+            "it is not UTF-8 .* at byte 14.*: save the file in that",
+        ),
+        ("a.csv", b'prompt,answer\n"1,2\n', "it cannot be read: unexpected end of data"),
+        ("a.csv", b"", "has no|is empty"),
+        ("a.csv", b"question,answer\n1,2\n", "row 1 has no 'prompt', only question, answer"),
+        ("a.json", b'{"prompt": "1", "answer": "2"}', "it is no list of rows"),
+        ("a.json", b'[{"prompt": "1", "answer": NaN}]', "NaN is no number of JSON"),
+        (
+            "a.jsonl",
+            b'{"prompt": "1", "answer": "2", "answer": "3"}',
+            "a name comes twice among prompt, answer, answer",
+        ),
+        ("a.jsonl", b'{"prompt": "\\ud800", "answer": "2"}', "it cannot be read: .*surrogates not allowed"),
+    ],
+)
+def test_what_is_wrong_with_a_text_file_is_one_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=words) as caught:
+        check_task(load_task(TaskOptions(name=f"hf:{tmp_path / name}")))
+    assert "\n" not in str(caught.value)
+
+
+def test_classes_are_named_and_what_is_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra tasks is not installed")
+    kinds = datasets.ClassLabel(names=["no", "yes"])
+    asked = {"prompt": [f"{n}?" for n in range(40)], "answer": [n % 2 for n in range(40)]}
+    features = datasets.Features(prompt=datasets.Value("string"), answer=kinds)
+    datasets.Dataset.from_dict(asked, features=features).save_to_disk(str(tmp_path / "classes"))
+    task = load_task(TaskOptions(name=f"hf:{tmp_path / 'classes'}"))
+    assert {task.prompt(i).answer for i in range(task.size)} == {"no", "yes"}
+    assert "'answer' holds numbers of classes" in capsys.readouterr().err
+    for number, value in enumerate((datetime(2024, 5, 17), b"7", [7])):
+        where = tmp_path / str(number)
+        datasets.Dataset.from_dict({"prompt": asked["prompt"], "answer": [value] * 40}).save_to_disk(str(where))
+        with pytest.raises(UserError, match="neither text nor a number"):
+            check_task(load_task(TaskOptions(name=f"hf:{where}")))
+
+
+@pytest.mark.parametrize("given", ['"id": null, ', '"id": "", ', '"meta": {"id": 1}, '])
+def test_what_is_no_id_of_the_row_may_come_twice(tmp_path: Path, given: str) -> None:
+    row = f'{{{given}"prompt": "same?", "answer": 1}}\n'
+    others = "".join(f'{{"prompt": "{n}?", "answer": {n}}}\n' for n in range(60))
+    (tmp_path / "q.jsonl").write_text(others + row * 2)
+    check_task(load_task(TaskOptions(name=f"jsonl:{tmp_path / 'q.jsonl'}")))
+    (tmp_path / "q.jsonl").write_text(others + row.replace(given, '"id": "q-1", ') * 2)
+    with pytest.raises(UserError, match="the id 'q-1' is already that of"):
+        check_task(load_task(TaskOptions(name=f"jsonl:{tmp_path / 'q.jsonl'}")))
 
 
 def test_a_data_set_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
