@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from math import sqrt
+from math import hypot, sqrt
 from statistics import fmean
 from typing import Literal
 
@@ -36,7 +36,7 @@ def turn_advantages(
         [own[number] for own in returns if number < len(own)] for number in range(max(map(len, returns), default=0))
     ]
     mean = fmean(every) if every else 0.0
-    spread = sqrt(fmean((one - mean) ** 2 for one in every)) + ADVANTAGE_EPSILON if every else 1.0
+    spread = hypot(*(one - mean for one in every)) / sqrt(len(every)) + ADVANTAGE_EPSILON if every else 1.0
     spread = spread if normalisation == "group" else 1.0
     means = [fmean(some) if len(some) > 1 else mean for some in peers]
     found = [[(value - usual) / spread for value, usual in zip(own, means, strict=False)] for own in returns]

@@ -112,12 +112,23 @@ def is_cpu_fast_in_half(device: torch.device, parameters: int) -> bool:
     return device.type == "cpu" and units and parameters >= SMALL_MODEL_PARAMETERS
 
 
+def stated(config: Any, *names: str) -> Any:
+    """Return what a model's configuration says under the first of these names that it has; None if it has none of them.
+    Where layers differ it refuses to tell one value (Gemma 4's widths of heads), and this is the largest of them."""
+    for name in names:
+        by_layer = name in (getattr(config, "per_layer_attributes", None) or ())
+        own = [getattr(one, name, None) for one in (config.per_layer_config if by_layer else (config,))]
+        if found := [value for value in own if value is not None]:
+            return max(found) if by_layer else found[0]
+    return None
+
+
 def has_full_attention(model: Any) -> bool:
     """Whether every layer attends to all tokens before, so that what it makes of a prompt serves all that follow it."""
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    return kinds == {"full_attention"} and window is None and bool(getattr(config, "num_attention_heads", 0))
+    kinds = set(stated(config, "layer_types") or ["full_attention"])
+    window = stated(config, "sliding_window") if stated(config, "use_sliding_window") is not False else None
+    return kinds == {"full_attention"} and window is None and bool(stated(config, "num_attention_heads"))
 
 
 MAPPED_FILES = 2  # The staging file of several ranks and its learner's map, which change places

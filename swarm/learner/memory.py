@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
 from swarm.learner.adapter import add_matrices, linear_layers, parameters_of, shape_of_tensor, targets_of
+from swarm.learner.device import stated
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.optimizer import BLOCK, PIECE_BYTES
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
@@ -364,12 +365,11 @@ def shape_of(model: Any) -> Shape:
     """Of a causal language model; widths that its configuration does not name are guessed on the high side."""
     config = model.config.get_text_config()
     # A model without heads is counted as if it kept its whole width of each token, which is more than any state takes.
-    heads = getattr(config, "num_attention_heads", None) or 1
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    experts = getattr(config, "num_experts_per_tok", None)
-    feed_forward = getattr(config, "moe_intermediate_size", None) if experts else None
-    if feed_forward is None:
-        feed_forward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    heads = stated(config, "num_attention_heads") or 1
+    hidden = stated(config, "hidden_size") or model.get_output_embeddings().weight.shape[1]
+    width = stated(config, "head_dim") or hidden // heads
+    experts = stated(config, "num_experts_per_tok")
+    feed_forward = stated(config, *["moe_intermediate_size"] * bool(experts), "intermediate_size") or 4 * hidden
     layers = layers_of(model)
     sizes, parameters = [parameters_of(layer) for layer in layers], parameters_of(model)
     return Shape(
@@ -378,10 +378,10 @@ def shape_of(model: Any) -> Shape:
         layer_parameters=max(sizes, default=0),
         other_parameters=parameters - sum(sizes),
         layers=max(1, len(sizes)),
-        hidden=config.hidden_size,
+        hidden=hidden,
         feed_forward=feed_forward * (experts or 1),
         queries=heads * width,
-        keys=(getattr(config, "num_key_value_heads", None) or heads) * width,
+        keys=(stated(config, "num_key_value_heads") or heads) * width,
         vocab_size=config.vocab_size,
         packed=sum(shape_of_tensor(p).numel() for p in model.parameters() if hasattr(p, "quant_state")),
     )

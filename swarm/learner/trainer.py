@@ -31,7 +31,7 @@ from swarm.learner.checkpoint.model_files import (
     write_staging,
 )
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half, stated
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
     AdapterRules,
@@ -57,6 +57,7 @@ from swarm.learner.update import Learning, Update, check_rules
 from swarm.net.wire import Digest
 from swarm.process import ChildChannel, NoParent, free_host_bytes
 from swarm.settings import EMBEDDED
+from swarm.types import MAX_TOKENS
 
 # Rank 0 waits before it tells the node of a fault: if the end of another rank caused it, torchrun meanwhile ends this
 # rank and says which one ended.
@@ -112,7 +113,7 @@ class Trainer:
             trained=self._trained,
             vocab_size=self._model.config.get_text_config().vocab_size,
             context_tokens=self._context_tokens(),
-            stop_token_ids=_stop_token_ids(self._model),
+            stop_token_ids=_stop_token_ids(self._model, self._tokenizer),
             device=str(self._device),
             step=self._resumed_step,
             lineage=self._lineage,
@@ -241,7 +242,8 @@ class Trainer:
         return fitted, (*notes, described(fitted, self._device))
 
     def _context_tokens(self) -> int:
-        return int(self._model.config.get_text_config().max_position_embeddings)
+        found = stated(self._model.config.get_text_config(), "max_position_embeddings", "max_seq_len") or 0
+        return int(found) if found > 0 else MAX_TOKENS  # ALiBi and Mamba have no limit; XLNet says -1
 
     def _rehearse(self, began: float, step: int) -> None:
         """Take as long as a large model would: a rehearsal of its swarm with a small one."""
@@ -310,13 +312,14 @@ def _out_of_memory(command: Train, error: torch.OutOfMemoryError) -> str:
     )
 
 
-def _stop_token_ids(model: Any) -> tuple[int, ...]:
-    stops = model.generation_config.eos_token_id
-    if stops is None:
-        stops = model.config.eos_token_id
-    if stops is None:
-        return ()
-    return (int(stops),) if isinstance(stops, int) else tuple(int(stop) for stop in stops)
+def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """What any of a model's files says that a turn ends with, as far as its vocabulary has it."""
+    files = (model.generation_config, model.config, model.config.get_text_config(), tokenizer)
+    stated = [getattr(file, "eos_token_id", None) for file in files]
+    found = [
+        token for own in stated for token in (own if isinstance(own, list | tuple) else [own]) if token is not None
+    ]
+    return tuple(dict.fromkeys(token for token in map(int, found) if 0 <= token < files[2].vocab_size))
 
 
 class Commands:

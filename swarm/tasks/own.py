@@ -94,7 +94,7 @@ class OwnTask(Task):
         found = self._own.score(prompt, completion)
         if isinstance(found, Score):
             return found
-        if not isinstance(found, int | float):
+        if not hasattr(found, "__float__"):  # numpy's booleans have it, too
             raise TypeError(f"score() of {self.name} gave a {type(found).__name__}, not a number or a Score")
         return Score(reward=float(found), exact=math.isfinite(found) and found >= 1)
 

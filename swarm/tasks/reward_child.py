@@ -7,7 +7,6 @@ Completion, one a turn for a StepAsked. A frame is a 4-byte big-endian length an
 from __future__ import annotations
 
 import io
-import math
 import os
 import queue
 import random
@@ -32,6 +31,7 @@ from swarm.tasks.chat import load_chat_template
 from swarm.tasks.turns import TurnText, completion_text
 from swarm.types import MAX_PARTS, MAX_TOKENS, PART_NAME_LENGTH, Observed, Prompt, Score
 
+MAX_FIGURE = 1e9  # Of a reward or a part of it: sums and squares of a step's have to be numbers too
 MAX_LIVE = 1024  # Environments at hand: about what a step has open; an episode more only takes longer
 
 
@@ -251,13 +251,13 @@ def checked(score: object) -> Score:
 
 
 def checked_figures(given: Mapping[str, float]) -> dict[str, float]:
-    """Figures by name in plain types. ValueError if there are too many, or for one that is not finite."""
+    """Figures by name in plain types. ValueError if there are too many, or for one that nobody can compute with."""
     figures = {str(name)[:PART_NAME_LENGTH]: float(figure) for name, figure in given.items()}
     if len(figures) > MAX_PARTS:
         raise ValueError(f"{len(figures)} parts of a reward are over the {MAX_PARTS} that are kept")
     for name, figure in figures.items():
-        if not math.isfinite(figure):
-            raise ValueError(f"{name} is {figure}, which is not a finite number")
+        if not abs(figure) <= MAX_FIGURE:
+            raise ValueError(f"{name} is {figure}, which is not a finite number up to {MAX_FIGURE:g}")
     return figures
 
 

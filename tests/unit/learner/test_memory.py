@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from benchmarks import reckoned
 from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
 from swarm.learner import trainer as trainer_module
 from swarm.learner.adapter import attach
+from swarm.learner.device import has_full_attention, stated
 from swarm.learner.memory import (
     GIB,
     STREAMED_BYTES,
@@ -444,3 +447,34 @@ def test_a_model_without_activation_checkpointing_is_not_given_it() -> None:
         arrange(model, ComputeRules(activation_checkpointing=True))
     with pytest.raises(UserError, match="too little memory"):
         choose(FOUR_B, ON_GPU, ComputeRules(), 78 * GIB, longest=0, may_checkpoint=False)
+
+
+FAMILIES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+@pytest.mark.slow
+def test_every_family_that_can_be_built_tells_its_shape() -> None:
+    """Also those whose layers differ, and that have no heads, no limit of positions or another name for either."""
+    told = 0
+    for name in FAMILIES:
+        try:
+            config: Any = AutoConfig.for_model(name)
+            config.get_text_config().num_hidden_layers = 2
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
+        except Exception:  # noqa: BLE001 - what cannot be built by its defaults, or without another package
+            continue
+        shape, text = shape_of(model), model.config.get_text_config()
+        assert min(shape.hidden, shape.queries, shape.keys, shape.vocab_size, shape.layer_parameters) > 0, name
+        assert isinstance(has_full_attention(model), bool)
+        assert isinstance(stated(text, "max_position_embeddings", "max_seq_len") or 0, int), name
+        told += 1
+    assert told > 120
+
+
+def test_of_layers_that_differ_the_largest_is_told() -> None:
+    config = AutoConfig.for_model("gemma4_text", num_hidden_layers=6)
+    widths = {config.per_layer_config[layer].head_dim for layer in range(6)}
+    assert len(widths) > 1
+    assert stated(config, "head_dim") == max(widths)
+    assert (stated(config, "no_such", "hidden_size"), stated(config, "no_such")) == (config.hidden_size, None)

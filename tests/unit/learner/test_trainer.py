@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
 from swarm.learner.device import as_streamed
 from swarm.learner.messages import ComputeRules, LearningRules, Train
+from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
 from swarm.types import ObjectiveName
 from tests.unit.trainers import group, trainer_in
@@ -130,3 +132,29 @@ def test_memory_that_runs_out_in_a_step_is_one_line(trainer: Trainer, monkeypatc
     with pytest.raises(UserError, match=r"longest row has 5 tokens .* fewer --tokens-per-micro-batch") as caught:
         trainer.step(Train(step=0, groups=(group([1.0, 0.0]),)))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "stops"),
+    [(3, (3, 2)), (None, (2,)), ([99999, 2], (2,)), (-1, (2,)), ([3, 4], (3, 4, 2))],
+)
+def test_a_turn_ends_with_what_any_file_says_that_the_vocabulary_has(
+    tmp_path: Path, said: int | list[int] | None, stops: tuple[int, ...]
+) -> None:
+    """2 is the tokenizer's."""
+    model = tmp_path / "base"
+    tiny_model(0).save_pretrained(model)
+    tiny_tokenizer().save_pretrained(model)
+    for name in ("config.json", "generation_config.json"):
+        found = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps(found | {"eos_token_id": said}))
+    assert trainer_in(tmp_path, model=str(model)).prepared().stop_token_ids == stops
+
+
+@pytest.mark.parametrize("reward", [1e160, -1e160, 1e300])
+def test_a_reward_that_cannot_be_squared_ends_no_run(tmp_path: Path, reward: float) -> None:
+    """Nodes refuse it; what comes to the trainer all the same is computed with."""
+    trainer = trainer_in(tmp_path)
+    trainer.prepared()
+    figures = trainer.step(Train(step=0, groups=(group([reward, 0.0, 0.0, 0.0]),), lineage=b"")).metrics
+    assert figures["optimizer_steps"] == 2

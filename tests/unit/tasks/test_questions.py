@@ -20,7 +20,8 @@ from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.gym import evaluate
 from swarm.tasks.hub import fetch
 from swarm.tasks.questions import is_held_out, permutation, prompt_id, read_questions
-from swarm.types import Prompt
+from swarm.tasks.reward_child import checked
+from swarm.types import Prompt, Score
 
 SHARE = 0.2
 
@@ -458,6 +459,25 @@ def test_a_task_of_ones_own_may_say_more(own: str) -> None:
     task = load_task(TaskOptions(name=own + "Configured", seed=5))
     assert (task.description, task.chat, task.size, task.data_digest) == ("mine", True, 7, "d")
     assert task.prompt(1).text == "5/1"
+
+
+@pytest.mark.parametrize("said", ["np.bool_(True)", "np.float32(1.0)", "np.int64(1)", "True", "torch.tensor(1.0)"])
+def test_a_number_of_any_library_is_a_reward(own: str, tmp_path: Path, said: str) -> None:
+    other = f"import numpy as np, torch\n\nclass Other:\n    def score(self, p, c): return {said}\n\n"
+    text = other + OWN
+        "class Whole",
+        f"import numpy as np, torch\n\nclass Other:\n    def score(self, p, c): return {said}\n\nclass Whole",
+    )
+    (tmp_path / "my_own_task.py").write_text(text + "\nWhole.score = Other.score\n")
+    task = load_task(TaskOptions(name=own + "Whole"))
+    assert checked(task.score(task.prompt(0), "1")) == Score(reward=1.0, exact=True)
+
+
+@pytest.mark.parametrize("reward", [1e160, -2e9, float("nan"), float("inf")])
+def test_a_reward_that_cannot_be_computed_with_has_failed(reward: float) -> None:
+    for score in (Score(reward=reward, exact=False), Score(reward=0.0, exact=False, parts={"x": reward})):
+        with pytest.raises(ValueError, match="is not a finite number up to 1e\\+09"):
+            checked(score)
 
 
 @pytest.mark.parametrize(
