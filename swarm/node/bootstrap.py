@@ -110,6 +110,7 @@ async def say_hello(peer: Peer) -> Heard:
 
 
 PREFIX = "echo1:"
+AROUND = " \t\r\n\"'`<>()\u00a0\u200b\u2018\u2019\u201c\u201d"  # What stands around a line that was pasted
 MAX_LINE_BYTES = 2048  # Room for eight addresses with names
 CHECK_BYTES = 4
 
@@ -354,7 +355,7 @@ def read_bootstraps(texts: Sequence[str]) -> tuple[list[Bootstrap], SwarmId | No
     join lines are of different swarms, or if a text is invalid."""
     named: list[Bootstrap] = []
     swarm: SwarmId | None = None
-    for text in texts:
+    for text in map(_as_printed, texts):
         if not text.startswith(PREFIX):
             named.append(read_bootstrap(text))
             continue
@@ -366,11 +367,19 @@ def read_bootstraps(texts: Sequence[str]) -> tuple[list[Bootstrap], SwarmId | No
     return named, swarm
 
 
+def _as_printed(pasted: str) -> str:
+    """Undo what a mail or a chat does to a line: blanks and marks around it, and breaks within a join line."""
+    if (at := pasted.find(PREFIX)) >= 0:
+        pasted = "".join(pasted[at:].partition(" --")[0].split())
+    return pasted.strip(AROUND).rstrip(".,;").strip(AROUND)
+
+
 def read_bootstrap(text: str, default_port: int = DEFAULT_PORT) -> Bootstrap:
     """Read a `host`, `host:port` or URL. Raise UserError for any other text."""
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
-        port = parts.port or default_port
+        if (port := default_port if parts.port is None else parts.port) == 0:
+            raise ValueError("nobody listens at port 0")
         (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise UserError(f"{text!r} is not an address like host or host:7700 ({error})") from error

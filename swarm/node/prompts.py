@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from swarm.node.rundir import write_json
 from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
 from swarm.tasks.base import Task
-from swarm.tasks.chat import ChatTemplate, load_chat_template
+from swarm.tasks.chat import ChatTemplate, is_printed, load_chat_template
 from swarm.tasks.turns import TurnText, completion_text
 from swarm.types import MAX_TOKENS, Prompt
 
@@ -107,7 +108,9 @@ class Prompts:
         if self.turns is not None and prompt.messages:
             return msgspec.structs.replace(prompt, token_ids=tuple(self.turns.opening(prompt.messages)))
         encoded = self.tokenizer.encode(self.text(prompt), add_special_tokens=self.template is None)
-        return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids))
+        # Some tokenizers put an end after every text; the answer would begin behind it.
+        length = len(encoded.ids) - sum(takewhile(bool, reversed(encoded.special_tokens_mask)))
+        return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids[:length]))
 
     def boards(self, prompt: Prompt, said: Sequence[str]) -> list[str]:
         """Return the board after each turn of an episode, for people; none where its messages show it."""
@@ -137,9 +140,16 @@ class Prompts:
         if self.system_prompt is not None and messages[0][0] != "system":
             messages = (("system", self.system_prompt), *messages)
         try:
-            return self.template.render(messages)
+            text = self.template.render(messages)
         except UserError as error:
             raise UserError(f"the prompt {prompt.prompt_id}: {error}") from error
+        if not is_printed(messages, text):
+            roles = " and ".join(role for role, content in messages if not is_printed([(role, content)], text))
+            raise UserError(
+                f"the model's chat template does not print what the {roles} of the prompt {prompt.prompt_id} says: "
+                "take another template, --no-chat, or leave that message out"
+            )
+        return text
 
     def check_lengths(self) -> None:
         """Measure every training prompt of a data set, or LOOKED_AT prompts of an endless task. This blocks, and takes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,31 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[tuple[str, str]]) -> str:
         """The chat up to where the assistant begins to speak. UserError for messages that the template refuses."""
-        turns = [{"role": role, "content": content} for role, content in messages]
+        text, fault = None, None
         try:
-            return self._template.render(
-                messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._given
-            )
-        except Exception as error:  # a template is somebody else's program
-            raise UserError(f"the model's chat template refuses it: {error or type(error).__name__}") from error
+            text = self._rendered([{"role": role, "content": content} for role, content in messages])
+        except Exception as error:  # noqa: BLE001 - a template is somebody else's program
+            fault = error
+        if text is None or not is_printed(messages, text):
+            # One for images, too, goes through the parts of a message, and finds none in a string.
+            parts = [{"role": role, "content": [{"type": "text", "text": content}]} for role, content in messages]
+            with suppress(Exception):
+                # What prints the list itself has no use for parts.
+                if is_printed(messages, found := self._rendered(parts)) and "{'type'" not in found:
+                    return found
+        if text is None:
+            raise UserError(f"the model's chat template refuses it: {fault or type(fault).__name__}") from fault
+        return text
+
+    def _rendered(self, turns: list[dict[str, Any]]) -> str:
+        return self._template.render(
+            messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._given
+        )
+
+
+def is_printed(messages: Sequence[tuple[str, str]], text: str) -> bool:
+    """Whether a rendered chat has what was said in it. What the assistant thought may be left out."""
+    return all(content.strip() in text for role, content in messages if role != "assistant")
 
 
 def load_chat_template(directory: Path, *, began: datetime, arguments: Mapping[str, Any]) -> ChatTemplate | None:

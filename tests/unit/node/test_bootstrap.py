@@ -18,7 +18,7 @@ from swarm.gossip.records import Owner
 from swarm.net.server import NodeServer
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.net.wire import PROTOCOL
-from swarm.node.bootstrap import Bootstraps, Hello, JoinLine, OtherSwarm, hello_route, write_join_line
+from swarm.node.bootstrap import Bootstraps, Hello, JoinLine, OtherSwarm, hello_route, read_bootstraps, write_join_line
 from swarm.node.identity import load_or_create_tls
 from swarm.types import Address
 from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY
@@ -186,6 +186,33 @@ def test_a_damaged_join_line_is_one_clear_line(tmp_path: Path, damage: Callable[
     whole = line_for(KEY, Address(host="10.0.0.1", port=7700, fingerprint=bytes(32)))
     with pytest.raises(UserError, match="copy the whole line"):
         bootstraps(tmp_path, damage(whole))
+
+
+@pytest.mark.parametrize(
+    "paste",
+    [
+        lambda line: f"  {line}\t",
+        lambda line: f'"{line}"',
+        lambda line: f"\u201c{line}\u201d.",
+        lambda line: f"<{line}>,",
+        lambda line: f"{line[:40]}\n  {line[40:80]}\r\n{line[80:]}",
+        lambda line: f"echo-node join --role sampler --bootstrap {line} --state-dir here",
+    ],
+)
+def test_a_join_line_is_read_as_it_was_pasted(tmp_path: Path, paste: Callable[[str], str]) -> None:
+    whole = line_for(KEY, Address(host="10.0.0.1", port=7700, fingerprint=bytes(32)))
+    assert read_bootstraps([paste(whole)]) == read_bootstraps([whole])
+
+
+@pytest.mark.parametrize("text", [" 10.0.0.1", "'10.0.0.1'", "10.0.0.1:7700\n", "`10.0.0.1`."])
+def test_an_address_is_read_as_it_was_pasted(text: str) -> None:
+    assert read_bootstraps([text]) == read_bootstraps(["10.0.0.1"])
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:0", "a b", "http://x/y", "x:99999", ""])
+def test_what_is_no_address_is_one_line(text: str) -> None:
+    with pytest.raises(UserError, match="is not an address like host or host:7700"):
+        read_bootstraps([text])
 
 
 def test_join_lines_of_two_swarms_are_refused(tmp_path: Path) -> None:

@@ -162,6 +162,17 @@ def test_without_a_template_a_prompt_is_the_text_with_the_tokenizers_bos(run_dir
     assert said == ["the model has no chat template: it is given the prompts as they are"]
 
 
+@pytest.mark.parametrize("ends", [1, 2])
+def test_a_prompt_ends_where_the_answer_begins(run_dir: Path, sums: Path, ends: int) -> None:
+    """Some tokenizers put an end after every text."""
+    tokenizer = _characters(run_dir / "model")
+    single = f"{BOS} $A" + f" {BOS}" * ends
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(BOS, 0)])
+    tokenizer.save(str(run_dir / "model" / "tokenizer.json"))
+    prompts, _, _ = _open(run_dir, _config(sums))
+    assert _decoded(run_dir, prompts(0)) == BOS + prompts(0).text
+
+
 @pytest.mark.usefixtures("template")
 def test_with_a_template_a_prompt_is_a_chat_and_its_bos_is_not_doubled(run_dir: Path, sums: Path) -> None:
     prompts, held_out, said = _open(run_dir, _config(sums, system_prompt="Go."))
@@ -370,14 +381,14 @@ def test_what_the_prompts_depend_on_is_on_record_and_other_data_are_refused(run_
 
 @pytest.mark.usefixtures("template")
 def test_a_resumed_run_is_told_the_day_it_began(run_dir: Path, sums: Path) -> None:
-    (run_dir / "model" / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}")
+    (run_dir / "model" / "chat_template.jinja").write_text("{{ strftime_now('%Y: ') }}{{ messages[0].content }}")
     _open(run_dir, _config(sums))
     record = read_record(run_dir)
     assert record is not None
     then = msgspec.structs.replace(record, began=datetime(1999, 1, 1))
     (run_dir / "task.json").write_bytes(msgspec.json.encode(then))
     prompts, _, _ = _open(run_dir, _config(sums))
-    assert prompts.text(prompts(0)) == "1999"
+    assert prompts.text(prompts(0)) == f"1999: {prompts(0).text}"
     assert read_record(run_dir) == then
 
 
@@ -388,9 +399,29 @@ def test_a_damaged_record_is_the_users_to_mend(run_dir: Path) -> None:
 
 
 def test_a_prompt_without_tokens_is_refused(run_dir: Path, sums: Path) -> None:
-    (run_dir / "model" / "chat_template.jinja").write_text("{# nothing #}")
+    tokenizer = _characters(run_dir / "model")
+    tokenizer.normalizer = normalizers.Replace(Regex("."), "")
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A")
+    tokenizer.save(str(run_dir / "model" / "tokenizer.json"))
     with pytest.raises(UserError, match=r"has no tokens"):
         _open(run_dir, _config(sums))
+
+
+@pytest.mark.parametrize(
+    ("source", "lost"),
+    [
+        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", "system"),
+        ("{{ messages[0].content }}", "user"),
+        ("hello", "system and user"),
+        ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "system and user"),
+    ],
+)
+def test_a_template_that_does_not_print_what_is_asked_is_refused(
+    run_dir: Path, sums: Path, source: str, lost: str
+) -> None:
+    (run_dir / "model" / "chat_template.jinja").write_text(source)
+    with pytest.raises(UserError, match=f"does not print what the {lost} of the prompt"):
+        _open(run_dir, _config(sums, system_prompt="Add them."))
 
 
 def test_a_record_of_a_former_life_decides_the_longest_prompt(run_dir: Path, sums: Path) -> None:

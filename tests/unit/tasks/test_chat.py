@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from swarm.errors import UserError
 from swarm.learner.models import tiny_tokenizer
-from swarm.tasks.chat import ChatTemplate, load_chat_template
+from swarm.tasks.chat import ChatTemplate, is_printed, load_chat_template
 
 BEGAN = datetime(2026, 7, 24, 9, 30)
 
@@ -179,3 +179,20 @@ def test_rendering_loads_no_model_library() -> None:
     program = "import swarm.node.prompts, sys; print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+EACH = "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}={% endfor %}"
+PARTS = "{% for m in messages %}" + EACH
+STRICT = "{% for m in messages %}{% if m.content is string %}{{ raise_exception('parts') }}{% endif %}" + EACH
+
+
+@pytest.mark.parametrize("source", [PARTS, STRICT], ids=["silent", "strict"])
+def test_a_template_for_images_is_given_parts(source: str) -> None:
+    template = ChatTemplate(source, tokens={}, began=BEGAN)
+    assert template.render([("system", " add "), ("user", "1+1")]) == " add =1+1="
+
+
+def test_what_the_assistant_thought_may_be_left_out() -> None:
+    source = "{% for m in messages if m.role == 'user' %}{{ m.content }};{% endfor %}"
+    messages = [("user", " 1 "), ("assistant", "<think>"), ("user", "2")]
+    assert is_printed(messages, ChatTemplate(source, tokens={}, began=BEGAN).render(messages))

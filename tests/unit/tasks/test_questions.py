@@ -283,6 +283,7 @@ def test_text_files_are_read_as_they_are_written(tmp_path: Path, name: str) -> N
             file.write("\n".join(rows) if path.suffix == ".jsonl" else f"[{','.join(rows)}]")
     expected = AS_WRITTEN if path.suffix == ".csv" else [*AS_WRITTEN, "28.50", "12345678901234567890123"]
     task = load_task(TaskOptions(name=f"hf:{path}", held_out_share=0.2))
+    assert task.size is not None
     found = {p.text: p.answer for p in (*(task.prompt(i) for i in range(task.size)), *task.held_out(99))}
     assert found == {f"{n}?": text for n, text in enumerate(expected)}
 
@@ -324,7 +325,7 @@ def test_classes_are_named_and_what_is_no_text_is_refused(tmp_path: Path, capsys
     features = datasets.Features(prompt=datasets.Value("string"), answer=kinds)
     datasets.Dataset.from_dict(asked, features=features).save_to_disk(str(tmp_path / "classes"))
     task = load_task(TaskOptions(name=f"hf:{tmp_path / 'classes'}"))
-    assert {task.prompt(i).answer for i in range(task.size)} == {"no", "yes"}
+    assert {task.prompt(i).answer for i in range(30)} == {"no", "yes"}
     assert "'answer' holds numbers of classes" in capsys.readouterr().err
     for number, value in enumerate((datetime(2024, 5, 17), b"7", [7])):
         where = tmp_path / str(number)
@@ -465,9 +466,6 @@ def test_a_task_of_ones_own_may_say_more(own: str) -> None:
 def test_a_number_of_any_library_is_a_reward(own: str, tmp_path: Path, said: str) -> None:
     other = f"import numpy as np, torch\n\nclass Other:\n    def score(self, p, c): return {said}\n\n"
     text = other + OWN
-        "class Whole",
-        f"import numpy as np, torch\n\nclass Other:\n    def score(self, p, c): return {said}\n\nclass Whole",
-    )
     (tmp_path / "my_own_task.py").write_text(text + "\nWhole.score = Other.score\n")
     task = load_task(TaskOptions(name=own + "Whole"))
     assert checked(task.score(task.prompt(0), "1")) == Score(reward=1.0, exact=True)
