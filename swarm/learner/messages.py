@@ -136,7 +136,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 class Prepared(msgspec.Struct, frozen=True):
     """The model is ready. Of its `parameters`, `trained` change. `step` and `lineage` are those of the checkpoint that
-    it goes on from; `notes` are for people."""
+    it goes on from; `weights` is a digest of what it began with, in hex; `notes` are for people."""
 
     layout: Layout
     parameters: int
@@ -147,6 +147,7 @@ class Prepared(msgspec.Struct, frozen=True):
     device: str
     step: int = 0
     lineage: bytes = b""
+    weights: str = ""
     notes: tuple[str, ...] = ()
 
 

@@ -117,6 +117,7 @@ class Trainer:
             device=str(self._device),
             step=self._resumed_step,
             lineage=self._lineage,
+            weights=self._began_with,
             notes=self._notes,
         )
 
@@ -207,12 +208,14 @@ class Trainer:
             source = None
         else:
             model, tokenizer, source = self._ranks.read(command.model, command.seed, made_in, self._channel.tell)
+            self._began_with = digest_of_weights(model).hex() if self._ranks.rank == 0 else ""
         policy = Policy(model, rules, temperature=command.temperature)
         self._ranks.place(policy.module, source, self._device, half=half)
         if command.adapter is not None:
             policy.module.weights_in_half |= half
             # Of what this device makes of packed weights: the same numbers are published.
             self._base = digest_of_weights(model)
+            self._began_with = self._base.hex()
         return policy, tokenizer
 
     def _load_adapted(self, rules: AdapterRules, *, half: bool) -> tuple[Any, Any]:

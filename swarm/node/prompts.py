@@ -14,6 +14,7 @@ import msgspec
 
 from swarm.errors import Damaged, UserError
 from swarm.learner.messages import Prepared
+from swarm.net.wire import digest, encode
 from swarm.node.rundir import write_json
 from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
@@ -32,6 +33,7 @@ which may be a token."""
 
 ANSWER_TOKENS = 256  # Assumed of what an environment says to a turn, if neither it nor the user knows better
 SPECIAL_TOKENS = 64  # More than any tokenizer puts around a text
+ASKED = 16  # Held-out prompts whose tokens are compared when a run goes on
 TRIES = 64  # Prompts tried one after the other in place of one that is too long
 STRIDE = 1 << 40  # Distance from a prompt's number to its replacement's: no run gets that far by itself
 PROGRESS_S = 3.0  # Shortest time between two lines about progress
@@ -62,12 +64,14 @@ class Progress:
 class Record(msgspec.Struct, frozen=True):
     """What a run's prompts depend on. `data_digest` comes from the task, and no prompt exceeds `most_tokens`. Templates
     that ask for the date get the time when the run `began`. A completion that ended by itself ends with one of
-    `stop_token_ids`."""
+    `stop_token_ids`. `asked` and `weights` are digests of some prompts' tokens and of the model that it began with."""
 
     data_digest: str
     most_tokens: int
     began: datetime
     stop_token_ids: tuple[int, ...] = ()
+    asked: str = ""
+    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +318,17 @@ def prepare_prompts(
     if prompts.turns is not None and (line := prompts.turns.check(task.prompt(0).messages)):
         say(line)
     held_out = prompts.held_out(config.eval_prompts)
+    asked = digest(encode([prompt.token_ids for prompt in held_out[:ASKED]])).hex()
+    for before, now, what in (
+        (record.asked, asked, "chat template or tokenizer"),
+        (record.weights, prepared.weights, "weights"),
+    ):
+        if before not in ("", now):
+            raise UserError(
+                f"the model {config.model} has another {what} than when the run in {run_dir} began, and what was drawn "
+                "then would be trained on as of now: put the former back (--model says where it is), or begin a new run"
+            )
+    record = msgspec.structs.replace(record, asked=asked, weights=prepared.weights)
     write_json(run_dir / RECORD, msgspec.to_builtins(record))
     return prompts, held_out
 
