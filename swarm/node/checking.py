@@ -16,6 +16,8 @@ from random import Random
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
+import msgspec
+
 from swarm.broadcast.store.disk import SPARE_BYTES, free_bytes
 from swarm.errors import ChildFailed, UserError
 from swarm.learner.checkpoint.files import newest_whole
@@ -24,15 +26,23 @@ from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.server import check_port
 from swarm.node.episodes import episode_rules
 from swarm.node.joining import lead_settings
-from swarm.node.prompts import check_data, longest_completion, longest_turn, open_task, prepare_prompts, read_record
-from swarm.node.rundir import directory_of, refuse_used
+from swarm.node.prompts import (
+    RECORD,
+    check_data,
+    longest_completion,
+    longest_turn,
+    open_task,
+    prepare_prompts,
+    read_record,
+)
+from swarm.node.rundir import directory_of, refuse_used, write_json
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
 from swarm.tasks.base import Task
 from swarm.tasks.reward_pool import Completion, EpisodeOptions, RewardPool, StepAsked
 from swarm.types import Prompt, Unscored
 
-SCORED_PROMPTS = 3  # Held-out prompts to score: enough to see a reward that fails or is always the same
+SCORED_PROMPTS = 32  # Held-out prompts to score: enough to see a reward that fails, or that cannot read some answers
 CHECKPOINT_BYTES = 12  # Bytes per trained parameter in a checkpoint: fp32 weights and two moments
 TRIED_GROUPS, TRIED_TOKENS = 2, 4096  # Of the step that is tried: seconds, on a GPU or with a small model
 LARGE_PARAMETERS, SMALL_PARAMETERS = 500_000_000, 10_000_000
@@ -61,6 +71,8 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
         try:
             prepared = await _check_model(trainer, config, task, run_dir if resume else None, say)
             _check_disk(config, prepared, directory.parent, say)
+            if (before := read_record(run_dir)) is not None:
+                write_json(directory / RECORD, msgspec.to_builtins(before))
             prompts, held_out = await asyncio.to_thread(
                 prepare_prompts, directory, config, task, prepared, lambda line: say(f"prompts  {line}")
             )
@@ -155,7 +167,7 @@ def _check_disk(config: LeadConfig, prepared: Prepared, place: Path, say: Callab
 
 async def _check_rewards(pool: RewardPool, prompts: Sequence[Prompt], say: Callable[[str], None]) -> None:
     """Report the rewards of right answers and of empty ones. Raise UserError if a reward fails."""
-    means: list[float] = []
+    scored: list[list[float]] = []
     for texts in ([prompt.answer for prompt in prompts], [""] * len(prompts)):
         asked = zip(prompts, texts, strict=True)
         rewards: list[float] = []
@@ -164,10 +176,12 @@ async def _check_rewards(pool: RewardPool, prompts: Sequence[Prompt], say: Calla
                 failed = prompts[len(rewards)].prompt_id
                 raise UserError(f"the reward failed for prompt {failed}: {score.reason}")
             rewards.append(score.reward)
-        means.append(fmean(rewards))
-    right, empty = means
-    more = "" if right > empty else ": right answers earn no more than none, so there may be nothing to learn from"
-    say(f"rewards  {right:g} for right answers, {empty:g} for empty ones, in the mean of {len(prompts)} prompts{more}")
+        scored.append(rewards)
+    right, empty = scored
+    unread = [prompt for prompt, own, none in zip(prompts, right, empty, strict=True) if own <= none]
+    more = f": of {len(unread)} the right answer earns no more than none, as {unread[0].answer!r}" if unread else ""
+    means = f"{fmean(right):g} for right answers, {fmean(empty):g} for empty ones"
+    say(f"rewards  {means}, in the mean of {len(prompts)} prompts{more}")
 
 
 async def _check_environment(pool: RewardPool, prompt: Prompt, turns: int, say: Callable[[str], None]) -> None:

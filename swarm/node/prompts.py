@@ -325,8 +325,8 @@ def prepare_prompts(
     ):
         if before not in ("", now):
             raise UserError(
-                f"the model {config.model} has another {what} than when the run in {run_dir} began, and what was drawn "
-                "then would be trained on as of now: put the former back (--model says where it is), or begin a new run"
+                f"the model {config.model} has another {what} than when the run began, and what was drawn then "
+                "would be trained on as of now: put the former back (--model says where it is), or begin a new run"
             )
     record = msgspec.structs.replace(record, asked=asked, weights=prepared.weights)
     write_json(run_dir / RECORD, msgspec.to_builtins(record))

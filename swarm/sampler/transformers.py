@@ -22,6 +22,7 @@ from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half, pick_device
 from swarm.learner.draws import gumbel
+from swarm.learner.policy import PROBE_ERROR
 from swarm.sampler.engine import (
     EngineDtype,
     Generate,
@@ -63,6 +64,7 @@ class TransformersEngine:
         self._sums: list[int] = []  # Of the tensors as this engine holds them
         self._directory = ""
         self._tokenizer: Tokenizer | None = None
+        self._takes_filling: bool | None = None  # Whether prompts of other lengths may share a batch; not known yet
 
     def start(self, command: Start, progress: Told) -> Started:
         if command.options.precision != "none":
@@ -157,10 +159,13 @@ class TransformersEngine:
     def generate(self, command: Generate, progress: Told) -> Generated:
         assert self._version is not None
         began = time.monotonic()
-        order = sorted(range(len(command.jobs)), key=lambda i: _batch_key(command.jobs[i]))
+        if self._takes_filling is None:
+            self._takes_filling = can_grow(self._model) or self._is_filling_harmless()
+        keys = [(*_batch_key(job), 0 if self._takes_filling else len(job.prompt_token_ids)) for job in command.jobs]
+        order = sorted(range(len(command.jobs)), key=keys.__getitem__)
         samples: dict[int, Sampled] = {}
         steps = 0
-        for _, batch in groupby(order, key=lambda i: _batch_key(command.jobs[i])):
+        for _, batch in groupby(order, key=keys.__getitem__):
             places = list(batch)
             spent_s = time.monotonic() - began
             answers, drawn = self._generate_batch([command.jobs[i] for i in places], spent_s, progress)
@@ -222,6 +227,16 @@ class TransformersEngine:
             stopping_criteria=StoppingCriteriaList(criteria),
         )
         return output[:, width:]
+
+    def _is_filling_harmless(self) -> bool:
+        """Try whether a prompt that is filled up on the left has the logits that it has alone: layers that keep a state
+        may read the filling too."""
+        ids, found = torch.arange(5, device=self._model.device)[None], []
+        rules = GenerationConfig(max_new_tokens=1, output_logits=True, return_dict_in_generate=True, pad_token_id=0)
+        for cut in (0, 2):
+            mask = (ids >= 2).long()[:, cut:]
+            found.append(self._model.generate(ids[:, cut:], attention_mask=mask, generation_config=rules).logits[0])
+        return bool((found[0] - found[1]).abs().max() <= PROBE_ERROR[self._model.dtype])
 
     def _stopping(self, jobs: list[Job]) -> StopsRows | None:
         if not (stops := jobs[0].rules.stop):
