@@ -319,15 +319,12 @@ def prepare_prompts(
         say(line)
     held_out = prompts.held_out(config.eval_prompts)
     asked = digest(encode([prompt.token_ids for prompt in held_out[:ASKED]])).hex()
-    for before, now, what in (
-        (record.asked, asked, "chat template or tokenizer"),
-        (record.weights, prepared.weights, "weights"),
-    ):
-        if before not in ("", now):
-            raise UserError(
-                f"the model {config.model} has another {what} than when the run began, and what was drawn then "
-                "would be trained on as of now: put the former back (--model says where it is), or begin a new run"
-            )
+    former = (record.asked, asked, "chat template or tokenizer"), (record.weights, prepared.weights, "weights")
+    if other := [what for before, now, what in former if before not in ("", now)]:
+        raise UserError(
+            f"the model {config.model} has another {other[0]} than when the run began, and what was drawn then would "
+            "be trained on as of now: put the former back (--model says where it is), or begin a new run"
+        )
     record = msgspec.structs.replace(record, asked=asked, weights=prepared.weights)
     write_json(run_dir / RECORD, msgspec.to_builtins(record))
     return prompts, held_out

@@ -267,8 +267,9 @@ def resumed_config(
     if not known.get("port"):
         known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, file, {**flags, "run_dir": path}, before=known)
-    fixed = given.keys() - CHANGEABLE - {"model"}
-    for name in sorted(fixed - {"task"} if _kind_of(config.task) == _kind_of(before.task) else fixed):
+    # Model and data may have been moved: both have a digest, which is compared before anything is drawn (prompts.py).
+    is_data = all(one.task.startswith(("jsonl:", "hf:")) for one in (config, before))
+    for name in sorted(given.keys() - CHANGEABLE - {"model", *(["task"] if is_data else ())}):
         # Compare parsed values: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
         if getattr(config, name) != getattr(before, name):
             raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")
@@ -278,12 +279,6 @@ def resumed_config(
         cost = f" or --max-cost with more than {before.max_cost:g}" if before.max_cost else ""
         raise UserError(f"the run in {path} is finished: pass --steps with more than {before.steps}{cost} to go on")
     return config
-
-
-def _kind_of(task: str) -> str:
-    """What a task is, but for the place of its data: they have a digest, as the model has (node/prompts.py)."""
-    kind = task.partition(":")[0]
-    return kind if kind in ("jsonl", "hf") else task
 
 
 def _recorded_config(path: Path) -> tuple[dict[str, Any], LeadConfig]:

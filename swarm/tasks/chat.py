@@ -45,11 +45,10 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[tuple[str, str]]) -> str:
         """The chat up to where the assistant begins to speak. UserError for messages that the template refuses."""
-        text, fault = None, None
         try:
-            text = self._rendered([{"role": role, "content": content} for role, content in messages])
+            text, fault = self._rendered([{"role": role, "content": content} for role, content in messages]), None
         except Exception as error:  # noqa: BLE001 - a template is somebody else's program
-            fault = error
+            text, fault = None, error
         if text is None or not is_printed(messages, text):
             # One for images, too, goes through the parts of a message, and finds none in a string.
             parts = [{"role": role, "content": [{"type": "text", "text": content}]} for role, content in messages]

@@ -20,7 +20,7 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, as_written, read_lines, read_questions
+from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, as_written, read_questions
 from swarm.tasks.rewards import EXTRA
 
 FETCH_S = 4 * 3600.0  # Longest wait for a data set: a large one over a slow line. Nothing else runs meanwhile.
@@ -45,6 +45,8 @@ def hub_task(options: TaskOptions, name: str) -> Task:
     where = (name, None, None) if Path(name).exists() else match.group("path", "config", "split")
 
     def read(options: TaskOptions) -> Questions:
+        if Path(where[0]).is_file() and where[0].endswith(".jsonl"):
+            return read_questions(Path(where[0]), options, lambda row: f"{options.name}, row {row}")
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
             _run((*where, options.prompt_column, options.answer_column, directory), options.name)
             train = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
@@ -151,20 +153,13 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix == ".jsonl":
-        yield from (as_written(line.decode()) for _, line in read_lines(path) if line.strip())
-        return
     found = as_written(path.read_text(encoding="utf-8-sig"))
     if not isinstance(found, list):
         raise UserError('it is no list of rows, such as [{"prompt": "2+2=", "answer": "4"}]')
     yield from found
 
 
-TEXTS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
-    ".csv": _csv_rows,
-    ".json": _json_rows,
-    ".jsonl": _json_rows,
-}
+TEXTS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {".csv": _csv_rows, ".json": _json_rows}
 
 
 def _write(rows: Iterable[dict[str, Any]], file: Path) -> None:

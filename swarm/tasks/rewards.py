@@ -26,7 +26,6 @@ EXTRA = how_to_have("tasks")
 MAX_DIGITS = 200  # Of a number; Python itself refuses to read one of some thousands
 MATH_CPU_S = 1.0  # CPU time for one completion, the same on a busy machine; an honest one takes some milliseconds
 RELATIVE = 2e-6  # Difference of numbers that are equal: 0.333333 is 1/3
-MAX_TINY = 1e-3
 EQUAL = 10  # Exit status of a child that found both equal. No fault ends with it.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]++)"
@@ -68,7 +67,6 @@ _GROUPED = re.compile(  # In other countries: 1.234,56, 1 234,56, 1.234.567, 1'2
     r"(?:\2[0-9]{3})*(?:\.[0-9]++)?)|(?:,[0-9]{2})+,[0-9]{3})(?![.,'_]?[0-9])"
 )
 _SIGN_APART = re.compile(r"(^|[=:<>(\[{,$&*|\u2248\u2264\u2265])[ ]*([-+])[ ]+(?=[0-9.\\$])")
-
 _AS_TEXT = re.compile(
     r"[0-9]_\{?[0-9]|\\[lcdv]?dots|[,+]\s*(?:\.\.\.|\u2026)|[0-9]\.[0-9]*\\(?:overline|dot|bar)\b|\b[0-9]++\.[0-9]++\.[0-9]"
     r"|\b[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}\b|\b[0-9]{1,2}:[0-5][0-9]\b"
@@ -90,7 +88,7 @@ class _Ascii(dict[int, str]):
             found = str(digit)
         elif kind in ("<super>", "<sub>"):
             found = f"{'^' if kind == '<super>' else '_'}{{{plain}}}"
-        elif kind in ("<wide>", "<narrow>", "<small>", "<fraction>") or own in _MARKS_OF:
+        elif kind in ("<wide>", "<narrow>", "<small>", "<fraction>") or code in _MARKS:
             found = plain
         else:
             found = {"Zs": " ", "Pd": "-"}.get(unicodedata.category(own), own)
@@ -98,8 +96,7 @@ class _Ascii(dict[int, str]):
         return found
 
 
-_MARKS_OF = "\u2212\u2044\u2215\u2019\u066a\u066b\u066c\u2014"
-_MARKS = str.maketrans(_MARKS_OF, "-//'%.,\u2014")  # A dash as long as this one is no minus
+_MARKS = str.maketrans("\u2212\u2044\u2215\u2019\u066a\u066b\u066c\u2014", "-//'%.,\u2014")  # A long dash is no minus
 _ASCII = _Ascii({ord("~"): " "})
 
 
@@ -302,7 +299,7 @@ def _are_apart(one: Any, other: Any) -> bool:
         None not in pair
         and (largest := max(map(abs, pair))) > 0
         and abs(pair[0] - pair[1]) > RELATIVE * largest
-        and not (largest > MAX_TINY and abs(min(map(abs, pair)) * 100 / largest - 1) < RELATIVE)
+        and not (largest > 1e-3 and abs(min(map(abs, pair)) * 100 / largest - 1) < RELATIVE)
         for pair in pairs
     )
 

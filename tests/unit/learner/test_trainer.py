@@ -11,7 +11,7 @@ import torch
 from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
 from swarm.learner.device import as_streamed
-from swarm.learner.messages import ComputeRules, LearningRules, Train
+from swarm.learner.messages import ComputeRules, LearningRules, Save, Train
 from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
 from swarm.types import ObjectiveName
@@ -158,3 +158,14 @@ def test_a_reward_that_cannot_be_squared_ends_no_run(tmp_path: Path, reward: flo
     trainer.prepared()
     figures = trainer.step(Train(step=0, groups=(group([reward, 0.0, 0.0, 0.0]),), lineage=b"")).metrics
     assert figures["optimizer_steps"] == 2
+
+
+def test_a_life_tells_what_its_run_began_with(tmp_path: Path) -> None:
+    first = trainer_in(tmp_path)
+    weights = first.prepared().weights
+    first.step(Train(step=0, groups=(group([1.0, 0.0]),), lineage=b""))
+    first.save(Save(directory=str(tmp_path / "step-000001"), step=1))
+    first.flush()
+    again = trainer_in(tmp_path, resume=tmp_path / "step-000001").prepared()
+    assert (again.step, again.weights) == (1, weights)
+    assert trainer_in(tmp_path, seed=1).prepared().weights != weights

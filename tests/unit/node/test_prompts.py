@@ -318,6 +318,7 @@ def test_a_template_that_rewrites_earlier_turns_is_for_no_episodes(run_dir: Path
         _open_lake(run_dir, chat=True)
     assert read_record(run_dir) is None
     assert _open_lake(run_dir)[1] == [], "it is not asked if the model reads prompts as they are"
+    (run_dir / "task.json").unlink()  # Each is a run of its own
     (run_dir / "model" / "chat_template.jinja").write_text(TEMPLATE)
     assert _open_lake(run_dir, chat=True)[1] == []
     thoughtless = TEMPLATE.replace("m.content }}", "m.content.split('</think>')[-1] }}")
@@ -380,16 +381,39 @@ def test_what_the_prompts_depend_on_is_on_record_and_other_data_are_refused(run_
 
 
 @pytest.mark.usefixtures("template")
+@pytest.mark.parametrize("changed", ["template", "tokenizer", "weights", ""])
+def test_a_run_does_not_go_on_with_another_base(run_dir: Path, sums: Path, changed: str) -> None:
+    config = _config(sums)
+    prepare_prompts(run_dir, config, open_task(config), _prepared(weights="aa"), print)
+    if changed == "template":
+        (run_dir / "model" / "chat_template.jinja").write_text(TEMPLATE + "!")
+    if changed == "tokenizer":
+        path = run_dir / "model" / "tokenizer.json"
+        path.write_text(
+            path.read_text().replace('"?": 1', '"?": 96').replace('"~": 96', '"~": 1').replace('"+": 13', '"+": 14')
+        )
+    prepared = _prepared(weights="bb" if changed == "weights" else "aa")
+    if not changed:
+        prepare_prompts(run_dir, config, open_task(config), prepared, print)
+        return
+    what = "weights" if changed == "weights" else "chat template or tokenizer"
+    with pytest.raises(UserError, match=f"has another {what} than when the run began"):
+        prepare_prompts(run_dir, config, open_task(config), prepared, print)
+
+
+@pytest.mark.usefixtures("template")
 def test_a_resumed_run_is_told_the_day_it_began(run_dir: Path, sums: Path) -> None:
     (run_dir / "model" / "chat_template.jinja").write_text("{{ strftime_now('%Y: ') }}{{ messages[0].content }}")
     _open(run_dir, _config(sums))
     record = read_record(run_dir)
     assert record is not None
-    then = msgspec.structs.replace(record, began=datetime(1999, 1, 1))
+    then = msgspec.structs.replace(record, began=datetime(1999, 1, 1), asked="")
     (run_dir / "task.json").write_bytes(msgspec.json.encode(then))
     prompts, _, _ = _open(run_dir, _config(sums))
     assert prompts.text(prompts(0)) == f"1999: {prompts(0).text}"
-    assert read_record(run_dir) == then
+    again = read_record(run_dir)
+    assert again is not None
+    assert msgspec.structs.replace(again, asked="") == then
 
 
 def test_a_damaged_record_is_the_users_to_mend(run_dir: Path) -> None:

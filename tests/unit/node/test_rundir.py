@@ -72,13 +72,22 @@ def test_what_may_change_changes(tmp_path: Path, name: str) -> None:
     assert getattr(resumed_config(path, {name: OTHER[name]}), name) == OTHER[name]
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", 1), ("task", "other"), ("model", "x"), ("reward", "random")])
+@pytest.mark.parametrize(("name", "value"), [("seed", 1), ("task", "other"), ("reward", "random")])
 def test_what_makes_a_run_what_it_is_cannot_change(tmp_path: Path, name: str, value: Any) -> None:
     path = made(tmp_path)
     with pytest.raises(UserError, match=f"--{name} cannot change when a run is resumed: begin a new one"):
         resumed_config(path, {name: value})
     same = json.loads((path / "config.json").read_text())[name]
     assert getattr(resumed_config(path, {name: same}), name) == same
+
+
+def test_a_model_and_a_file_of_questions_may_have_been_moved(tmp_path: Path) -> None:
+    path = made(tmp_path, task="jsonl:here/q.jsonl")
+    again = resumed_config(path, {"model": "/other/base", "task": "hf:/other/q.csv"})
+    assert (again.model, again.task) == ("/other/base", "hf:/other/q.csv")
+    for task in ("copy", "gym:leg_counting", "python:my:Task"):
+        with pytest.raises(UserError, match="--task cannot change when a run is resumed"):
+            resumed_config(path, {"task": task})
 
 
 def test_a_bad_value_of_a_file_is_named_by_its_line_when_a_run_is_resumed_too(tmp_path: Path) -> None:

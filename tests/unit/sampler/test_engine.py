@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 
 from swarm.broadcast.store.changes import read_changes, write_changes
 from swarm.broadcast.version.manifest import Layout, regions_of, trained_spans
@@ -380,3 +380,25 @@ def test_an_adapter_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
     wider = msgspec.structs.replace(staged.layout, adapter=msgspec.structs.replace(staged.layout.adapter, rank=5))
     with pytest.raises(WrongWeights, match="lora_A"):
         TransformersEngine().start(msgspec.structs.replace(staged.start(), layout=wider), silent)
+
+
+@pytest.mark.parametrize(("family", "apart"), [("recurrent_gemma", True), ("mamba", False)])
+def test_prompts_of_other_lengths_share_a_batch_where_filling_does_no_harm(
+    tmp_path: Path, family: str, apart: bool
+) -> None:
+    """A state that has read the filling is another one: by nats, in a model of that kind."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "head_dim": 8}
+    config = AutoConfig.for_model(family, num_hidden_layers=3, vocab_size=16, **sizes)
+    torch.manual_seed(0)
+    build: Any = AutoModelForCausalLM
+    model = build.from_config(config)
+    for parameter in model.parameters():
+        parameter.data.mul_(4.0 if parameter.dim() > 1 else 1.0)
+    engine = installed(stage_model(model, tmp_path))
+    jobs = [job(seed, prompt=prompt, stops=()) for seed, prompt in enumerate((SHORT, LONG, SHORT))]
+    together = engine.generate(Generate(jobs=tuple(jobs)), silent)
+    assert together.steps == (12 if apart else 6)
+    for one, sampled in zip(jobs, together.samples, strict=True):
+        (alone,) = draw(engine, one)
+        assert alone.token_ids == sampled.token_ids
+        assert array("f", alone.logprobs) == pytest.approx(array("f", sampled.logprobs), abs=1e-3)

@@ -308,7 +308,7 @@ def test_text_files_are_read_as_they_are_written(tmp_path: Path, name: str) -> N
             b'{"prompt": "1", "answer": "2", "answer": "3"}',
             "a name comes twice among prompt, answer, answer",
         ),
-        ("a.jsonl", b'{"prompt": "\\ud800", "answer": "2"}', "it cannot be read: .*surrogates not allowed"),
+        ("a.jsonl", b'{"prompt": "\\ud800", "answer": "2"}', "row 1 is not valid JSON: .*surrogates not allowed"),
     ],
 )
 def test_what_is_wrong_with_a_text_file_is_one_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:
