@@ -411,6 +411,8 @@ def _reason(error: Exception) -> str:
     match error:
         case aiohttp.ClientConnectorDNSError():
             return "its name does not resolve: is it spelled right, and is this machine on the network?"
+        case aiohttp.ClientResponseError():
+            return "what answers there is no echo-node: is the port the one that `lead` printed?"
         case aiohttp.ServerDisconnectedError() | ConnectionResetError():
             return "it closed the connection without an answer; if it speaks TLS, name it as https://HOST:PORT"
         case OSError(errno=errno.ECONNREFUSED):

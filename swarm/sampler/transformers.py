@@ -229,8 +229,7 @@ class TransformersEngine:
         return output[:, width:]
 
     def _is_filling_harmless(self) -> bool:
-        """Try whether a prompt that is filled up on the left has the logits that it has alone: layers that keep a state
-        may read the filling too."""
+        """Try it: layers that keep a state may read what fills a prompt up on the left, and give it other logits."""
         ids, found = torch.arange(5, device=self._model.device)[None], []
         rules = GenerationConfig(max_new_tokens=1, output_logits=True, return_dict_in_generate=True, pad_token_id=0)
         for cut in (0, 2):

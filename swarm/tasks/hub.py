@@ -123,8 +123,7 @@ def _load(name: str, config: str | None) -> dict[str, Any]:
 
 
 def _rows(rows: Any, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield what the columns hold, and the names of classes instead of their numbers. The ids of a data set need not be
-    unique, and say less than the question's own digest."""
+    """Yield what the columns hold, of classes their names; no ids, which need not be unique in a data set."""
     for setting, column in columns.items():
         if column not in rows.column_names:
             has = ", ".join(rows.column_names)

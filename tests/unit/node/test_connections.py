@@ -202,6 +202,20 @@ async def test_a_plain_client_of_an_encrypted_node(tmp_path: Path) -> None:
     assert "it closed the connection without an answer; if it speaks TLS, name it as https://HOST:PORT" in line
 
 
+@pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", b"220 mail ESMTP\r\n", b"\x00\xff\n"])
+async def test_a_port_of_another_program_is_called_so(tmp_path: Path, banner: bytes) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(banner)
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    async with server:
+        line = await first_line(tmp_path, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert "what answers there is no echo-node: is the port the one that `lead` printed?" in line
+    assert "\n" not in line
+
+
 async def test_a_learner_that_is_down_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
