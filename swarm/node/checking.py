@@ -42,7 +42,9 @@ from swarm.tasks.base import Task
 from swarm.tasks.reward_pool import Completion, EpisodeOptions, RewardPool, StepAsked
 from swarm.types import Prompt, Unscored
 
-SCORED_PROMPTS = 32  # Held-out prompts to score: enough to see a reward that fails, or that cannot read some answers
+SCORED_PROMPTS = (
+    32  # To score, held out and to train on: enough to see a reward that fails, or that cannot read some answers
+)
 CHECKPOINT_BYTES = 12  # Bytes per trained parameter in a checkpoint: fp32 weights and two moments
 TRIED_GROUPS, TRIED_TOKENS = 2, 4096  # Of the step that is tried: seconds, on a GPU or with a small model
 LARGE_PARAMETERS, SMALL_PARAMETERS = 500_000_000, 10_000_000
@@ -90,7 +92,7 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
         try:
             await pool.start()
             if (environment := task.environment()) is None:
-                await _check_rewards(pool, held_out[:SCORED_PROMPTS], say)
+                await _check_rewards(pool, [*held_out[:SCORED_PROMPTS], *map(prompts, range(SCORED_PROMPTS))], say)
             elif task.is_external:
                 say(f"episode  not played: `lead` reads {config.task} when it starts")
             else:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.learner.models import tiny_model, tiny_tokenizer
 from tests.integration.processes import command
 
 
@@ -104,6 +105,24 @@ def test_lead_check_refuses_what_a_run_would_come_to_later_and_leaves_nothing(tm
     hides = ("--task", "calculator", "--model", "examples/arithmetic", "--placement", "sampler")
     assert "'calculator' is played at the learner alone" in _refused(*check, *hides, "--run-dir", str(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_lead_check_finds_what_a_researcher_brings_wrong(tmp_path: Path) -> None:
+    base, questions, table = tmp_path / "base", tmp_path / "q.jsonl", tmp_path / "q.csv"
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}={% endfor %}"
+    tiny_model(0).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    questions.write_text("".join(f'{{"prompt": "{n}", "answer": "{n}:{n}"}}\n' for n in range(1000, 1060)))
+    table.write_text("prompt,answer,answer\n1,2,3\n")
+    check = ("lead", "--check", "--host", "127.0.0.1", "--port", "0", "--model", str(base), "--rewards", "numeric=1")
+    new = (*check, "--max-new-tokens", "4", "--run-dir", str(tmp_path / "run"), "--task")
+    done = command(*new, f"jsonl:{questions}")
+    assert "right answer earns no more than none, as '1" in done.stdout, done.stdout + done.stderr
+    assert "two of its columns have one name: prompt, answer, answer" in _refused(*new, f"hf:{table}")
+    (base / "chat_template.jinja").write_text("{{ messages[0]['role'] }}=")
+    assert "does not print what the user of the prompt q-" in _refused(*new, f"jsonl:{questions}")
 
 
 def test_lead_refuses_a_port_in_use_and_leaves_no_run_directory(tmp_path: Path) -> None:
