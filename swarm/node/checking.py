@@ -179,10 +179,9 @@ async def _check_rewards(pool: RewardPool, prompts: Sequence[Prompt], say: Calla
                 raise UserError(f"the reward failed for prompt {failed}: {score.reason}")
             rewards.append(score.reward)
         scored.append(rewards)
-    right, empty = scored
-    unread = [prompt for prompt, own, none in zip(prompts, right, empty, strict=True) if own <= none]
+    unread = [prompt for prompt, own, none in zip(prompts, *scored, strict=True) if own <= none]
     more = f": of {len(unread)} the right answer earns no more than none, as {unread[0].answer!r}" if unread else ""
-    means = f"{fmean(right):g} for right answers, {fmean(empty):g} for empty ones"
+    means = "{:g} for right answers, {:g} for empty ones".format(*map(fmean, scored))
     say(f"rewards  {means}, in the mean of {len(prompts)} prompts{more}")
 
 

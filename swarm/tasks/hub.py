@@ -29,7 +29,6 @@ FORMATS = (".csv", ".json", ".jsonl", ".parquet", ".arrow")
 where another row has 28.5, and nothing of the answer None."""
 
 MAX_FIELD = 4 << 20  # Characters of one value in a CSV
-
 TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"  # HELD_OUT only if there is a test or validation split
 MAX_SHOWN = 300  # Characters of a library's message that a fault repeats
 _NAME = re.compile(r"(?P<path>.+?)(?::(?P<config>[\w.+-]+))?(?:@(?P<split>[\w.]+))?\Z")
