@@ -21,7 +21,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from swarm.errors import UserError
 from swarm.learner.batch import MicroBatch, Row, micro_batches
-from swarm.learner.device import has_full_attention
+from swarm.learner.device import has_full_attention, stated
 from swarm.learner.draws import gumbel
 from swarm.learner.lines import MASKED_ATTENTION
 from swarm.learner.messages import ComputeRules
@@ -235,7 +235,7 @@ class Policy:
     def _shares_beyond(self, rows: list[Row], apart: torch.Tensor, device: torch.device) -> int:
         """ComputeRules.shares_beyond, if rows that share a prompt have the log-probs `apart` that they have alone."""
         model = self.module.model
-        beyond: int = MASKED_ATTENTION * model.config.get_text_config().hidden_size
+        beyond: int = MASKED_ATTENTION * (stated(model.config.get_text_config(), "hidden_size") or 0)
         if not self.is_flash and has_full_attention(model):
             with suppress(ValueError, RuntimeError, TypeError):
                 if self._are_equal(apart, self._all(rows, ComputeRules(shares_beyond=beyond), device)):

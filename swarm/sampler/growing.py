@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from swarm.learner.device import has_full_attention
+from swarm.learner.device import has_full_attention, stated
 from swarm.learner.lines import MASKED_ATTENTION, attention, lay, lines_of
 
 Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -66,7 +66,7 @@ def _read(model: Any, prompts: Sequence[tuple[int, ...]]) -> tuple[DynamicCache,
     width]; and the logits behind each, [prompts, vocabulary]."""
     device, inputs = model.device, [torch.tensor(prompt) for prompt in prompts]
     width = max(map(len, inputs))
-    beyond = MASKED_ATTENTION * model.config.get_text_config().hidden_size
+    beyond = MASKED_ATTENTION * (stated(model.config.get_text_config(), "hidden_size") or 0)
     parts, logits = [], []
     for line in lines_of(inputs, beyond, None):
         laid, cache = lay([inputs[number] for number in line.numbers]), DynamicCache(config=model.config)

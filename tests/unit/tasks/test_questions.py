@@ -288,6 +288,15 @@ def test_text_files_are_read_as_they_are_written(tmp_path: Path, name: str) -> N
     assert found == {f"{n}?": text for n, text in enumerate(expected)}
 
 
+def test_a_file_of_the_librarys_own_format_may_have_signs_in_its_name(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra tasks is not installed")
+    path = tmp_path / "odd[1]@2:3.parquet"
+    rows = {"prompt": [f"{n}?" for n in range(20)], "answer": [f"{n:03}" for n in range(20)]}
+    datasets.Dataset.from_dict(rows).to_parquet(str(path))
+    task = load_task(TaskOptions(name=f"hf:{path}", held_out_share=0.3))
+    assert {p.text: p.answer for p in task.held_out(99)}.items() <= dict(zip(*rows.values(), strict=True)).items()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
