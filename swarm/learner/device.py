@@ -113,8 +113,7 @@ def is_cpu_fast_in_half(device: torch.device, parameters: int) -> bool:
 
 
 def stated(config: Any, *names: str) -> Any:
-    """Return what a model's configuration says under the first of these names that it has; None if it has none of them.
-    Where layers differ it refuses to tell one value (Gemma 4's widths of heads), and this is the largest of them."""
+    """What a configuration says under the first of these names that it has, of layers that differ the largest."""
     for name in names:
         by_layer = name in (getattr(config, "per_layer_attributes", None) or ())
         own = [getattr(one, name, None) for one in (config.per_layer_config if by_layer else (config,))]

@@ -33,7 +33,6 @@ which may be a token."""
 
 ANSWER_TOKENS = 256  # Assumed of what an environment says to a turn, if neither it nor the user knows better
 SPECIAL_TOKENS = 64  # More than any tokenizer puts around a text
-ASKED = 16  # Held-out prompts whose tokens are compared when a run goes on
 TRIES = 64  # Prompts tried one after the other in place of one that is too long
 STRIDE = 1 << 40  # Distance from a prompt's number to its replacement's: no run gets that far by itself
 PROGRESS_S = 3.0  # Shortest time between two lines about progress
@@ -318,7 +317,7 @@ def prepare_prompts(
     if prompts.turns is not None and (line := prompts.turns.check(task.prompt(0).messages)):
         say(line)
     held_out = prompts.held_out(config.eval_prompts)
-    asked = digest(encode([prompt.token_ids for prompt in held_out[:ASKED]])).hex()
+    asked = digest(encode([prompt.token_ids for prompt in held_out[:16]])).hex()
     former = (record.asked, asked, "chat template or tokenizer"), (record.weights, prepared.weights, "weights")
     if other := [what for before, now, what in former if before not in ("", now)]:
         raise UserError(

@@ -232,9 +232,9 @@ class TransformersEngine:
         """Try it: layers that keep a state may read what fills a prompt up on the left, and give it other logits."""
         ids, found = torch.arange(5, device=self._model.device)[None], []
         rules = GenerationConfig(max_new_tokens=1, output_logits=True, return_dict_in_generate=True, pad_token_id=0)
-        for cut in (0, 2):
-            mask = (ids >= 2).long()[:, cut:]
-            found.append(self._model.generate(ids[:, cut:], attention_mask=mask, generation_config=rules).logits[0])
+        for own in (ids, ids[:, 2:]):
+            mask = (own >= 2).long()
+            found.append(self._model.generate(own, attention_mask=mask, generation_config=rules).logits[0])
         return bool((found[0] - found[1]).abs().max() <= PROBE_ERROR[self._model.dtype])
 
     def _stopping(self, jobs: list[Job]) -> StopsRows | None:

@@ -8,6 +8,7 @@ The last tells when the run began, since a prompt is a pure function of its numb
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -53,9 +54,8 @@ class ChatTemplate:
             # One for images, too, goes through the parts of a message, and finds none in a string.
             parts = [{"role": role, "content": [{"type": "text", "text": content}]} for role, content in messages]
             with suppress(Exception):
-                # What prints the list itself has no use for parts.
                 if is_printed(messages, found := self._rendered(parts)) and "{'type'" not in found:
-                    return found
+                    return found  # Else it prints the list itself
         if text is None:
             raise UserError(f"the model's chat template refuses it: {fault or type(fault).__name__}") from fault
         return text
@@ -67,8 +67,10 @@ class ChatTemplate:
 
 
 def is_printed(messages: Sequence[tuple[str, str]], text: str) -> bool:
-    """Whether a rendered chat has what was said in it. What the assistant thought may be left out."""
-    return all(content.strip() in text for role, content in messages if role != "assistant")
+    """Whether a rendered chat has what was said in it, or nearly all words of that; thoughts may be left out."""
+    shown = set(re.findall(r"\w+", text))
+    asked = [(content, set(re.findall(r"\w+", content))) for role, content in messages if role != "assistant"]
+    return all(content.strip() in text or (words and len(words & shown) > 0.8 * len(words)) for content, words in asked)
 
 
 def load_chat_template(directory: Path, *, began: datetime, arguments: Mapping[str, Any]) -> ChatTemplate | None:

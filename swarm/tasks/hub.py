@@ -13,22 +13,20 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, as_written, read_questions
+from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, as_written, read_lines, read_questions
 from swarm.tasks.rewards import EXTRA
 
 FETCH_S = 4 * 3600.0  # Longest wait for a data set: a large one over a slow line. Nothing else runs meanwhile.
 FORMATS = (".csv", ".json", ".jsonl", ".parquet", ".arrow")
-"""Files that are a data set by themselves. Text is read here, as it is written: the library makes 7 of 007, 27.0 of 27
-where another row has 28.5, and nothing of the answer None."""
+"""Files that are a data set by themselves. Text is read here: the library makes 7 of 007, and nothing of None."""
 
-MAX_FIELD = 4 << 20  # Characters of one value in a CSV
 TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"  # HELD_OUT only if there is a test or validation split
 MAX_SHOWN = 300  # Characters of a library's message that a fault repeats
 _NAME = re.compile(r"(?P<path>.+?)(?::(?P<config>[\w.+-]+))?(?:@(?P<split>[\w.]+))?\Z")
@@ -44,8 +42,6 @@ def hub_task(options: TaskOptions, name: str) -> Task:
     where = (name, None, None) if Path(name).exists() else match.group("path", "config", "split")
 
     def read(options: TaskOptions) -> Questions:
-        if Path(where[0]).is_file() and where[0].endswith(".jsonl"):
-            return read_questions(Path(where[0]), options, lambda row: f"{options.name}, row {row}")
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
             _run((*where, options.prompt_column, options.answer_column, directory), options.name)
             train = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
@@ -87,18 +83,18 @@ def fetch(
 ) -> None:
     """Write the rows to train on, of `split` or of a train split, and those to hold out if there is a split for them.
     UserError in one line."""
+    columns = {"prompt_column": prompt_column, "answer_column": answer_column}
     if Path(path).is_file() and (read := TEXTS.get(Path(path).suffix)) is not None:
-        _write(read(Path(path)), Path(directory, TRAIN))
+        _write(read(Path(path)), columns, Path(directory, TRAIN))
         return
     splits = _load(path, config)
     name = split or ("train" if "train" in splits else next(iter(splits)))
     if name not in splits or (split is None and name != "train" and len(splits) > 1):
         raise UserError(f"it has the splits {', '.join(splits)}: name one of them with @SPLIT")
-    columns = {"prompt_column": prompt_column, "answer_column": answer_column}
-    _write(_rows(splits[name], columns), Path(directory, TRAIN))
+    _write(_rows(splits[name], columns), columns, Path(directory, TRAIN))
     held_out = next((other for other in ("test", "validation") if other in splits and other != name), None)
     if held_out is not None:
-        _write(_rows(splits[held_out], columns), Path(directory, HELD_OUT))
+        _write(_rows(splits[held_out], columns), columns, Path(directory, HELD_OUT))
 
 
 def _load(name: str, config: str | None) -> dict[str, Any]:
@@ -122,13 +118,10 @@ def _load(name: str, config: str | None) -> dict[str, Any]:
 
 
 def _rows(rows: Any, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield what the columns hold, of classes their names; no ids, which need not be unique in a data set."""
-    for setting, column in columns.items():
-        if column not in rows.column_names:
-            has = ", ".join(rows.column_names)
-            raise UserError(f"it has no column {column!r}, only {has}: name one with {setting}")
+    """Yield what the columns hold, of classes their names."""
     if len(rows) > MAX_QUESTIONS:
         raise UserError(f"it has {len(rows):,} rows; {MAX_QUESTIONS:,} is the most that a task may have")
+    _check_columns(rows.column_names, columns)
     kept = rows.select_columns([column for column in columns.values() if column != "id"])
     names = {column: kind.int2str for column, kind in kept.features.items() if hasattr(kind, "int2str")}
     for column in names:
@@ -137,12 +130,18 @@ def _rows(rows: Any, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
         yield row | {column: name(row[column]) for column, name in names.items() if row[column] is not None}
 
 
+def _check_columns(has: Iterable[str], columns: dict[str, str]) -> None:
+    for setting, column in columns.items():
+        if column not in has:
+            raise UserError(f"it has no column {column!r}, only {', '.join(has)}: name one with {setting}")
+
+
 def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
-    csv.field_size_limit(MAX_FIELD)
+    csv.field_size_limit(4 << 20)  # Characters of one value
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file, strict=True)
         columns = next(lines, [])
-        if len(set(columns)) < len(columns):
+        if len(set(named := list(filter(None, columns)))) < len(named):
             raise UserError(f"two of its columns have one name: {', '.join(columns)}")
         for values in filter(None, lines):
             if len(values) != len(columns):
@@ -151,19 +150,25 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    found = as_written(path.read_text(encoding="utf-8-sig"))
-    if not isinstance(found, list):
+    try:
+        found = as_written(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError:
+        found = [as_written(line.decode()) for _, line in read_lines(path) if line.strip()]
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise UserError('it is no list of rows, such as [{"prompt": "2+2=", "answer": "4"}]')
     yield from found
 
 
-TEXTS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {".csv": _csv_rows, ".json": _json_rows}
+TEXTS: Any = {".csv": _csv_rows, ".json": _json_rows, ".jsonl": _json_rows}
 
 
-def _write(rows: Iterable[dict[str, Any]], file: Path) -> None:
+def _write(rows: Iterable[dict[str, Any]], columns: dict[str, str], file: Path) -> None:
+    """Of each row what is asked and answered: an id need not be unique in a data set."""
     with file.open("w", encoding="utf-8") as lines:
         for row in rows:
-            lines.write(json.dumps(row, ensure_ascii=False, default=_is_no_text) + "\n")
+            _check_columns(row, columns)
+            kept = {column: row[column] for column in columns.values()}
+            lines.write(json.dumps(kept, ensure_ascii=False, default=_is_no_text) + "\n")
 
 
 def _is_no_text(value: Any) -> None:

@@ -223,16 +223,10 @@ def _asked(asked: Any, place: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def as_written(text: str) -> Any:
-    """JSON whose fractions are text, as they stand: 28.50 is not 28.5. ValueError if it is none, or a key comes
-    twice."""
-    found = json.loads(text, parse_float=str, parse_constant=_is_no_number, object_pairs_hook=_object)
-    if "\\ud" in text.lower():
-        json.dumps(found, ensure_ascii=False).encode()  # A half of a surrogate pair is no text
+    """JSON whose fractions are text as they stand, and NaN null. ValueError if it is none, or a key comes twice."""
+    found = json.loads(text, parse_float=str, parse_constant=lambda _: None, object_pairs_hook=_object)
+    json.dumps(found, ensure_ascii=False).encode()  # A half of a surrogate pair is no text
     return found
-
-
-def _is_no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

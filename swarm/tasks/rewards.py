@@ -29,6 +29,7 @@ RELATIVE = 2e-6  # Difference of numbers that are equal: 0.333333 is 1/3
 EQUAL = 10  # Exit status of a child that found both equal. No fault ends with it.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]++)"
+JOIN = "\ue000"  # Behind each raised or lowered character, of which several may be one number
 _STARTS = r"(?<!\w)(?<![0-9]\.)"
 _PART = r"[ ]?(?:\{{[ ]?(?P<{0}>[-+]?[0-9.,]{{1,50}})[ ]?\}}|(?P<{0}_digit>[0-9]))"
 _POWER = r"[ ]?\^[ ]?\{{?[ ]?(?P<{0}>[-+]?[0-9]++)"
@@ -48,11 +49,11 @@ _NUMBER = re.compile(
           (?:(?P<e>[eE][-+]?[0-9]{{1,3}}(?!\w))|{_POWER.format("power")})?
           (?:[ ]?(?:\\times|\\cdot|[x*\u00d7\u00b7\u22c5])[ ]?10{_POWER.format("ten")})?
           (?:\s?/\s?(?P<below>{_WHOLE}))?
-          (?:[ ](?P<scale>{"|".join(SCALES)})\b)?
+          (?:[ ](?P<scale>(?i:{"|".join(SCALES)}))\b)?
     )
     (?P<percent>[ ]?\\?%)?
     # What goes on is not read in part: 12:30, 1/2/2024, 3.14.15, 2,5, 0x1F, 10x10, 2\pi.
-    (?![.,':/]?[0-9] | [a-zA-Z]++[0-9] | [ ]?(?:\u03c0|\\pi\b|\u221a|\\sqrt))
+    (?![.,':/]?[0-9] | [xX][0-9a-fA-F] | [ ]?(?:\u03c0|\\pi\b|\u221a|\\sqrt))
     |
     (?P<unread>\\[dtc]?frac(?:[ ]?(?:\{{(?:[^{{}}]|\{{[^{{}}]*+\}})*+\}}|.)){{2}}
         | (?:(?:\u00b1|\\pm\b|\u221a|\\sqrt(?:\[[0-9]\])?\{{?)[ ]?)?{_STARTS}(?:(?<!\.)\.)?[0-9](?:[.,':/]*[0-9])*+)
@@ -61,24 +62,22 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _WORDS = re.compile(r"\\text(?:bf|it|rm)?\{([^{}]*+)\}")  # In mathematics; a sign may follow them
-_BESIDE_FRACTION = re.compile("(?<=[0-9])(?=[\u00bc-\u00be\u2150-\u215e])")  # 3\u00bd
 _GROUPED = re.compile(  # In other countries: 1.234,56, 1 234,56, 1.234.567, 1'234, 1_234, 12,34,567
-    r"(?<![0-9.,'_])[0-9]{1,3}(?:(?:([. '])[0-9]{3}(?:\1[0-9]{3})*,[0-9]++|(?:\.[0-9]{3}){2,}|(['_])[0-9]{3}"
-    r"(?:\2[0-9]{3})*(?:\.[0-9]++)?)|(?:,[0-9]{2})+,[0-9]{3})(?![.,'_]?[0-9])"
+    r"(?<![0-9.,'_])(?<![0-9][ ])[0-9]{1,3}(?:(?:([. '])[0-9]{3}(?:\1[0-9]{3})*,(?![0-9]{3}\b)[0-9]++"
+    r"|(?:\.[0-9]{3}){2,}|(['_])[0-9]{3}(?:\2[0-9]{3})*(?:\.[0-9]++)?)|(?:,[0-9]{2})+,[0-9]{3})(?![.,'_]?[0-9])"
 )
-_SIGN_APART = re.compile(r"(^|[=:<>(\[{,$&*|\u2248\u2264\u2265])[ ]*([-+])[ ]+(?=[0-9.\\$])")
-_AS_TEXT = re.compile(
-    r"[0-9]_\{?[0-9]|\\[lcdv]?dots|[,+]\s*(?:\.\.\.|\u2026)|[0-9]\.[0-9]*\\(?:overline|dot|bar)\b|\b[0-9]++\.[0-9]++\.[0-9]"
-    r"|\b[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}\b|\b[0-9]{1,2}:[0-5][0-9]\b"
+_SIGN_APART = re.compile(r"(^(?=[ ]*[-+][ .,/0-9]+$)|[=:<>(\[{,&*|\u2248\u2264\u2265])[ ]*([-+])[ ]+(?=[0-9.\\$])")
+_IN_PART = re.compile(  # The library would read a part of it: a base, a sequence, a repeating decimal
+    r"[0-9]_\{?[0-9]|\\[lcdv]?dots|[,+]\s*(?:\.\.\.|\u2026)|[0-9]\.[0-9]*\\(?:overline|dot|bar)\b"
 )
+_DATE_OR_TIME = re.compile(r"\b[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\b|\b[0-9]{1,2}([-/.])[0-9]{1,2}\1[0-9]{2,4}\b|:0[0-9]\b")
 _FLOAT = re.compile(r"(?<![\w.])([0-9]++\.?[0-9]*+)[eE]([-+]?[0-9]{1,3})(?!\w)")
 _LEAD = re.compile(r"\banswer\b[ *]{0,4}(?:is\b[ ]?:?|[:=])", re.IGNORECASE)
 _AROUND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\{(.*)\}|\((\w{1,3})\)|(\w)\)")
 
 
 class _Ascii(dict[int, str]):
-    """What a character of numbers is in ASCII, found out when it is first met: digits of any script, signs, slashes,
-    spaces that keep a number together, `\u00b2` as `^{2}`, `\u00bd` as 1/2."""
+    """What a character of numbers is in ASCII, found out when it is first met: `\u00b2` as `^{2}`, `\u00bd` as 1/2."""
 
     def __missing__(self, code: int) -> str:
         own = chr(code)
@@ -87,7 +86,7 @@ class _Ascii(dict[int, str]):
         if (digit := unicodedata.decimal(own, None)) is not None:
             found = str(digit)
         elif kind in ("<super>", "<sub>"):
-            found = f"{'^' if kind == '<super>' else '_'}{{{plain}}}"
+            found = f"{'^' if kind == '<super>' else '_'}{{{plain}}}{JOIN}"
         elif kind in ("<wide>", "<narrow>", "<small>", "<fraction>") or code in _MARKS:
             found = plain
         else:
@@ -144,13 +143,14 @@ def last_number(text: str) -> Number | None:
 
     A number in a `\boxed{}` goes before one that follows it.
     """
-    boxed = _last_number(last_box(text) or "")
-    return _last_number(text) if boxed is None else boxed
+    box = last_box(text) or ""
+    return _last_number(box if any(map(str.isnumeric, box)) else text)
 
 
 def _last_number(text: str) -> Number | None:
     plain = _WORDS.sub(r" \1 ", text.replace("{,}", ",").replace("\\,", "").replace("\\!", ""))
-    plain = _BESIDE_FRACTION.sub(" ", plain).translate(_ASCII).replace("}^{", "").replace("}_{", "")
+    plain = re.sub("(?<=[0-9])(?=[\u00bc-\u00be\u2150-\u215e])", " ", plain).translate(_ASCII)
+    plain = re.sub(rf"\}}{JOIN}(?:[_^]\{{)?", lambda join: "" if join[0][-1] == "{" else "}", plain)
     plain = _SIGN_APART.sub(r"\1\2", _GROUPED.sub(_without_groups, plain))
     found = None
     for match in _NUMBER.finditer(plain):
@@ -165,10 +165,8 @@ def _last_number(text: str) -> Number | None:
 
 
 def _without_groups(match: re.Match[str]) -> str:
-    if match[1]:
-        whole, _, decimals = match[0].rpartition(",")
-        return f"{whole.replace(match[1], '')}.{decimals}"
-    return match[0].replace(match[2] or ("," if "," in match[0] else "."), "")
+    plain = match[0].replace(match[1] or match[2] or ("," if "," in match[0] else "."), "")
+    return plain.replace(",", ".") if match[1] else plain
 
 
 def _value(match: re.Match[str]) -> Fraction:
@@ -179,7 +177,7 @@ def _value(match: re.Match[str]) -> Fraction:
         top, bottom = match["top"] or match["top_digit"], match["bottom"] or match["bottom_digit"]
         return _beside(match["beside"], _fraction(top) / _fraction(bottom))
     value = _power(_fraction(match["number"] + (match["e"] or "")), match["power"] or "1")
-    value *= _power(Fraction(10), match["ten"] or "0") * SCALES.get(match["scale"], 1)
+    value *= _power(Fraction(10), match["ten"] or "0") * SCALES.get((match["scale"] or "").lower(), 1)
     return value / _fraction(match["below"] or "1")
 
 
@@ -278,7 +276,7 @@ def _equal(completion: str, answer: str) -> bool:
     said = without_thoughts(completion)
     if _bare_text(said) == _bare_text(answer):
         return True
-    if _AS_TEXT.search(answer) or _AS_TEXT.search(last_box(said) or said.rstrip().rpartition("\n")[2]):
+    if _IN_PART.search(answer) or _DATE_OR_TIME.search(answer) or _IN_PART.search(last_box(said) or ""):
         return False
     from math_verify import verify
 
@@ -288,7 +286,8 @@ def _equal(completion: str, answer: str) -> bool:
 
 
 def _bare_text(text: str) -> str:
-    return re.sub(r"\s|\$|\\[,;! ]", "", last_box(text) or text)
+    bare = re.sub(r"\$|\\[,;!]|(?<=[_^])\{(?=\w\})|(?<=[_^]\{\w)\}", "", last_box(text) or text)
+    return re.sub(r"\s*,\s*", ",", " ".join(bare.split()))
 
 
 def _are_apart(one: Any, other: Any) -> bool:
@@ -312,7 +311,8 @@ def _values(found: Any) -> list[Any]:
         return [found.evalf(20)]
     parts = found if isinstance(found, Matrix) else getattr(found, "args", ())
     is_list = isinstance(found, (FiniteSet, Interval, Matrix, Tuple))
-    return [value for part in parts for value in _values(part)] if is_list else []
+    values = [value for part in parts for value in _values(part)] if is_list else []
+    return sorted(values, key=lambda value: complex(value).real) if isinstance(found, FiniteSet) else values
 
 
 def _parse(text: str) -> list[Any]:

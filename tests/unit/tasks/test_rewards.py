@@ -145,6 +145,7 @@ def test_the_last_closed_box_is_found(text: str, content: str | None) -> None:
         ("1," * 200_000 + " 8", Fraction(8)),
         (r"\frac{" * 80_000 + " 8", Fraction(8)),
         ("\u00b2" * 200_000 + " 8", Fraction(8)),
+        ("111 " * 100_000 + "=8", Fraction(8)),
         ("1.111" * 80_000 + ",5 =8", Fraction(8)),
         ("-" * 400_000 + "7", Fraction(-7)),
         ("/ " * 200_000 + "7", Fraction(7)),
@@ -198,6 +199,13 @@ def grouped(whole: int, separator: str) -> str:
         ("1_000_000", "1000000"),
         ("12,34,567", "1234567"),
         ("5 million", "5000000"),
+        ("2 Million", "2000000"),
+        ("$10$ - $3$", "3"),
+        ("- 5 apples", "5"),
+        ("20cm2", "20"),
+        ("week 1 100,000", "100000"),
+        (r"\sum_{i=1}^{10} is 7", "7"),
+        (r"{10}^{-3} m and 4", "4"),
         ("1.5 thousand", "1500"),
     ],
 )
@@ -217,7 +225,7 @@ UNREAD = [
         "\u221a2",
         r"2\sqrt{3}",
     ),
-    *("\u00b15", r"\pm 5"),
+    *("\u00b15", r"\pm 5", r"\boxed{12:30} so 5"),
 ]
 
 
@@ -384,6 +392,17 @@ def test_numeric_compares_the_last_numbers(completion: str, answer: str, right: 
         (r"\boxed{0.\overline{6}}", r"0.\overline{3}", 0),
         ("3.14.15", "3.14.16", 0),
         ("I think... 7", "7", 1),
+        (r"\boxed{101_{2}}", "101_2", 1),
+        (r"\boxed{12_8}", "12_{8}", 1),
+        # A line that shows its working, and what is a calculation.
+        ("So 10-2-3 = 5", "5", 1),
+        ("The sum is $1+2+\\cdots+10 = 55$.", "55", 1),
+        ("From 2024-01-02 on, the answer is $7$.", "7", 1),
+        (r"\boxed{3:20}", r"\frac{3}{20}", 1),
+        (r"\boxed{10-5-2}", "3", 1),
+        ("1 2", "12", 0),
+        (r"\boxed{3 1/2}", "31/2", 0),
+        (r"$\{5, 1.414214\}$", r"\{5, \sqrt{2}\}", 1),
     ],
 )
 def test_math_compares_mathematics(completion: str, answer: str, right: float) -> None:
