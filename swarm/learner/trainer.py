@@ -208,7 +208,7 @@ class Trainer:
             source = None
         else:
             model, tokenizer, source = self._ranks.read(command.model, command.seed, made_in, self._channel.tell)
-            self._began_with = digest_of_weights(model).hex() if self._ranks.rank == 0 else ""
+            self._began_with = digest_of_weights(source or model).hex() if self._ranks.rank == 0 else ""
         policy = Policy(model, rules, temperature=command.temperature)
         self._ranks.place(policy.module, source, self._device, half=half)
         if command.adapter is not None:
