@@ -42,9 +42,7 @@ from swarm.tasks.base import Task
 from swarm.tasks.reward_pool import Completion, EpisodeOptions, RewardPool, StepAsked
 from swarm.types import Prompt, Unscored
 
-SCORED_PROMPTS = (
-    32  # To score, held out and to train on: enough to see a reward that fails, or that cannot read some answers
-)
+SCORED_PROMPTS = 32  # Of each side: enough to see a reward that fails, or that cannot read some answers
 CHECKPOINT_BYTES = 12  # Bytes per trained parameter in a checkpoint: fp32 weights and two moments
 TRIED_GROUPS, TRIED_TOKENS = 2, 4096  # Of the step that is tried: seconds, on a GPU or with a small model
 LARGE_PARAMETERS, SMALL_PARAMETERS = 500_000_000, 10_000_000
