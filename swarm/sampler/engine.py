@@ -14,9 +14,7 @@ import msgspec
 from swarm.broadcast.version.manifest import Layout
 from swarm.types import Finish, Rounding, SamplingRules, Span, VersionId
 
-Proof = Literal[
-    "sums", "changed words", "sums and probe", "probe", "rounding", "rounding and probe", "bits", "bits and probe"
-]
+Proof = Literal["sums", "some sums", "changed words", "sums and probe", "probe", "rounding", "bits", "bits and probe"]
 """How it was shown what an engine holds: by the chunk table's sums over its own parameters, or over those that changed
 since a version that was proven, or by the log-probs of a probe if it keeps its weights in another form; if it rounds
 them, by rounding the proven file once more; of an adapter, by comparing all bits with the proven file."""

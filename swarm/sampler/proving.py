@@ -16,10 +16,9 @@ reference; yet a number that lies between two steps may fall to either side, by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,7 +36,6 @@ FLOAT32_SHARE = 2.0**-20
 INPUTS_ERROR = 0.2  # Where inputs are rounded too: in a small model one step of one number weighs much
 INPUTS_SHARE = 2.0**-6
 BFLOAT16_SHARE = 2.0**-7  # Of a position's largest logit: what rounding may add if logits are large
-ROUNDED_FACTOR = 8  # On CPUs mlx adds up in 16 bits what it multiplies with rounded weights: five times the error
 THREADS = 2  # The reference is computed while the engine draws, which needs the other cores more
 
 
@@ -55,9 +53,9 @@ class Expected:
         self.logprobs = logprobs
         self._largest = largest
 
-    def difference(self, held: list[float], dtype: str, *, is_rounded: bool = False) -> str | None:
+    def difference(self, held: list[float], dtype: str) -> str | None:
         """Return why an engine of `dtype` ("float32" or a 16-bit one) that computes `held` has other weights, or None
-        if the probe shows no difference. `is_rounded`: it computes with rounded weights, as the reference did."""
+        if the probe shows no difference."""
         if len(held) != len(self.logprobs):
             return f"{len(held)} log-probs instead of {len(self.logprobs)}"
         errors = [abs(one - other) for one, other in zip(held, self.logprobs, strict=True)]
@@ -71,7 +69,6 @@ class Expected:
             fits = mean <= bound and max(errors) <= bound
         else:
             bound = max(BFLOAT16_ERROR, BFLOAT16_SHARE * sum(self._largest) / len(self._largest))
-            bound *= ROUNDED_FACTOR if is_rounded else 1
             fits = mean <= bound
         if fits:
             return None
@@ -81,8 +78,8 @@ class Expected:
 
 
 class Reference:
-    """The model of `directory` without weights, as `build_model` makes it. `as_held` returns a tensor of the stream, by
-    its name, as an engine that rounds weights holds it: for `precision` as vLLM does (vllm/rounding.py)."""
+    """The model of `directory` without weights, as `build_model` makes it. Matrices are rounded to `precision` as vLLM
+    does it (vllm/rounding.py)."""
 
     def __init__(self, directory: str, layout: Layout, precision: Rounding = "none") -> None:
         with _shapes_alone():
@@ -92,10 +89,7 @@ class Reference:
         self._model = model.eval()
         self._weights: dict[str, torch.Tensor] = {}
         self._precision: Rounding = precision
-        rounded = {spec.name for spec in layout.tensors if precision != "none" and is_rounded(spec)}
-        self.as_held: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: (
-            computed_with(tensor, precision) if name in rounded else tensor
-        )
+        self._rounded = rounded = {spec.name for spec in layout.tensors if precision != "none" and is_rounded(spec)}
         for path, module in model.named_modules():
             if module._parameters or _persistent(module):
                 module.register_forward_pre_hook(self._filler(path))
@@ -104,15 +98,12 @@ class Reference:
                 module.register_forward_pre_hook(self._round_inputs)
 
     @torch.no_grad()
-    def expect(
-        self, path: str, token_ids: tuple[int, ...], instead: Mapping[str, torch.Tensor] = MappingProxyType({})
-    ) -> Expected:
-        """Return the log-probs of `token_ids` with the weights in the file at `path`, but for those `instead`.
-        Blocking."""
+    def expect(self, path: str, token_ids: tuple[int, ...]) -> Expected:
+        """Return the log-probs of `token_ids` with the weights in the file at `path`. Blocking."""
         torch.set_num_threads(THREADS)
         self._weights = {
             name: tensor for spec, tensor in mapped_tensors(path, self._layout) for name in (spec.name, *spec.aliases)
-        } | dict(instead)
+        }
         try:
             logits = self._model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0, :-1]
         finally:
@@ -129,7 +120,8 @@ class Reference:
                     full = stream_name(f"{below}.{name}" if below else name)
                     if full not in self._weights:
                         continue
-                    source = self.as_held(full, self._weights[full])
+                    source = self._weights[full]
+                    source = computed_with(source, self._precision) if full in self._rounded else source
                     if name in one._parameters:
                         one._parameters[name] = torch.nn.Parameter(source.float(), requires_grad=False)
                     else:
@@ -145,16 +137,6 @@ class Reference:
             for name, parameter in one._parameters.items():
                 if parameter is not None:
                     one._parameters[name] = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
-
-
-def any_adapter(layout: Layout) -> dict[str, torch.Tensor]:
-    """Random matrices for those of an adapter, by their names in the stream, which change the outputs of layers by
-    about a tenth. Its own B begins as zeros, and a probe would not see how an engine computes with it."""
-    draw = torch.Generator().manual_seed(0)
-    specs = [spec for spec in layout.tensors if layout.adapter is not None and not spec.frozen]
-    return {
-        spec.name: (torch.randn(spec.shape, generator=draw) * spec.shape[-1] ** -0.5 / 4).bfloat16() for spec in specs
-    }
 
 
 @contextmanager

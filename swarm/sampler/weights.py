@@ -123,12 +123,11 @@ def sum_of_items(items: torch.Tensor) -> int:
     return int(MIX[raw.view("<u2")].sum(dtype=MIX.dtype)) if raw.size % 2 == 0 else tensor_sum(raw.data)
 
 
-def build_model(directory: str, layout: Layout, dtype: torch.dtype) -> Any:
-    """Return the model that `directory` configures, without weights. Raise UserError if this release of transformers
-    has no such model, and WrongWeights if the model has other tensors than the layout."""
+def planned_model(directory: str, layout: Layout, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return the configuration in `directory` and its model, which takes no memory. Raise UserError if this release of
+    transformers has no such model, and WrongWeights if the model has other tensors than the layout."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, __version__
-    from transformers.initialization import no_init_weights
 
     untyped: Any = AutoModelForCausalLM
     try:
@@ -142,6 +141,16 @@ def build_model(directory: str, layout: Layout, dtype: torch.dtype) -> Any:
         ) from error
     planned.tie_weights()
     check_coverage(own_tensors(planned, layout), layout)
+    return config, planned
+
+
+def build_model(directory: str, layout: Layout, dtype: torch.dtype) -> Any:
+    """Return the model that `directory` configures, without weights. Raise as `planned_model` does."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    untyped: Any = AutoModelForCausalLM
+    config, _ = planned_model(directory, layout, dtype)
     with no_init_weights():
         model = _adapted(untyped.from_config(config, dtype=dtype, trust_remote_code=False), layout)
     # Only from_pretrained ties the embeddings by itself; an untied head would keep random weights.

@@ -20,11 +20,10 @@ PREFILL_TOKENS = 16_384  # Of all prompts that are read in one step: what mlx-lm
 
 
 class Row:
-    """A sample as it grows. `asked` counts the tokens drawn, of which mlx-lm hands over the newest a step later. If
-    there are `forced` tokens, these are drawn whatever the noise says."""
+    """A sample as it grows. `asked` counts the tokens drawn, of which mlx-lm hands over the newest a step later."""
 
-    def __init__(self, job: Job, stops: StopStrings | None = None, *, forced: Sequence[int] = ()) -> None:
-        self.job, self.stops, self.forced = job, stops, forced
+    def __init__(self, job: Job, stops: StopStrings | None = None) -> None:
+        self.job, self.stops = job, stops
         self.temperature = job.rules.temperature or 1.0  # Greedy draws have the log-probs of temperature 1
         self.asked = 0
         self.token_ids: list[int] = []
@@ -124,8 +123,6 @@ class Drawing:
     def _draw(self, row: Row, logprobs: Any) -> Any:
         """Return the row's next token; `logprobs` [1, vocabulary] are those at temperature 1."""
         row.asked += 1
-        if row.forced:
-            return mx.array([row.forced[min(row.asked, len(row.forced)) - 1]])
         scaled = logprobs / row.temperature
         if row.job.rules.temperature:
             scaled = scaled + self._noise[self._at[row]]

@@ -1,8 +1,7 @@
 """Generation with mlx-lm: on the GPU of Apple silicon, or on a CPU for tests, with swaps between batches.
 
-mlx-lm has its own code for each model, and some of it computes something else than the learner does. So the first
-weights of an engine's life are followed by a probe that is drawn as samples are, token by token and side by side. A
-model that fails it is refused.
+mlx-lm has its own code for each model. If some of it computes something else than the learner does, the audit sees that
+in the first rollouts and tells the sampler by how much its log-probs are off.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import time
 from typing import Any
 
 import mlx.core as mx
+import torch
 
 from swarm.errors import UserError
 from swarm.sampler.engine import (
-    ASSUMED_SAMPLE_TOKENS,
     EngineOptions,
     Generate,
     Generated,
@@ -29,26 +28,21 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.mlx.drawing import Drawing, Row
 from swarm.sampler.mlx.model import OTHERWISE, HeldModel
-from swarm.sampler.proving import Reference, any_adapter, probe_tokens
 from swarm.sampler.room import reckon
 from swarm.sampler.stopping import StopStrings, load_tokenizer
+from swarm.sampler.weights import planned_model
 from swarm.types import SamplingRules, VersionId
-
-PROMPTS = (1, 5, 9)  # Tokens of the probe that its rows have as prompts: different lengths show that padding works
 
 
 class MlxEngine:
     """The `Blocking` calls over mlx-lm, all in one thread."""
 
     _model: HeldModel
-    _reference: Reference
     _started: Started
-    _probe: tuple[int, ...]
 
     def __init__(self) -> None:
         self._version: VersionId | None = None
         self._sums: tuple[int, ...] = ()
-        self._is_new = True
         self._directory = ""
         self._tokenizer: Any = None
 
@@ -58,12 +52,11 @@ class MlxEngine:
             raise UserError("mlx draws on one device: leave --tensor-parallel-size out")
         device = _pick_device(options.device)
         dtype = _dtype(options, device)
-        self._reference = Reference(command.directory, command.layout)
-        self._layout = command.layout
+        made_of, _ = planned_model(command.directory, command.layout, torch.float32)
         self._frozen = [at for at, spec in enumerate(command.layout.tensors) if spec.frozen]
-        self._model = HeldModel(self._reference.config, command.layout, dtype, options.precision)
+        self._model = HeldModel(made_of, command.layout, dtype, options.precision)
         room = reckon("mlx", command.layout, options)
-        self._directory, config = command.directory, self._reference.config.get_text_config()
+        self._directory, config = command.directory, made_of.get_text_config()
         limits = options.max_model_len, getattr(config, "max_position_embeddings", 0)
         context_tokens = min(filter(None, limits), default=0)
         self._started = Started(
@@ -76,9 +69,10 @@ class MlxEngine:
             vocab_size=config.vocab_size,
             precision=options.precision,
         )
-        self._probe = probe_tokens(config.vocab_size, (context_tokens or ASSUMED_SAMPLE_TOKENS) - 1)
+        rules = SamplingRules(temperature=1.0, max_new_tokens=2, stop_token_ids=())
+        rows = [Row(Job(prompt_token_ids=(0,) * n, seed=0, rules=rules, time_limit_s=float("inf"))) for n in (1, 3)]
         try:
-            self._drawn_probe(progress)
+            self._drawing(rows).run(progress)
         except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
             raise UserError(f"mlx-lm cannot draw from this model ({str(error)[:200]}): {OTHERWISE}") from error
         return self._started
@@ -89,7 +83,7 @@ class MlxEngine:
 
     def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         """Take all of the weights but a base that is held, whatever `changed` says: an array of mlx's is replaced as a
-        whole anyhow. Raise UserError if mlx-lm computes something else with the first ones than transformers does."""
+        whole anyhow."""
         began = time.monotonic()
         held, sums, frozen = self.held_sums, command.tensor_sums, self._frozen
         has_base = bool(held and frozen) and all(held[at] == sums[at] for at in frozen)
@@ -97,57 +91,21 @@ class MlxEngine:
         if (wrong := self._model.take(command.path, sums, progress, only_trained=has_base)) is not None:
             return NotInstalled("engine", wrong)
         reloaded = time.monotonic()
-        has_probe = self._is_new or not (self._model.is_proven_by_itself or has_base)
-        if has_probe and (wrong := self._difference(command.path, progress)) is not None:
-            if self._is_new:
-                raise UserError(f"mlx-lm computes this model otherwise than transformers ({wrong}): {OTHERWISE}")
-            return NotInstalled("engine", wrong)
-        self._version, self._is_new = command.version, False
+        self._version = command.version
         ended = time.monotonic()
         return Installed(
             seconds=ended - began,
             pause_s=ended - began,
             reload_s=reloaded - began,
             proof_s=ended - reloaded,
-            proof="sums" if has_base else self._proof(has_probe),
+            proof="sums" if has_base else self._proof,
         )
 
-    def _proof(self, has_probe: bool) -> Proof:
+    @property
+    def _proof(self) -> Proof:
         if not self._model.is_proven_by_itself:
-            return "probe"
-        if self._started.precision != "none":
-            return "rounding and probe" if has_probe else "rounding"
-        return "sums and probe" if has_probe else "sums"
-
-    def _difference(self, path: str, progress: Told) -> str | None:
-        """Return how the probe's log-probs differ from the reference's with the weights at `path`, or None."""
-
-        def as_held(name: str, tensor: Any) -> Any:
-            progress()
-            return self._model.as_held(name, tensor)
-
-        self._reference.as_held = as_held
-        instead = any_adapter(self._layout)
-        with self._model.with_matrices(instead):
-            expected = self._reference.expect(path, self._probe, instead)
-            rows = self._drawn_probe(progress)
-        is_rounded = self._started.precision != "none"
-        for row in rows:
-            held = rows[0].logprobs[: len(row.job.prompt_token_ids) - 1] + row.logprobs
-            if (wrong := expected.difference(held, self._started.dtype, is_rounded=is_rounded)) is not None:
-                return wrong
-        return None
-
-    def _drawn_probe(self, progress: Told) -> list[Row]:
-        """Draw the probe's own tokens in several rows, each after another part of it as its prompt."""
-        rows = []
-        for given in (min(count, len(self._probe) - 1) for count in PROMPTS):
-            forced = self._probe[given:]
-            rules = SamplingRules(temperature=1.0, max_new_tokens=len(forced), stop_token_ids=())
-            job = Job(prompt_token_ids=self._probe[:given], seed=0, rules=rules, time_limit_s=float("inf"))
-            rows.append(Row(job, forced=forced))
-        self._drawing(rows).run(progress)
-        return rows
+            return "some sums"
+        return "rounding" if self._started.precision != "none" else "sums"
 
     def _drawing(self, rows: list[Row]) -> Drawing:
         return Drawing(self._model.module, rows, self._started.places, self._started.vocab_size)

@@ -3,13 +3,11 @@
 mlx-lm has names and shapes of its own for some models. Its `sanitize` is called once on tensors that are never
 computed: what comes out unchanged, under whatever name, is **direct** and travels one tensor at a time. The rest
 (experts that are stacked, kernels that are transposed) is held back until it is complete. Only direct tensors can be
-summed, so the rest is left to a probe. So are an adapter's, though held transposed: a sum has no order.
+summed, so the rest is left to the audit. So can an adapter's, though held transposed: a sum has no order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -42,11 +40,6 @@ class Rounded(NamedTuple):
         """Return the packed integers, the scales and the offsets."""
         packed, scales, offsets = mx.quantize(matrix, group_size=self.group_size, bits=self.bits)
         return packed, scales, offsets
-
-    def unround(self, packed: Any, scales: Any, offsets: Any) -> Any:
-        """Return the float32 numbers that these stand for."""
-        scales, offsets = scales.astype(mx.float32), offsets.astype(mx.float32)
-        return mx.dequantize(packed, scales, offsets, group_size=self.group_size, bits=self.bits)
 
 
 class HeldModel:
@@ -127,17 +120,6 @@ class HeldModel:
             self._names |= {f"{name}{LORA_A}": [f"{path}.lora_a"], f"{name}{LORA_B}": [f"{path}.lora_b"]}
         self.module.update_modules(tree_unflatten(list(wrapped.items())))
 
-    @contextmanager
-    def with_matrices(self, matrices: dict[str, torch.Tensor]) -> Iterator[None]:
-        """Hold these in place of an adapter's within the block."""
-        kept = [(name, self._held(name)) for sent in matrices for name in self._names[sent]]
-        for (name, _), matrix in zip(kept, matrices.values(), strict=True):
-            self._put(name, _from_torch(matrix))
-        try:
-            yield
-        finally:
-            self.module.load_weights(kept, strict=False)
-
     def take(self, path: str, sums: tuple[int, ...], progress: Told, *, only_trained: bool = False) -> str | None:
         """Take the weights of the file in place, or `only_trained` ones, a tensor at a time, and prove each that is
         direct: by its signed sum, or, if it is rounded, by rounding it once more. Return what differs, or None."""
@@ -190,19 +172,6 @@ class HeldModel:
         for part in name.split("."):
             found = found[int(part)] if isinstance(found, list) else found[part]
         return found
-
-    def as_held(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the stream as this model holds it: rounded or not. Experts have other names there, and are
-        rounded as what is stacked with rows of this length."""
-        rows = tensor.shape[-1] if tensor.dim() > 1 else 0
-        own = self._names.get(name) or [name for name, length in self._stacked.items() if length == rows]
-        how = {self._rounded.get(one.removesuffix(".weight")) for one in own}
-        one = next(iter(how), None)
-        if one is None or len(how) > 1:
-            return tensor
-        held = one.unround(*one.round(_from_torch(tensor).astype(self._dtype)))
-        mx.eval(held)
-        return torch.frombuffer(memoryview(held), dtype=torch.float32).view(tensor.shape).clone()
 
 
 PARTS = ("weight", "scales", "biases")  # Of a rounded matrix, by mlx's names

@@ -13,14 +13,12 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
 from swarm.broadcast.version.manifest import Layout
@@ -70,16 +68,14 @@ class Adapters:
             if not adapter.samples:
                 adapter.idle.set()
 
-    async def load(
-        self, version: VersionId, path: Path, call: Call, instead: Mapping[str, torch.Tensor] = MappingProxyType({})
-    ) -> Adapter:
-        """Have all workers load the adapter of the weights at `path`, or the one `instead`. It is not `held` yet."""
+    async def load(self, version: VersionId, path: Path, call: Call) -> Adapter:
+        """Have all workers load the adapter of the weights at `path`. It is not `held` yet."""
         await self._make_room(call)
         self._loaded += 1
         directory = path.with_name(path.name + DIRECTORY).absolute()
         request = vllm_versions.adapter_request(f"{version} {self._loaded}", self._loaded, str(directory))
         try:
-            await asyncio.to_thread(write_adapter, directory, path, self._layout, instead)
+            await asyncio.to_thread(write_adapter, directory, path, self._layout)
             await call(self._engine.add_lora(request), "load an adapter")
         finally:
             # A worker that wanted to read it again would fail, and not draw with anything else.
@@ -110,13 +106,13 @@ def check(layout: Layout, precision: Rounding, *, is_cuda: bool) -> None:
         raise UserError("vLLM for CPUs draws with no adapter of a model of experts: join with --engine transformers")
 
 
-def write_adapter(directory: Path, path: Path, layout: Layout, instead: Mapping[str, torch.Tensor]) -> None:
-    """Write the adapter of the weights at `path`, or the one `instead`, into a new directory, as peft names it and vLLM
+def write_adapter(directory: Path, path: Path, layout: Layout) -> None:
+    """Write the adapter of the weights at `path` into a new directory, as peft names it and vLLM
     reads it. Blocking."""
     assert layout.adapter is not None
     directory.mkdir()
     trained = ((spec.name, tensor) for spec, tensor in mapped_tensors(str(path), layout) if not spec.frozen)
-    matrices = {name_in_adapter(name): instead.get(name, tensor).clone() for name, tensor in trained}
+    matrices = {name_in_adapter(name): tensor.clone() for name, tensor in trained}
     save_file(matrices, directory / ADAPTER_WEIGHTS)
     shape = {"r": layout.adapter.rank, "lora_alpha": layout.adapter.alpha, "target_modules": layout.adapted}
     (directory / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", **shape}))

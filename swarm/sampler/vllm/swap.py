@@ -21,21 +21,19 @@ import os
 import re
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
-import torch
 
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import EchoError, UserError
 from swarm.sampler.engine import Install, Installed, NotInstalled, Proof, Told
-from swarm.sampler.proving import Expected, Reference, any_adapter, probe_tokens
+from swarm.sampler.proving import Expected, Reference, probe_tokens
 from swarm.sampler.vllm import versions as vllm_versions
-from swarm.sampler.vllm.adapters import DIRECTORY, Adapters, Call
+from swarm.sampler.vllm.adapters import DIRECTORY, Adapters
 from swarm.sampler.weights import wrong_tensor
 from swarm.types import Rounding, Span, VersionId
 
@@ -209,8 +207,6 @@ class Swaps:
             return await self._limited(_of_workers(work), self._reload_limit_s, what, progress)
 
         try:
-            if self.version is None:
-                await self._try_any(command, path, call, parts, progress)
             is_probed = self.version is None or self._layout.total_bytes <= PROBED_BYTES
             expected = await self._expect(path, is_probed, parts, progress)
             with timed(parts, "reload_s"):
@@ -227,16 +223,6 @@ class Swaps:
             raise
         self.adapters.held.append(adapter)
         return "bits and probe" if is_probed else "bits"
-
-    async def _try_any(self, command: Install, path: Path, call: Call, parts: Parts, progress: Told) -> None:
-        """Prove, once, how vLLM computes with an adapter."""
-        instead = any_adapter(self._layout)
-        expected = await self._expect(path, True, parts, progress, instead)
-        assert expected is not None
-        with timed(parts, "proof_s"):
-            adapter = await self.adapters.load(command.version, path, call, instead)
-            await self._check(expected, self._probe(adapter.request), progress)
-            await self.adapters.unload(adapter, call)
 
     def _has_another_base(self, sums: tuple[int, ...]) -> bool:
         both = zip(self._layout.tensors, self._sums, sums, strict=True)
@@ -273,19 +259,12 @@ class Swaps:
             parts["pause_s"] = time.monotonic() - paused_at
         return proof, probing
 
-    async def _expect(
-        self,
-        path: Path,
-        is_probed: bool,
-        parts: Parts,
-        progress: Told,
-        instead: Mapping[str, torch.Tensor] = MappingProxyType({}),
-    ) -> Expected | None:
+    async def _expect(self, path: Path, is_probed: bool, parts: Parts, progress: Told) -> Expected | None:
         """Compute what the probe must give, while samples are drawn. Return None if this install needs no probe."""
         if not is_probed:
             return None
         with timed(parts, "proof_s"):
-            work = asyncio.to_thread(self._reference.expect, str(path), self._tokens, instead)
+            work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
             return await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
 
     async def _reload(self, path: Path, progress: Told) -> None:

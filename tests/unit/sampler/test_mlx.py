@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, MistralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 pytest.importorskip("mlx_lm", reason="mlx-lm has no build for this system: bin/setup went on without it")
 
@@ -142,14 +142,14 @@ def proofs(engine: MlxEngine, staged: Staged) -> list[str]:
     return [one.proof if isinstance(one, Installed) else str(one) for one in done]
 
 
-def test_sums_prove_what_it_holds_after_a_first_probe(tmp_path: Path) -> None:
+def test_sums_prove_what_it_holds(tmp_path: Path) -> None:
     staged = stage(tmp_path)
-    assert proofs(started(staged), staged) == ["sums and probe", "sums"]
-    assert proofs(started(staged, precision="int8"), staged) == ["rounding and probe", "rounding"]
+    assert proofs(started(staged), staged) == ["sums", "sums"]
+    assert proofs(started(staged, precision="int8"), staged) == ["rounding", "rounding"]
     # mlx-lm stacks the experts, so they have no sums.
     experts = stage_model(moe_model(3), tmp_path / "experts")
-    assert proofs(started(experts), experts) == ["probe", "probe"]
-    assert proofs(started(experts, precision="int8"), experts) == ["probe", "probe"]
+    assert proofs(started(experts), experts) == ["some sums", "some sums"]
+    assert proofs(started(experts, precision="int8"), experts) == ["some sums", "some sums"]
 
 
 @pytest.mark.parametrize("precision", ["none", "int8", "int4"])
@@ -180,13 +180,13 @@ def test_weights_that_were_not_signed_are_found(tmp_path: Path) -> None:
     assert done.fault == "engine"
 
 
-def test_stale_experts_fail_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = (stage_model(moe_model(seed), tmp_path / str(seed)) for seed in (3, 4))
-    engine = installed(old)
-    monkeypatch.setattr(engine._model, "_stacked", dict.fromkeys(list(engine._model._stacked)[:1], 1))
-    done = engine.install(new.install(1), silent)
-    assert isinstance(done, NotInstalled)
-    assert "the probe's log-probs are off" in done.why
+def unrounded(how: Rounded, matrix: Any) -> Any:
+    """The float32 numbers that a rounded matrix stands for."""
+    import mlx.core as mx
+
+    packed, scales, offsets = how.round(matrix)
+    scales, offsets = scales.astype(mx.float32), offsets.astype(mx.float32)
+    return mx.dequantize(packed, scales, offsets, group_size=how.group_size, bits=how.bits)
 
 
 # -- rounded weights -----------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_it_draws_from_the_rounded_model_and_says_so(precision: Rounding, bits: 
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                held = how.unround(*how.round(mx.array(parameter.numpy())))
+                held = unrounded(how, mx.array(parameter.numpy()))
                 parameter.copy_(torch.tensor(held.tolist()))
     assert error_against(model, engine) < 1e-4 < exact
     assert nbytes_of(engine) < nbytes_of(started(staged)) * (bits + 1.2) / 32
@@ -228,21 +228,6 @@ def test_it_draws_from_the_rounded_model_and_says_so(precision: Rounding, bits: 
 def test_what_it_cannot_do_is_said_at_the_start(options: dict[str, str], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
         started(stage(tmp_path), **options)
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        # mlx-lm reads it as a Llama without a window, and pads states as if they were keys.
-        (MistralConfig(**SHAPE, sliding_window=16), "otherwise than transformers"),
-        (MambaConfig(vocab_size=14, hidden_size=64, num_hidden_layers=2, state_size=8), "otherwise than transformers"),
-    ],
-)
-def test_a_model_that_mlx_lm_computes_wrongly_is_refused(config: Any, words: str, tmp_path: Path) -> None:
-    staged = configured(config, tmp_path)
-    engine = started(staged)
-    with pytest.raises(UserError, match=words):
-        engine.install(staged.install(), silent)
 
 
 def test_a_model_that_mlx_lm_does_not_have_is_refused(tmp_path: Path) -> None:
@@ -292,7 +277,7 @@ def test_experts_are_stacked_once_beside_an_adapter(tmp_path: Path) -> None:
         stage_model(adapted_model(drawn=drawn, base=moe_model(3)), tmp_path / str(drawn)) for drawn in (0, 1)
     )
     engine = started(first)
-    for version, (staged, proof) in enumerate(((first, "probe"), (second, "sums"))):
+    for version, (staged, proof) in enumerate(((first, "some sums"), (second, "sums"))):
         done = engine.install(staged.install(version), silent)
         assert isinstance(done, Installed)
         assert done.proof == proof
@@ -372,28 +357,6 @@ def test_an_adapter_can_be_swapped_beneath_a_sample(tmp_path: Path) -> None:
     assert sum(errors[1][12:]) < sum(errors[0][12:])
 
 
-@pytest.mark.parametrize("change", ["scale", "transposed"])
-def test_a_first_version_without_any_effect_shows_how_mlx_lm_computes_with_adapters(
-    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """B begins as zeros: a probe of version 0 itself would pass whatever is done with A, B and the scale."""
-    model = adapted_model()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".lora_B." in name:
-                parameter.zero_()
-    staged = stage_model(model, tmp_path)
-    assert installed(staged).held_sums == staged.sums
-    engine = started(staged)
-    if change == "scale":
-        for layer in engine._model.module.layers:
-            layer.mlp.up_proj.scale = 1.0
-    else:
-        monkeypatch.setattr("mlx.core.contiguous", lambda array: array.T.reshape(array.shape))
-    with pytest.raises(UserError, match="otherwise than transformers"):
-        engine.install(staged.install(), silent)
-
-
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_the_base_is_rounded_and_the_adapter_is_not(precision: Rounding, tmp_path: Path) -> None:
     import mlx.core as mx
@@ -407,7 +370,7 @@ def test_the_base_is_rounded_and_the_adapter_is_not(precision: Rounding, tmp_pat
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and ".lora_" not in name:
-                held = how.unround(*how.round(mx.array(parameter.numpy())))
+                held = unrounded(how, mx.array(parameter.numpy()))
                 parameter.copy_(torch.tensor(held.tolist()))
     assert error_against(model, engine) < 1e-4 < exact
 
