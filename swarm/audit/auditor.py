@@ -1,219 +1,200 @@
-"""The second line of the audit: which rollouts are drawn again, and when evidence against a sampler is beyond doubt.
+"""What is known of each sampler, and when there is no doubt that it lies.
 
-Two things are found of an audited rollout (learner/replay.py): how many of its tokens are not what its seed draws with
-the weights that it names, and how far its log-probs are from those of these weights. Honest engines differ a little, by
-engine, precision and device; a `Calibration` says by how much at most, as measured. In bfloat16 it depends on the model
-too, so that the share of missed tokens that is expected of a class follows what most of its samplers miss in this run,
-and never exceeds the calibration's. Evidence is Page's CUSUM (1954): each
-observation adds the logarithm of how much likelier it is of a guilty sampler than of an honest one, and the sum never
-falls below 0. A sum of LIMIT comes up by chance once in e^LIMIT observations of an honest sampler, or more rarely.
+Of every token that is drawn again (learner/replay.py) two figures are known, in nats: its *error*, the claimed log-prob
+less the recomputed one, and its *margin*, by how much it misses being the best token under its noise. Honest engines
+have errors of both signs that nearly cancel, and small margins. `Limits` say what they have in the mean at most.
 
-Who is audited is chosen by a secret, so that no sampler knows which of its rollouts will be. Newcomers are audited in
-full as far as there is time, and their first few rollouts in any case; then a share. Nobody is ever not audited.
+Evidence is Page's CUSUM (1954): S = max(0, S + sum(x - limit)) over the tokens of each rollout, with x cut at CUT. It
+is kept for the error and its negative (over all tokens, over answers above and below their group's mean reward, and
+over first and second halves), for its magnitude, and for the margin. A node is caught when one S passes `Limits.sum`.
+If the mean of x is m > limit, that takes about sum / (m - limit) audited tokens; if m <= limit it never happens, which
+bounds the lies that stay unseen (docs/threats.md). No rollout adds more than a quarter of `sum`.
+
+Limits hold for any class of engine, since a sampler chooses the name of its class. Narrower ones hold for a class that
+was measured. Log-probs of any other class are not believed at all: the learner takes its own for them, so that all of
+its rollouts are drawn again. Of other samplers a share is, which a secret chooses; newcomers are audited in full as far
+as there is time, and their first few rollouts in any case.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from swarm.net.wire import digest
-from swarm.types import NodeId, rounding_of
+from swarm.types import NodeId
 
-Detector = Literal["draws", "log-probs", "drops"]
+Detector = Literal["draws", "log-probs"]
 
-LIMIT = 20.0  # e^20 = 5e8 observations: 10,000 node-hours of 14 audited tokens a second
+CUT = 1.0  # Nats: one token says no more than that, whatever its error
+MIN_ROLLOUTS = 4  # Rollouts that it takes to be caught
 NEW_ROLLOUTS = 64  # Audited in full, as far as there is time
 FIRST_ROLLOUTS = 8  # Audited in any case: who lies in all of them is suspect by then, and audited in full
-PROVEN_ROLLOUTS = 4096  # Audited without any suspicion, and then on at PROVEN_SHARE of the share of others
-PROVEN_SHARE = 0.4
-SUSPICION = 0.25  # Of LIMIT: from here on a sampler is audited in full
-MISSED_BY_GUILTY, MORE_BY_GUILTY = 0.03, 2.5
-"""Share of tokens, and times what is expected of honest samplers, if that is more. A temperature of 0.8 for 1 misses
-3 %, other weights more; what differs less changes little."""
-
-LEAST_SAMPLERS, LEAST_TOKENS = 3, 500  # A class is known from so many samplers of so many audited tokens each
-PRIOR_TOKENS = 50  # Of the calibration's share are added to those of each sampler: one missed token in bfloat16
-ABOVE_USUAL = 2.0  # Times the median share of a class's samplers: what is expected of one of them
-LEAST_MISSED = 3e-4  # Is expected whatever others miss: no more than that is known from a few thousand tokens
-
-OFF_BY_HONEST, OFF_BY_GUILTY = 1e-3, 0.5  # Shares of rollouts
-DROPPING_BY_HONEST, DROPPING_BY_GUILTY = 0.1, 0.5
-"""Shares of steps in which a sampler drops more than MUCH_DROPPED of its leases. An honest one does when it leaves, or
-when its machine is wanted for something else; from 27 % of the steps on evidence grows."""
-
-MUCH_DROPPED = 0.1
+SUSPICION = 0.25  # Of the sum that convicts: from here on a sampler is audited in full
 KEPT_EVIDENCE = 16  # Rollouts named in a verdict, the last ones
+MAX_NODES = 65_536  # Samplers that are remembered, 60 MB at most; the oldest is forgotten, and is new again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """What honest samplers of a class do, from measured runs. A token is missed if its margin is above `margin` nats,
-    as the share `missed` of honest tokens are at most; a rollout's log-probs are off if they differ by more than
-    `distance` nats a token in the mean, as fewer than OFF_BY_HONEST of honest rollouts do."""
+class Limits:
+    """What honest samplers have at most, in nats a token in the mean: `bias` of errors, `size` of their magnitudes, and
+    `margin`. A sampler is caught when what is beyond a limit adds up to `sum` nats."""
 
+    bias: float
+    size: float
     margin: float
-    missed: float
-    distance: float
+    sum: float
+
+    def widened(self, other: Limits) -> Limits:
+        """Return the wider of both."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("bias", "size", "margin", "sum"))
+        bias, size, margin, total = map(max, pairs)
+        return Limits(bias=bias, size=size, margin=margin, sum=total)
 
 
-UNKNOWN = Calibration(margin=0.3, missed=0.02, distance=0.3)
-"""Of a class that was never measured: as coarse as bfloat16. Nobody is punished by it: who is beyond doubt by this is
-named as suspect."""
+ANY = Limits(bias=0.1, size=0.5, margin=0.15, sum=20.0)
+"""For every class: what 4-bit weights do, five times over (docs/threats.md has the measurements)."""
 
-MAX_STANDINGS = 65_536
-"""Samplers and classes that are remembered, 30 MB at most; the oldest gives way, and is a newcomer again: keys cost
-nothing."""
+HALF = Limits(bias=0.01, size=0.22, margin=0.01, sum=8.0)
+"""What bfloat16 does, on the learner's side or on a sampler's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What an audit found of one rollout."""
+    """What an audit found of one rollout: errors and margins of its tokens, float32 [tokens]. Errors are empty where
+    log-probs were not claimed. `side` is 1 if its reward is above its group's mean, -1 if below, else 0."""
 
     rollout_id: str
-    tokens: int
-    missed: int
-    distance: float
+    errors: NDArray[np.float32]
+    margins: NDArray[np.float32]
+    side: int = 0
+
+    def signals(self) -> Iterator[tuple[str, Detector, NDArray[np.float32]]]:
+        """Yield what evidence is kept of, by name."""
+        cut, half = np.clip(self.errors, -CUT, CUT), len(self.errors) // 2
+        parts = {"all": cut, "first half": cut[:half], "second half": cut[half:]}
+        if self.side:
+            parts["better answers" if self.side > 0 else "worse answers"] = cut
+        for name, part in parts.items():
+            yield f"too high, {name}", "log-probs", part
+            yield f"too low, {name}", "log-probs", -part
+        yield "size", "log-probs", np.abs(cut)
+        yield "draws", "draws", np.minimum(self.margins, CUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caught:
-    """A sampler did not do as it was asked, by `detector`, seen in the rollouts named, after so many audited ones. It
-    is only `suspect` if its class of engine was never measured."""
+    """A sampler did not do as it was asked, by `detector`, as the rollouts named show, after so many audited ones.
+    `off` is the mean of what was found, in nats a token; `name` says of which tokens."""
 
     node: NodeId
     detector: Detector
+    name: str
+    off: float
     rollouts: tuple[str, ...]
     audited: int
-    suspect: bool = False
+
+    @property
+    def what(self) -> str:
+        """For its owner, who may have a broken engine."""
+        if self.detector == "draws":
+            return f"its tokens miss what their seeds draw by {self.off:.2g} nats in the mean"
+        direction = {"too high": "", "too low": "-"}.get(self.name.partition(",")[0], "+-")
+        return f"its log-probs are off by {direction}{self.off:.2g} nats in the mean ({self.name})"
 
 
 @dataclass(slots=True)
-class _Standing:
-    audited: int = 0
-    tokens: int = 0
-    missed: int = 0
-    caught: bool = False
-    scores: dict[Detector, float] = field(default_factory=dict)
-    against: dict[Detector, deque[str]] = field(default_factory=dict)
+class _Sum:
+    """A CUSUM, with the tokens and the sum of x since it was last 0, and the last rollouts that added to it."""
 
-    def add(self, detector: Detector, gain: float, against: str | None) -> float:
-        """Add one observation, with the rollout that it is against, if it is. Return the sum."""
-        named = self.against.setdefault(detector, deque(maxlen=KEPT_EVIDENCE))
-        self.scores[detector] = score = max(0.0, self.scores.get(detector, 0.0) + gain)
-        if not score:
-            named.clear()
-        elif against is not None:
-            named.append(against)
-        return score
+    score: float = 0.0
+    tokens: int = 0
+    total: float = 0.0
+    rollouts: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_EVIDENCE))
+
+    def add(self, values: NDArray[np.float32], limit: float, most: float, rollout_id: str) -> None:
+        total = float(values.sum(dtype=np.float64))
+        if not math.isfinite(total):
+            return  # Weights that are no numbers any more say nothing of samplers.
+        gain = min(most, total - limit * len(values))
+        self.score = max(0.0, self.score + gain)
+        if not self.score:
+            self.tokens, self.total = 0, 0.0
+            self.rollouts.clear()
+            return
+        self.tokens, self.total = self.tokens + len(values), self.total + total
+        if gain > 0:
+            self.rollouts.append(rollout_id)
+
+
+@dataclass(slots=True)
+class _Evidence:
+    audited: int = 0
+    caught: bool = False
+    sums: dict[str, _Sum] = field(default_factory=dict)
+    suspicious: bool = False
 
 
 class Auditor:
-    """`classes`: calibrations by class name. `share` is audited of samplers that are neither new nor proven."""
+    """`classes`: limits by name of class, of those that were measured. `share` is audited of samplers of such a class
+    that are not new."""
 
-    def __init__(self, classes: Mapping[str, Calibration], *, secret: bytes, share: float) -> None:
+    def __init__(self, classes: Mapping[str, Limits], *, secret: bytes, share: float) -> None:
         self._classes = classes
         self._secret = secret
         self._share = share
-        self._standings: dict[tuple[NodeId, str], _Standing] = {}
-        self._usual: dict[str, float] = {}
+        self._known: dict[NodeId, _Evidence] = {}
+
+    def is_measured(self, class_name: str) -> bool:
+        """Return whether log-probs of such engines are believed, within their limits."""
+        return class_name in self._classes
+
+    def limits(self, class_name: str) -> Limits:
+        return self._classes.get(class_name, ANY)
 
     def share(self, node: NodeId, class_name: str, *, chosen: int = 0, has_time: bool = True) -> float:
         """Return which share of the node's rollouts is audited, once `chosen` more have been."""
-        standing = self._standings.get((node, self._known(class_name)), _Standing())
-        if standing.audited + chosen < (NEW_ROLLOUTS if has_time else FIRST_ROLLOUTS):
+        known = self._known.get(node, _Evidence())
+        if known.suspicious or not self.is_measured(class_name):
             return 1.0
-        if not standing.caught and any(score > SUSPICION * LIMIT for score in standing.scores.values()):
-            return 1.0
-        return self._share * (PROVEN_SHARE if standing.audited >= PROVEN_ROLLOUTS else 1.0)
+        return 1.0 if known.audited + chosen < (NEW_ROLLOUTS if has_time else FIRST_ROLLOUTS) else self._share
 
     def drawn(self, rollout_id: str) -> float:
         """Return the rollout's secret number, from 0 to 1: below the share that is audited, it is."""
         return int.from_bytes(digest(self._secret + rollout_id.encode())[:8], "little") / 2**64
 
-    def calibration(self, class_name: str) -> Calibration:
-        """Return what is expected of a class."""
-        return self._classes.get(class_name, UNKNOWN)
-
-    def expected_missed(self, class_name: str) -> float:
-        """Return which share of an honest sampler's tokens is missed at most."""
-        most = self.calibration(class_name).missed
-        return min(most, max(LEAST_MISSED, ABOVE_USUAL * self._usual.get(self._known(class_name), most)))
-
-    def settle(self) -> None:
-        """Look at what the samplers of each class miss. No minority of liars moves a median far."""
-        found = defaultdict[str, list[float]](list)
-        for (_, name), one in self._standings.items():
-            if one.tokens >= LEAST_TOKENS and not one.caught:
-                prior = PRIOR_TOKENS * self.calibration(name).missed
-                found[name].append((one.missed + prior) / (one.tokens + PRIOR_TOKENS))
-        self._usual = {name: median(shares) for name, shares in found.items() if len(shares) >= LEAST_SAMPLERS}
-
-    def note(self, node: NodeId, class_name: str, finding: Finding) -> Caught | None:
-        """Add what was found of one of the node's rollouts. Return a verdict the first time that it is beyond doubt."""
-        standing = self._standing(node, class_name)
-        standing.audited += 1
-        standing.tokens, standing.missed = standing.tokens + finding.tokens, standing.missed + finding.missed
-        if standing.caught:
-            return None
-        is_off = int(finding.distance > self.calibration(class_name).distance)
-        honest = self.expected_missed(class_name)
-        guilty = max(MISSED_BY_GUILTY, MORE_BY_GUILTY * honest)
-        of_logprobs: tuple[Detector, int, float] = ("log-probs", is_off, _gain(is_off, 1, OFF_BY_HONEST, OFF_BY_GUILTY))
-        of_draws: tuple[Detector, int, float] = (
-            "draws",
-            finding.missed,
-            _gain(finding.missed, finding.tokens, honest, guilty),
-        )
-        # Whose matrices are rounded draws other tokens than the learner's weights do, however honest it is.
-        observed = (of_logprobs,) if rounding_of(class_name) != "none" else (of_draws, of_logprobs)
-        for detector, hits, gain in observed:
-            if standing.add(detector, gain, finding.rollout_id if hits else None) >= LIMIT:
-                standing.caught = True
-                return Caught(
-                    node=node,
-                    detector=detector,
-                    rollouts=tuple(standing.against[detector]),
-                    audited=standing.audited,
-                    suspect=class_name not in self._classes,
+    def note(self, node: NodeId, limits: Limits, finding: Finding) -> Caught | None:
+        """Add what was found of one of the node's rollouts. Return a verdict the first time that there is no doubt."""
+        known = self._known.setdefault(node, _Evidence())
+        if len(self._known) > MAX_NODES:
+            del self._known[next(iter(self._known))]
+        known.audited += 1
+        verdict: Caught | None = None
+        limit_of = {"size": limits.size, "draws": limits.margin}
+        for name, detector, values in finding.signals():
+            one = known.sums.setdefault(name, _Sum())
+            one.add(values, limit_of.get(name, limits.bias), limits.sum / MIN_ROLLOUTS, finding.rollout_id)
+            if one.score >= limits.sum and verdict is None and not known.caught:
+                off, rollouts = one.total / one.tokens, tuple(one.rollouts)
+                verdict = Caught(
+                    node=node, detector=detector, name=name, off=off, rollouts=rollouts, audited=known.audited
                 )
-        return None
-
-    def note_leases(self, node: NodeId, *, answered: int, dropped: int) -> Caught | None:
-        """Add what became of a sampler's leases in one step. Others draw what it drops, from the same seeds, so that
-        answers are not chosen by it; but they wait. Return a verdict the first time that it is beyond doubt."""
-        if not answered + dropped:
-            return None
-        standing = self._standing(node, "")
-        much = int(dropped > MUCH_DROPPED * (answered + dropped))
-        before = standing.scores.get("drops", 0.0)
-        score = standing.add("drops", _gain(much, 1, DROPPING_BY_HONEST, DROPPING_BY_GUILTY), None)
-        if not before < LIMIT <= score:
-            return None
-        return Caught(node=node, detector="drops", rollouts=(), audited=standing.audited)
+        known.suspicious = any(one.score > SUSPICION * limits.sum for one in known.sums.values())
+        known.caught = known.caught or verdict is not None
+        return verdict
 
     def forget(self, node: NodeId) -> bool:
-        """Begin again with a node, as with a newcomer: an operator has let it back in. Return whether it was
-        known."""
-        others = {known: standing for known, standing in self._standings.items() if known[0] != node}
-        was_known, self._standings = len(others) < len(self._standings), others
-        return was_known
-
-    def _standing(self, node: NodeId, class_name: str) -> _Standing:
-        standing = self._standings.setdefault((node, self._known(class_name)), _Standing())
-        if len(self._standings) > MAX_STANDINGS:
-            del self._standings[next(iter(self._standings))]
-        return standing
-
-    def _known(self, class_name: str) -> str:
-        """What a sampler is known for as one class says nothing of it as another, and it chooses what it names."""
-        return class_name if class_name in self._classes else ""
+        """Begin again with a node, as with a newcomer: an operator has let it back in. Return whether it was known."""
+        return self._known.pop(node, None) is not None
 
 
-def _gain(hits: int, of: int, honest: float, guilty: float) -> float:
-    """Return the log-likelihood ratio of so many hits in `of` trials."""
-    return hits * math.log(guilty / honest) + (of - hits) * math.log((1 - guilty) / (1 - honest))
+def is_drawn(limits: Limits, finding: Finding) -> bool:
+    """Return whether one rollout may be what its seed draws."""
+    beyond = np.minimum(finding.margins, CUT) - limits.margin
+    return float(beyond.sum(dtype=np.float64)) < limits.sum / MIN_ROLLOUTS

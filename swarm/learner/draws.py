@@ -23,6 +23,7 @@ BLOCK_1, BLOCK_2, STEP, FINAL_1, FINAL_2 = (
 """MurmurHash3's, as 32-bit integers with a sign: torch has few operations without one. Products wrap either way."""
 HASHED_BYTES = 16
 LARGEST = 1 - 2**-24
+GREEDY = -1  # Instead of a seed: no noise
 
 
 def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:

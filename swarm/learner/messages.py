@@ -206,29 +206,29 @@ class Trained(msgspec.Struct, frozen=True):
 
 
 class AuditRollout(msgspec.Struct, frozen=True):
-    """One rollout whose draws are replayed; arrays as in types.Rollout. Tokens whose margin is above `margin` nats are
-    missed (audit/auditor.py)."""
+    """One rollout whose draws are replayed; arrays as in types.Rollout. Without a seed it was drawn greedily."""
 
     prompt_token_ids: tuple[int, ...]
     token_ids: bytes
     logprobs: bytes
-    seed: int
-    margin: float
+    seed: int | None
 
 
 class Audit(msgspec.Struct, frozen=True, tag=True):
-    """Draw these rollouts again with the weights in the file at `path`, laid out as the staging file."""
+    """Draw these rollouts again with the weights in the file at `path`, laid out as the staging file; in the precision
+    of training passes if `fast`, else in float32."""
 
     path: str
     rollouts: tuple[AuditRollout, ...]
+    fast: bool = False
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """Of each rollout how many tokens were missed, and how far its log-probs are off in the mean, in nats. Both are
-    empty where the memory for second weights is missing. `exact`: computed in float32."""
+    """The errors of log-probs and the margins of draws of each rollout, in nats a token (audit/auditor.py):
+    float32. Both are empty where the memory for second weights is missing. `exact`: computed in float32."""
 
-    missed: tuple[int, ...] = ()
-    distances: tuple[float, ...] = ()
+    errors: tuple[bytes, ...] = ()
+    margins: tuple[bytes, ...] = ()
     exact: bool = True
     seconds: float = 0.0
 

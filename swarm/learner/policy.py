@@ -22,7 +22,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from swarm.errors import UserError
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.device import has_full_attention, stated
-from swarm.learner.draws import gumbel
+from swarm.learner.draws import GREEDY, gumbel
 from swarm.learner.lines import MASKED_ATTENTION
 from swarm.learner.messages import ComputeRules
 
@@ -130,7 +130,9 @@ class PolicyModel(torch.nn.Module):
     def _margins(self, logits: torch.Tensor, targets: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
         found = torch.log_softmax(logits.float() / self.temperature, -1)
         logprobs = found.gather(1, targets[:, None])
-        noised = found.add_(gumbel(draws.seeds, draws.positions, found.shape[1]))
+        noise = gumbel(draws.seeds, draws.positions, found.shape[1])
+        noise[draws.seeds == GREEDY] = 0.0
+        noised = found.add_(noise)
         return logprobs.squeeze(1), noised.max(-1).values - noised.gather(1, targets[:, None]).squeeze(1)
 
     def _figures(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,10 +186,12 @@ class Policy:
             model.set_attn_implementation(kernel)
 
     @torch.no_grad()
-    def replay(self, part: MicroBatch, draws: Draws, weights: dict[str, torch.Tensor] | None = None) -> Replayed:
+    def replay(
+        self, part: MicroBatch, draws: Draws, weights: dict[str, torch.Tensor] | None = None, *, half: bool = False
+    ) -> Replayed:
         """Find whether the completion tokens are what `draws` draw with these weights, or with its own; in float32
-        unless weights are there in bf16 alone."""
-        logprobs, margins = self._pass(part, self.module.weights_in_half, weights, draws)
+        unless `half`, or weights are there in bf16 alone."""
+        logprobs, margins = self._pass(part, half or self.module.weights_in_half, weights, draws)
         return Replayed(logprobs=logprobs, margins=margins)
 
     @torch.no_grad()

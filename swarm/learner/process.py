@@ -75,8 +75,8 @@ class TrainerProcess:
         command = Train(step=step, groups=tuple(groups), lineage=lineage, learning_rate=learning_rate)
         return await self._child.call(command, Trained)
 
-    async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...]) -> Audited:
-        return await self._child.call(Audit(path=str(path), rollouts=rollouts), Audited)
+    async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...], fast: bool) -> Audited:
+        return await self._child.call(Audit(path=str(path), rollouts=rollouts, fast=fast), Audited)
 
     async def stage(self) -> Done:
         return await self._child.call(Stage(), Done)

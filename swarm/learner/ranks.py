@@ -24,7 +24,7 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from swarm.broadcast.version.manifest import TensorSpec
-from swarm.learner.checkpoint.model_files import load_model, write_staging
+from swarm.learner.checkpoint.model_files import load_model, stored_weights, write_staging
 from swarm.learner.device import pick_device, put_back, round_off
 from swarm.learner.optimizer import local
 from swarm.learner.policy import PolicyModel
@@ -117,6 +117,14 @@ class Ranks:
         """Overwrite `tensor` with `whole`, of the same shape, which rank 0 has."""
         assert whole is not None
         tensor.copy_(whole)
+
+    @contextmanager
+    def with_weights(
+        self, tensors: dict[TensorSpec, torch.Tensor], path: Path
+    ) -> Iterator[dict[str, torch.Tensor] | None]:
+        """For a while compute with the weights that were staged to `path`: by the names of PolicyModel, or None if the
+        model itself has them meanwhile. FileNotFoundError if there are none, on every rank."""
+        yield stored_weights(tensors, path)
 
     def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
         """Write the stream of bf16 weights over the file at `path`."""

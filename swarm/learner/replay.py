@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from swarm.audit.auditor import UNKNOWN
 from swarm.learner.batch import MicroBatch, Row, micro_batches
+from swarm.learner.draws import GREEDY
 from swarm.learner.messages import Audited, AuditRollout, ComputeRules
 from swarm.learner.policy import Draws, Policy, Replayed
+from swarm.learner.ranks import Ranks
 
 
 def audit(
@@ -24,19 +25,26 @@ def audit(
     rollouts: Sequence[AuditRollout],
     rules: ComputeRules,
     device: torch.device,
-    weights: dict[str, torch.Tensor],
+    weights: dict[str, torch.Tensor] | None,
+    *,
+    ranks: Ranks | None = None,
+    half: bool = False,
 ) -> Audited:
-    """Return what is to be known of each rollout as one of these weights."""
+    """Return what is to be known of each rollout as one of these weights, or of the policy's own; in bfloat16 passes if
+    `half`."""
     rows = [row_of(rollout) for rollout in rollouts]
+    # Packed rows in float32 would need a mask of all their pairs.
+    padded = msgspec.structs.replace(rules, packing=False)
+    half = half or policy.module.weights_in_half
     with torch.compiler.set_stance("force_eager"):  # To compile layers for other weights would take minutes
-        # Packed rows in float32 would need a mask of all their pairs.
-        padded = msgspec.structs.replace(rules, packing=False)
-        found = replay(policy, rows, [rollout.seed for rollout in rollouts], padded, device, weights)
-    exact = not policy.module.weights_in_half
-    least = 0.0 if exact else UNKNOWN.margin  # What a class was measured to miss is against float32
-    missed = [int((one.margins > max(least, asked.margin)).sum()) for one, asked in zip(found, rollouts, strict=True)]
-    distances = [float((one.logprobs - row.behaviour).abs().mean()) for one, row in zip(found, rows, strict=True)]
-    return Audited(missed=tuple(missed), distances=tuple(distances), exact=exact)
+        seeds = [rollout.seed for rollout in rollouts]
+        found = replay(policy, rows, seeds, padded, device, weights, ranks=ranks or Ranks(), half=half)
+    pairs = zip(rows, found, strict=True)
+    return Audited(
+        errors=tuple((row.behaviour - one.logprobs).numpy().tobytes() for row, one in pairs),
+        margins=tuple(one.margins.numpy().tobytes() for one in found),
+        exact=not half,
+    )
 
 
 def row_of(rollout: AuditRollout) -> Row:
@@ -54,23 +62,36 @@ def row_of(rollout: AuditRollout) -> Row:
 def replay(
     policy: Policy,
     rows: Sequence[Row],
-    seeds: Sequence[int],
+    seeds: Sequence[int | None],
     rules: ComputeRules,
     device: torch.device,
     weights: dict[str, torch.Tensor] | None = None,
+    *,
+    ranks: Ranks,
+    half: bool = False,
 ) -> list[Replayed]:
-    """Return what each row's completion is under `weights`, by the module's names, or the policy's own; on the CPU."""
-    found: dict[int, Replayed] = {}
-    for part in micro_batches(rows, rules, device):
-        read = policy.replay(part, _draws(part, rows, seeds, device), weights)
+    """Return what each row's completion is under `weights`, by the module's names, or the policy's own; on the CPU.
+    Every rank calls it and reads its share."""
+    places = ranks.share([len(row.token_ids) for row in rows])
+    own, of_own = [rows[place] for place in places], [seeds[place] for place in places]
+    found: dict[int, torch.Tensor] = {}
+    parts = micro_batches(own, rules, device)
+    for part in parts:
+        read = policy.replay(part, _draws(part, own, of_own, device), weights, half=half)
         both = part.by_row(torch.stack([read.logprobs, read.margins], dim=1).cpu())
-        found |= {row: Replayed(logprobs=values[:, 0], margins=values[:, 1]) for row, values in both.items()}
-    return [found[row] for row in range(len(rows))]
+        found |= {places[number]: values for number, values in both.items()}
+    # Ranks that share the weights take part in each other's passes.
+    shortest = [min(rows, key=lambda row: len(row.token_ids))]
+    for part in micro_batches(shortest, rules, device) * (ranks.most(len(parts)) - len(parts)):
+        policy.replay(part, _draws(part, shortest, [None], device), weights, half=half)
+    found = ranks.merge(found)
+    return [Replayed(logprobs=found[row][:, 0], margins=found[row][:, 1]) for row in range(len(rows))]
 
 
-def _draws(part: MicroBatch, rows: Sequence[Row], seeds: Sequence[int], device: torch.device) -> Draws:
+def _draws(part: MicroBatch, rows: Sequence[Row], seeds: Sequence[int | None], device: torch.device) -> Draws:
     counts = torch.tensor(part.counts)
     starts = [rows[number].prompt_tokens - 1 for number in part.numbers]
     positions = [torch.arange(start, start + count) for start, count in zip(starts, part.counts, strict=True)]
-    drawn = torch.tensor([seeds[number] for number in part.numbers]).repeat_interleave(counts)
+    of_rows = [GREEDY if (seed := seeds[number]) is None else seed for number in part.numbers]
+    drawn = torch.tensor(of_rows).repeat_interleave(counts)
     return Draws(seeds=drawn.to(device), positions=torch.cat(positions).to(device))

@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
-from swarm.learner.checkpoint.model_files import load_model, put, stream_places
+from swarm.learner.checkpoint.model_files import load_model, put, read_stored, stream_places
 from swarm.learner.device import as_streamed, pick_device
 from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.optimizer import local as _local
@@ -219,6 +220,29 @@ class Sharded(Ranks):
                 local.copy_(part)
             else:
                 self._send(part, rank)
+
+    @contextmanager
+    def with_weights(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> Iterator[None]:
+        """Each rank's own rows give way to the stored ones, which rank 0 reads, and come back from host memory."""
+        if not self.from_first(path.exists()):
+            raise FileNotFoundError(path)
+        trained = {spec: tensor for spec, tensor in tensors.items() if not spec.frozen}
+        own = [_local(tensor).detach().to("cpu", copy=True) for tensor in trained.values()]
+        try:
+            for tensor, whole in zip(trained.values(), self._stored(tensors, path), strict=True):
+                self.fill(tensor, whole)
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, kept in zip(trained.values(), own, strict=True):
+                    _local(tensor).copy_(kept)
+
+    def _stored(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> Iterator[torch.Tensor | None]:
+        """The stored tensors, one at a time, on rank 0; None on the others."""
+        if self.rank:
+            yield from (None for spec in tensors if not spec.frozen)
+            return
+        yield from (whole for _, whole in read_stored(tensors, path))
 
     @torch.no_grad()
     def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:

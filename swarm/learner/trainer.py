@@ -26,7 +26,6 @@ from swarm.learner.checkpoint.model_files import (
     layout_of,
     load_model,
     save_small_files,
-    stored_weights,
     stream_tensors,
     write_staging,
 )
@@ -257,13 +256,16 @@ class Trainer:
                 time.sleep(left_s)
 
     def audit(self, command: Audit) -> Audited:
-        """Ranks that share the weights are never asked: none of them has all."""
-        began = time.monotonic()
+        began, rules = time.monotonic(), self._compute
+        half = command.fast and is_half(rules.precision, self._device.type)
         try:
-            with self._channel.alive():
-                weights = stored_weights(self._tensors, Path(command.path))
-                found = audit(self._policy, command.rollouts, self._compute, self._device, weights)
-        except (torch.OutOfMemoryError, FileNotFoundError):  # They may be given up meanwhile, for want of room
+            with self._channel.alive(), self._ranks.with_weights(self._tensors, Path(command.path)) as weights:
+                found = audit(
+                    self._policy, command.rollouts, rules, self._device, weights, ranks=self._ranks, half=half
+                )
+        except (torch.OutOfMemoryError, FileNotFoundError) as fault:  # They may be given up for want of room
+            if self._ranks.count > 1 and isinstance(fault, torch.OutOfMemoryError):
+                raise  # The others wait for this rank.
             found = Audited()
         return msgspec.structs.replace(found, seconds=time.monotonic() - began)
 

@@ -4,6 +4,8 @@ The weights of a version are its published file under a second name, as long as 
 copies no bytes; Training stages into a new file as long as the name exists. A batch is looked at before it is taken, so
 that what a caught sampler gave can be drawn again by others, and the journal never holds a batch with it.
 
+Log-probs that a sampler of an unmeasured class claims are replaced by those that were recomputed.
+
 A caught sampler has a file with the evidence in RUN_DIR/caught. It outlives the process, and the sampler is barred as
 long as it is there: `echo-node set let_in=NODE` removes it. So has one that the run's owner refuses.
 """
@@ -14,33 +16,46 @@ import asyncio
 import json
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from swarm.audit.auditor import KEPT_EVIDENCE, Auditor, Calibration, Caught, Finding
+from swarm.audit.auditor import CUT, HALF, KEPT_EVIDENCE, Auditor, Caught, Finding, Limits, is_drawn
+from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.rundir import write_json
 from swarm.rollout.plane.episodes import part_of, reads_of
-from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes, Sample, seat_seed
-from swarm.types import NodeId, Rollout, Span, Turn, VersionId
+from swarm.rollout.plane.leases import MAX_NODES, Group, Sample, seat_seed
+from swarm.types import GroupId, NodeId, Rollout, Span, Turn, VersionId
 
 TIME_SHARE = 0.015
 """Of the time of all steps, for samplers that are neither new nor suspicious: with those that are it is to be 2 %."""
 NEW_TIME_SHARE = 0.1  # For those that are: a run begins with newcomers alone
 CLASSES = Path(__file__).parents[1] / "audit" / "classes.toml"
+NOTED = 1e-3  # Nats a token in the mean: rollouts that differ by less are no evidence worth keeping
 CAUGHT = "caught"
 REFUSED = "refused by this run's owner"
 
-Audit = Callable[[Path, tuple[AuditRollout, ...]], Awaitable[Audited]]
+Audit = Callable[[Path, tuple[AuditRollout, ...], bool], Awaitable[Audited]]
+Floats = NDArray[np.float32]
+EMPTY = np.zeros(0, np.float32)
 
 
-def measured_classes() -> dict[str, Calibration]:
-    """Return what honest samplers of each class do, as far as that was measured."""
-    return msgspec.toml.decode(CLASSES.read_bytes(), type=dict[str, Calibration])
+def measured_classes(*more: Path) -> dict[str, Limits]:
+    """Return what honest samplers of each class do, as far as that was measured: by us, and by the owner (`more`)."""
+    found: dict[str, Limits] = {}
+    for path in (CLASSES, *more):
+        try:
+            found |= msgspec.toml.decode(path.read_bytes(), type=dict[str, Limits])
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UserError(f"cannot read the measured classes in {path}: {error}") from error
+    return found
 
 
 def barred_in(run_dir: Path) -> dict[NodeId, str]:
@@ -69,17 +84,24 @@ def note_refused(run_dir: Path, node: NodeId, *, step: int) -> None:
     write_json(bar_file(run_dir, node), {**known, "audited_rollouts": 0, "evidence": []})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A rollout to be drawn again, or a turn of an episode, by its `name`. Its sampler is new or suspicious if all of
-    its rollouts are, `in_full`."""
+    """A rollout to draw again, or a turn of an episode that begins at token `start`, by its `name`. Without a `seed`
+    it was drawn greedily. Its sampler is new, suspicious or of an unmeasured class if all of its rollouts are,
+    `in_full`. `side` as in Finding; `whole_logprobs` are the whole rollout's."""
 
     name: str
     node: NodeId
+    group_id: GroupId
+    index: int
+    start: int
     prompt_token_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
     rollout: Rollout
-    seed: int
+    whole_logprobs: bytes
+    seed: int | None
+    is_seed_known: bool
+    side: int
     in_full: bool
 
     def past_its_end(self) -> int:
@@ -88,23 +110,35 @@ class Chosen:
         end = next((i for i, token in enumerate(tokens) if token in self.stop_token_ids), len(tokens))
         return max(0, len(tokens) - end - 1)
 
-    def described(self, missed: int, distance: float) -> dict[str, Any]:
+    def described(self, errors: Floats, margins: Floats) -> dict[str, Any]:
         """Return it as evidence, with all that drawing it again takes but the weights."""
         return {
             "rollout": self.name,
             "version": ", ".join(str(span.version) for span in self.rollout.spans),
             "seed": self.seed,
-            "missed_tokens": missed,
-            "distance_nats": distance,
+            "error_nats": fmean(errors.tolist() or [0.0]),
+            "margin_nats": fmean(margins.tolist()),
             "prompt_token_ids": self.prompt_token_ids,
             "token_ids": list(array("i", self.rollout.token_ids)),
             "logprobs": list(array("f", self.rollout.logprobs)),
+            "errors": errors.tolist(),
+            "margins": margins.tolist(),
         }
+
+
+@dataclass(slots=True)
+class Looked:
+    """What an audit of a batch found: samplers that were `caught`, and why; log-probs to train with instead of those
+    that were claimed, float32 [tokens], by group and index; and how many rollouts could not be audited."""
+
+    caught: dict[NodeId, str] = field(default_factory=dict)
+    own: dict[tuple[GroupId, int], bytes] = field(default_factory=dict)
+    unaudited: int = 0
 
 
 class Auditing:
     """Weights are kept in `directory`; `audit` is the trainer's. `class_of` names the class of a sampler's engine.
-    Where a failed reward `redraws` a sample from another seed, answers from before a restart are left out."""
+    Where a failed reward `redraws` a sample from another seed, draws from before a restart are not judged."""
 
     def __init__(
         self,
@@ -144,84 +178,79 @@ class Auditing:
             if int(path.stem.partition(".")[2]) < oldest:
                 path.unlink()
 
+    def is_measured(self, node: NodeId) -> bool:
+        return self._auditor.is_measured(self._class_of(node))
+
     def figures(self) -> dict[str, float]:
         """Return figures of a step: rollouts drawn again in this life, and which share of its time that took."""
         share = self.spent_s / (self.spent_s + self.trained_s) if self.spent_s else 0.0
         return {"audit/rollouts": float(self.audited), "audit/time_share": share}
 
     def unseen(self, batch: Sequence[Group]) -> list[Chosen]:
-        """Return what of the batch is to be audited and has not been."""
-        drawn: defaultdict[tuple[str, NodeId], list[tuple[Group, Sample, Rollout, Turn]]] = defaultdict(list)
+        """Return what of the batch is to be audited and has not been. Held-out answers cost little, so the share of
+        them that is audited is audited in any case."""
+        drawn: defaultdict[tuple[str, NodeId], list[tuple[Group, Sample, Turn]]] = defaultdict(list)
         for group in batch:
             for sample in group.samples:
-                rollout = sample.rollout
-                assert rollout is not None
-                whole = Turn(start=0, end=rollout.length, node=sample.author or "")
-                for turn in rollout.turns or (whole,):
-                    drawn[rollout.rollout_id, NodeId(turn.node)].append((group, sample, rollout, turn))
-        self._seen &= drawn.keys()
+                for turn in _turns_of(sample):
+                    assert sample.rollout is not None
+                    drawn[sample.rollout.rollout_id, NodeId(turn.node)].append((group, sample, turn))
+        if any(group.purpose == "train" for group in batch):
+            self._seen &= drawn.keys()
         found: list[Chosen] = []
         chosen = Counter[NodeId]()
         room = self._room()  # For which of a newcomer's rollouts is secret
         for (name, node), parts in sorted(drawn.items(), key=lambda one: self._auditor.drawn(one[0][0])):
-            if (name, node) in self._seen or (self._redraws and parts[0][1].restored):
+            if (name, node) in self._seen:
                 continue
             has_time = sum(chosen.values()) < room
             share = self._auditor.share(node, self._class_of(node), chosen=chosen[node], has_time=has_time)
-            if self._may_spend(share) and self._auditor.drawn(name) < share:
+            is_paid = parts[0][0].purpose == "eval" or self._may_spend(share)
+            if is_paid and self._auditor.drawn(name) < share:
                 chosen[node] += 1
-                for group, sample, rollout, turn in parts:
-                    reads, stops = reads_of(rollout, turn, group.prompt.token_ids), group.rules.stop_token_ids
-                    seed = seat_seed(sample.spec.seed, turn.seat)
-                    found.append(Chosen(name, node, reads, stops, part_of(rollout, turn), seed, in_full=share == 1))
+                found += [self._chosen(name, *part, in_full=share == 1) for part in parts]
         return sorted(found, key=lambda one: one.name)
 
-    async def look(self, chosen: Sequence[Chosen]) -> dict[NodeId, str]:
-        """Have these drawn again. Return who is to be barred, and why."""
-        self._auditor.settle()
-        by_version: defaultdict[VersionId, list[tuple[Chosen, Span]]] = defaultdict(list)
+    async def look(self, chosen: Sequence[Chosen]) -> Looked:
+        """Have these drawn again. The caller bars those that are caught, and trains with what is recomputed."""
+        looked = Looked()
+        by_version: defaultdict[tuple[VersionId, bool], list[tuple[Chosen, Span]]] = defaultdict(list)
         for one in chosen:
             self._seen.add((one.name, one.node))
             for span in one.rollout.spans:
-                by_version[span.version].append((one, span))
-        sums: defaultdict[tuple[str, NodeId], tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
+                # Claims of other engines are no more exact than this.
+                is_fast = "/float32/" not in self._class_of(one.node)
+                by_version[span.version, is_fast].append((one, span))
+        found: defaultdict[tuple[str, NodeId], list[tuple[Chosen, Span, Floats, Floats]]] = defaultdict(list)
         exact = True
-        for version, parts in sorted(by_version.items()):
-            found = await self._draw_again(version, parts)
-            exact = exact and found.exact
-            for (one, span), missed, distance in zip(parts, found.missed, found.distances, strict=False):
-                tokens, more, nats = sums[one.name, one.node]
-                length = span.end - span.start
-                sums[one.name, one.node] = (tokens + length, more + missed, nats + distance * length)
-        self.audited += len(sums)
-        caught: dict[NodeId, str] = {}
-        past = Counter[tuple[str, NodeId]]()
-        for one in chosen:
-            past[one.name, one.node] += one.past_its_end()
+        for (version, is_fast), parts in sorted(by_version.items()):
+            replayed = await self._draw_again(version, parts, is_fast)
+            exact = exact and replayed.exact
+            looked.unaudited += 0 if replayed.errors else len(parts)
+            for (one, span), errors, margins in zip(parts, replayed.errors, replayed.margins, strict=False):
+                own = np.frombuffer(errors, np.float32), np.frombuffer(margins, np.float32)
+                found[one.name, one.node].append((one, span, *own))
+        self.audited += len(found)
         # Of all that a node drew of an episode together: a turn may be a token, which says little.
-        for key, one in {(one.name, one.node): one for one in chosen}.items():
-            tokens, missed, nats = sums[key]
-            if not tokens:
-                continue
-            found_of = (tokens, min(tokens, missed + past[key]), nats / tokens)
-            verdict = self._note(one, *found_of, self._class_of(one.node) if exact else "")
-            if verdict is not None and not verdict.suspect:
-                why = f"barred: its {verdict.detector} are not those of the weights that it names"
-                caught[one.node] = why
-                self._say(f"sampler {one.node} is {why}; echo-node audit shows the evidence")
-                await asyncio.to_thread(self._write, verdict, why)
-        return caught
+        for parts_of in found.values():
+            await self._judge(parts_of, looked, exact=exact)
+        return looked
 
-    def droppers(self, outcomes: Mapping[NodeId, Outcomes]) -> list[NodeId]:
-        """Return who leaves too many leases unanswered."""
-        found = []
-        for node, one in outcomes.items():
-            verdict = self._auditor.note_leases(node, answered=one.answered, dropped=one.dropped)
-            if verdict is not None:
-                self._say_of(verdict)
-                self._say(f"sampler {node} leaves many leases unanswered: it gets one sample at a time")
-                found.append(node)
-        return found
+    async def is_genuine(self, group: Group, sample: Sample) -> bool | None:
+        """Return whether an answer is what its seed draws; None if that cannot be found out."""
+        rollout = sample.rollout
+        if rollout is None or len(rollout.turns) > 1 or (self._redraws and sample.restored):
+            return None
+        (turn,) = _turns_of(sample)
+        one = self._chosen(rollout.rollout_id, group, sample, turn, in_full=True)
+        margins = []
+        for span in rollout.spans:
+            replayed = await self._draw_again(span.version, [(one, span)], is_fast=True)
+            if not replayed.margins:
+                return None
+            margins.append(np.frombuffer(replayed.margins[0], np.float32))
+        limits = self._auditor.limits(self._class_of(one.node)).widened(HALF)
+        return is_drawn(limits, Finding(rollout_id=one.name, errors=EMPTY, margins=np.concatenate(margins)))
 
     def let_in(self, node: NodeId) -> bool:
         """Forget what is known of a sampler, as an operator wants. Return whether anything was."""
@@ -229,6 +258,54 @@ class Auditing:
         return self._auditor.forget(node)
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _chosen(self, name: str, group: Group, sample: Sample, turn: Turn, *, in_full: bool) -> Chosen:
+        rollout = sample.rollout
+        assert rollout is not None
+        return Chosen(
+            name=name,
+            node=NodeId(turn.node),
+            group_id=group.group_id,
+            index=sample.spec.index,
+            start=turn.start,
+            prompt_token_ids=reads_of(rollout, turn, group.prompt.token_ids),
+            stop_token_ids=group.rules.stop_token_ids,
+            rollout=part_of(rollout, turn),
+            whole_logprobs=rollout.logprobs,
+            seed=seat_seed(sample.spec.seed, turn.seat) if group.rules.temperature > 0 else None,
+            is_seed_known=not (self._redraws and sample.restored),
+            side=_side_of(sample, group),
+            in_full=in_full,
+        )
+
+    async def _judge(self, parts: list[tuple[Chosen, Span, Floats, Floats]], looked: Looked, *, exact: bool) -> None:
+        """Note what was found of all that a node drew of one rollout."""
+        one, class_name = parts[0][0], self._class_of(parts[0][0].node)
+        is_measured = self._auditor.is_measured(class_name)
+        for part, span, errors, _ in () if is_measured or one.seed is None else parts:
+            claimed = np.frombuffer(part.rollout.logprobs, np.float32)[span.start : span.end]
+            self._replace(looked, part, span, claimed - errors)
+        errors = EMPTY if one.seed is None else np.concatenate([errors for _, _, errors, _ in parts])
+        margins = np.concatenate([margins for *_, margins in parts]) * one.is_seed_known
+        past = sum(part.past_its_end() for part in {id(part): part for part, *_ in parts}.values())
+        if past:
+            margins = np.concatenate([margins[:-past], np.full(past, CUT, np.float32)])
+        limits = self._auditor.limits(class_name)
+        finding = Finding(rollout_id=one.name, errors=errors, margins=margins, side=one.side)
+        verdict = self._auditor.note(one.node, limits if exact else limits.widened(HALF), finding)
+        self._remember(one, errors, margins)
+        if verdict is not None:
+            why = f"barred: {verdict.what}"
+            looked.caught[one.node] = why
+            self._say_of(verdict, why)
+            await asyncio.to_thread(self._write, verdict, why)
+
+    @staticmethod
+    def _replace(looked: Looked, part: Chosen, span: Span, own: Floats) -> None:
+        name = (part.group_id, part.index)
+        held = array("f", looked.own.get(name, b"") or part.whole_logprobs)
+        held[part.start + span.start : part.start + span.end] = array("f", own.tobytes())
+        looked.own[name] = held.tobytes()
 
     def _room(self) -> float:
         """Return how many rollouts of newcomers there is time for."""
@@ -240,15 +317,15 @@ class Auditing:
         and then go unseen."""
         return share == 1 or self.sampled_s <= TIME_SHARE * self.trained_s
 
-    async def _draw_again(self, version: VersionId, parts: Sequence[tuple[Chosen, Span]]) -> Audited:
-        """Return what of each part of a rollout is not what the version draws; nothing if that cannot be had."""
+    async def _draw_again(self, version: VersionId, parts: Sequence[tuple[Chosen, Span]], is_fast: bool) -> Audited:
+        """Return what was found of each part of a rollout; nothing if that cannot be had."""
         found, path = Audited(), self.place(version)
         if path.exists():
             # Not cancelled with the wait for a batch: that would kill the trainer.
-            found = await asyncio.shield(self._audit(path, tuple(self._asked(*part) for part in parts)))
+            found = await asyncio.shield(self._audit(path, tuple(_asked(*part) for part in parts), is_fast))
         self.spent_s += found.seconds
         self.sampled_s += found.seconds * sum(not one.in_full for one, _ in parts) / len(parts)
-        if not found.missed:
+        if not found.errors:
             self._emit("unaudited", version=str(version), rollouts=len(parts), step=self.step)
             if not self._passed_over:
                 self._say(
@@ -258,38 +335,17 @@ class Auditing:
             self._passed_over = True
         return found
 
-    def _asked(self, one: Chosen, span: Span) -> AuditRollout:
-        """A version drew its part of a rollout with all before it as the prompt, also what another version drew."""
-        tokens, start = one.rollout.token_ids, 4 * span.start
-        return AuditRollout(
-            prompt_token_ids=(*one.prompt_token_ids, *array("i", tokens[:start])),
-            token_ids=tokens[start : 4 * span.end],
-            logprobs=one.rollout.logprobs[start : 4 * span.end],
-            seed=one.seed,
-            margin=self._auditor.calibration(self._class_of(one.node)).margin,
-        )
-
-    def _note(self, one: Chosen, tokens: int, missed: int, distance: float, class_name: str) -> Caught | None:
-        finding = Finding(rollout_id=one.name, tokens=tokens, missed=missed, distance=distance)
-        verdict = self._auditor.note(one.node, class_name, finding)
-        if missed or distance > self._auditor.calibration(class_name).distance:
-            self._remember(one, missed, distance)
-        if verdict is not None:
-            self._say_of(verdict)
-        return verdict
-
-    def _remember(self, one: Chosen, missed: int, distance: float) -> None:
-        self._against.setdefault(one.node, deque(maxlen=KEPT_EVIDENCE)).append(one.described(missed, distance))
+    def _remember(self, one: Chosen, errors: Floats, margins: Floats) -> None:
+        if not max(np.abs(errors).sum(), margins.sum()) > NOTED * len(margins):
+            return
+        self._against.setdefault(one.node, deque(maxlen=KEPT_EVIDENCE)).append(one.described(errors, margins))
         if len(self._against) > MAX_NODES:
             del self._against[next(iter(self._against))]
 
-    def _say_of(self, verdict: Caught) -> None:
-        if verdict.suspect:
-            engine = self._class_of(verdict.node) or "that is not known"
-            what = f"its {verdict.detector} are off, and what honest engines of class {engine} do was never measured"
-            self._say(f"sampler {verdict.node} is suspect: {what}. Its rollouts are trained on")
+    def _say_of(self, verdict: Caught, why: str) -> None:
+        self._say(f"sampler {verdict.node} is {why}; echo-node audit shows the evidence")
         self._emit(
-            "suspect" if verdict.suspect else "caught",
+            "caught",
             node=verdict.node,
             detector=verdict.detector,
             rollouts=list(verdict.rollouts),
@@ -302,8 +358,33 @@ class Auditing:
         path = bar_file(self._directory.parent, verdict.node)
         path.parent.mkdir(exist_ok=True)
         if len(_files(self._directory.parent)) >= MAX_NODES:
-            return  # Keys cost nothing: theirs must not fill the disk. A restart knows no more of this one.
+            return  # An attacker can make any number of keys. After a restart this one is new.
         evidence = [one for one in self._against.get(verdict.node, ()) if one["rollout"] in verdict.rollouts]
         known = {"node": verdict.node, "why": why, "detector": verdict.detector, "step": self.step}
         engine = self._class_of(verdict.node)
         write_json(path, {**known, "engine": engine, "audited_rollouts": verdict.audited, "evidence": evidence})
+
+
+def _turns_of(sample: Sample) -> tuple[Turn, ...]:
+    """Return the turns of an episode, or all of the answer as one."""
+    assert sample.rollout is not None
+    return sample.rollout.turns or (Turn(start=0, end=sample.rollout.length, node=sample.author or ""),)
+
+
+def _side_of(sample: Sample, group: Group) -> int:
+    rewards = [one.score.reward for one in group.samples if one.score is not None]
+    if sample.score is None or not rewards:
+        return 0
+    above = sample.score.reward - fmean(rewards)
+    return int(above > 0) - int(above < 0)
+
+
+def _asked(one: Chosen, span: Span) -> AuditRollout:
+    """A version drew its part of a rollout with all before it as the prompt, also what another version drew."""
+    tokens, start = one.rollout.token_ids, 4 * span.start
+    return AuditRollout(
+        prompt_token_ids=(*one.prompt_token_ids, *array("i", tokens[:start])),
+        token_ids=tokens[start : 4 * span.end],
+        logprobs=one.rollout.logprobs[start : 4 * span.end],
+        seed=one.seed,
+    )

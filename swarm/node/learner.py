@@ -501,7 +501,7 @@ class LearnerNode:
             restored += plane.bar(node, why)
         if (auditing := self._auditing()) is not None:
             self._publication.kept_at = auditing.place
-        self._rollouts.open(plane, score, self._journal, restored, self._answering.step)
+        self._rollouts.open(plane, score, self._journal, restored, self._answering.step, auditing)
         sweeping = asyncio.create_task(self._answering.sweep(plane.leased.attempts))
         self._exits.callback(sweeping.cancel)
         return Steps(
@@ -523,9 +523,9 @@ class LearnerNode:
         )
 
     def _auditing(self) -> Auditing | None:
-        """None where nothing can be drawn again: ranks share the weights, or samplers have no model."""
+        """None where nothing can be drawn again: samplers have no model."""
         config = self._config
-        if not config.audit_share or config.trainer_ranks > 1 or config.rehearse_step_s:
+        if not config.audit_share or config.rehearse_step_s:
             return None
         return Auditing(
             self._training.audited,

@@ -323,7 +323,7 @@ class Steps:
             await unless_stopped(self._stop, publishing)
             return None
         self._waiting_since = time.monotonic()
-        batch = asyncio.create_task(self._rollouts.next_batch(self._auditing))
+        batch = asyncio.create_task(self._rollouts.next_batch())
         try:
             while not batch.done():
                 asked = [asyncio.create_task(one.wait()) for one in (self._publication.due, self._save_wanted)]
@@ -411,8 +411,10 @@ class Steps:
         figures = held_out_figures(result.scores)
         self.held_out.append({"version": result.version, "newest_version": result.newest, **figures})
         self._unsaid = {f"eval_{name}": value for name, value in self.held_out[-1].items()}
+        if result.unaudited:
+            self.held_out[-1]["unaudited"] = 1
         self._log.event("evaluated", **self.held_out[-1], prompts=len(result.scores))
-        self._say(f"version {result.version}: {_held_out_line(figures)}")
+        self._say(f"version {result.version}: {_held_out_line(figures)}{', unaudited' * result.unaudited}")
         return figures
 
     def _record(self, batch: list[Group], step: int, trained: Trained) -> None:

@@ -152,13 +152,13 @@ class Training:
         await self._note_save(Saved(step=trained.saved_step, fault=trained.save_fault))
         return trained
 
-    async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...]) -> Audited:
-        """Have rollouts drawn again with the weights at `path`."""
+    async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...], fast: bool) -> Audited:
+        """Have rollouts drawn again with the weights at `path`, as messages.Audit says."""
         step = self.step
 
         async def attempt() -> Audited:
             await self._replay(step)
-            return await self._trainer.audit(path, rollouts)
+            return await self._trainer.audit(path, rollouts, fast)
 
         return await self._steadily(attempt)
 

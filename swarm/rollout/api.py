@@ -15,6 +15,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -54,7 +55,7 @@ from swarm.rollout.plane.effects import (
     ScoreWanted,
     StepWanted,
 )
-from swarm.rollout.plane.leases import MAX_NODES, Group, Outcomes
+from swarm.rollout.plane.leases import MAX_NODES, Group
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.rollout.scoring import RewardFailures, Said, Scorer, Scoring, Stepper
 from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally
@@ -79,6 +80,7 @@ COMMIT_S = 8.0
 """How long a reply waits for the journal. Together with the longest time for a body (client.MAX_BODY_S) it is less
 than the time limit of the sampler's call (client.CALL_S), so the sampler hears the reason for the delay."""
 
+MAX_ROUNDS = 3  # Held-out rounds in a row in which somebody was caught
 QUESTION_S = 120.0  # A long answer of a slow engine; who asked has lost patience by then
 FAULT_CHECK_S = 1.0  # Time between two checks whether the journal can write again; the journal tries as often
 
@@ -95,14 +97,22 @@ class Recorder(Protocol):
     def enqueue(self, entries: Sequence[Entry]) -> None: ...
 
 
+class Found(Protocol):
+    """What an audit found (node/auditing.Looked)."""
+
+    caught: dict[NodeId, str]
+    own: dict[tuple[GroupId, int], bytes]
+    unaudited: int
+
+
 class Look(Protocol):
     """Who looks at a batch before it is taken (node/auditing.py)."""
 
+    def is_measured(self, node: NodeId) -> bool: ...
+
     def unseen(self, batch: Sequence[Group]) -> Sequence[Any]: ...
 
-    async def look(self, unseen: Sequence[Any]) -> Mapping[NodeId, str]: ...
-
-    def droppers(self, outcomes: Mapping[NodeId, Outcomes]) -> Sequence[NodeId]: ...
+    async def look(self, chosen: Sequence[Any]) -> Found: ...
 
 
 class RolloutService:
@@ -134,6 +144,7 @@ class RolloutService:
         self._heard = heard
         self._prompts = prompts
         self._plane: RolloutPlane | None = None
+        self._look: Look | None = None
         self._scoring: Scoring | None = None
         self.failures = RewardFailures(emit, reward_failure)
         self._journal: Recorder | None = None
@@ -156,10 +167,12 @@ class RolloutService:
         journal: Recorder,
         effects: Sequence[Effect] = (),
         stepper: Stepper | None = None,
+        look: Look | None = None,
     ) -> None:
         """Begin to serve `plane`; until now samplers were told to wait. `effects` came from restoring the plane.
-        Episodes need a `stepper`."""
+        Episodes need a `stepper`. `look` is shown what a batch would be before it is taken."""
         self._plane = plane
+        self._look = look
         self._scoring = Scoring(scorer, scored=self._scored, stepper=stepper, stepped=self._stepped)
         self._journal = journal
         self.tally.begin(now=time.monotonic())
@@ -183,26 +196,30 @@ class RolloutService:
         self._opened.published(version)
         self._chances.tell()
 
-    async def next_batch(self, look: Look | None = None) -> list[Group]:
-        """Wait for the next batch and return it once the journal has recorded it. Before that `look` is shown what the
-        batch would be, until it has seen all of it: the samplers that it names are barred, and others draw what they
-        gave."""
+    async def next_batch(self) -> list[Group]:
+        """Wait for the next batch and return it once the journal has recorded it. What it would be is audited before:
+        the samplers that are caught are barred, and others draw what they gave."""
         plane = self._opened
         while True:
             await self._until_full()
-            if look is None or not (unseen := look.unseen(plane.full_batch())):
+            if self._look is None or not (unseen := self._look.unseen(plane.full_batch())):
                 break
-            for node, why in (await look.look(unseen)).items():
-                self.bar(node, why)
-        if look is not None:
-            for node in look.droppers(plane.leased.take_outcomes()):
-                plane.leased.hold_to_one(node)
+            found = await self._audited(unseen)
+            if records := plane.correct(found.own):
+                self._recorder.enqueue(records)
         batch, effects = plane.take()
         self._perform(effects)
         # While the disk is full, this wait keeps the trainer waiting too.
         await self._recorder.write(())
         self._chances.tell()
         return batch
+
+    async def _audited(self, chosen: Sequence[Any]) -> Found:
+        assert self._look is not None
+        found = await self._look.look(chosen)
+        for node, why in found.caught.items():
+            self.bar(node, why)
+        return found
 
     async def _until_full(self) -> None:
         plane = self._opened
@@ -276,11 +293,21 @@ class RolloutService:
         return rollout
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
-        """Begin a held-out round for samplers that hold `version` or a newer one, and wait for the scores."""
-        self._evaluated = asyncio.get_running_loop().create_future()
-        self._perform(self._opened.evaluate(version, prompts))
-        self._chances.tell()
-        return await self._evaluated
+        """Begin a held-out round for samplers that hold `version` or a newer one, and wait for the scores. Part of the
+        answers is audited; if a sampler is caught that gave any, the round is drawn again by others."""
+        for _ in range(MAX_ROUNDS):
+            self._evaluated = asyncio.get_running_loop().create_future()
+            self._perform(self._opened.evaluate(version, prompts))
+            self._chances.tell()
+            done = await self._evaluated
+            if self._look is None:
+                return done
+            found = await self._audited(self._look.unseen(done.groups))
+            done = replace(done, unaudited=bool(found.unaudited))
+            authors = {node for group in done.groups for sample in group.samples for node in sample.authors}
+            if not authors & self.barred.keys():
+                return done
+        return replace(done, unaudited=True)
 
     async def end(self, reason: Refusal) -> None:
         self._opened.end(reason)
@@ -299,9 +326,10 @@ class RolloutService:
         while (fault := self._broken) is None:
             due = self._plane.deadline() if self._plane else None
             await asyncio.sleep(1.0 if due is None else min(1.0, max(0.05, due - time.monotonic())))
-            if self._plane and (effects := self._plane.tick(now=time.monotonic())):
-                self._perform(effects)
-                self._chances.tell()
+            if self._plane:
+                self._perform(effects := self._plane.tick(now=time.monotonic()))
+                if effects:
+                    self._chances.tell()
         raise fault
 
     def age(self, *, mean_staleness: float, broadcast_steps: float) -> dict[str, Any]:
@@ -335,6 +363,7 @@ class RolloutService:
         question = stats.questions
         until = (asked_at := time.monotonic()) + min(ask.wait_s, MAX_WAIT_S)
         holding: set[tuple[str, int]] | None = {(group.group_id, i) for group in ask.holding for i in group.indices}
+        measured = self._look is None or self._look.is_measured(node)
         # A node that left, fell silent or asked again does not hear this reply, so leases in it would be lost.
         while self.samplers.get(node) is stats and stats.questions == question:
             seen = self._chances.count
@@ -354,7 +383,7 @@ class RolloutService:
             # A beat may have reported a newer install while this request was held open.
             held = max(ask.held, stats.installed or ask.held)
             *records, answer = self._plane.ask(
-                node, held, ask.capacity, now=asked_at, at_once=ask.at_once, holding=holding
+                node, held, ask.capacity, now=asked_at, at_once=ask.at_once, holding=holding, measured=measured
             )
             holding = None
             self._perform(records)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from os import SEEK_CUR
 from pathlib import Path
 from typing import Any
@@ -175,16 +175,23 @@ def put(place: torch.Tensor, tensor: torch.Tensor, first: int = 0) -> None:
 def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
     """The weights that were staged to `path`, in the form of `tensors` and by the names of policy.PolicyModel, which
     may be called with them; without the frozen ones, which a model has. FileNotFoundError if there are none."""
-    found = {}
+    return {
+        f"model.{module_name(spec.name)}": kept.to(tensors[spec].device).to(tensors[spec].dtype)
+        for spec, kept in read_stored(tensors, path)
+    }
+
+
+def read_stored(specs: Iterable[TensorSpec], path: Path) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+    """Read what was staged to `path`, one tensor at a time, without the frozen ones. FileNotFoundError if it is not
+    there."""
     with path.open("rb") as file:
-        for spec, own in tensors.items():
+        for spec in specs:
             if spec.frozen:
                 file.seek(spec.nbytes, SEEK_CUR)
                 continue
             kept = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
             file.readinto(kept.view(-1).view(torch.uint8).numpy().data)
-            found[f"model.{module_name(spec.name)}"] = kept.to(own.device).to(own.dtype)
-    return found
+            yield spec, kept
 
 
 def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[torch.Tensor]:

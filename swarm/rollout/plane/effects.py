@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from swarm.rollout.journal.entries import Record
+from swarm.rollout.journal.entries import Record, RolloutReturned
 from swarm.rollout.messages import Refusal
+from swarm.rollout.plane.episodes import Episode
+from swarm.rollout.plane.leases import Group
 from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
 
 
@@ -108,11 +110,14 @@ class GenerationFailed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
     """Every held-out prompt of a round is scored or was dropped. `scores` holds the sample scores of each prompt. All
-    answers are from `version` to `newest`."""
+    answers are from `version` to `newest`, in `groups`. `unaudited`: some could not be drawn again that should have
+    been."""
 
     version: int
     newest: int
     scores: tuple[tuple[Score, ...], ...]
+    groups: tuple[Group, ...] = field(default=(), compare=False)
+    unaudited: bool = True
 
 
 Effect = (
@@ -128,3 +133,35 @@ Effect = (
     | Evaluated
     | Record
 )
+
+
+def score_wanted(group: Group, rollout: Rollout, node: NodeId) -> ScoreWanted:
+    return ScoreWanted(group_id=group.group_id, index=rollout.index, node=node, prompt=group.prompt, rollout=rollout)
+
+
+def step_wanted(group: Group, index: int, episode: Episode) -> StepWanted:
+    drawn = [(node, one.token_ids) for _, node, one in episode.drawn]
+    return StepWanted(
+        group_id=group.group_id,
+        index=index,
+        episode=episode.name,
+        prompt=group.prompt,
+        drawn=tuple(token_ids for _, token_ids in drawn),
+        answered=episode.answered,
+        nodes=tuple(node for node, _ in drawn[episode.answered :]),
+        newest=episode.drawn[-1][2] if episode.drawn else None,
+    )
+
+
+def beginnings(group: Group, only: int | None = None) -> list[StepWanted]:
+    """Return what environments are to begin with, for the group's episodes that have not begun, or for one of them. An
+    environment is asked once for each attempt."""
+    begins = group.episodes is not None and group.episodes.begins
+    asked = [(i, one.episode) for i, one in enumerate(group.samples) if only in (None, i) and one.rollout is None]
+    return [step_wanted(group, i, one) for i, one in asked if begins and one and one.thinking and not one.drawn]
+
+
+def returned(group: Group, index: int) -> list[RolloutReturned]:
+    """Return the record of giving up a sample's answer, if it was recorded."""
+    is_recorded = group.purpose == "train" and group.samples[index].rollout is not None
+    return [RolloutReturned(number=group.order, index=index)] if is_recorded else []

@@ -36,6 +36,7 @@ class HeldOutRound:
         self._rounds = 0
         self._scores: dict[GroupId, tuple[Score, ...] | None] = {}
         self._version = self._newest = 0
+        self._answered: list[Group] = []
 
     @property
     def open(self) -> bool:
@@ -47,6 +48,7 @@ class HeldOutRound:
         assert prompts
         self._rounds += 1
         self._version = self._newest = version.version
+        self._answered = []
         groups: list[Group] = []
         for order, prompt in enumerate(prompts):
             name = GroupId(f"e{self._life}.{self._rounds}-{order}")
@@ -64,18 +66,22 @@ class HeldOutRound:
             groups.append(table.open(group, self._samples))
         return groups
 
-    def scored(self, group_id: GroupId, scores: Sequence[Score] | None, newest: int = 0) -> list[Evaluated]:
-        """Enter the scores of a prompt, None if it was dropped, and the `newest` version that answered it. Return the
-        round's outcome after the last one."""
-        if group_id not in self._scores:
+    def scored(self, group: Group) -> list[Evaluated]:
+        """Enter the scores of a prompt; one that was dropped is answered wrongly. Return the round's outcome after the
+        last one."""
+        if group.group_id not in self._scores:
             return []
-        self._newest = max(self._newest, newest)
-        self._scores[group_id] = tuple(scores) if scores is not None else (WRONG,) * self._samples
+        self._newest = max(self._newest, group.newest if group.complete else 0)
+        scores = [sample.score for sample in group.samples if sample.score is not None]
+        self._scores[group.group_id] = tuple(scores) if group.complete else (WRONG,) * self._samples
+        if group.complete:
+            self._answered.append(group)
         found = [scores for scores in self._scores.values() if scores is not None]
         if len(found) < len(self._scores):
             return []
         self._scores = {}
-        return [Evaluated(version=self._version, newest=self._newest, scores=tuple(found))]
+        groups = tuple(self._answered)
+        return [Evaluated(version=self._version, newest=self._newest, scores=tuple(found), groups=groups)]
 
 
 def held_out_figures(scores: Sequence[Sequence[Score]]) -> dict[str, float]:

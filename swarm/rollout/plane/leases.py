@@ -64,6 +64,10 @@ NEW_ANSWERS = 64
 
 LEAST_NEW_HELD = 32  # Or this many: a small engine's places, and few enough to be drawn again
 
+UNMEASURED_SHARE = 0.5
+"""Of each training group, for nodes whose class of engine was not measured, while a node of a measured class is here:
+within the wide limits for any class they can lean towards some answers. A batch that is late lifts it."""
+
 RETRY_S = 60.0  # For this long a node does not get a sample that it failed, unless all nodes have failed it
 ALL_FAILED_RETRY_S = 1.0  # And if all have: a node that is alone and answers wrongly at once must not do so in a loop
 
@@ -76,8 +80,8 @@ MAX_NODES = 4096  # Samplers that the table remembers; the table of publics has 
 @dataclass(slots=True, kw_only=True)
 class Sample:
     """One sample of a group. `node` holds it while it is leased, `author` answered it. Of who is `restored` from the
-    journal it is not known how often it was drawn again before, and so from which seed. `episode` is the attempt under
-    way, if the task has turns."""
+    journal it is not known how often it was drawn again before, and so from which seed. `measured`: so is the class of
+    engine that holds or drew it. `episode` is the attempt under way, if the task has turns."""
 
     spec: SampleSpec
     node: NodeId | None = None
@@ -89,6 +93,7 @@ class Sample:
     failed_by: set[NodeId] = field(default_factory=set)
     redraws: int = 0
     restored: bool = False
+    measured: bool = True
     episode: Episode | None = None
 
     @property
@@ -191,22 +196,15 @@ class NodeState:
     """What the table knows of one sampler. `held` says when each of its samples is overdue. `tokens_per_s` is its own
     report of how fast one sample grows (0: unknown). It may hold `most` samples: few while it has given less than
     NEW_ANSWERS `answers`, and only one after it kept a sample past its limit. `caller` is the address that it calls
-    from, "" if that says nothing."""
+    from, "" if that says nothing. `measured`: the audit knows what honest engines of its class do."""
 
     heard_at: float
+    measured: bool = True
     caller: str = ""
     tokens_per_s: float = 0.0
     most: int = UNPROVEN_HELD
     answers: int = 0
     held: dict[tuple[GroupId, int], float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcomes:
-    """What became of a node's leases: accepted answers, and samples that it failed, gave back or kept too long."""
-
-    answered: int = 0
-    dropped: int = 0
 
 
 class LeaseTable:
@@ -225,8 +223,8 @@ class LeaseTable:
         self._ages: Counter[int] = Counter()
         self._nodes: dict[NodeId, NodeState] = {}
         self._mean_tokens = math.inf
-        self._outcomes: dict[NodeId, Outcomes] = {}
-        self._held_to_one: set[NodeId] = set()
+        self.is_late = False
+        """Whether the learner has waited longer for its batch than for others to bind anybody."""
         self._doubted: dict[NodeId, str] = {}
         self._left: dict[NodeId, str] = {}
         self._attempts = 0
@@ -304,7 +302,7 @@ class LeaseTable:
         if state.answers < NEW_ANSWERS and state.caller in self._doubted.values():
             new = [one for one in self._nodes.values() if one.answers < NEW_ANSWERS and one.caller == state.caller]
             return max(0, 1 - sum(len(one.held) for one in new))
-        return max(0, (1 if node in self._held_to_one else state.most) - len(state.held))
+        return max(0, state.most - len(state.held))
 
     def doubt(self, node: NodeId) -> None:
         """Hand newcomers from the address of `node` one sample at a time, to all of them together: it was caught, and
@@ -315,29 +313,20 @@ class LeaseTable:
             self._doubted[node] = caller
 
     def trust(self, node: NodeId) -> None:
-        """Undo what `doubt` and `hold_to_one` did to `node` and because of it."""
+        """Undo what `doubt` did."""
         self._doubted.pop(node, None)
-        self._held_to_one.discard(node)
-
-    def hold_to_one(self, node: NodeId) -> None:
-        """Let `node` hold one sample at a time from now on, since it leaves too many unanswered."""
-        if len(self._held_to_one) < MAX_NODES:
-            self._held_to_one.add(node)
-
-    def take_outcomes(self) -> dict[NodeId, Outcomes]:
-        """Return what became of the nodes' leases since the last call."""
-        found, self._outcomes = self._outcomes, {}
-        return found
 
     def may_claim(self, group: Group, node: NodeId, *, now: float) -> bool:
         """Return whether a sample of `group` waits that `node` may have."""
-        return any(sample.waiting and self._may_try(node, sample, now) for sample in group.samples)
+        may = any(sample.waiting and self._may_try(node, sample, now) for sample in group.samples)
+        return may and self._left_for(group, node) > 0
 
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Lease:
         """Lease up to `capacity` waiting samples of `group`, perhaps none, to `node`: those that begin with the prompt.
         The table must know the node."""
         free = [one for one in group.samples if one.waiting and not (one.episode and one.episode.begun)]
-        taken = [sample for sample in free if self._may_try(node, sample, now)][:capacity]
+        most = min(capacity, self._left_for(group, node))
+        taken = [sample for sample in free if self._may_try(node, sample, now)][:most]
         play = group.episodes.play if group.episodes else None
         tokens = group.rules.max_new_tokens
         limit_s = self._limit_s(node, min(play.max_tokens, tokens * play.max_turns) if play else tokens)
@@ -408,6 +397,7 @@ class LeaseTable:
         if not rollout.turns:
             self._credit(node, rollout.length)
         sample.rollout, sample.author = rollout, node
+        sample.measured = node not in self._nodes or self._nodes[node].measured
         oldest = rollout.oldest
         assert oldest is not None
         self._age(group, -1)
@@ -456,6 +446,7 @@ class LeaseTable:
         self._take_back(group, sample)
         was_waiting = sample.waiting
         sample.rollout = sample.author = sample.score = None
+        sample.measured = True
         answers = [one.rollout.oldest for one in group.samples if one.rollout is not None]
         group.answered = len(answers)
         group.oldest_answer = min((oldest for oldest in answers if oldest is not None), default=None)
@@ -467,15 +458,12 @@ class LeaseTable:
         self._begin(group, sample)
         self.chances += 1
 
-    def release(
-        self, node: NodeId, group_id: str, index: int, *, answered: bool = False, wrong_at: float | None = None
-    ) -> bool:
-        """Put a sample of `node` back to waiting, `answered` in a way that cannot be taken or not at all. Return False
-        if the node does not hold it. If the node failed it or did it wrong, at `wrong_at`, others have it first: else
-        the node would ask before them and do so again, for ever."""
+    def release(self, node: NodeId, group_id: str, index: int, *, wrong_at: float | None = None) -> bool:
+        """Put a sample of `node` back to waiting. Return False if the node does not hold it. If the node failed it or
+        did it wrong, at `wrong_at`, others have it first: else the node would ask before them and do so again, for
+        ever."""
         if (group_id, index) not in self.held_by(node):
             return False
-        self._note(node, dropped=not answered)
         group = self._groups[GroupId(group_id)]
         sample = group.samples[index]
         if wrong_at is not None:
@@ -489,15 +477,18 @@ class LeaseTable:
         for group_id, index in [name for name in self.held_by(node) if name not in holding]:
             self.release(node, group_id, index)
 
-    def hear(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0, caller: str = "") -> bool:
-        """Note a sign of life, and the node's rate and address if they are known. Return False if the table of nodes is
-        full."""
+    def hear(
+        self, node: NodeId, *, now: float, tokens_per_s: float = 0.0, caller: str = "", measured: bool | None = None
+    ) -> bool:
+        """Note a sign of life, and the node's rate, address and kind of class if they are known. Return False if the
+        table of nodes is full."""
         if node not in self._nodes and len(self._nodes) >= MAX_NODES:
             return False
         state = self._nodes.setdefault(node, NodeState(heard_at=now, most=self._unproven_held))
         state.heard_at = max(state.heard_at, now)
         state.tokens_per_s = tokens_per_s or state.tokens_per_s
         state.caller = caller or state.caller
+        state.measured = state.measured if measured is None else measured
         return True
 
     def fail(self, node: NodeId, group: Group, index: int, *, now: float) -> bool:
@@ -519,12 +510,12 @@ class LeaseTable:
         """Drop a node and put its samples back to waiting. Return how many there were."""
         if (state := self._nodes.pop(node, None)) is None:
             return 0
-        self._note(node, dropped=len(state.held))
         self._left[node] = state.caller
         if len(self._left) > MAX_NODES:
             del self._left[next(iter(self._left))]
         for group_id, index in state.held:
-            self._groups[group_id].samples[index].node = None
+            sample = self._groups[group_id].samples[index]
+            sample.node, sample.measured = None, True
             self._wait(self._groups[group_id], 1)
         self.chances += len(state.held) + any(episode.keeper == node for _, episode, _ in self._kept)
         return len(state.held)
@@ -561,6 +552,15 @@ class LeaseTable:
         """Return the nodes that were heard lately."""
         return self._nodes.keys()
 
+    def _left_for(self, group: Group, node: NodeId) -> int:
+        """Return how many samples of a training group `node` may have, whether they wait or not. Where a node of a
+        measured class is here, all nodes of other classes together have UNMEASURED_SHARE of the group at most."""
+        is_bound = not self._nodes[node].measured and not self.is_late and group.purpose == "train"
+        if not is_bound or not any(one.measured for one in self._nodes.values()):
+            return len(group.samples)
+        given = sum(not one.measured for one in group.samples)
+        return max(0, math.ceil(UNMEASURED_SHARE * len(group.samples)) - given)
+
     def _may_try(self, node: NodeId, sample: Sample, now: float) -> bool:
         """Return whether `node` may have this waiting sample. It may not if it failed it lately and others have not, or
         if its episode is kept for another node that is here."""
@@ -581,17 +581,11 @@ class LeaseTable:
         """Return the longest time limit of any lease. It grows with the completion: cutting off long ones is a bias."""
         return max(self._most_limit_s, max_new_tokens / SLOWEST_TOKENS_PER_S)
 
-    def _note(self, node: NodeId, *, answered: int = 0, dropped: int = 0) -> None:
-        before = self._outcomes.get(node, Outcomes())
-        if node in self._outcomes or len(self._outcomes) < MAX_NODES:
-            self._outcomes[node] = Outcomes(answered=before.answered + answered, dropped=before.dropped + dropped)
-
     def _credit(self, node: NodeId, tokens: int) -> None:
         """Note an answer of `tokens` that `node` drew."""
         if (state := self._nodes.get(node)) is not None:
             state.answers += 1
             state.most = self._unproven_held if state.answers < NEW_ANSWERS else MAX_HELD
-        self._note(node, answered=1)
         self._mean_tokens = smoothed(self._mean_tokens, tokens, weight=LENGTH_WEIGHT)
 
     def _begin(self, group: Group, sample: Sample) -> None:
@@ -611,7 +605,7 @@ class LeaseTable:
             self._wait(group, -1)
 
     def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
-        sample.node = node
+        sample.node, sample.measured = node, self._nodes[node].measured
         self._wait(group, -1)
         self._nodes[node].held[group.group_id, sample.spec.index] = due
 
@@ -621,7 +615,7 @@ class LeaseTable:
             held.pop((group.group_id, sample.spec.index), None)
             # A node that holds nothing may get samples that a node asking ahead may not.
             self.chances += not held
-            sample.node = None
+            sample.node, sample.measured = None, True
             self._wait(group, 1)
 
     def _wait(self, group: Group, samples: int) -> None:

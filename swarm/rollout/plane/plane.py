@@ -29,15 +29,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from swarm.rollout.journal.entries import (
     NO_VARIANCE,
     BatchTaken,
     GroupDropped,
     GroupOpened,
+    Record,
     RecordedGroup,
     RecordedRun,
     RolloutAccepted,
-    RolloutReturned,
     RolloutScored,
 )
 from swarm.rollout.messages import Refusal
@@ -51,8 +53,11 @@ from swarm.rollout.plane.effects import (
     LeaseOverdue,
     NodeSilent,
     Refused,
-    ScoreWanted,
     StepWanted,
+    beginnings,
+    returned,
+    score_wanted,
+    step_wanted,
 )
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
 from swarm.rollout.plane.grant import Grant
@@ -80,6 +85,7 @@ RETURN_S = 30.0
 ROUND_STEPS = 0.25  # By how much older a held-out round may make the data, so that the learner waits less for it
 MAX_PUBLISHED = 1024  # Versions of this life that are remembered; any older one may have been published
 PAUSED = "this run's owner paused it"  # What waiting samplers are told
+MIN_PATIENCE_S = 1.0  # Of a learner whose steps are shorter
 MAX_QUESTIONS = 64  # That wait for an answer: they go before the run's own samples
 FORGED = "its environment says something else than this sampler"
 MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then the prompt is to blame, not the samplers
@@ -140,6 +146,7 @@ class RolloutPlane:
         self._questions = 0
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.adaptive)
         self._looked_at = 0.0  # When the learner last asked for a batch
+        self._taken_at = self._waits_since = self._step_s = 0.0  # When it took the last one, and began to wait
         self._ending: Refusal | None = None
         self.standby: Mapping[NodeId, str] = {}  # Nodes that get no leases, and why
         self.barred: dict[NodeId, str] = {}  # Nodes that get nothing and from which nothing is taken, and why
@@ -163,15 +170,17 @@ class RolloutPlane:
         now: float,
         at_once: int = 0,
         holding: Collection[tuple[str, int]] | None = None,
+        measured: bool = True,
     ) -> list[Effect]:
         """Answer a sampler that has installed `held` and can take `capacity` samples. The answer is the last effect.
 
         The engine has room to begin `at_once` of them now; 0 means all of them if it holds nothing, else none.
         `holding` names every sample that it holds, by group and index. Its other samples are put back: if a reply got
         lost, they would stay leased for as long as the sampler lives. `holding` is None when a request that was held
-        open is tried again, since the list may be out of date by then. `now` is when the request arrived.
+        open is tried again, since the list may be out of date by then. `now` is when the request arrived. `measured`:
+        the audit knows what honest engines of its class do.
         """
-        if not self.leased.hear(node, now=now):
+        if not self.leased.hear(node, now=now, measured=measured):
             return [Refused(reason="draining", retry_after_s=60.0)]
         if holding is not None:
             self.leased.keep(node, holding)
@@ -213,9 +222,7 @@ class RolloutPlane:
         if verdict != "accepted":
             if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
                 wrong = verdict in ("malformed", "future")
-                self.leased.release(
-                    node, group.group_id, rollout.index, answered=not wrong, wrong_at=now if wrong else None
-                )
+                self.leased.release(node, group.group_id, rollout.index, wrong_at=now if wrong else None)
             return [judged]
         assert group is not None
         if failed:
@@ -226,12 +233,12 @@ class RolloutPlane:
             sample.spec = next(spec for spec in lease.samples if spec.index == rollout.index)
         if group.episodes is not None:
             episode = self.leased.take_turn(group, rollout, node)
-            return [judged, _step_wanted(group, rollout.index, episode)]
+            return [judged, step_wanted(group, rollout.index, episode)]
         self.leased.answer(group, rollout, node)
         if group.purpose == "ask":
             self.leased.close(group)
             return [judged, Answered(group_id=group.group_id, rollout=rollout)]
-        wanted = _score_wanted(group, rollout, node)
+        wanted = score_wanted(group, rollout, node)
         if group.purpose == "eval":
             return [judged, wanted]
         accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
@@ -269,7 +276,6 @@ class RolloutPlane:
         if claimed and (not ended or (claimed.token_ids, claimed.finish) != (rollout.token_ids, rollout.finish)):
             self.leased.withdraw(group, index)
             self.leased.put_off(node, group, index, now=now)
-            self.leased.hold_to_one(node)
             group.samples[index].failures += 1
             hopeless = self._drop(group, "generation_failed") if group.samples[index].failures >= MAX_FAILURES else []
             return [GenerationFailed(node=node, rollout_id=rollout.rollout_id, reason=FORGED), *hopeless]
@@ -315,6 +321,10 @@ class RolloutPlane:
 
     def tick(self, *, now: float) -> list[Effect]:
         """Put back the samples of nodes that missed three beats, and samples past their time limit."""
+        was_late = self.leased.is_late
+        patience_s = max(MIN_PATIENCE_S, self._step_s)
+        self.leased.is_late = self._pacing.waits and now - self._waits_since > patience_s
+        self.leased.chances += self.leased.is_late and not was_late
         return [
             *(NodeSilent(node=node, samples=self.leased.forget(node)) for node in self.leased.silent(now=now)),
             *(LeaseOverdue(node=node, samples=names) for node, names in self.leased.take_overdue(now=now)),
@@ -356,9 +366,9 @@ class RolloutPlane:
             return []  # It was given up meanwhile.
         if group.purpose == "eval":
             return self.scored(group_id, index, WRONG)
-        returned = _returned(group, index)
+        given_up = returned(group, index)
         if self._fresh(group.min_version.version) and self.leased.retract(group, index):
-            return [*returned, *_beginnings(group, index)]
+            return [*given_up, *beginnings(group, index)]
         return self._drop(group, "reward_failed")
 
     def bar(self, node: NodeId, why: str) -> list[Effect]:
@@ -382,9 +392,9 @@ class RolloutPlane:
         return self.barred.get(node) or (PAUSED if self.paused else self.standby.get(node, ""))
 
     def _withdraw(self, group: Group, index: int) -> list[Effect]:
-        returned = _returned(group, index)
+        given_up = returned(group, index)
         self.leased.withdraw(group, index)
-        return [*returned, *_beginnings(group, index)]
+        return [*given_up, *beginnings(group, index)]
 
     def unbar(self, node: NodeId) -> None:
         self.barred.pop(node, None)
@@ -396,6 +406,8 @@ class RolloutPlane:
             return False
         self._looked_at, waited = now, self._pacing.waits
         may = self._may_take(now)
+        if not waited:
+            self._waits_since, self._step_s = now, now - self._taken_at
         # A waiting learner lets samplers have what pacing refused them.
         self.leased.chances += not (may or waited)
         return may
@@ -411,6 +423,26 @@ class RolloutPlane:
         """Return what `take` would, if `can_take`."""
         return self._buffer.first(self.next_batch, self.max_staleness)
 
+    def correct(self, own: Mapping[tuple[GroupId, int], bytes]) -> list[Record]:
+        """Train on these log-probs of the next batch instead of those that were claimed; the records of it."""
+        records: list[Record] = []
+        for group in self.full_batch():
+            for sample in group.samples:
+                logprobs, rollout = own.get((group.group_id, sample.spec.index)), sample.rollout
+                if logprobs is None or rollout is None or logprobs == rollout.logprobs:
+                    continue
+                assert sample.author is not None
+                assert sample.score is not None
+                sample.rollout = rollout = structs.replace(rollout, logprobs=logprobs)
+                records += [
+                    *returned(group, rollout.index),
+                    RolloutAccepted(
+                        number=group.order, node=sample.author, rollout=rollout, next_batch=self.next_batch
+                    ),
+                    RolloutScored(number=group.order, index=rollout.index, score=sample.score),
+                ]
+        return records
+
     def hold_until(self) -> float | None:
         """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
         return None if self.paused else self._pacing.hold_until()
@@ -423,6 +455,7 @@ class RolloutPlane:
         taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
         self.next_batch += 1
         self._replaced = 0
+        self._taken_at, self.leased.is_late = self._looked_at, False
         self._pacing.taken(now=self._looked_at)
         return batch, [taken, *self._expire()]
 
@@ -440,7 +473,7 @@ class RolloutPlane:
         """Begin a held-out round for samplers that hold `version` or a newer one."""
         self._pacing.raise_aim(ROUND_STEPS, self.max_staleness)
         groups = self._round.begin(self.leased, version, prompts, bound=self.max_staleness)
-        return [wanted for group in groups for wanted in _beginnings(group)]
+        return [wanted for group in groups for wanted in beginnings(group)]
 
     @property
     def evaluating(self) -> bool:
@@ -542,9 +575,9 @@ class RolloutPlane:
             by_deadline[due] += 1
             grant.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
             group = self._open(self._opened, held, self.max_staleness)
-            if beginnings := _beginnings(group):
-                grant.records += beginnings
-                grant.capacity -= len(beginnings)  # They are on their way to this node, or to others.
+            if beginning := beginnings(group):
+                grant.records += beginning
+                grant.capacity -= len(beginning)  # They are on their way to this node, or to others.
             grant.take(group, grant.capacity)
             self._opened += 1
 
@@ -573,13 +606,13 @@ class RolloutPlane:
             sample = group.samples[found.rollout.index]
             sample.score, sample.restored = found.score, True
             if found.score is None and group.episodes is None:
-                wanted.append(_score_wanted(group, found.rollout, found.node))
+                wanted.append(score_wanted(group, found.rollout, found.node))
             elif found.score is None:
-                wanted += _returned(group, found.rollout.index)
+                wanted += returned(group, found.rollout.index)
                 self.leased.withdraw(group, found.rollout.index)
         if group.episodes is None:
             self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
-        wanted += _beginnings(group)
+        wanted += beginnings(group)
         # One that is complete here was judged when its last score came.
         return [*wanted, *(self._completed(group, is_judged=True) if group.complete else [])]
 
@@ -616,7 +649,7 @@ class RolloutPlane:
     def _completed(self, group: Group, *, is_judged: bool = False) -> list[Effect]:
         self.leased.close(group)
         if group.purpose == "eval":
-            return [*self._round.scored(group.group_id, [s.score for s in group.samples if s.score], group.newest)]
+            return [*self._round.scored(group)]
         if not self._fresh(group.oldest_version):
             return [self._dropped(group, "stale")]
         if not is_judged and self._is_for_replacement(group):
@@ -636,7 +669,7 @@ class RolloutPlane:
 
     def _drop(self, group: Group, reason: str) -> list[Effect]:
         self.leased.close(group)
-        return [self._dropped(group, reason), *self._round.scored(group.group_id, None)]
+        return [self._dropped(group, reason), *self._round.scored(group)]
 
     def _dropped(self, group: Group, reason: str) -> GroupDropped:
         if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):
@@ -664,35 +697,3 @@ class RolloutPlane:
             if (oldest is not None and not self._fresh(oldest)) or not group.is_under_way:
                 effects += self._drop(group, "stale")
         return effects
-
-
-def _score_wanted(group: Group, rollout: Rollout, node: NodeId) -> ScoreWanted:
-    return ScoreWanted(group_id=group.group_id, index=rollout.index, node=node, prompt=group.prompt, rollout=rollout)
-
-
-def _step_wanted(group: Group, index: int, episode: Episode) -> StepWanted:
-    drawn = [(node, one.token_ids) for _, node, one in episode.drawn]
-    return StepWanted(
-        group_id=group.group_id,
-        index=index,
-        episode=episode.name,
-        prompt=group.prompt,
-        drawn=tuple(token_ids for _, token_ids in drawn),
-        answered=episode.answered,
-        nodes=tuple(node for node, _ in drawn[episode.answered :]),
-        newest=episode.drawn[-1][2] if episode.drawn else None,
-    )
-
-
-def _beginnings(group: Group, only: int | None = None) -> list[StepWanted]:
-    """Return what environments are to begin with, for the group's episodes that have not begun, or for one of them. An
-    environment is asked once for each attempt."""
-    begins = group.episodes is not None and group.episodes.begins
-    asked = [(i, one.episode) for i, one in enumerate(group.samples) if only in (None, i) and one.rollout is None]
-    return [_step_wanted(group, i, one) for i, one in asked if begins and one and one.thinking and not one.drawn]
-
-
-def _returned(group: Group, index: int) -> list[RolloutReturned]:
-    """Return the record of giving up a sample's answer, if it was recorded."""
-    is_recorded = group.purpose == "train" and group.samples[index].rollout is not None
-    return [RolloutReturned(number=group.order, index=index)] if is_recorded else []

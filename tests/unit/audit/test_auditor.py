@@ -1,204 +1,183 @@
-"""Who is audited how much, and how soon evidence is beyond doubt; honest samplers are never caught."""
+"""Who is audited how much, and how soon there is no doubt; honest samplers are never caught, whatever their class."""
 
 from __future__ import annotations
 
-from random import Random
+from collections.abc import Callable
+from math import ceil
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from swarm.audit.auditor import LIMIT, NEW_ROLLOUTS, PROVEN_ROLLOUTS, Auditor, Calibration, Caught, Finding
+from swarm.audit.auditor import (
+    ANY,
+    CUT,
+    FIRST_ROLLOUTS,
+    HALF,
+    MIN_ROLLOUTS,
+    NEW_ROLLOUTS,
+    Auditor,
+    Caught,
+    Finding,
+    Limits,
+    is_drawn,
+)
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB
 
 TOKENS = 16
-FLOAT32 = Calibration(margin=1e-3, missed=1e-4, distance=0.01)
-HALF = Calibration(margin=0.1, missed=2e-3, distance=0.05)
-CLASSES = {"float32": FLOAT32, "half": HALF}
+EXACT = Limits(bias=0.0005, size=0.001, margin=0.0005, sum=1.0)
+CLASSES = {"exact": EXACT, "half": HALF}
+EACH = [EXACT, HALF, ANY]
+Lie = Callable[[int, np.random.Generator], Finding]
 
 
 def new_auditor(share: float = 0.05) -> Auditor:
     return Auditor(CLASSES, secret=b"s", share=share)
 
 
-def finding(random: Random, number: int, *, missed: float, off: float) -> Finding:
-    """Of a rollout of which each token is missed with one probability, and all log-probs are off with another."""
-    count = sum(random.random() < missed for _ in range(TOKENS))
-    return Finding(
-        rollout_id=f"t{number}/0", tokens=TOKENS, missed=count, distance=9.0 if random.random() < off else 0.0
-    )
+def floats(values: object) -> NDArray[np.float32]:
+    return np.asarray(values, np.float32)
 
 
-def until_caught(auditor: Auditor, *, missed: float, off: float, most: int, seed: int = 0) -> Caught | None:
-    random = Random(seed)
+def finding(number: int = 0, *, errors: object = 0.0, margins: object = 0.0, side: int = 0) -> Finding:
+    both = (np.broadcast_to(floats(one), TOKENS) for one in (errors, margins))
+    return Finding(rollout_id=f"t{number}/0", errors=next(both), margins=next(both), side=side)
+
+
+def until_caught(lie: Lie, limits: Limits, most: int, seed: int = 0) -> Caught | None:
+    auditor, draw = new_auditor(), np.random.default_rng(seed)
     for number in range(most):
-        if (caught := auditor.note(ALICE, "float32", finding(random, number, missed=missed, off=off))) is not None:
+        if (caught := auditor.note(ALICE, limits, lie(number, draw))) is not None:
             return caught
     return None
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize(("missed", "most"), [(0.6, 2), (0.2, 4), (0.06, 16), (0.03, 40)])
-def test_draws_of_another_policy_are_caught_within_a_thousand_tokens(seed: int, missed: float, most: int) -> None:
-    caught = until_caught(new_auditor(), missed=missed, off=0.0, most=64, seed=seed)
+def rollouts_for(mean: float, limit: float, limits: Limits) -> int:
+    """The formula of the docstring, in whole rollouts."""
+    return max(MIN_ROLLOUTS, ceil(limits.sum / (mean - limit) / TOKENS))
+
+
+@pytest.mark.parametrize("limits", EACH)
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize("times", [2, 5])
+def test_a_shift_of_log_probs_is_caught_as_soon_as_the_formula_says(limits: Limits, direction: int, times: int) -> None:
+    shift = times * limits.bias
+    caught = until_caught(lambda n, draw: finding(n, errors=direction * shift), limits, 2000)
+    assert caught is not None
+    assert (caught.detector, caught.off) == ("log-probs", pytest.approx(shift))
+    assert abs(caught.audited - rollouts_for(shift, limits.bias, limits)) <= 1, "but for rounding"
+    assert caught.rollouts[-1] == f"t{caught.audited - 1}/0"
+    assert f"off by {'-' if direction < 0 else ''}" in caught.what
+
+
+@pytest.mark.parametrize("limits", EACH)
+def test_a_shift_that_cancels_out_is_caught_by_the_rewards_or_the_halves(limits: Limits) -> None:
+    shift = 3 * limits.bias
+    halves = np.repeat([shift, -shift], TOKENS // 2)
+    by_side = until_caught(lambda n, draw: finding(n, errors=shift * (-1) ** n, side=(-1) ** n), limits, 2000)
+    by_half = until_caught(lambda n, draw: finding(n, errors=halves), limits, 2000)
+    assert by_side is not None
+    assert by_half is not None
+    assert "answers" in by_side.name
+    assert "half" in by_half.name
+    assert by_side.audited <= 2 * rollouts_for(shift, limits.bias, limits)
+
+
+@pytest.mark.parametrize("limits", EACH)
+def test_noise_that_cancels_out_is_caught_by_its_size(limits: Limits) -> None:
+    alternating = 2 * limits.size * (-1.0) ** np.arange(TOKENS)
+    caught = until_caught(lambda n, draw: finding(n, errors=alternating), limits, 2000)
+    assert caught is not None
+    assert caught.name == "size"
+
+
+@pytest.mark.parametrize("limits", EACH)
+@pytest.mark.parametrize("seed", range(5))
+def test_tokens_that_were_not_drawn_are_caught(limits: Limits, seed: int) -> None:
+    """A third of the tokens is replaced by others, which miss by two nats in the mean."""
+
+    def lie(number: int, draw: np.random.Generator) -> Finding:
+        return finding(number, margins=draw.exponential(2.0, TOKENS) * (draw.random(TOKENS) < 0.33))
+
+    caught = until_caught(lie, limits, 64, seed)
     assert caught is not None
     assert caught.detector == "draws"
-    assert caught.audited <= most
-    assert caught.audited * TOKENS <= 1000
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_invented_log_probs_are_caught_within_16_rollouts(seed: int) -> None:
-    caught = until_caught(new_auditor(), missed=0.0, off=0.9, most=16, seed=seed)
-    assert caught is not None
-    assert caught.detector == "log-probs"
-    assert caught.rollouts[-1] == f"t{caught.audited - 1}/0"
-
-
-@pytest.mark.parametrize("name", ["float32", "half"])
-def test_honest_samplers_are_not_caught(name: str) -> None:
-    """A hundred thousand rollouts that miss and are off as often as the calibration allows. The highest sums that come
-    up by chance are far below the limit."""
-    random, auditor, known = Random(1), new_auditor(), CLASSES[name]
-    highest = 0.0
+@pytest.mark.parametrize("limits", EACH)
+def test_honest_samplers_are_never_caught(limits: Limits) -> None:
+    """A hundred thousand rollouts at a fifth of every limit, with errors that vary as much as those of real engines."""
+    auditor, draw = new_auditor(), np.random.default_rng(0)
+    spread = limits.size / 5 / 0.8  # The mean magnitude of a normal number is 0.8 of its spread
     for number in range(100_000):
-        found = finding(random, number, missed=known.missed, off=1e-3)
-        assert auditor.note(ALICE, name, found) is None
-        highest = max(highest, *auditor._standings[ALICE, name].scores.values())
-    assert 0.3 * LIMIT < highest < 0.9 * LIMIT
+        errors = draw.normal(limits.bias / 5, spread, TOKENS)
+        margins = draw.exponential(limits.margin / 5, TOKENS)
+        assert auditor.note(ALICE, limits, finding(number, errors=errors, margins=margins, side=(-1) ** number)) is None
 
 
-COARSE = Calibration(margin=0.3, missed=0.02, distance=0.3)
-"""As bfloat16: what honest samplers miss depends on the model."""
-
-CAROL, DAN = NodeId("carol"), NodeId("dan")
-
-
-def beside(shares: dict[NodeId, float], rollouts: int, seed: int = 0) -> tuple[Auditor, dict[NodeId, int]]:
-    """Samplers that miss these shares of tokens, audited in turn: who is caught after how many rollouts."""
-    auditor, random = Auditor({"half": COARSE}, secret=b"s", share=0.05), Random(seed)
-    caught: dict[NodeId, int] = {}
-    for number in range(rollouts):
-        auditor.settle()
-        for node, share in shares.items():
-            if auditor.note(node, "half", finding(random, number, missed=share, off=0.0)) is not None:
-                caught[node] = number + 1
-    return auditor, caught
+@pytest.mark.parametrize("limits", EACH)
+def test_what_stays_below_the_limits_is_never_caught(limits: Limits) -> None:
+    below = finding(errors=0.99 * min(limits.bias, limits.size), margins=0.99 * limits.margin, side=1)
+    assert until_caught(lambda n, draw: below, limits, 10_000) is None
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_where_others_miss_little_less_is_expected_of_all(seed: int) -> None:
-    assert beside({ALICE: 0.029}, 200, seed)[1] == {}, "alone it may be of a class that misses as much"
-    auditor, caught = beside({ALICE: 0.029, BOB: 1e-4, CAROL: 1e-4, DAN: 1e-4}, 200, seed)
-    assert caught.keys() == {ALICE}
-    assert auditor.expected_missed("half") < 0.005
-    assert auditor.expected_missed("another") == COARSE.missed
-
-
-@pytest.mark.parametrize("share", [0.004, 0.013, 0.02])
-def test_where_all_miss_as_many_tokens_nobody_is_caught_but_who_misses_more(share: float) -> None:
-    honest = {BOB: share, CAROL: share, DAN: 0.7 * share}
-    assert beside(honest, 20_000)[1] == {}
-    assert beside({ALICE: 0.09, **honest}, 2000)[1].keys() == {ALICE}
-
-
-def test_a_minority_of_liars_makes_nobody_believe_that_all_miss_much() -> None:
-    auditor = Auditor({"half": COARSE}, secret=b"s", share=0.05)
-    for node, missed in ((ALICE, 12), (BOB, 0), (CAROL, 0)):
-        auditor.note(node, "half", Finding(rollout_id="t0/0", tokens=500, missed=missed, distance=0.0))
-    auditor.settle()
-    assert auditor.expected_missed("half") < 0.01
-    two = Auditor({"half": COARSE}, secret=b"s", share=0.05)
-    for node in (BOB, CAROL):
-        two.note(node, "half", Finding(rollout_id="t0/0", tokens=500, missed=0, distance=0.0))
-    two.settle()
-    assert two.expected_missed("half") == COARSE.missed, "of two the half may lie"
-
-
-def test_of_a_class_that_was_never_measured_nobody_is_more_than_suspect() -> None:
+def test_no_rollout_convicts_alone_however_long_and_wrong_it_is() -> None:
     auditor = new_auditor()
-    found = [auditor.note(ALICE, "mlx", finding(Random(n), n, missed=0.5, off=0.5)) for n in range(500)]
-    (verdict,) = [one for one in found if one is not None]
-    assert verdict.suspect
-    assert auditor.share(ALICE, "mlx") == 0.05
+    wrong = Finding(rollout_id="t0/0", errors=floats([9.0] * 10_000), margins=floats([9.0] * 10_000))
+    assert [auditor.note(ALICE, ANY, wrong) is None for _ in range(MIN_ROLLOUTS)] == [True] * (MIN_ROLLOUTS - 1) + [
+        False
+    ]
 
 
-def test_an_engine_that_rounds_draws_other_tokens_and_is_judged_by_its_log_probs_alone() -> None:
+def test_one_record_is_kept_of_a_node_whatever_it_calls_its_engine() -> None:
     auditor = new_auditor()
-    for engine, missed, off, suspect in (
-        ("mlx/int8/gpu", 0.5, 0.0, False),
-        ("mlx/int8/gpu", 0.0, 0.5, True),
-        ("mlx/bfloat16/gpu", 0.5, 0.0, True),
-    ):
-        node = NodeId(f"{engine} {off}")
-        found = [auditor.note(node, engine, finding(Random(n), n, missed=missed, off=off)) for n in range(500)]
-        assert any(one is not None and one.suspect for one in found) == suspect
+    for number in range(3):
+        assert auditor.note(ALICE, ANY, finding(number, errors=-CUT)) is None
+    assert auditor.note(ALICE, HALF, finding(3, errors=-CUT)) is not None
+    assert auditor.note(ALICE, ANY, finding(4, errors=-CUT)) is None, "a verdict is given once"
+    assert auditor.forget(ALICE)
+    assert not auditor.forget(ALICE)
+    assert auditor.note(ALICE, ANY, finding(5, errors=-CUT)) is None
 
 
-def test_who_names_another_class_is_new_again_and_known_as_before_under_the_first() -> None:
-    auditor, random = new_auditor(), Random(0)
-    for number in range(NEW_ROLLOUTS):
-        auditor.note(ALICE, "float32", finding(random, number, missed=0.0, off=0.0))
-    assert [auditor.share(ALICE, name) for name in ("float32", "half", "mlx")] == [0.05, 1.0, 1.0]
+def test_all_of_an_unmeasured_class_is_audited_and_of_others_newcomers_suspects_and_a_share() -> None:
+    auditor = new_auditor()
+    assert auditor.share(ALICE, "mlx") == 1.0
     assert [auditor.share(BOB, "half", chosen=chosen) for chosen in (0, 63, 64)] == [1.0, 1.0, 0.05]
     assert [auditor.share(BOB, "half", chosen=chosen, has_time=False) for chosen in (0, 7, 8)] == [1.0, 1.0, 0.05]
-    for number in range(9):
-        auditor.note(ALICE, "mlx", finding(random, number, missed=1.0, off=1.0))
-    assert until_caught(auditor, missed=1.0, off=0.0, most=9) is not None
+    for number in range(NEW_ROLLOUTS):
+        auditor.note(ALICE, EXACT, finding(number))
+    assert [auditor.share(ALICE, name) for name in ("exact", "half", "mlx")] == [0.05, 0.05, 1.0]
+    for number in range(2):
+        auditor.note(ALICE, EXACT, finding(number, margins=CUT))
+    assert auditor.share(ALICE, "exact") == 1.0
+    assert FIRST_ROLLOUTS >= MIN_ROLLOUTS, "who lies in all of its first rollouts is caught by them"
 
 
 def test_of_more_samplers_than_are_remembered_the_oldest_is_a_newcomer_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.audit.auditor.MAX_STANDINGS", 2)
-    auditor, random = new_auditor(), Random(0)
+    monkeypatch.setattr("swarm.audit.auditor.MAX_NODES", 2)
+    auditor = new_auditor()
     for node in (ALICE, BOB, NodeId("carol")):
         for number in range(NEW_ROLLOUTS):
-            auditor.note(node, "float32", finding(random, number, missed=0.0, off=0.0))
-    assert [auditor.share(node, "float32") for node in (ALICE, BOB)] == [1.0, 0.05]
+            auditor.note(node, EXACT, finding(number))
+    assert [auditor.share(node, "exact") for node in (ALICE, BOB)] == [1.0, 0.05]
 
 
-def test_a_class_that_was_never_measured_may_be_as_coarse_as_bfloat16_is() -> None:
-    auditor, random = new_auditor(), Random(3)
-    for number in range(20_000):
-        assert auditor.note(ALICE, "mlx", finding(random, number, missed=0.005, off=0.0)) is None
+def test_weights_that_are_no_numbers_say_nothing_of_samplers() -> None:
+    unknown = finding(errors=np.nan, margins=np.nan)
+    assert until_caught(lambda n, draw: unknown, EXACT, 100) is None
 
 
-@pytest.mark.parametrize(("answered", "dropped", "most"), [(16, 16, 13), (0, 1, 13), (9, 3, 13)])
-def test_who_leaves_many_leases_unanswered_is_caught_within_a_few_steps(answered: int, dropped: int, most: int) -> None:
-    auditor = new_auditor()
-    found = [auditor.note_leases(ALICE, answered=answered, dropped=dropped) for _ in range(most)]
-    (verdict,) = [one for one in found if one is not None]
-    assert (verdict.detector, verdict.rollouts) == ("drops", ())
-
-
-def test_who_leaves_now_and_then_or_drops_a_few_is_not() -> None:
-    auditor, random = new_auditor(), Random(0)
-    for _ in range(20_000):
-        leaves = random.random() < 0.1
-        assert auditor.note_leases(ALICE, answered=30, dropped=32 if leaves else 2) is None
-        assert auditor.note_leases(ALICE, answered=0, dropped=0) is None
-
-
-def test_newcomers_the_suspicious_are_audited_in_full_and_the_proven_less() -> None:
-    auditor, random = new_auditor(), Random(0)
-    for number in range(PROVEN_ROLLOUTS):
-        assert auditor.share(ALICE, "float32") == (1.0 if number < NEW_ROLLOUTS else 0.05)
-        auditor.note(ALICE, "float32", finding(random, number, missed=0.0, off=0.0))
-    assert auditor.share(ALICE, "float32") == pytest.approx(0.02)
-    auditor.note(ALICE, "float32", finding(random, 0, missed=0.0, off=1.0))
-    assert auditor.share(ALICE, "float32") == 1.0
-    assert until_caught(auditor, missed=1.0, off=0.0, most=9) is not None
-    assert auditor.note(ALICE, "float32", finding(random, 0, missed=1.0, off=1.0)) is None, "a second verdict"
-    auditor.forget(ALICE)
-    assert until_caught(auditor, missed=1.0, off=0.0, most=9) is not None
+def test_one_rollout_is_drawn_or_not() -> None:
+    assert is_drawn(HALF, finding(margins=HALF.margin))
+    assert not is_drawn(HALF, finding(margins=CUT))
 
 
 def test_which_rollouts_are_chosen_follows_from_the_secret_alone() -> None:
-    auditors = [Auditor(CLASSES, secret=secret, share=0.05) for secret in (b"s", b"s", b"t")]
-    for auditor in auditors:
-        for number in range(NEW_ROLLOUTS):
-            auditor.note(BOB, "float32", finding(Random(0), number, missed=0.0, off=0.0))
-    names = [f"t{number}/3" for number in range(20_000)]
-    share = auditors[0].share(BOB, "float32")
-    one, same, other = ([auditor.drawn(name) < share for name in names] for auditor in auditors)
-    assert one == same != other
-    assert 900 < sum(one) < 1100
-    assert all(auditors[0].drawn(name) < auditors[0].share(ALICE, "float32") for name in names[:100])
+    names = [f"t{number}/0" for number in range(4000)]
+    first, again, other = (Auditor({}, secret=secret, share=0.05) for secret in (b"1", b"1", b"2"))
+    drawn = [first.drawn(name) for name in names]
+    assert drawn == [again.drawn(name) for name in names]
+    assert drawn != [other.drawn(name) for name in names]
+    assert 0.03 < sum(one < 0.05 for one in drawn) / len(drawn) < 0.07

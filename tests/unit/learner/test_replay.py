@@ -5,16 +5,20 @@ from __future__ import annotations
 from array import array
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from swarm.learner.batch import Row
 from swarm.learner.messages import Audit, AuditRollout, ComputeRules, Train
 from swarm.learner.policy import Policy, Replayed
-from swarm.learner.replay import replay
+from swarm.learner.ranks import Ranks
+from swarm.learner.replay import replay, row_of
 from swarm.sampler.engine import Generate, Job, Sampled
 from swarm.sampler.transformers import TransformersEngine
 from swarm.types import SamplingRules
+from tests.builders import floats, ints
 from tests.unit.models import Staged, published, stage, stage_model
 from tests.unit.trainers import group, trainer_in
 
@@ -64,7 +68,7 @@ def replayed(
     ]
     rules = rules or ComputeRules()
     policy = Policy(model, rules, temperature=temperature)
-    return replay(policy, rows, [job.seed for job in jobs(temperature)], rules, CPU, weights)
+    return replay(policy, rows, [job.seed for job in jobs(temperature)], rules, CPU, weights, ranks=Ranks())
 
 
 def margins(found: list[Replayed]) -> torch.Tensor:
@@ -112,6 +116,21 @@ def replace_tokens(sampled: Sampled, tokens: array[int]) -> Sampled:
     return Sampled(token_ids=tokens.tobytes(), logprobs=sampled.logprobs, spans=sampled.spans, finish=sampled.finish)
 
 
+def whole(parts: tuple[bytes, ...]) -> NDArray[np.float32]:
+    return np.concatenate([np.frombuffer(one, np.float32) for one in parts])
+
+
+def test_greedy_answers_are_the_best_without_noise(staged: tuple[Staged, Staged]) -> None:
+    model = published(staged[0].model)
+    policy, prompt = Policy(model, ComputeRules(), temperature=1.0), torch.tensor([list(jobs(1.0)[0].prompt_token_ids)])
+    with torch.no_grad():
+        best = int(model(prompt).logits[0, -1].argmax())
+        for token, is_best in ((best, True), (best - 1, False)):
+            row = row_of(AuditRollout(tuple(prompt[0].tolist()), ints(token), floats(0.0), seed=None))
+            (found,) = replay(policy, [row], [None], ComputeRules(), CPU, ranks=Ranks())
+            assert (float(found.margins[0]) == 0.0) == is_best
+
+
 def test_a_trainer_audits_with_weights_that_it_no_longer_has(tmp_path: Path) -> None:
     """Staged weights are kept under another name; the trainer goes on; what they drew is still what they draw."""
     trainer = trainer_in(tmp_path)
@@ -128,15 +147,14 @@ def test_a_trainer_audits_with_weights_that_it_no_longer_has(tmp_path: Path) -> 
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             seed=job.seed + lied,
-            margin=1e-3,
         )
         for job, sampled, lied in zip(jobs(1.0), drawn, [0] * (SAMPLES - 1) + [1], strict=True)
     )
     found = trainer.audit(Audit(path=str(kept), rollouts=asked))
-    assert found.missed[:-1] == (0,) * (SAMPLES - 1)
-    assert found.missed[-1] > 3, "with another seed it draws other tokens"
-    assert max(found.distances) < 1e-3
+    assert whole(found.margins)[:-LENGTH].max() < 1e-3
+    assert (whole(found.margins)[-LENGTH:] > 1e-3).sum() > 3, "with another seed it draws other tokens"
+    assert np.abs(whole(found.errors)).max() < 1e-3
     now = trainer.audit(Audit(path=str(tmp_path / "staging.bin"), rollouts=asked))
-    assert sum(now.missed[:-1]) > 0
-    assert max(now.distances) > 1e-3
-    assert trainer.audit(Audit(path=str(tmp_path / "none.bin"), rollouts=asked)).missed == ()
+    assert whole(now.margins)[:-LENGTH].max() > 1e-3
+    assert np.abs(whole(now.errors)).max() > 1e-3
+    assert trainer.audit(Audit(path=str(tmp_path / "none.bin"), rollouts=asked)).errors == ()

@@ -52,6 +52,7 @@ class Rollouts:
         self.asked, self.evaluating, self.starved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.batches: list[list[Group]] = []
         self.coming: asyncio.Future[list[Group]] | None = None
+        self.unaudited = -1  # The version whose answers could not be drawn again
         self.right: dict[int, bool] = {}  # by version, whether its rounds are answered and how
 
     async def set_bound(self, max_staleness: int) -> None:
@@ -68,7 +69,7 @@ class Rollouts:
 
     async def end(self, reason: str) -> None: ...
 
-    async def next_batch(self, look: object = None) -> Any:
+    async def next_batch(self) -> Any:
         self.asked.set()
         if self.batches:
             return self.batches.pop()
@@ -86,7 +87,7 @@ class Rollouts:
         self.evaluating.set()
         if (right := self.right.get(version.version)) is not None:
             number, scores = version.version, ((Score(reward=1.0, exact=right),),)
-            return Evaluated(version=number, newest=number, scores=scores)
+            return Evaluated(version=number, newest=number, scores=scores, unaudited=number == self.unaudited)
         return await asyncio.get_running_loop().create_future()
 
 
@@ -718,3 +719,14 @@ async def test_steps_are_told_now_and_then_and_a_measurement_names_its_version(t
     assert step.endswith(" s a step")
     assert not any(line.startswith(("step 2/", "step 3/")) for line in loop.said), "within ten seconds"
     assert "version 0: held-out exact match 1.000" in loop.said
+
+
+async def test_a_measurement_that_could_not_be_audited_says_so(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
+    loop.rollouts.batches = [[answered()]]
+    loop.rollouts.right, loop.rollouts.unaudited = {0: True}, 0
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.starved.wait()
+    running.cancel()
+    assert "version 0: held-out exact match 1.000, unaudited" in loop.said
+    assert loop.steps.status()["held_out"][-1]["unaudited"] == 1

@@ -11,6 +11,7 @@ from swarm.errors import EchoError, TooLarge, UserError
 from swarm.net.client import Busy, Forbidden
 from swarm.net.sessions import Unauthorized
 from swarm.net.wire import compress, encode
+from swarm.node.auditing import Looked
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.client import Answer, RolloutClient
 from swarm.rollout.intake import IntakeLimits
@@ -20,7 +21,7 @@ from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.leases import Group
 from swarm.rollout.scoring import MAX_IN_A_ROW, MAX_OF_ONE, RewardFailures
 from swarm.types import GroupId, NodeId, RewardFailure, Score, Unscored
-from tests.builders import ListJournal, new_plane, prompt, rollout, v
+from tests.builders import ListJournal, floats, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for, serving
 
 HALF = Score(reward=0.5, exact=False)
@@ -58,20 +59,23 @@ async def test_leases_answered_make_a_batch(learner: Learner) -> None:
 
 
 class Accuser:
-    """Looks at each batch once, and catches Alice in the first."""
+    """Looks at each batch once, and catches Alice in the first. `own` are log-probs that it recomputes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *caught: NodeId) -> None:
         self.batches: list[Sequence[Group]] = [[]]
+        self.caught = caught
+        self.own: dict[tuple[GroupId, int], bytes] = {}
+        self.unaudited = 0
+
+    def is_measured(self, node: NodeId) -> bool:
+        return True
 
     def unseen(self, batch: Sequence[Group]) -> Sequence[Group]:
         return batch if len(self.batches) == 1 else []
 
-    async def look(self, unseen: Sequence[Group]) -> dict[NodeId, str]:
-        self.batches.append(unseen)
-        return {ALICE: "it lied"}
-
-    def droppers(self, outcomes: object) -> list[NodeId]:
-        return []
+    async def look(self, chosen: Sequence[Group]) -> Looked:
+        self.batches.append(chosen)
+        return Looked(caught=dict.fromkeys(self.caught, "it lied"), own=self.own, unaudited=self.unaudited)
 
 
 @pytest.mark.parametrize(("local", "most"), [(True, 4), (False, 1)])
@@ -81,13 +85,55 @@ async def test_newcomers_from_the_address_of_one_who_was_caught_come_one_at_a_ti
     monkeypatch.setattr("swarm.rollout.api.is_loopback", lambda host: local)
     await learner.open()
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
-    accuser = Accuser()
-    waiting = asyncio.create_task(learner.service.next_batch(accuser))
+    learner.service._look = Accuser(ALICE)
+    waiting = asyncio.create_task(learner.service.next_batch())
     try:
         await learner.shows(lambda status: ALICE in learner.plane.barred)
         assert sum(len(one.lease.samples) for one in await leases_for(learner, BOB, 4)) == most
     finally:
         waiting.cancel()
+
+
+async def test_log_probs_that_were_recomputed_are_trained_with_and_journaled(learner: Learner) -> None:
+    await learner.open()
+    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
+    learner.service._look = accuser = Accuser()
+    group = next(iter(learner.plane._buffer.groups()), None)
+    own = floats(*[-0.25] * 6)
+    accuser.own = {(GroupId("t1"), 1): own}
+    batch = await learner.service.next_batch()
+    rollouts = {(group.group_id, one.index): one for group in batch for s in group.samples if (one := s.rollout)}
+    changed = [name for name, one in rollouts.items() if one.logprobs == own[: len(one.logprobs)]]
+    assert changed == [("t1", 1)], group
+    tail = [type(one).__name__ for one in learner.journal.entries[-4:]]
+    assert tail == ["RolloutReturned", "RolloutAccepted", "RolloutScored", "BatchTaken"]
+
+
+async def test_a_held_out_round_with_a_liar_in_it_is_drawn_again_by_others(learner: Learner) -> None:
+    await learner.open()
+    learner.service._look = Accuser(ALICE)
+    asked = asyncio.create_task(learner.service.evaluate(v(0), [prompt(0)]))
+    await learner.shows(lambda status: learner.plane.evaluating)
+    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 1)))
+    await learner.shows(lambda status: ALICE in learner.plane.barred)
+    await learner.shows(lambda status: learner.plane.evaluating)
+    learner.service._look.caught = ()
+    await learner.client(BOB).submit(answers_to(await leases_for(learner, BOB, 1)))
+    done = await asked
+    assert not done.unaudited
+    assert {sample.author for group in done.groups for sample in group.samples} == {BOB}
+
+
+async def test_a_held_out_round_that_nobody_can_audit_says_so(learner: Learner) -> None:
+    await learner.open()
+    for look in (None, Accuser()):
+        learner.service._look = look
+        if look is not None:
+            look.unaudited = 1
+        asked = asyncio.create_task(learner.service.evaluate(v(0), [prompt(0)]))
+        await learner.shows(lambda status: learner.plane.evaluating)
+        await learner.client(BOB).submit(answers_to(await leases_for(learner, BOB, 1)))
+        assert (await asked).unaudited
 
 
 async def test_a_learner_that_waits_for_a_batch_hears_of_the_last_score(learner: Learner) -> None:

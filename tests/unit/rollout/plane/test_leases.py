@@ -22,7 +22,6 @@ from swarm.rollout.plane.leases import (
     SLOWEST_TOKENS_PER_S,
     UNPROVEN_HELD,
     LeaseTable,
-    Outcomes,
     sample_seed,
 )
 from swarm.types import GroupId, NodeId, Score
@@ -199,18 +198,6 @@ def test_one_node_may_hold_only_so_much_and_little_while_it_is_new(table: LeaseT
     assert table.room(ALICE) == MAX_HELD
 
 
-def test_who_is_held_to_one_sample_stays_so_whatever_it_answers(table: LeaseTable) -> None:
-    group = open_group(table, 0)
-    table.hold_to_one(ALICE)
-    table.claim(group, ALICE, 1, now=0.0)
-    assert table.room(ALICE) == 0
-    table.answer(group, rollout(index=0), ALICE)
-    assert table.room(ALICE) == 1
-    table.forget(ALICE)
-    table.hear(ALICE, now=1.0)
-    assert table.room(ALICE) == 1
-
-
 CAROL = NodeId("carol")
 
 
@@ -248,19 +235,6 @@ def test_an_address_that_says_nothing_makes_nobody_a_neighbour(table: LeaseTable
     table.doubt(ALICE)
     table.hear(BOB, now=0.0)
     assert table.room(BOB) == UNPROVEN_HELD
-
-
-def test_what_became_of_leases_is_told_once(table: LeaseTable) -> None:
-    group = open_group(table, 0, size=10)
-    table.claim(group, ALICE, 6, now=0.0)
-    table.answer(group, rollout(index=0), ALICE)
-    table.fail(ALICE, group, 1, now=0.0)
-    table.release(ALICE, "t0", 2)
-    table.release(ALICE, "t0", 3, answered=True)
-    table.keep(ALICE, {("t0", 5)})
-    table.forget(ALICE)
-    assert table.take_outcomes() == {ALICE: Outcomes(answered=1, dropped=4)}
-    assert table.take_outcomes() == {}
 
 
 def test_who_keeps_samples_past_their_limit_gets_one_at_a_time_until_it_answers(table: LeaseTable) -> None:

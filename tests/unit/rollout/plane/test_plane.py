@@ -20,7 +20,7 @@ from swarm.rollout.plane.effects import (
     ScoreWanted,
 )
 from swarm.rollout.plane.leases import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_NODES, MAX_REDRAWS
-from swarm.rollout.plane.plane import MAX_FAILURES, RolloutPlane
+from swarm.rollout.plane.plane import MAX_FAILURES, MIN_PATIENCE_S, RolloutPlane
 from swarm.types import Lease, NodeId, Score, Span
 from tests.builders import (
     ALICE,
@@ -584,3 +584,65 @@ def test_a_sampler_that_beats_and_never_answers_does_not_stall_the_run() -> None
     assert isinstance(overdue, LeaseOverdue)
     assert (overdue.node, len(overdue.samples)) == (ALICE, sum(len(one.samples) for one in taken))
     assert len(ask(plane, BOB, 0, 4096, now=due)) == len(taken)
+
+
+# -- classes of engines that were never measured ---------------------------------------------------------------
+
+
+CAROL = NodeId("carol")
+
+
+def lease_as(plane: RolloutPlane, node: NodeId, *, measured: bool, most: int = 8, now: float = 0.0) -> int:
+    """Return how many samples a node gets that asks once, and answer them."""
+    granted = [one for one in plane.ask(node, v(0), most, now=now, measured=measured) if isinstance(one, Granted)]
+    leases = granted[0].leases if granted else ()
+    submit_and_score(plane, node, leases, 0)
+    return sum(len(one.samples) for one in leases)
+
+
+def test_a_swarm_of_unmeasured_classes_alone_fills_its_batches() -> None:
+    plane = new_plane(max_staleness=0, groups=1, size=8)
+    assert lease_as(plane, ALICE, measured=False) == 8
+    assert plane.can_take(now=0.0)
+
+
+def test_beside_a_measured_class_others_give_half_of_each_group_together() -> None:
+    plane = new_plane(max_staleness=0, groups=1, size=8)
+    plane.leased.hear(CAROL, now=0.0, measured=True)
+    assert [lease_as(plane, node, measured=False, most=3) for node in (ALICE, BOB, ALICE)] == [3, 1, 0]
+    assert not plane.can_take(now=0.0)
+    assert lease_as(plane, CAROL, measured=True) == 4
+    assert plane.can_take(now=0.0)
+
+
+def test_what_a_measured_node_gives_up_others_may_not_have_beyond_their_half() -> None:
+    plane = new_plane(max_staleness=0, groups=1, size=8)
+    plane.ask(CAROL, v(0), 8, now=0.0, measured=True)
+    plane.leave(CAROL)
+    plane.leased.hear(CAROL, now=0.0, measured=True)
+    assert lease_as(plane, ALICE, measured=False) == 4
+
+
+def test_a_batch_that_is_late_lifts_the_bound_until_it_is_taken() -> None:
+    """A slow sampler of a measured class must not hold up all others."""
+    plane = new_plane(max_staleness=0, groups=1, size=8)
+    plane.leased.hear(CAROL, now=0.0, measured=True)
+    assert lease_as(plane, ALICE, measured=False) == 4
+    assert not plane.can_take(now=0.0)
+    plane.tick(now=MIN_PATIENCE_S)
+    assert lease_as(plane, ALICE, measured=False, now=MIN_PATIENCE_S) == 0
+    chances = plane.leased.chances
+    plane.tick(now=MIN_PATIENCE_S + 0.1)
+    assert plane.leased.chances > chances, "those that wait are asked again"
+    assert lease_as(plane, ALICE, measured=False, now=MIN_PATIENCE_S + 0.1) == 4
+    assert plane.can_take(now=MIN_PATIENCE_S + 0.1)
+    plane.take()
+    assert not plane.leased.is_late
+
+
+def test_held_out_prompts_know_no_bound() -> None:
+    plane = new_plane(eval_samples=4)
+    plane.leased.hear(CAROL, now=0.0, measured=True)
+    plane.end("draining")
+    plane.evaluate(v(0), [prompt(0)])
+    assert lease_as(plane, ALICE, measured=False) == 4
