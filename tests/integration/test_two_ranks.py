@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,19 @@ from swarm.errors import ChildFailed, UserError
 from swarm.learner.checkpoint.files import TENSORS, is_whole
 from swarm.learner.checkpoint.model_files import stream_tensors
 from swarm.learner.device import as_streamed
-from swarm.learner.messages import Prepare, Prepared, Save, Saved, Train, Trained, TrainGroup, TrainRollout
+from swarm.learner.messages import (
+    Audit,
+    Audited,
+    AuditRollout,
+    Prepare,
+    Prepared,
+    Save,
+    Saved,
+    Train,
+    Trained,
+    TrainGroup,
+    TrainRollout,
+)
 from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.process import TrainerProcess, prepare_command, torchrun_options
 from swarm.learner.trainer import Trainer
@@ -96,6 +109,12 @@ BATCHES = (
 )
 
 
+REPLAYED = tuple(
+    AuditRollout((1, 3, 4), ints(*range(3, 3 + length)), floats(*[-2.0] * length), seed=None if length == 1 else length)
+    for length in (6, 1, 4)
+)
+
+
 def trains(steps: range) -> list[Train]:
     return [Train(step=step, groups=BATCHES[step], lineage=bytes([step] * 32)) for step in steps]
 
@@ -108,6 +127,8 @@ class Life:
     trained: list[Trained]
     staged: list[bytes]
     """As prepared, at the checkpoint, and at the end."""
+    audited: Audited
+    """Of the weights as prepared, at the checkpoint."""
     checkpoint: Path
 
 
@@ -170,7 +191,9 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Life:
     staging = directory / "staging.bin"
     prepared = trainer.prepared()
     staged = [staging.read_bytes()]
+    (directory / "kept.bin").write_bytes(staged[0])
     trained = [trainer.step(command) for command in trains(range(SAVED))]
+    audited = trainer.audit(Audit(path=str(directory / "kept.bin"), rollouts=REPLAYED))
     trainer.stage()
     staged.append(staging.read_bytes())
     checkpoint = directory / f"step-{SAVED:06}"
@@ -178,7 +201,8 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Life:
     assert trainer.flush() == Saved(step=SAVED, fault="")
     trained += [trainer.step(command) for command in trains(range(SAVED, len(BATCHES)))]
     trainer.stage()
-    return Life(prepared=prepared, trained=trained, staged=[*staged, staging.read_bytes()], checkpoint=checkpoint)
+    staged.append(staging.read_bytes())
+    return Life(prepared=prepared, trained=trained, staged=staged, audited=audited, checkpoint=checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -218,14 +242,17 @@ async def _live(of_one: Path, other_model: str, directory: Path) -> Two:
     try:
         first = await process.prepare(CONFIG, LONGEST)
         staged = [process.staging.read_bytes()]
+        (directory / "kept.bin").write_bytes(staged[0])
         trained = await train(range(SAVED))
+        audited = await process.audit(directory / "kept.bin", REPLAYED, fast=False)
+        assert (await process.audit(directory / "none.bin", REPLAYED, fast=False)).errors == ()
         staged.append(await stage())
         await process.save(checkpoint, SAVED)
         # A step taken while it is written.
         trained += await train(range(SAVED, len(BATCHES)))
         assert await process.flush() == Saved(step=SAVED, fault="")
         staged.append(await stage())
-        life = Life(prepared=first, trained=trained, staged=staged, checkpoint=checkpoint)
+        life = Life(prepared=first, trained=trained, staged=staged, audited=audited, checkpoint=checkpoint)
         with pytest.raises(UserError) as refused:
             await resume(directory / "nowhere")
         from_two, from_one = await resume(checkpoint), await resume(of_one)
@@ -300,6 +327,16 @@ def assert_rounded_alike(staged: bytes, expected: bytes) -> None:
     found, wanted = (torch.frombuffer(bytearray(data), dtype=torch.bfloat16).float() for data in (staged, expected))
     torch.testing.assert_close(found, wanted, rtol=2**-7, atol=WEIGHT_TOLERANCE)
     assert float((found != wanted).float().mean()) < 1e-3
+
+
+def test_two_ranks_draw_again_with_other_weights_what_one_does_and_have_theirs_back(one: Life, two: Two) -> None:
+    """That they have theirs back shows in what is published next."""
+    assert len(two.life.audited.errors) == len(REPLAYED)
+    for kind in ("errors", "margins"):
+        for found, expected in zip(getattr(two.life.audited, kind), getattr(one.audited, kind), strict=True):
+            assert array("f", found) == pytest.approx(array("f", expected), abs=1e-4)
+    assert two.life.audited.exact
+    assert_rounded_alike(two.life.staged[1], one.staged[1])
 
 
 def test_a_checkpoint_of_two_ranks_is_one_as_anybody_loads_it(two: Two) -> None:
