@@ -161,6 +161,7 @@ class Auditing:
         self._seen: set[tuple[str, NodeId]] = set()
         self._passed_over = False
         self._against: dict[NodeId, deque[dict[str, Any]]] = {}
+        self._faults: dict[NodeId, str] = {}
         self.audited = 0
         self.step = 0
         self.spent_s = self.sampled_s = self.trained_s = 0.0
@@ -252,6 +253,18 @@ class Auditing:
         limits = self._auditor.limits(self._class_of(one.node)).widened(HALF)
         return is_drawn(limits, Finding(rollout_id=one.name, errors=EMPTY, margins=np.concatenate(margins)))
 
+    def fault_of(self, node: NodeId) -> str:
+        """Return what a caught sampler is told, whose engine may be broken; "" the second time."""
+        return self._faults.get(node, "")
+
+    def forgive(self, node: NodeId) -> bool:
+        """Begin again, once, with a sampler that was told and has started its engine anew. Return whether it may."""
+        if not self.fault_of(node):
+            return False
+        self._faults[node] = ""
+        bar_file(self._directory.parent, node).unlink(missing_ok=True)
+        return self.let_in(node)
+
     def let_in(self, node: NodeId) -> bool:
         """Forget what is known of a sampler, as an operator wants. Return whether anything was."""
         self._against.pop(node, None)
@@ -297,6 +310,8 @@ class Auditing:
         if verdict is not None:
             why = f"barred: {verdict.what}"
             looked.caught[one.node] = why
+            if len(self._faults) < MAX_NODES:
+                self._faults.setdefault(one.node, verdict.what)
             self._say_of(verdict, why)
             await asyncio.to_thread(self._write, verdict, why)
 

@@ -114,6 +114,10 @@ class Look(Protocol):
 
     async def look(self, chosen: Sequence[Any]) -> Found: ...
 
+    def fault_of(self, node: NodeId) -> str: ...
+
+    def forgive(self, node: NodeId) -> bool: ...
+
 
 class RolloutService:
     """The plane on an event loop. `sessions` identify the sender, `emit(kind, **fields)` writes an event, `watch` is
@@ -421,7 +425,14 @@ class RolloutService:
         self._heard(node, beat, standby)
         dropped = self.tally.dropped_of(node)
         elsewhere = self.tally.is_elsewhere(node, beat.life)
-        reply = BeatReply(newest=newest, finished=self.finished, dropped=dropped, standby=standby, elsewhere=elsewhere)
+        reply = BeatReply(
+            newest=newest,
+            finished=self.finished,
+            dropped=dropped,
+            standby=standby,
+            elsewhere=elsewhere,
+            wrong=self._look.fault_of(node) if self._look else "",
+        )
         return binary(encode(reply))
 
     def _why_idle(self, node: NodeId) -> str:
@@ -503,6 +514,8 @@ class RolloutService:
                     self._plane.release(node, held.group_id, index, now=time.monotonic())
             if release.forget:
                 self._plane.leave(node)
+                if self._look and self._is_barred(node) and self._look.forgive(node):
+                    self.unbar(node)
         if release.forget and self.samplers.pop(node, None) is not None:
             self._emit("sampler_left", node=node, samples_released=sum(len(held.indices) for held in release.samples))
             self._watch.gone(node, vanished=False)

@@ -74,12 +74,14 @@ AGAIN_S = 1.0  # Pause before reading unreadable weights again: a catch-up repai
 @dataclass(slots=True, kw_only=True)
 class SamplerStatus:
     """What the node shows of itself; it counts from the start of its process. `standby` says why it waits in reserve,
-    or is ""; `exposed` what its engine's process could do, as was said once; `has_started`: an engine once did."""
+    or is ""; `exposed` what its engine's process could do, as was said once; `has_started`: an engine once did;
+    `was_told`: by the learner, what the audit found."""
 
     state: str = "starting"
     standby: str = ""
     exposed: str = ""
     has_started: bool = False
+    was_told: bool = False
     verdicts: Counter[str] = field(default_factory=Counter)
     accepted_tokens: int = 0
     drops: Drops = field(default_factory=Drops)
@@ -345,6 +347,10 @@ class Session:
             if reply.elsewhere:
                 raise InUseElsewhere
             self._hear_standby(reply.standby)
+            if reply.wrong and not self._status.was_told:
+                # An honest engine may be broken: with a new one the learner begins again with this node, once.
+                self._status.was_told = True
+                raise ProofFailed(f"the learner's audit found that {reply.wrong}")
             if (line := self._status.drops.hear(reply.dropped, now=time.monotonic())) is not None:
                 self._say(line)
             if reply.finished:

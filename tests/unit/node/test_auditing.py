@@ -148,6 +148,20 @@ async def test_who_is_let_in_again_is_a_newcomer_and_can_be_caught_again(tmp_pat
     assert BOB in (await audits.auditing.look(audits.auditing.unseen(batch))).caught
 
 
+async def test_a_caught_sampler_is_told_what_is_wrong_and_has_one_more_chance(tmp_path: Path) -> None:
+    audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
+    keep(audits, 0)
+    audits.guilty = {sample.spec.seed for group in batch for sample in group.samples}
+    assert not audits.auditing.forgive(BOB)
+    for chances in (1, 0):
+        audits.auditing._seen.clear()
+        assert BOB in (await audits.auditing.look(audits.auditing.unseen(batch))).caught
+        assert list(barred_in(tmp_path)) == [BOB]
+        assert audits.auditing.fault_of(BOB).startswith("its tokens miss") == bool(chances)
+        assert audits.auditing.forgive(BOB) == bool(chances)
+        assert list(barred_in(tmp_path)) == [BOB] * (1 - chances)
+
+
 @pytest.mark.parametrize(("engine", "exact"), [("mlx", True), ("exact", False), ("", True)])
 async def test_who_lies_is_barred_whatever_it_calls_its_engine(tmp_path: Path, engine: str, exact: bool) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=16)

@@ -66,12 +66,19 @@ class Accuser:
         self.caught = caught
         self.own: dict[tuple[GroupId, int], bytes] = {}
         self.unaudited = 0
+        self.told: set[NodeId] = set()
 
     def is_measured(self, node: NodeId) -> bool:
         return True
 
     def unseen(self, batch: Sequence[Group]) -> Sequence[Group]:
         return batch if len(self.batches) == 1 else []
+
+    def fault_of(self, node: NodeId) -> str:
+        return "its log-probs are off" * (node in self.told)
+
+    def forgive(self, node: NodeId) -> bool:
+        return node in self.told
 
     async def look(self, chosen: Sequence[Group]) -> Looked:
         self.batches.append(chosen)
@@ -122,6 +129,21 @@ async def test_a_held_out_round_with_a_liar_in_it_is_drawn_again_by_others(learn
     done = await asked
     assert not done.unaudited
     assert {sample.author for group in done.groups for sample in group.samples} == {BOB}
+
+
+async def test_a_caught_sampler_hears_what_is_wrong_and_may_begin_again_once(learner: Learner) -> None:
+    await learner.open()
+    learner.service._look = accuser = Accuser()
+    accuser.told = {ALICE}
+    learner.service.bar(ALICE, "barred: its log-probs are off")
+    assert (await learner.client(ALICE).beat(v(0), 0, 0.0)).wrong == "its log-probs are off"
+    await learner.client(ALICE).release([], forget=True)
+    assert ALICE not in learner.plane.barred
+    learner.service.bar(ALICE, "barred: its log-probs are off")
+    accuser.told = set()
+    assert (await learner.client(ALICE).beat(v(0), 0, 0.0)).wrong == ""
+    await learner.client(ALICE).release([], forget=True)
+    assert ALICE in learner.plane.barred
 
 
 async def test_a_held_out_round_that_nobody_can_audit_says_so(learner: Learner) -> None:
