@@ -22,12 +22,12 @@ class InUseElsewhere(UserError):
 
 
 class Damaged(UserError):
-    """A file of a run was changed or is missing. The message says which one, and how to save the rest."""
+    """A file of a run was changed or is missing. The message says which one, and how to go on."""
 
     def __init__(self, run_dir: Path, name: str, why: object) -> None:
         super().__init__(
-            f"{run_dir / name} is damaged ({' '.join(str(why).split())}): put back a copy, or have `echo-node verify "
-            f"{run_dir} --salvage NEW` write what can be read into a new run directory"
+            f"{run_dir / name} is damaged ({' '.join(str(why).split())}): put back a copy, or go on from its newest "
+            f"whole checkpoint in a new run, `echo-node lead --from {run_dir}` (docs/recovery.md, Damage)"
         )
 
 

@@ -30,7 +30,6 @@ RunDirectory = Annotated[Path, typer.Argument(help="The run's directory.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 BREACHED = 1  # Exit status of `verify` if an invariant does not hold; damage gives 2, like all bad input
-LOST_SHOWN = 50  # Lines about what was lost: more of them say nothing new
 
 export_app = typer.Typer(help="Write parts of a run for other programs.")
 
@@ -86,19 +85,10 @@ def _audit_lines(found: Sequence[dict[str, Any]], *, whole: bool) -> Iterator[st
             )
 
 
-def verify(
-    run_dir: RunDirectory,
-    salvage: Annotated[
-        Path | None, typer.Option(help="Of a damaged run: new directory for what can be read, to go on with.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+def verify(run_dir: RunDirectory, as_json: Json = False) -> None:
     """Prove that a run kept its promises. From journal and checkpoints: no rollout was too old, used twice, or lost."""
     from dataclasses import asdict
 
-    if salvage is not None:
-        _salvage(run_dir, salvage)
-        run_dir = salvage
     report, found, damaged = verify_directory(run_dir)
     for breach in report.breaches:
         typer.echo(printable(f"breach: {breach}"))
@@ -115,22 +105,9 @@ def verify(
     if damaged:
         raise Damaged(run_dir, next(iter(damaged)), next(iter(damaged.values())))
     if report.breaches:
-        remedy = f"`echo-node verify {run_dir} --salvage NEW` writes what holds together into a new run directory"
+        remedy = f"`echo-node lead --from {run_dir}` goes on from its newest checkpoint in a new run"
         typer.echo(f"echo-node: {run_dir} has breaches, named above; if a disk or a copy did it, {remedy}", err=True)
         raise typer.Exit(BREACHED)
-
-
-def _salvage(run_dir: Path, to: Path) -> None:
-    from swarm.node.salvage import salvage
-
-    done = salvage(run_dir, to)
-    for line in done.lost[:LOST_SHOWN]:
-        typer.echo(printable(f"lost: {line}"))
-    if len(done.lost) > LOST_SHOWN:
-        typer.echo(f"lost: {len(done.lost) - LOST_SHOWN} more things")
-    typer.echo(
-        f"{to} goes on from step {done.step} with {done.batches} recorded batches: `echo-node lead --resume {to}`"
-    )
 
 
 def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str, str]]:

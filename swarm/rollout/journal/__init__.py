@@ -1,1 +1,1 @@
-"""The run on disk: write it in order, read it back, verify, export and salvage it."""
+"""The run on disk: write it in order, read it back, verify and export it."""

@@ -24,20 +24,13 @@ from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_w
 from swarm.node.identity import load_or_create_key, next_generation
 from swarm.node.metrics import RunLog
 from swarm.node.network import NodeNetwork
-from swarm.node.prompts import RECORD, check_data, open_task
+from swarm.node.prompts import RECORD, open_task
 from swarm.node.rundir import (
-    BASE,
-    ORIGIN,
     create_run_directory,
     note_life,
-    read_values,
-    resumed_config,
-    write_config,
     write_json,
 )
-from swarm.node.salvage import salvage
-from swarm.rollout.journal.journal import DATABASE, SEGMENTS, Journal
-from swarm.rollout.journal.verify import verify_run
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.settings import LeadConfig
 from tests.unit.rollout.journal.test_journal import SIZE
 from tests.unit.rollout.journal.test_verify import GROUPS, STEPS, _record
@@ -148,7 +141,6 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(NodeNetwork, "start", start)
     monkeypatch.setattr(NodeNetwork, "stop", stop)
-    monkeypatch.setattr("swarm.node.salvage.sync_path", lambda path: None)
     # To put the command line together takes longer than most of these commands.
     monkeypatch.setattr(cli, "app", COMMANDS)
 
@@ -222,14 +214,11 @@ def test_every_file_and_every_command(whole: Path, tmp_path: Path, terminal: Ter
     for name in files_of(whole):
         if name.startswith(ALIKE):
             continue
-        run_dir, new = tmp_path / name / "run", tmp_path / name / "new"
+        run_dir = tmp_path / name / "run"
         shutil.copytree(whole, run_dir)
         DAMAGES[kind](run_dir / name)
         before = contents(run_dir)
-        commands: dict[str, tuple[object, ...]] = {
-            "verify": ("verify", run_dir),
-            "salvage": ("verify", run_dir, "--salvage", new),
-        }
+        commands: dict[str, tuple[object, ...]] = {"verify": ("verify", run_dir)}
         if not name.startswith(("best/", "checkpoints/", "identity/")):
             commands["rollouts"] = ("export", "rollouts", run_dir, "--to", tmp_path / name / "r.jsonl")
             commands["report"] = ("report", run_dir, "--to", tmp_path / name / "report.html")
@@ -242,11 +231,6 @@ def test_every_file_and_every_command(whole: Path, tmp_path: Path, terminal: Ter
             assert terminal.err.count("\n") <= 1, (name, command, terminal.err)
             assert status == 0 or terminal.err, (name, command)
         assert contents(run_dir) == before, name
-        if name == "config.json":
-            assert not new.exists()
-        else:
-            assert terminal("verify", new) == 0, (name, terminal.out, terminal.err)
-            assert terminal(*resume(new)) is None, (name, terminal.err)
         if terminal(*resume(run_dir)) is not None:
             assert terminal.err.count("\n") == 1, (name, terminal.err)
             assert not name.startswith(RESUMES_WITHOUT), terminal.err
@@ -286,7 +270,7 @@ def test_batches_that_cannot_be_trained_on_again_are_refused(run_dir: Path, term
     empty(run_dir / SEGMENTS / "00000003.rollouts")
     line = terminal.refuses(*resume(run_dir))
     assert "rollouts of batch 3 are lost" in line
-    assert f"echo-node verify {run_dir} --salvage NEW" in line
+    assert f"echo-node lead --from {run_dir}" in line
 
 
 def test_rows_that_were_changed_are_refused(run_dir: Path, terminal: Terminal) -> None:
@@ -321,134 +305,32 @@ def test_an_export_of_an_older_model_says_that_newer_ones_are_damaged(run_dir: P
     assert "the model of step 2 in" in terminal.out
 
 
-# -- salvage -------------------------------------------------------------------------------------------------
+# -- what can be had back ------------------------------------------------------------------------------------
 
 
-def salvaged(run_dir: Path) -> tuple[Path, int, int, str]:
-    """The new run directory, its batches, the step that it goes on from, and what was lost. It has no breach."""
-    new = run_dir.parent / "new"
-    done = salvage(run_dir, new)
-    report = verify_run(new, groups_per_step=GROUPS, group_size=SIZE)
-    assert report.breaches == []
-    assert report.batches == done.batches
-    return new, done.batches, done.step, "\n".join(done.lost)
-
-
-def change(run_dir: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(run_dir / DATABASE)) as found, found:
-        for statement in statements:
-            found.execute(statement)
+def test_sqlite_makes_a_broken_index_again(run_dir: Path, terminal: Terminal) -> None:
+    """As docs/recovery.md has it."""
+    database = run_dir / DATABASE
+    with closing(sqlite3.connect(database)) as found:
+        (page,) = found.execute("SELECT rootpage FROM sqlite_master WHERE name = 'groups_by_step'").fetchone()
+        (size,) = found.execute("PRAGMA page_size").fetchone()
+    with database.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    assert "journal.db is damaged" in terminal.refuses(*resume(run_dir))
+    with closing(sqlite3.connect(database)) as found:
+        dump = "\n".join(found.iterdump())
+        (version,) = found.execute("PRAGMA user_version").fetchone()
+    with closing(sqlite3.connect(run_dir / "mended.db")) as mended:
+        mended.executescript(f"{dump}\nPRAGMA user_version = {version};")
+    for path in run_dir.glob("journal.db*"):
+        path.unlink()
+    (run_dir / "mended.db").replace(database)
+    assert terminal("verify", run_dir) == 0, terminal.err
+    assert terminal(*resume(run_dir)) is None, terminal.err
 
 
 def test_files_of_a_run_have_one_mode_and_secrets_are_private(run_dir: Path, whole: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in whole.iterdir() if path.is_file()}
     assert len(set(modes.values())) == 1, modes
     assert {path.stat().st_mode & 0o777 for path in (whole / "identity").iterdir()} == {0o600}
-
-
-def test_a_fork_that_is_salvaged_has_its_first_model_and_its_origin(run_dir: Path) -> None:
-    config, origin = (
-        resumed_config(run_dir, {}, finished=True),
-        {"run": "runs/first", "step": 4, "best": False, "model": "tiny"},
-    )
-    write_config(run_dir, config, origin)
-    (run_dir / BASE).mkdir()
-    (run_dir / BASE / "config.json").write_text("{}")
-    new, _, _, lost = salvaged(run_dir)
-    assert lost == ""
-    assert read_values(new)[ORIGIN] == origin
-    assert resumed_config(new, {}).model == str(new / BASE)
-    assert (new / BASE / "config.json").read_text() == "{}"
-
-
-def test_of_a_whole_run_nothing_is_lost(run_dir: Path) -> None:
-    new, batches, step, lost = salvaged(run_dir)
-    assert (batches, step, lost) == (STEPS, 4, "")
-    gone = {"summary.json"}
-    assert set(files_of(new)) == set(files_of(run_dir)) - gone
-    assert (new / "identity/node.key").stat().st_mode & 0o777 == 0o600
-    journals = [Journal(path, group_size=SIZE) for path in (run_dir, new)]
-    before, after = (journal.load() for journal in journals)
-    assert (after.next_batch, after.opened) == (before.next_batch, before.opened)
-    assert [group.number for group in after.groups] == [group.number for group in before.groups]
-    assert [group.rollouts for group in after.groups] == [group.rollouts for group in before.groups]
-    # Samplers know of later versions than the journal may have: what comes next has to be newer than all of them.
-    assert after.published is None
-    assert all(not group.holders for group in after.groups)
-
-
-@pytest.mark.parametrize(
-    ("statement", "batches", "step"),
-    [
-        ("UPDATE rollouts SET reward = 9 WHERE number = 6", 3, 2),
-        ("UPDATE rollouts SET reward = 9 WHERE number = 2", 1, 0),
-        ("DELETE FROM groups WHERE number = 5", 2, 2),
-        ("DELETE FROM batches WHERE step = 2", 2, 2),
-        ("DELETE FROM rollouts WHERE number = 7 AND idx = 1", 3, 2),
-        ("UPDATE rollouts SET oldest = 0 WHERE number = 7", 3, 2),
-        ("UPDATE rollouts SET tokens = 1 WHERE number = 7", 3, 2),
-        ("UPDATE groups SET number = 1000000 WHERE number = 7", 3, 2),
-        ("DELETE FROM nodes", 4, 4),
-        ("UPDATE groups SET dropped_at = 2 WHERE number = 8", 4, 4),
-        ("UPDATE groups SET version = 9, incarnation = 7 WHERE number = 10", 4, 4),
-        ("DELETE FROM groups", 0, 0),
-    ],
-)
-def test_the_journal_ends_before_what_does_not_hold(run_dir: Path, statement: str, batches: int, step: int) -> None:
-    change(run_dir, statement)
-    new, *found, lost = salvaged(run_dir)
-    assert found == [batches, step]
-    names = [path.name for path in (new / "checkpoints").iterdir() if path.is_dir()]
-    assert sorted(names) == [f"step-{kept:06}" for kept in KEPT if kept <= step]
-    assert ("the batches that it was trained on are lost" in lost) == (step < 4)
-    steps = [json.loads(line)["step"] for line in (new / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, batches + 1))
-    for group in Journal(new, group_size=SIZE).load().groups:
-        assert group.version.version <= batches
-        assert group.version.incarnation == 0
-        assert all(one.rollout.oldest is not None and one.rollout.oldest <= batches for one in group.rollouts)
-
-
-def test_payloads_count_from_the_checkpoint_on(run_dir: Path) -> None:
-    flip(run_dir / SEGMENTS / "00000001.rollouts")
-    assert salvaged(run_dir)[1:3] == (4, 4)
-
-
-def test_without_a_checkpoint_the_run_ends_before_the_first_lost_payload(run_dir: Path) -> None:
-    flip(run_dir / SEGMENTS / "00000001.rollouts")
-    for step in KEPT:
-        flip(run_dir / f"checkpoints/step-{step:06}" / TENSORS)
-    _, batches, step, lost = salvaged(run_dir)
-    assert (batches, step) == (1, 0)
-    assert "checkpoints/step-000002: trainer.safetensors is not what was written there" in lost
-
-
-def test_what_is_in_the_log_alone_is_salvaged_too(run_dir: Path) -> None:
-    """As a learner that was killed leaves it."""
-    with closing(sqlite3.connect(run_dir / DATABASE)) as found:
-        found.execute("PRAGMA wal_autocheckpoint = 0")
-        found.execute("UPDATE rollouts SET reward = 9 WHERE number = 6")
-        found.commit()
-        left = Path(shutil.copytree(run_dir, run_dir.parent / "left"))
-    assert salvaged(left)[1] == 3
-
-
-def test_a_new_directory_is_asked_for_and_the_learner_has_to_be_stopped(run_dir: Path, terminal: Terminal) -> None:
-    from swarm.node.rundir import locked
-
-    with locked(run_dir):
-        assert "a learner leads the run" in terminal.refuses("verify", run_dir, "--salvage", run_dir.parent / "new")
-    for to in (run_dir, run_dir / "inside", Path("/proc/none")):
-        assert "--salvage" in terminal.refuses("verify", run_dir, "--salvage", to) or "cannot write" in terminal.err
-    assert terminal("verify", run_dir, "--salvage", run_dir.parent / "new") == 0
-    assert "goes on from step 4 with 4 recorded batches: `echo-node lead --resume" in terminal.out
-    assert "is not a new directory" in terminal.refuses("verify", run_dir, "--salvage", run_dir.parent / "new")
-    check_data(run_dir.parent / "new", open_task(LeadConfig()))
-
-
-def test_a_key_that_is_lost_is_said_and_the_new_run_has_another(run_dir: Path) -> None:
-    truncate(run_dir / "identity/node.key")
-    new, _, _, lost = salvaged(run_dir)
-    assert "identity/node.key" in lost
-    assert "samplers need the new join line" in lost
-    assert load_or_create_key(new / "identity")
