@@ -3,7 +3,8 @@ the setting task_options give the options of its data set.
 
 Some of its scorers hand an answer to eval(), others to sympy's parse_expr, which does the same: any sampler could run
 programs on the learner's machine. While a score is computed, both get `evaluate` instead, which computes expressions
-and refuses all other code.
+and refuses all other code. A score is computed aside, since an answer can make a scorer recurse or compute for ever:
+brackets, `9**(9**9)`, or a formula with more variables than a truth table can hold.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
@@ -25,7 +25,7 @@ from swarm.errors import UserError
 from swarm.net.wire import digest
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.questions import is_held_out
-from swarm.tasks.rewards import EXTRA, without_thoughts
+from swarm.tasks.rewards import EXTRA, aside, without_thoughts
 from swarm.types import Prompt, Score
 
 CHUNK = 1000  # Entries of one data set of reasoning-gym. Some make all of theirs at once, and refuse to make many.
@@ -89,22 +89,21 @@ class GymTask(DrawnTask):
         self._dataset = lru_cache(4)(self._make_dataset)
         # The rollouts of a group are scored together.
         self._entry = lru_cache(64)(self._make_entry)
+        self._own_score = lru_cache(64)(self._score_own)
 
     def score(self, prompt: Prompt, completion: str) -> Score:
-        from reasoning_gym.utils import extract_answer
-
-        text = without_thoughts(completion)
-        answer = extract_answer(text)
-        given = text.strip() if answer is None else answer
         number = int(prompt.prompt_id.rpartition("-")[2])
         dataset, entry = self._dataset(number // CHUNK), self._entry(number)
-        try:
-            with expressions_alone():
-                reward = float(dataset.score_answer(given, entry))
-        except (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, AttributeError, AssertionError):
-            # Some scorers fail on an answer of another form: that is a wrong answer.
-            reward = 0.0
+        self._own_score(number)
+        # Some scorers fail on an answer of another form, or never end: that is a wrong answer.
+        reward = aside(lambda: _score(dataset, entry, completion)) or 0.0
         return Score(reward=reward, exact=reward >= 1.0)
+
+    def _score_own(self, number: int) -> float:
+        """Score the data set's own answer, so that all that its scorer loads is loaded before a sampler's is scored."""
+        import_module("sympy.parsing.sympy_parser")
+        entry = self._entry(number)
+        return float(self._dataset(number // CHUNK).score_answer(entry["answer"], entry))
 
     def _make_dataset(self, chunk: int) -> Any:
         import reasoning_gym
@@ -164,26 +163,23 @@ def evaluate(source: Any, *spaces: Any) -> Any:
     try:
         tree = ast.parse(source.strip(), mode="eval")
         nodes = list(ast.walk(tree))
+        code = compile(tree, "<answer>", "eval")
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError("it is not an expression") from error
     for node in nodes:
         called = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in CALLED)
         if called or not isinstance(node, EVALUATED):
             raise ValueError(f"an answer may hold only numbers and functions, no {type(node).__name__}")
-    code = compile(tree, "<answer>", "eval")
     return builtins.eval(code, *(spaces or ({"__builtins__": {}},)))  # noqa: S307 - each part of it was looked at
 
 
-@contextmanager
-def expressions_alone() -> Iterator[None]:
-    """Within this the modules in EVALUATING use `evaluate` as their eval."""
-    # Loaded now, so that no answer can load it later with the real eval.
-    import_module("sympy.parsing.sympy_parser")
-    modules = [module for name, module in sys.modules.items() if name.startswith(EVALUATING)]
-    for module in modules:
-        vars(module)["eval"] = evaluate
-    try:
-        yield
-    finally:
-        for module in modules:
-            del vars(module)["eval"]
+def _score(dataset: Any, entry: dict[str, Any], completion: str) -> float:
+    """The score, in a process of its own: from now on its modules in EVALUATING use `evaluate` as their eval."""
+    from reasoning_gym.utils import extract_answer
+
+    for name, module in sys.modules.items():
+        if name.startswith(EVALUATING):
+            vars(module)["eval"] = evaluate
+    text = without_thoughts(completion)
+    answer = extract_answer(text)
+    return float(dataset.score_answer(text.strip() if answer is None else answer, entry))

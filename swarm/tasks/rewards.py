@@ -24,9 +24,8 @@ from swarm.types import Score
 
 EXTRA = how_to_have("tasks")
 MAX_DIGITS = 200  # Of a number; Python itself refuses to read one of some thousands
-MATH_CPU_S = 1.0  # CPU time for one completion, the same on a busy machine; an honest one takes some milliseconds
+ASIDE_CPU_S = 1.0  # CPU time for one completion, the same on a busy machine; an honest one takes some milliseconds
 RELATIVE = 2e-6  # Difference of numbers that are equal: 0.333333 is 1/3
-EQUAL = 10  # Exit status of a child that found both equal. No fault ends with it.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]++)"
 JOIN = "\ue000"  # Behind each raised or lowered character, of which several may be one number
@@ -241,18 +240,36 @@ def math(completion: str, answer: str) -> float:
     """math-verify finds the completion's final expression equal to the answer's, or it is the same text, which alone
     counts where the library would read a part: dates, times, bases, sequences with dots, repeating decimals.
 
-    An answer that takes longer than MATH_CPU_S, or more memory than there is, is wrong: `9^{9^{9^9}}` is evaluated as
-    it stands, and neither a signal handler nor another thread could end that. So a child process does it.
+    It is computed aside: `9^{9^{9^9}}` is evaluated as it stands.
     """
     _load_math_verify()
+    return aside(lambda: _equal(completion, answer)) or 0.0
+
+
+def aside(compute: Callable[[], float]) -> float | None:
+    """The result of a child process. None if it raises, or takes longer than ASIDE_CPU_S or more memory than there is:
+    neither a signal handler nor another thread could end a single power of large numbers."""
+    reading, writing = os.pipe()
     with warnings.catch_warnings():
         # Python warns of a fork beside threads. The child uses nothing of theirs, and ends by itself.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        _end_with_verdict(completion, answer)
-    _, status = os.waitpid(child, 0)
-    return float(os.waitstatus_to_exitcode(status) == EQUAL)
+        _end_with(compute, writing)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        result = pipe.read()
+    os.waitpid(child, 0)
+    return float(result) if result else None
+
+
+def _end_with(compute: Callable[[], float], writing: int) -> NoReturn:
+    try:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, ASIDE_CPU_S)
+        os.write(writing, repr(float(compute())).encode())
+    finally:
+        os._exit(0)
 
 
 @cache
@@ -260,16 +277,6 @@ def _load_math_verify() -> None:
     """Load the libraries, and warm their parser with common forms of answers, once and not in every child."""
     for text in (r"\boxed{\frac{12}{5}}", r"$x^2 + 3\sqrt{2}$", "it is 3.5, not -1,000"):
         _equal(text, text.removeprefix("it is "))
-
-
-def _end_with_verdict(completion: str, answer: str) -> NoReturn:
-    status = os.EX_OK
-    try:
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, MATH_CPU_S)
-        status = EQUAL if _equal(completion, answer) else os.EX_OK
-    finally:
-        os._exit(status)
 
 
 def _equal(completion: str, answer: str) -> bool:

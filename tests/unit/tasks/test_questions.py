@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from swarm.errors import UserError
-from swarm.tasks import KINDS, check_task, load_task
+from swarm.tasks import KINDS, check_task, load_task, rewards
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.gym import evaluate
 from swarm.tasks.hub import fetch
@@ -550,6 +550,24 @@ def test_an_answer_runs_no_code_on_the_learners_machine(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("propositional_logic", "(" * 4000 + "P" + ")" * 4000),
+        ("propositional_logic", " \u2227 ".join("abcdefghijklmnopqrstuvwxyz")),
+        ("countdown", "9**(9**9)"),
+        ("countdown", "1e999999999"),
+        ("puzzle24", "2**2**2**2**2**2"),
+        ("puzzle24", "Rational('1e999999999')"),
+        ("coin_flip", "1e999999999"),
+    ],
+)
+def test_an_answer_that_never_ends_is_wrong(name: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewards, "ASIDE_CPU_S", 0.3)
+    task = load_task(TaskOptions(name=f"gym:{name}"))
+    assert task.score(task.prompt(0), f"<answer>{answer}</answer>") == Score(reward=0.0, exact=False)
+
+
+@pytest.mark.parametrize(
     ("source", "value"), [("2*(3+4)-1", 13), ("[[1, 2], ['a']]", [[1, 2], ["a"]]), (" 7 // 2", 3), ("not 1 < 2", False)]
 )
 def test_expressions_are_evaluated(source: str, value: object) -> None:
@@ -557,7 +575,18 @@ def test_expressions_are_evaluated(source: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["().__class__", "open('x')", "[x for x in 'ab']", "lambda: 1", "x = 1", "exp.x", "sin(1)(2)", "(" * 5000]
+    "source",
+    [
+        "().__class__",
+        "open('x')",
+        "[x for x in 'ab']",
+        "lambda: 1",
+        "x = 1",
+        "exp.x",
+        "sin(1)(2)",
+        "(" * 5000,
+        "-" * 4000 + "1",
+    ],
 )
 def test_what_is_more_than_an_expression_is_not(source: str) -> None:
     with pytest.raises(ValueError, match=r"no |not an expression|the text"):
