@@ -240,6 +240,7 @@ class Observed(Message, frozen=True):
 
 
 class Unscored(Message, frozen=True):
-    """Why the reward of a completion could not be computed."""
+    """Why a completion has no reward. `genuine` is whether its sampler's seed draws it, if that is known."""
 
     reason: str
+    genuine: bool | None = None

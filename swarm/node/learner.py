@@ -68,6 +68,7 @@ from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.leases import MISSED_BEATS
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.plane.rules import publication_period
+from swarm.rollout.scoring import TURN_S
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Read
 from swarm.tasks.reward_pool import Completion, RewardPool
@@ -490,9 +491,8 @@ class LearnerNode:
 
         async def score(wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
             asked = ((one, control_seed(config.seed, one.group_id, one.index)) for one in wanted)
-            return await rewards.score(
-                [Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=seed) for w, seed in asked]
-            )
+            given = [Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=seed) for w, seed in asked]
+            return await rewards.score(given, TURN_S)
 
         # In a thread, because the prompts of the open groups are made again.
         restored = await in_thread(partial(plane.restore, self._recorded, now=time.monotonic()))
@@ -501,7 +501,8 @@ class LearnerNode:
             restored += plane.bar(node, why)
         if (auditing := self._auditing()) is not None:
             self._publication.kept_at = auditing.place
-        self._rollouts.open(plane, score, self._journal, restored, self._answering.step, auditing)
+        processes = config.resolved_reward_processes
+        self._rollouts.open(plane, score, self._journal, restored, self._answering.step, processes, auditing)
         sweeping = asyncio.create_task(self._answering.sweep(plane.leased.attempts))
         self._exits.callback(sweeping.cancel)
         return Steps(

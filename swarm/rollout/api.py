@@ -12,7 +12,6 @@ thread, one at a time, so at most one large body is unpacked in memory.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,17 @@ from swarm.net.signing import SigningKey
 from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
-from swarm.rollout.intake import TEXTS, Claimed, Intake, IntakeLimits, Overloaded, is_small, open_submission
+from swarm.rollout.intake import (
+    Claimed,
+    Intake,
+    IntakeLimits,
+    Overloaded,
+    come_back,
+    is_small,
+    open_submission,
+    refuse,
+    too_much,
+)
 from swarm.rollout.journal.entries import Entry, GroupDropped, Record, RolloutScored
 from swarm.rollout.messages import (
     LEASE_CONTEXT,
@@ -55,7 +64,7 @@ from swarm.rollout.plane.effects import (
     ScoreWanted,
     StepWanted,
 )
-from swarm.rollout.plane.leases import MAX_NODES, Group
+from swarm.rollout.plane.leases import MAX_NODES, Group, Sample
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.rollout.scoring import RewardFailures, Said, Scorer, Scoring, Stepper
 from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally
@@ -114,6 +123,8 @@ class Look(Protocol):
 
     async def look(self, chosen: Sequence[Any]) -> Found: ...
 
+    async def is_genuine(self, group: Group, sample: Sample) -> bool | None: ...
+
     def fault_of(self, node: NodeId) -> str: ...
 
     def forgive(self, node: NodeId) -> bool: ...
@@ -171,13 +182,18 @@ class RolloutService:
         journal: Recorder,
         effects: Sequence[Effect] = (),
         stepper: Stepper | None = None,
+        processes: int = 1,
         look: Look | None = None,
     ) -> None:
         """Begin to serve `plane`; until now samplers were told to wait. `effects` came from restoring the plane.
-        Episodes need a `stepper`. `look` is shown what a batch would be before it is taken."""
+        Episodes need a `stepper`. `look` audits what a batch would be before it is taken, and answers on which one of
+        the reward `processes` failed."""
         self._plane = plane
         self._look = look
-        self._scoring = Scoring(scorer, scored=self._scored, stepper=stepper, stepped=self._stepped)
+        given = scorer, processes, self._genuine, self.samplers
+        self._scoring = Scoring(*given, scored=self._scored, stepper=stepper, stepped=self._stepped)
+        if plane.next_batch:  # The reward has worked in an earlier life
+            self.failures.scored_at = time.monotonic()
         self._journal = journal
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
@@ -224,6 +240,12 @@ class RolloutService:
         for node, why in found.caught.items():
             self.bar(node, why)
         return found
+
+    async def _genuine(self, asked: ScoreWanted) -> bool | None:
+        group = self._opened.leased.group(asked.group_id)
+        if self._look is None or group is None:
+            return None
+        return await self._look.is_genuine(group, group.samples[asked.index])
 
     async def _until_full(self) -> None:
         plane = self._opened
@@ -544,7 +566,7 @@ class RolloutService:
                     self._answer(effect.group_id, None)
                     self._ready.tell()
                     self._emit("group_dropped", group=effect.group_id, reason=effect.reason, rollouts=effect.rollouts)
-                    self.failures.dropped(effect.reason)
+                    self.failures.dropped(effect.reason, now=time.monotonic())
                 case NodeSilent():
                     self.samplers.pop(effect.node, None)
                     self._watch.gone(effect.node, vanished=True)
@@ -559,7 +581,7 @@ class RolloutService:
                 case _ if isinstance(effect, Record):
                     records.append(effect)
                     if isinstance(effect, RolloutScored):
-                        self.failures.scored()
+                        self.failures.scored(now=time.monotonic())
                 case StepWanted():
                     steps.append(effect)
                 case Answered():
@@ -599,7 +621,7 @@ class RolloutService:
         effects: list[Effect] = []
         for asked, outcome in zip(wanted, self.failures.settle(wanted, outcomes, now=time.monotonic()), strict=True):
             if isinstance(outcome, Unscored):
-                effects += self._opened.unscorable(asked.group_id, asked.index)
+                effects += self._opened.unscorable(asked.group_id, asked.index, genuine=outcome.genuine)
             else:
                 effects += self._opened.scored(asked.group_id, asked.index, outcome)
         self._perform(effects)
@@ -672,18 +694,3 @@ class RolloutService:
             self._journal_error = error
             return False
         return True
-
-
-def refuse(reason: Refusal, retry_after_s: float, detail: str = "") -> web.Response:
-    return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s, detail=detail)))
-
-
-def come_back(why: str) -> web.Response:
-    """Return a 503: send the same again in a second."""
-    return web.Response(status=503, text=why, headers={"Retry-After": "1"})
-
-
-def too_much(why: Overloaded) -> web.Response:
-    """Return a 429: send the same again after a while."""
-    text = f"overloaded: {TEXTS[why.reason]}"
-    return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(why.retry_after_s))})

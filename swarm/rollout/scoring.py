@@ -6,27 +6,38 @@ has the sample drawn again or drops its group (plane.unscorable), so the data la
 "stop": the first failure ends the run.
 
 A reward that only fails ends the run in any case, or volunteers would work for nothing. It does so after MAX_IN_A_ROW
-failures without a score between them, or MAX_OF_ONE if the reward has worked before and one node drew all the rollouts.
-A turn that an environment answers counts as a score, so one that fails in late turns alone is left to an alarm.
+failures without a score between them, if an audit drew those answers again. Anybody can make up an answer that no audit
+can draw again, so these count only after QUIET_S without a score. An answer that its sampler's seed does not draw does
+not count: others draw its sample. A turn that an environment answers counts as a score, so one that fails in late turns
+alone is left to an alarm.
+
+A free process goes to the sampler whose rewards took the fewest seconds lately (SamplerStats.recent), so that none can
+hold up the others with answers that keep a reward busy until its limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import groupby
+from math import inf
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from swarm.errors import UserError, first_fault
 from swarm.rollout.plane.effects import ScoreWanted, StepWanted
 from swarm.rollout.plane.heldout import WRONG
+from swarm.rollout.tally import SamplerStats
 from swarm.types import NodeId, Observed, RewardFailure, Score, Unscored
 
 R = TypeVar("R")
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]
 """Returns the outcomes of the first few rollouts, at least of one."""
+Genuine = Callable[[ScoreWanted], Awaitable[bool | None]]
+"""Returns whether a sampler's seed draws its rollout; None if no audit can tell."""
 
 Said = tuple[Observed, ...] | Unscored
 Stepper = Callable[[StepWanted], Coroutine[Any, Any, Said]]
@@ -39,20 +50,25 @@ and an engine in lockstep has full batches."""
 LATELY = 0.2  # Weight of the newest group in how long groups wait for their rewards
 MAX_IN_A_ROW = 64  # A reward that fails for four completions of five does this with a chance of one in 1.6 million
 
-MAX_OF_ONE = 512  # One node may be broken, or may want the run to end: twice what it may hold at first
+QUIET_S = 900.0  # An honest sampler has a score in this time: a lease lasts 600 s by default, a step some minutes
+TURN_S = 1.0  # In which a sampler's answers begin before others have the process: most groups take some milliseconds
 EVENT_EVERY_S = 10.0  # Shortest time between events, since a broken reward fails by the hundred; each says how many
 REASON_LENGTH = 400
 
 
 class Scoring:
-    """Calls `scorer`, then `scored(wanted, outcomes)` with the outcomes for rollouts of one group; and `stepper`, then
-    `stepped` with what environments said to turns that came together. `fault` is an error
-    in scoring that is not the reward's (a full disk, say). It must end the run. `waiting` rollouts have no reward yet;
-    `took_s` is how long a group waited for its rewards lately."""
+    """Calls `scorer`, `processes` times at once at most, then `scored(wanted, outcomes)` with outcomes for rollouts of
+    one group and sampler; and `stepper`, then `stepped` with what environments said to turns that came together. If a
+    reward fails, `genuine` is asked first. `fault` is an error in scoring that is not the reward's (a full disk, say),
+    and must end the run. `waiting` rollouts have no reward yet; `took_s` is how long a group waited for its rewards
+    lately."""
 
     def __init__(
         self,
         scorer: Scorer,
+        processes: int = 1,
+        genuine: Genuine | None = None,
+        samplers: Mapping[NodeId, SamplerStats] | None = None,
         *,
         scored: Callable[[Sequence[ScoreWanted], Sequence[Score | Unscored]], None],
         stepper: Stepper | None = None,
@@ -62,6 +78,10 @@ class Scoring:
         self._on_scored = scored
         self._stepper = stepper
         self._on_stepped = stepped
+        self._free = processes
+        self._genuine = genuine
+        self._samplers = {} if samplers is None else samplers
+        self._queues: dict[NodeId, deque[tuple[float, list[ScoreWanted]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.fault: BaseException | None = None
         self.waiting = 0
@@ -70,8 +90,9 @@ class Scoring:
     def begin(self, wanted: Sequence[ScoreWanted]) -> None:
         """Begin to score these rollouts. The caller keeps those of one group together."""
         self.waiting += len(wanted)
-        for _, group in groupby(wanted, key=lambda asked: asked.group_id):
-            self._start(self._score(list(group)))
+        for (_, node), asked in groupby(wanted, key=lambda one: (one.group_id, one.node)):
+            self._queues.setdefault(node, deque()).append((time.monotonic(), list(asked)))
+        self._give_turns()
 
     def step(self, wanted: Sequence[StepWanted]) -> None:
         """Begin to have environments answer these turns, which came together."""
@@ -100,29 +121,60 @@ class Scoring:
                     done |= more
                 self._on_stepped([(asked[task], task.result()) for task in done])
 
-    async def _score(self, wanted: list[ScoreWanted]) -> None:
+    def _lately(self, node: NodeId, now: float) -> float:
+        stats = self._samplers.get(node)
+        return inf if stats is None else stats.recent.per_s("reward_s", now=now)  # One that left is the last
+
+    def _give_turns(self) -> None:
+        while self._free and self._queues:
+            now = time.monotonic()
+            node = min(self._queues, key=lambda one: self._lately(one, now))
+            self._free -= 1
+            self._start(self._score(node, *self._queues[node].popleft()))
+            if not self._queues[node]:
+                del self._queues[node]
+
+    async def _score(self, node: NodeId, came_at: float, wanted: list[ScoreWanted]) -> None:
         began = time.monotonic()
-        while wanted:
-            outcomes = await self._scorer(wanted)
-            self.waiting -= len(outcomes)
-            self.took_s += LATELY * (time.monotonic() - began - self.took_s)
-            self._on_scored(wanted[: len(outcomes)], outcomes)
-            wanted = wanted[len(outcomes) :]
+        outcomes = await self._scorer(wanted)
+        now = time.monotonic()
+        if (stats := self._samplers.get(node)) is not None:
+            stats.recent.add("reward_s", now - began, now=now)
+            stats.reward_failures += sum(isinstance(one, Unscored) for one in outcomes)
+        self.took_s += LATELY * (now - came_at - self.took_s)
+        asked, rest = wanted[: len(outcomes)], wanted[len(outcomes) :]
+        if rest:
+            self._queues.setdefault(node, deque()).appendleft((came_at, rest))
+        self._free += 1
+        self._give_turns()
+        self._finish(asked, [await self._judged(*one) for one in zip(asked, outcomes, strict=True)])
+
+    async def _judged(self, asked: ScoreWanted, outcome: Score | Unscored) -> Score | Unscored:
+        if isinstance(outcome, Unscored) and self._genuine is not None:
+            outcome = replace(outcome, genuine=await self._genuine(asked))
+            if outcome.genuine is False:
+                # What waits of this sampler is not scored: each could take as long.
+                for _, more in self._queues.pop(asked.node, ()):
+                    self._finish(more, [outcome] * len(more))
+        return outcome
+
+    def _finish(self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored]) -> None:
+        self.waiting -= len(wanted)
+        self._on_scored(wanted, outcomes)
 
 
 class RewardFailures:
     """Decides what follows from failed rewards, and emits events about them. `in_a_row` counts failures since the last
-    score, `reason` belongs to the last failure. `now` is in seconds."""
+    score, at `scored_at`, that may be the reward's, and `reason` belongs to the last. `now` is in seconds."""
 
     def __init__(self, emit: Callable[..., None], failure: RewardFailure) -> None:
         self._emit = emit
         self._failure = failure
-        self._unsaid = 0
-        self._said_at: float | None = None
-        self._authors: set[NodeId] = set()
-        self._works = False
+        self._unsaid = Counter[str]()
+        self._said_at: dict[str, float] = {}
         self._since = Counter[bool]()
-        self.in_a_row = 0
+        self.scored_at = self._kept_at = -inf
+        self.in_a_row = self._genuine = 0
         self.reason = ""
         self._dropped = 0
 
@@ -130,26 +182,31 @@ class RewardFailures:
         self, wanted: Sequence[ScoreWanted | StepWanted], outcomes: Sequence[R | Unscored], *, now: float
     ) -> list[R | Score | Unscored]:
         """Return the outcomes for the plane. Raise UserError if they end the run."""
-        for asked, outcome in zip(wanted, outcomes, strict=True):
-            self._since[isinstance(outcome, Unscored)] += 1
-            if isinstance(outcome, Unscored):
-                self.in_a_row += 1
-                self._authors |= {asked.node} if isinstance(asked, ScoreWanted) else set(asked.nodes)
-                self.reason = outcome.reason[:REASON_LENGTH]
-                self._say(asked, now)
-                self._check(asked)
-            else:
-                self.in_a_row, self._works = 0, True
-                self._authors.clear()
-        return [WRONG if self._failure == "zero" and isinstance(one, Unscored) else one for one in outcomes]
+        return [self._settled(*one, now) for one in zip(wanted, outcomes, strict=True)]
 
-    def dropped(self, reason: str) -> None:
-        """Count a group that was lost to its reward or environment. UserError after MAX_IN_A_ROW without a score: its
-        environment may answer first turns, which are no scores, for ever."""
+    def _settled(self, asked: ScoreWanted | StepWanted, outcome: R | Unscored, now: float) -> R | Score | Unscored:
+        if isinstance(outcome, Unscored) and outcome.genuine is False:
+            self._say("reward_refused", asked, outcome.reason, now)
+            return outcome
+        self._since[isinstance(outcome, Unscored)] += 1
+        if not isinstance(outcome, Unscored):
+            self.in_a_row, self._genuine, self.scored_at = 0, 0, now
+            return outcome
+        self.in_a_row += 1
+        # An environment that cannot begin is no sampler's doing.
+        self._genuine += outcome.genuine or (isinstance(asked, StepWanted) and not asked.nodes)
+        self.reason = outcome.reason[:REASON_LENGTH]
+        self._say("reward_failed", asked, self.reason, now)
+        self._check(asked, now)
+        return WRONG if self._failure == "zero" else outcome
+
+    def dropped(self, reason: str, *, now: float) -> None:
+        """Count a group that was lost to its reward or environment. UserError after MAX_IN_A_ROW and QUIET_S without a
+        rollout that was scored: its environment may answer first turns, which are no scores, for ever."""
         if reason not in ("reward_failed", "environment_failed"):
             return
         self._dropped += 1
-        if self._dropped >= MAX_IN_A_ROW:
+        if self._dropped >= MAX_IN_A_ROW and now - self._kept_at >= QUIET_S:
             why = (
                 self.reason
                 if reason == "reward_failed"
@@ -163,9 +220,9 @@ class RewardFailures:
                 "on with `echo-node lead --resume RUN_DIR`"
             )
 
-    def scored(self) -> None:
+    def scored(self, *, now: float) -> None:
         """A rollout was scored: forget what was dropped before."""
-        self._dropped = 0
+        self._dropped, self._kept_at = 0, now
 
     def take_share(self) -> float:
         """Return the share of rewards that failed since the last call."""
@@ -173,11 +230,11 @@ class RewardFailures:
         self._since.clear()
         return share
 
-    def _check(self, asked: ScoreWanted | StepWanted) -> None:
-        most = MAX_OF_ONE if self._works and len(self._authors) == 1 else MAX_IN_A_ROW
+    def _check(self, asked: ScoreWanted | StepWanted, now: float) -> None:
+        count = self.in_a_row if now - self.scored_at >= QUIET_S else self._genuine
         if self._failure == "stop":
             how = 'and reward_failure is "stop"'
-        elif self.in_a_row >= most:
+        elif count >= MAX_IN_A_ROW:
             how = f"{self.in_a_row} times in a row"
         else:
             return
@@ -186,15 +243,15 @@ class RewardFailures:
             "(`echo-node tasks try` shows what it says), then go on with `echo-node lead --resume RUN_DIR`"
         )
 
-    def _say(self, asked: ScoreWanted | StepWanted, now: float) -> None:
-        self._unsaid += 1
-        if self._said_at is not None and now - self._said_at < EVENT_EVERY_S:
+    def _say(self, kind: str, asked: ScoreWanted | StepWanted, reason: str, now: float) -> None:
+        self._unsaid[kind] += 1
+        if now - self._said_at.get(kind, -inf) < EVENT_EVERY_S:
             return
         self._emit(
-            "reward_failed",
+            kind,
             prompt=asked.prompt.prompt_id,
             rollout=f"{asked.group_id}/{asked.index}",
-            reason=self.reason,
-            rollouts=self._unsaid,
+            reason=reason,
+            rollouts=self._unsaid.pop(kind),
         )
-        self._unsaid, self._said_at = 0, now
+        self._said_at[kind] = now

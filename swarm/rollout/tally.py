@@ -38,8 +38,8 @@ class Recent:
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStats:
-    """What the learner knows about one sampler. `recent` are tokens that were accepted, and bytes of weights `up` and
-    `down`, as far as it tells."""
+    """What the learner knows about one sampler. `recent` are tokens that were accepted, seconds that rewards took, and
+    bytes of weights `up` and `down`, as far as it tells."""
 
     recent: Recent
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -48,6 +48,7 @@ class SamplerStats:
     rollouts_per_s: float = 0.0
     heard_at: float = 0.0
     questions: int = 0
+    reward_failures: int = 0
     offer: Offer | None = None
 
     def offered(self, offer: Offer) -> None:
@@ -185,6 +186,8 @@ class Tally:
                     "cost_per_hour": stats.offer.cost_per_hour if stats.offer else 0.0,
                     "verdicts": dict(stats.verdicts),
                     "dropped": dict(self._dropped_of.get(node, {})),
+                    "reward_failures": stats.reward_failures,
+                    "reward_s_per_s": stats.recent.per_s("reward_s", now=now),
                     "standby": why_idle(node),
                     "barred": is_barred(node),
                 }

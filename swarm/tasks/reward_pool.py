@@ -13,9 +13,11 @@ its start. So it is with the steps of environments: an episode stays with one pr
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -98,12 +100,18 @@ class RewardPool:
         except _Broken as error:
             raise UserError(str(error)) from error
 
-    async def score(self, completions: Sequence[Completion]) -> list[Score | Unscored]:
-        """Scores in order, up to the first completion that cost a process: that may have taken long, so the caller can
-        use these before it asks for the rest. Waits for a free process without a limit: pacing bounds the callers."""
+    async def score(self, completions: Sequence[Completion], turn_s: float = math.inf) -> list[Score | Unscored]:
+        """Scores in order, of those that begin within `turn_s`, at least one: then others can have the process before
+        the caller asks for the rest. Waits for a free process without a limit: pacing bounds the callers."""
         worker = await self._free.get()
+        outcomes: list[Score | Unscored] = []
         try:
-            outcomes = [outcome async for outcome in worker.outcomes(completions)]
+            with suppress(_Broken):
+                await worker.begin()
+            until = time.monotonic() + turn_s
+            while len(outcomes) < len(completions) and (not outcomes or time.monotonic() < until):
+                # One by one: a process does not give back what it was sent.
+                outcomes += [outcome async for outcome in worker.outcomes([completions[len(outcomes)]])]
         finally:
             self._free.put_nowait(worker)
         if self._closed:

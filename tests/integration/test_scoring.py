@@ -190,11 +190,16 @@ async def test_a_completion_whose_process_was_killed_is_scored_by_another(odd: R
 async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(odd._workers[0], "_timeout_s", 1.0)
     asked = [doing("9"), doing("1"), doing("9")]
-    scored = await odd.score(asked)
+    scored = await odd.score(asked, 1.0)
     assert scored[0] == RIGHT
     assert fault(scored[1]) == "it took longer than 1 s"
     assert len(scored) == 2, "whoever waits hears of what took long before the next may take as long"
     assert await odd.score(asked[2:]) == [RIGHT]
+
+
+async def test_a_process_is_free_for_others_once_a_turn_is_over(odd: RewardPool) -> None:
+    assert await odd.score([doing("9")] * 3, 0.0) == [RIGHT]
+    assert await odd.score([doing("9")] * 3, 60.0) == [RIGHT] * 3
 
 
 async def test_a_completion_may_come_as_a_text_and_prints_are_heard(tmp_path: Path) -> None:

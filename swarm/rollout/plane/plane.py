@@ -137,12 +137,7 @@ class RolloutPlane:
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
         self._replaced = 0  # Groups dropped as NO_VARIANCE since the last batch
-        self._round = HeldOutRound(
-            rules.life,
-            rules.rules,
-            samples=rules.eval_samples,
-            episodes=rules.episodes,
-        )
+        self._round = HeldOutRound(rules.life, rules.rules, samples=rules.eval_samples, episodes=rules.episodes)
         self._questions = 0
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.adaptive)
         self._looked_at = 0.0  # When the learner last asked for a batch
@@ -357,13 +352,14 @@ class RolloutPlane:
         record = [RolloutScored(number=group.order, index=index, score=score)] if is_recorded else []
         return [*record, *(self._completed(group) if group.complete else [])]
 
-    def unscorable(self, group_id: str, index: int, episode: str = "") -> list[Effect]:
-        """Draw a sample again because its reward failed, or its `episode`'s environment. Drop its group if that has not
-        helped or it is too late. A held-out sample counts as wrong instead."""
+    def unscorable(self, group_id: str, index: int, episode: str = "", *, genuine: bool | None = None) -> list[Effect]:
+        """Draw a sample again because its reward or its `episode`'s environment failed; from its seed if its answer is
+        not `genuine`. Drop its group if that has not helped or is too late. A held-out sample is wrong instead."""
         group = self.leased.group(group_id)
-        found = group.samples[index].episode if group is not None else None
-        if group is None or (episode and found is not None and found.name != episode):
+        if group is None or (episode and (found := group.samples[index].episode) and found.name != episode):
             return []  # It was given up meanwhile.
+        if genuine is False:
+            return self._withdraw(group, index)
         if group.purpose == "eval":
             return self.scored(group_id, index, WRONG)
         given_up = returned(group, index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -17,9 +18,9 @@ from swarm.rollout.client import Answer, RolloutClient
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.journal.entries import Entry, RolloutReturned, RolloutScored
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
-from swarm.rollout.plane.effects import ScoreWanted
-from swarm.rollout.plane.leases import Group
-from swarm.rollout.scoring import MAX_IN_A_ROW, MAX_OF_ONE, RewardFailures
+from swarm.rollout.plane.effects import ScoreWanted, StepWanted
+from swarm.rollout.plane.leases import MAX_REDRAWS, Group, Sample
+from swarm.rollout.scoring import MAX_IN_A_ROW, QUIET_S, RewardFailures
 from swarm.types import GroupId, NodeId, RewardFailure, Score, Unscored
 from tests.builders import ListJournal, floats, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for, serving
@@ -67,6 +68,7 @@ class Accuser:
         self.own: dict[tuple[GroupId, int], bytes] = {}
         self.unaudited = 0
         self.told: set[NodeId] = set()
+        self.asked: list[str] = []
 
     def is_measured(self, node: NodeId) -> bool:
         return True
@@ -79,6 +81,10 @@ class Accuser:
 
     def forgive(self, node: NodeId) -> bool:
         return node in self.told
+
+    async def is_genuine(self, group: Group, sample: Sample) -> bool:
+        self.asked.append(f"{group.group_id}/{sample.spec.index}")
+        return False
 
     async def look(self, chosen: Sequence[Group]) -> Looked:
         self.batches.append(chosen)
@@ -320,42 +326,92 @@ async def test_what_took_long_is_heard_of_before_the_rest_of_its_group(learner: 
     assert RolloutReturned(number=0, index=0) in learner.journal.entries
 
 
+# -- failures of a reward that anybody can make up -----------------------------------------------------------
+
+
+def fails(failures: RewardFailures, times: int, genuine: bool | None, *, now: float) -> None:
+    for number in range(times):
+        settle(failures, Unscored(reason="no", genuine=genuine), now=now, node=NodeId(f"key {number}"))
+
+
+def settle(failures: RewardFailures, outcome: Score | Unscored, *, now: float, node: NodeId = BOB) -> object:
+    given = rollout(group_id="t0", index=0)
+    asked = ScoreWanted(group_id=GroupId("t0"), index=0, node=node, prompt=prompt(), rollout=given)
+    return failures.settle([asked], [outcome], now=now)[0]
+
+
 @pytest.mark.parametrize("failure", ["zero", "redraw"])
-@pytest.mark.parametrize(("authors", "most"), [((ALICE,), MAX_OF_ONE), ((ALICE, BOB), MAX_IN_A_ROW)])
-def test_one_node_alone_does_not_soon_end_a_run_whose_reward_works(
-    authors: tuple[NodeId, ...], most: int, failure: RewardFailure
-) -> None:
+def test_no_number_of_keys_ends_a_run_whose_reward_works(failure: RewardFailure) -> None:
     failures = RewardFailures(lambda kind, **fields: None, failure)
+    settle(failures, HALF, now=0.0)
+    fails(failures, 10 * MAX_IN_A_ROW, None, now=QUIET_S - 1)
+    with pytest.raises(UserError, match="failed 641 times in a row"):
+        fails(failures, 1, None, now=QUIET_S)
 
-    def fail(number: int) -> None:
-        given = rollout(group_id=f"t{number}", index=0)
-        asked = ScoreWanted(
-            group_id=GroupId(given.group_id),
-            index=0,
-            node=authors[number % len(authors)],
-            prompt=prompt(),
-            rollout=given,
-        )
-        outcome = Score(reward=0.0, exact=False) if number == 0 else Unscored(reason="no")
-        failures.settle([asked], [outcome], now=0.0)
 
-    for number in range(most):
-        fail(number)
-    with pytest.raises(UserError, match=f"failed {most} times in a row"):
-        fail(most)
+@pytest.mark.parametrize(("works", "genuine"), [(False, None), (True, True)])
+def test_a_reward_that_fails_soon_ends_the_run(works: bool, genuine: bool | None) -> None:
+    failures = RewardFailures(lambda kind, **fields: None, "zero")
+    if works:
+        settle(failures, HALF, now=0.0)
+    fails(failures, MAX_IN_A_ROW - 1, genuine, now=1.0)
+    with pytest.raises(UserError, match=f"failed {MAX_IN_A_ROW} times in a row"):
+        fails(failures, 1, genuine, now=1.0)
+
+
+def test_an_environment_that_cannot_begin_ends_the_run_whatever_it_scored() -> None:
+    failures = RewardFailures(lambda kind, **fields: None, "zero")
+    settle(failures, HALF, now=0.0)
+    begins = StepWanted(group_id=GroupId("t0"), index=0, episode="e", prompt=prompt(), drawn=(), answered=0)
+    with pytest.raises(UserError, match=f"failed {MAX_IN_A_ROW} times in a row"):
+        failures.settle([begins] * MAX_IN_A_ROW, [Unscored(reason="no")] * MAX_IN_A_ROW, now=1.0)
+
+
+def test_what_nobody_drew_is_no_failure_of_the_reward() -> None:
+    events: list[tuple[str, int]] = []
+    failures = RewardFailures(lambda kind, **fields: events.append((kind, fields["rollouts"])), "stop")
+    fails(failures, 2 * MAX_IN_A_ROW, False, now=0.0)
+    made_up = Unscored(reason="no", genuine=False)
+    assert settle(RewardFailures(lambda kind, **fields: None, "zero"), made_up, now=0.0) == made_up
+    assert events == [("reward_refused", 1)]
+    assert (failures.in_a_row, failures.take_share()) == (0, 0.0)
+
+
+async def test_a_failed_answer_that_nobody_drew_is_drawn_again_from_its_seed() -> None:
+    async with serving(Learner(reward_failure="zero")) as learner:
+        await learner.open()
+        learner.service._look = accuser = Accuser()
+        learner.unscorable = {"t0/0"}
+        for _ in range(MAX_REDRAWS + 2):
+            given = await leases_for(learner, ALICE, 1)
+            await learner.client(ALICE).submit(answers_to(given))
+            await learner.shows(lambda status: status["rollouts_unscored"] == 0)
+        assert accuser.asked == ["t0/0"] * (MAX_REDRAWS + 2)
+        again = await leases_for(learner, ALICE, 1)
+        assert (again[0].lease.group_id, again[0].lease.samples) == ("t0", given[0].lease.samples)
+        row = learner.service.status()["samplers"][0]
+        assert (row["reward_failures"], row["reward_s_per_s"]) == (MAX_REDRAWS + 2, 0.0)
+        assert not [entry for entry in learner.journal.entries if isinstance(entry, RolloutScored)]
+
+
+async def test_the_reward_of_a_run_that_goes_on_has_worked(learner: Learner) -> None:
+    learner.plane.next_batch = 1
+    await learner.open()
+    fails(learner.service.failures, MAX_IN_A_ROW, None, now=time.monotonic())
 
 
 def test_groups_that_are_lost_one_after_the_other_end_the_run_though_turns_were_answered() -> None:
     failures = RewardFailures(lambda kind, **fields: None, "redraw")
     for number in range(MAX_IN_A_ROW - 1):
-        failures.dropped("stale")
+        failures.dropped("stale", now=0.0)
         if number == 1:
-            failures.scored()
+            failures.scored(now=0.0)
         if number:
-            failures.dropped("environment_failed")
-    failures.dropped("reward_failed")
-    with pytest.raises(UserError, match=f"{MAX_IN_A_ROW} groups in a row were lost .* --max-episode-tokens"):
-        failures.dropped("environment_failed")
+            failures.dropped("environment_failed", now=0.0)
+    failures.dropped("reward_failed", now=0.0)
+    failures.dropped("reward_failed", now=QUIET_S - 1)
+    with pytest.raises(UserError, match=f"{MAX_IN_A_ROW + 1} groups in a row were lost .* --max-episode-tokens"):
+        failures.dropped("environment_failed", now=QUIET_S)
 
 
 async def test_a_fault_behind_scoring_does_not_stay_hidden(learner: Learner) -> None:
