@@ -1,0 +1,250 @@
+"""What honest engines look like to the audit on a real model: how far off their log-probs and their draws are.
+
+    bin/python -m benchmarks.audit_engines --engines transformers/float32 mlx/int8 --model DIR --out DIR
+    bin/python -m benchmarks.audit_engines --summary DIR
+
+An engine is named KIND/PRECISION, or KIND/PRECISION/DTYPE where rounded weights are to be computed in a certain type:
+`transformers/bfloat16`, `vllm/fp8`, `mlx/int4/bfloat16`. Run vLLM one engine a call, since each wants a process of its
+own. Without --model, the model is the one that examples/smollm2.py makes.
+
+Every engine draws the same samples at temperature 1, with the same seeds: chats that answer open questions, and sums
+that the model continues as a text. The learner then replays them, once in float32 and once in bfloat16 autocast, and
+two figures of each token are saved in DIR, in a file per engine:
+
+- `error`: the log-prob that the engine claims, less the one that the learner finds, in nats;
+- `margin`: by how much the token misses being the best under its noise, in nats.
+
+The summary (audit_engines_figures.py) prints tables, and writes the same figures to DIR/summary.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import inspect
+import json
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.audit_engines_figures import LEARNERS, summary
+from benchmarks.learning_forced import sums_of
+from benchmarks.sums import WORKED, questions, sides
+from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
+from swarm.learner.device import pick_device
+from swarm.learner.messages import AuditRollout, ComputeRules
+from swarm.learner.policy import Policy
+from swarm.learner.replay import replay, row_of
+from swarm.learner.trainer import _stop_token_ids
+from swarm.sampler.engine import EngineOptions, Generate, Install, Installed, Job, Sampled, Start
+from swarm.types import SamplingRules, VersionId
+
+SUBJECTS = ("the sea", "an old clock", "trains", "bread", "honesty")
+ASKED = (
+    "Write a short story about {}.",
+    "Explain {} to a child.",
+    "What are three interesting facts about {}?",
+    "Write a poem about {}.",
+    "What would the world be like without {}?",
+    "Give me some advice that has to do with {}.",
+    "Write a letter to a friend about {}.",
+    "Why do people care about {}?",
+)
+CHAT_SAMPLES, CHAT_TOKENS = 4, 64
+SUM_PROMPTS, SUM_SAMPLES, SUM_TOKENS = 40, 8, 6
+CONTEXT_TOKENS = 256  # Of a sample with its prompt: an engine is to reserve no more
+TIME_LIMIT_S = 1800.0  # For one sample: more than any of them takes
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16_384}  # In one pass of the learner
+FIRST_SEED = 10**6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A sample to draw. `prompt` numbers the prompts, chats first."""
+
+    job: Job
+    prompt: int
+    is_chat: bool
+
+
+class Learner:
+    """The model in float32, as the learner holds it, and its weights in a file, as engines install them."""
+
+    def __init__(self, name: str, directory: Path, device: str) -> None:
+        self.device = pick_device(device)
+        model, self.tokenizer = load_model(name, seed=0)
+        self._stops = _stop_token_ids(model, self.tokenizer)
+        self.files = directory / "model"
+        tensors = stream_tensors(model)
+        self.layout = layout_of(tensors, save_small_files(model, self.tokenizer, self.files))
+        self.weights = directory / "weights.bin"
+        write_staging(tensors, self.weights)
+        self._rules = ComputeRules(packing=False, tokens_per_micro_batch=TOKENS_AT_ONCE[self.device.type])
+        self._policy = Policy(model.to(self.device).eval(), self._rules, temperature=1.0)
+
+    def asked(self) -> list[Asked]:
+        """All samples, those of a prompt together."""
+        chat = SamplingRules(temperature=1.0, max_new_tokens=CHAT_TOKENS, stop_token_ids=self._stops)
+        text = SamplingRules(temperature=1.0, max_new_tokens=SUM_TOKENS, stop_token_ids=self._stops, stop=("\n",))
+        open_ones = [line.format(subject) for line in ASKED for subject in SUBJECTS]
+        sums = Random(0).sample([one for pair in sides()[0] for one, _ in questions(*pair)], SUM_PROMPTS)
+        wanted = [(self._chat(one), CHAT_SAMPLES, chat) for one in open_ones]
+        wanted += [(self._text(WORKED + one), SUM_SAMPLES, text) for one in sums]
+        places = [(number, one) for number, (_, samples, _) in enumerate(wanted) for one in range(samples)]
+        return [
+            Asked(
+                job=Job(prompt_token_ids=tokens, seed=FIRST_SEED + at, rules=rules, time_limit_s=TIME_LIMIT_S),
+                prompt=number,
+                is_chat=rules is chat,
+            )
+            for at, (number, _) in enumerate(places)
+            for tokens, _, rules in [wanted[number]]
+        ]
+
+    def _chat(self, question: str) -> tuple[int, ...]:
+        turns = [{"role": "user", "content": question}]
+        return self._text(str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)))
+
+    def _text(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def figures(self, asked: Sequence[Asked], samples: Sequence[Sampled]) -> dict[str, np.ndarray[Any, Any]]:
+        """Of every drawn token, in order, what is saved."""
+        pairs = list(zip(asked, samples, strict=True))
+        claims = [
+            AuditRollout(one.job.prompt_token_ids, drawn.token_ids, drawn.logprobs, one.job.seed, 0.0)
+            for one, drawn in pairs
+        ]
+        rows, counts = [row_of(claim) for claim in claims], [len(drawn.token_ids) // 4 for _, drawn in pairs]
+        claimed = torch.cat([row.behaviour for row in rows]).numpy()
+        found: dict[str, np.ndarray[Any, Any]] = {
+            "token": np.concatenate([array("i", drawn.token_ids) for _, drawn in pairs]),
+            "rollout": np.repeat(np.arange(len(pairs)), counts),
+            "position": np.concatenate([np.arange(count) for count in counts]),
+            "prompt": np.repeat([one.prompt for one, _ in pairs], counts),
+            "is_chat": np.repeat([one.is_chat for one, _ in pairs], counts),
+            "claimed": claimed,
+        }
+        for learner in LEARNERS:
+            # With bf16 weights the policy replays in autocast, which is what bf16 passes of float32 weights are too.
+            self._policy.module.weights_in_half = learner == "bfloat16"
+            looked = replay(self._policy, rows, [claim.seed for claim in claims], self._rules, self.device)
+            own = torch.cat([one.logprobs for one in looked]).numpy()
+            found[f"logprob_{learner}"] = own
+            found[f"error_{learner}"] = claimed - own
+            found[f"margin_{learner}"] = torch.cat([one.margins for one in looked]).numpy()
+        return found
+
+
+def engine_of(name: str, device: str) -> tuple[Any, EngineOptions]:
+    """Return an engine of the product's and its options, for a name such as mlx/int4/bfloat16."""
+    kind, held_as, *computed_in = name.split("/")
+    is_rounded = held_as not in ("float32", "bfloat16")
+    options: dict[str, Any] = {
+        "device": device if kind == "transformers" else "auto",
+        "dtype": computed_in[0] if computed_in else "auto" if is_rounded else held_as,
+        "precision": held_as if is_rounded else "none",
+        "max_model_len": CONTEXT_TOKENS,
+        "hang_s": TIME_LIMIT_S,
+    }
+    engine: Any
+    if kind == "vllm":
+        from swarm.sampler.vllm.engine import VllmEngine
+
+        engine = VllmEngine()
+    elif kind == "mlx":
+        from swarm.sampler.mlx.engine import MlxEngine
+
+        engine = MlxEngine()
+    else:
+        from swarm.sampler.transformers import TransformersEngine
+
+        engine = TransformersEngine()
+    return engine, EngineOptions(**options)
+
+
+async def drawn_by(name: str, learner: Learner, asked: Sequence[Asked], device: str) -> tuple[list[Sampled], str]:
+    """Return the samples, and the class that the engine says it is of."""
+    engine, options = engine_of(name, device)
+    start = Start(directory=str(learner.files), layout=learner.layout, options=options)
+    started = await _answer(engine.start(start, _quietly))
+    install = Install(
+        version=VersionId(incarnation=0, version=0),
+        path=str(learner.weights),
+        tensor_sums=sums_of(learner.weights, learner.layout),
+    )
+    installed = await _answer(engine.install(install, _quietly))
+    assert isinstance(installed, Installed), installed
+    samples = list[Sampled]()
+    for batch in _batches(asked, started.places):
+        jobs = tuple(one.job for one in batch)
+        samples += (await _answer(engine.generate(Generate(jobs=jobs), _quietly))).samples
+    assert not any(sample.fault for sample in samples)
+    return samples, started.engine_class
+
+
+def _batches(asked: Sequence[Asked], places: int) -> Iterator[Sequence[Asked]]:
+    """Of one kind, as many as the engine has places for."""
+    for kind in (True, False):
+        own = [one for one in asked if one.is_chat is kind]
+        yield from (own[at : at + places] for at in range(0, len(own), places))
+
+
+async def _answer(found: Any) -> Any:
+    """Of an engine that is asynchronous or not."""
+    return await found if inspect.isawaitable(found) else found
+
+
+def _quietly() -> None: ...
+
+
+def measure(engines: Sequence[str], model: str, device: str, out: Path) -> None:
+    """Draw with each engine and save what the learner finds, as soon as it is known."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        learner = Learner(model, Path(directory), device)
+        asked = learner.asked()
+        for name in engines:
+            began = time.monotonic()
+            samples, engine_class = asyncio.run(drawn_by(name, learner, asked, device))
+            drawn_s = time.monotonic() - began
+            found: dict[str, Any] = learner.figures(asked, samples)
+            file = out / f"{name.replace('/', '-')}.npz"
+            np.savez_compressed(file, engine=np.array(name), engine_class=np.array(engine_class), **found)
+            said = {"engine": name, "class": engine_class, "tokens": len(found["token"]), "drawn_s": round(drawn_s, 1)}
+            print(json.dumps({**said, "replayed_s": round(time.monotonic() - began - drawn_s, 1)}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", nargs="+", default=["transformers/float32", "transformers/bfloat16"])
+    parser.add_argument("--device", default="cpu", help="of transformers, and of the learner: cpu or cuda")
+    parser.add_argument("--model", help="directory of a model with a chat template")
+    parser.add_argument("--out", type=Path, help="directory for the figures, a file per engine")
+    parser.add_argument("--summary", type=Path, help="only print what is in this directory")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, on a CPU")
+    given = parser.parse_args()
+    if given.summary is None:
+        if given.out is None:
+            parser.error("--out DIR says where the figures go")
+        torch.set_num_threads(given.threads)
+        measure(given.engines, given.model or made_model(), given.device, given.out)
+    print(summary(given.summary or given.out))
+
+
+def made_model() -> str:
+    from examples.smollm2 import make_model
+
+    return str(make_model())
+
+
+if __name__ == "__main__":
+    main()
