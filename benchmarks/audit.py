@@ -1,137 +1,206 @@
-"""What honest engines and some dishonest ones look like to the audit, and how often it is wrong.
+"""What honest engines look like to the audit on a real model: how far off their log-probs and their draws are.
 
-bin/python -m benchmarks.audit --engines transformers/float32 transformers/bfloat16 vllm/float32 --json
+    bin/python -m benchmarks.audit --engines transformers/float32 mlx/int8 --model DIR --out DIR
+    bin/python -m benchmarks.audit --summary DIR
 
-A copy task is trained in one process, its weights are kept at three steps, and each engine draws with them; the audit
-draws again, in float32. `missed_share`: tokens that miss the best one under their noise by more than the margin of
-`swarm/audit/classes.toml` (of no class: 0.1 nats). `distance`: nats a token in the mean, of a rollout. Rows named after
-a lie are drawn by transformers: another temperature, or older weights called newer.
+An engine is named KIND/PRECISION, or KIND/PRECISION/DTYPE where rounded weights are to be computed in a certain type:
+`transformers/bfloat16`, `vllm/fp8`, `mlx/int4/bfloat16`. Run vLLM one engine a call, since each wants a process of its
+own. Without --model, the model is the one that examples/smollm2.py makes. --anyhow also takes an engine that the
+product refuses on this model, because its probe in float32 is a little over the bound.
 
-`--hours` feeds honest samplers of each class to the auditor that ships, as many node-hours, each handing in a rollout a
-second of which 5 % are audited: `as_measured` draws rollouts of the rows above with replacement, `as_allowed` misses
-tokens as often as the class may at most. Both count samplers that were caught.
+Every engine draws the same samples at temperature 1, with the same seeds: chats that answer open questions, and sums
+that the model continues as a text. The learner then replays them, once in float32 and once in bfloat16 autocast, and
+two figures of each token are saved in DIR, in a file per engine:
 
-`--deep` measures only how bfloat16 differs from float32 in models deeper than the copy task's: random Qwen3 models, the
-spread of whose logits grows with the scale of their weights.
+- `error`: the log-prob that the engine claims, less the one that the learner finds, in nats;
+- `margin`: by how much the token misses being the best under its noise, in nats.
+
+The summary (audit_figures.py) prints tables, limits in the form of swarm/audit/classes.toml, and after how many tokens
+lies are caught; it writes the same figures to DIR/summary.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import copy
 import inspect
 import json
-import random
-import shutil
 import tempfile
-from collections.abc import Sequence
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 
-from benchmarks.learning_forced import OneProcess, sums_of
-from swarm.audit.auditor import Auditor, Calibration, Finding
-from swarm.learner.checkpoint.model_files import stored_weights
-from swarm.learner.draws import gumbel
-from swarm.learner.messages import AuditRollout
+from benchmarks.audit_figures import LEARNERS, summary
+from benchmarks.learning_forced import sums_of
+from benchmarks.sums import WORKED, questions, sides
+from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
+from swarm.learner.device import pick_device
+from swarm.learner.messages import AuditRollout, ComputeRules
+from swarm.learner.policy import Policy
+from swarm.learner.ranks import Ranks
 from swarm.learner.replay import replay, row_of
-from swarm.node.auditing import measured_classes
-from swarm.sampler.engine import EngineOptions, Generate, Install, Job, Sampled, Start
-from swarm.settings import LeadConfig, load_config
-from swarm.types import NodeId, SamplingRules, VersionId
+from swarm.learner.trainer import _stop_token_ids
+from swarm.sampler.engine import EngineOptions, Generate, Install, Installed, Job, Sampled, Start
+from swarm.types import SamplingRules, VersionId
 
-KEPT_STEPS = (20, 40, 55, 58, 60)  # The task is learnt between steps 30 and 70; entropy falls from 2.3 to 0.3 nats
-HONEST_STEPS = (20, 40, 60)
-PROMPTS, GROUP = 200, 4
-OF_NO_CLASS = Calibration(margin=0.1, missed=1.0, distance=0.3)
-ROLLOUTS_PER_S, SHARE = 1.0, 0.05
-BESIDE, AUDITED_BEFORE = 3, {40: 440, 60: 560}
-"""Honest samplers beside one, and how many of their rollouts were audited before these steps: newcomers' 64 each, and
-three quarters of what `bin/demo` audits beyond (522 and 682 in all, one run)."""
-DEEP: dict[str, Any] = {
-    **{"vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "head_dim": 64},
-    **{"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256},
-}
-DEEP_MODELS = ((2.0, 12), (4.0, 12), (8.0, 12), (12.0, 12), (16.0, 12), (8.0, 28))
-DEEP_ROWS, DEEP_PROMPT, DEEP_TOKENS = 64, 8, 48
-LYING = ("transformers/float32", "transformers/bfloat16")
+SUBJECTS = ("the sea", "an old clock", "trains", "bread", "honesty")
+ASKED = (
+    "Write a short story about {}.",
+    "Explain {} to a child.",
+    "What are three interesting facts about {}?",
+    "Write a poem about {}.",
+    "What would the world be like without {}?",
+    "Give me some advice that has to do with {}.",
+    "Write a letter to a friend about {}.",
+    "Why do people care about {}?",
+)
+CHAT_SAMPLES, CHAT_TOKENS = 4, 64
+SUM_SAMPLES, SUM_TOKENS = 8, 6
+PROMPTS = len(SUBJECTS) * len(ASKED)  # Of either kind
+CONTEXT_TOKENS = 256  # Of a sample with its prompt: an engine is to reserve no more
+TIME_LIMIT_S = 1800.0  # For one sample: more than any of them takes
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16_384}  # In one pass of the learner
+FIRST_SEED = 10**6
 
-Measured = dict[str, list[Finding]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A sample to draw. `prompt` numbers the prompts, chats first."""
+
+    job: Job
+    prompt: int
+    is_chat: bool
 
 
-class Copies(OneProcess):
-    """The copy task, with the weights after some steps kept in files."""
+class Learner:
+    """The model in float32, as the learner holds it, and its weights in a file, as engines install them."""
 
-    def __init__(self, directory: Path, steps: int) -> None:
-        given = {"max_staleness": 0, "steps": steps, "eval_prompts": 1, "checkpoint_every_steps": steps, "seed": 0}
-        super().__init__(load_config(LeadConfig, None, given), directory)
-        self.files: dict[int, Path] = {}
+    def __init__(self, name: str, directory: Path, device: str) -> None:
+        self.device = pick_device(device)
+        model, self.tokenizer = load_model(name, seed=0)
+        self._stops = _stop_token_ids(model, self.tokenizer)
+        self.files = directory / "model"
+        tensors = stream_tensors(model)
+        self.layout = layout_of(tensors, save_small_files(model, self.tokenizer, self.files))
+        self.weights = directory / "weights.bin"
+        write_staging(tensors, self.weights)
+        self._rules = ComputeRules(packing=False, tokens_per_micro_batch=TOKENS_AT_ONCE[self.device.type])
+        self._policy = Policy(model.to(self.device).eval(), self._rules, temperature=1.0)
 
-    def learn(self) -> None:
-        for number in range(max(KEPT_STEPS) + 1):
-            if number in KEPT_STEPS:
-                self.files[number] = self._directory / f"kept-{number}.bin"
-                shutil.copyfile(self._staging, self.files[number])
-            self.step(number)
-
-    def jobs(self, temperature: float) -> tuple[Job, ...]:
-        rules = SamplingRules(
-            temperature=temperature, max_new_tokens=self._max_new_tokens, stop_token_ids=self._stop_token_ids
-        )
-        return tuple(
-            Job(prompt_token_ids=tokens, seed=10**6 + GROUP * place + index, rules=rules, time_limit_s=600.0)
-            for place in range(PROMPTS)
-            for tokens in [self._token_ids(self._task.prompt(10_000 + place))]
-            for index in range(GROUP)
-        )
-
-    async def drawn_by(self, engine: Any, step: int, temperature: float = 1.0) -> tuple[Sampled, ...]:
-        """`engine` has started."""
-        path = self.files[step]
-        install = Install(
-            version=VersionId(incarnation=0, version=step), path=str(path), tensor_sums=sums_of(path, self._layout)
-        )
-        await _answer(engine.install(install, _quietly))
-        samples = (await _answer(engine.generate(Generate(jobs=self.jobs(temperature)), _quietly))).samples
-        assert not any(sample.fault for sample in samples)
-        return tuple(samples)
-
-    async def started(self, name: str) -> Any:
-        kind, dtype = name.split("/")
-        engine: Any
-        if kind == "vllm":
-            from swarm.sampler.vllm.engine import VllmEngine
-
-            engine = VllmEngine()
-        else:
-            from swarm.sampler.transformers import TransformersEngine
-
-            engine = TransformersEngine()
-        options = EngineOptions(device="cpu", dtype=dtype)  # type: ignore[arg-type]
-        start = Start(directory=str(self._directory / "model"), layout=self._layout, options=options)
-        await _answer(engine.start(start, _quietly))
-        return engine
-
-    def found(self, samples: Sequence[Sampled], step: int, known: Calibration) -> tuple[list[Finding], list[float]]:
-        """Return what the audit finds of samples that claim the weights of `step`, and all margins above 0."""
-        jobs = self.jobs(1.0)
-        weights = stored_weights(self._trainer._tensors, self.files[step])
-        pairs = zip(jobs, samples, strict=True)
-        rows = [row_of(AuditRollout(j.prompt_token_ids, s.token_ids, s.logprobs, j.seed, 0.0)) for j, s in pairs]
-        policy, rules = self._trainer._policy, self._trainer._compute
-        looked = replay(policy, rows, [job.seed for job in jobs], rules, torch.device("cpu"), weights)
-        findings = [
-            Finding(
-                rollout_id=f"t{number}/0",
-                tokens=len(one.margins),
-                missed=int((one.margins > known.margin).sum()),
-                distance=float((one.logprobs - row.behaviour).abs().mean()),
+    def asked(self, prompts: int) -> list[Asked]:
+        """All samples, those of a prompt together, of so many prompts of either kind. Fewer are some of the same, with
+        the same seeds."""
+        chat = SamplingRules(temperature=1.0, max_new_tokens=CHAT_TOKENS, stop_token_ids=self._stops)
+        text = SamplingRules(temperature=1.0, max_new_tokens=SUM_TOKENS, stop_token_ids=self._stops, stop=("\n",))
+        open_ones = [line.format(subject) for line in ASKED for subject in SUBJECTS]
+        sums = Random(0).sample([one for pair in sides()[0] for one, _ in questions(*pair)], PROMPTS)
+        wanted = [(self._chat(one), CHAT_SAMPLES, chat) for one in open_ones]
+        wanted += [(self._text(WORKED + one), SUM_SAMPLES, text) for one in sums]
+        places = [(number, one) for number, (_, samples, _) in enumerate(wanted) for one in range(samples)]
+        return [
+            Asked(
+                job=Job(prompt_token_ids=tokens, seed=FIRST_SEED + at, rules=rules, time_limit_s=TIME_LIMIT_S),
+                prompt=number,
+                is_chat=rules is chat,
             )
-            for number, (one, row) in enumerate(zip(looked, rows, strict=True))
+            for at, (number, _) in enumerate(places)
+            for tokens, _, rules in [wanted[number]]
+            if number % PROMPTS % (PROMPTS // prompts) == 0
         ]
-        return findings, [float(margin) for one in looked for margin in one.margins if margin > 0]
+
+    def _chat(self, question: str) -> tuple[int, ...]:
+        turns = [{"role": "user", "content": question}]
+        return self._text(str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)))
+
+    def _text(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def figures(self, asked: Sequence[Asked], samples: Sequence[Sampled]) -> dict[str, np.ndarray[Any, Any]]:
+        """Of every drawn token, in order, what is saved."""
+        pairs = list(zip(asked, samples, strict=True))
+        claims = [
+            AuditRollout(one.job.prompt_token_ids, drawn.token_ids, drawn.logprobs, one.job.seed)
+            for one, drawn in pairs
+        ]
+        rows, counts = [row_of(claim) for claim in claims], [len(drawn.token_ids) // 4 for _, drawn in pairs]
+        claimed = torch.cat([row.behaviour for row in rows]).numpy()
+        found: dict[str, np.ndarray[Any, Any]] = {
+            "token": np.concatenate([array("i", drawn.token_ids) for _, drawn in pairs]),
+            "rollout": np.repeat([one.job.seed - FIRST_SEED for one, _ in pairs], counts),
+            "position": np.concatenate([np.arange(count) for count in counts]),
+            "prompt": np.repeat([one.prompt for one, _ in pairs], counts),
+            "is_chat": np.repeat([one.is_chat for one, _ in pairs], counts),
+            "claimed": claimed,
+        }
+        for learner in LEARNERS:
+            seeds, half = [claim.seed for claim in claims], learner == "bfloat16"
+            looked = replay(self._policy, rows, seeds, self._rules, self.device, ranks=Ranks(), half=half)
+            own = torch.cat([one.logprobs for one in looked]).numpy()
+            found[f"logprob_{learner}"] = own
+            found[f"error_{learner}"] = claimed - own
+            found[f"margin_{learner}"] = torch.cat([one.margins for one in looked]).numpy()
+        return found
+
+
+def engine_of(name: str, device: str) -> tuple[Any, EngineOptions]:
+    """Return an engine of the product's and its options, for a name such as mlx/int4/bfloat16."""
+    kind, held_as, *computed_in = name.split("/")
+    is_rounded = held_as not in ("float32", "bfloat16")
+    options: dict[str, Any] = {
+        "device": device if kind == "transformers" else "auto",
+        "dtype": computed_in[0] if computed_in else "auto" if is_rounded else held_as,
+        "precision": held_as if is_rounded else "none",
+        "max_model_len": CONTEXT_TOKENS,
+        "hang_s": TIME_LIMIT_S,
+    }
+    engine: Any
+    if kind == "vllm":
+        from swarm.sampler.vllm.engine import VllmEngine
+
+        engine = VllmEngine()
+    elif kind == "mlx":
+        from swarm.sampler.mlx.engine import MlxEngine
+
+        engine = MlxEngine()
+    else:
+        from swarm.sampler.transformers import TransformersEngine
+
+        engine = TransformersEngine()
+    return engine, EngineOptions(**options)
+
+
+async def drawn_by(name: str, learner: Learner, asked: Sequence[Asked], device: str) -> tuple[list[Sampled], str]:
+    """Return the samples, and the class that the engine says it is of."""
+    engine, options = engine_of(name, device)
+    start = Start(directory=str(learner.files), layout=learner.layout, options=options)
+    started = await _answer(engine.start(start, _quietly))
+    install = Install(
+        version=VersionId(incarnation=0, version=0),
+        path=str(learner.weights),
+        tensor_sums=sums_of(learner.weights, learner.layout),
+    )
+    installed = await _answer(engine.install(install, _quietly))
+    assert isinstance(installed, Installed), installed
+    samples = list[Sampled]()
+    for batch in _batches(asked, started.places):
+        jobs = tuple(one.job for one in batch)
+        samples += (await _answer(engine.generate(Generate(jobs=jobs), _quietly))).samples
+    assert not any(sample.fault for sample in samples)
+    return samples, started.engine_class
+
+
+def _batches(asked: Sequence[Asked], places: int) -> Iterator[Sequence[Asked]]:
+    """Of one kind, as many as the engine has places for."""
+    for kind in (True, False):
+        own = [one for one in asked if one.is_chat is kind]
+        yield from (own[at : at + places] for at in range(0, len(own), places))
 
 
 async def _answer(found: Any) -> Any:
@@ -139,162 +208,48 @@ async def _answer(found: Any) -> Any:
     return await found if inspect.isawaitable(found) else found
 
 
-def _quietly(*said: object) -> None:
-    pass
+def _quietly() -> None: ...
 
 
-def row(name: str, findings: Sequence[Finding], margins: Sequence[float], caught: int | None) -> dict[str, Any]:
-    tokens, off = sum(one.tokens for one in findings), sorted(one.distance for one in findings)
-    return {
-        "name": name,
-        "tokens": tokens,
-        "missed_share": round(sum(one.missed for one in findings) / tokens, 5),
-        "largest_margin": round(max(margins, default=0.0), 5),
-        "distance_p50": round(off[len(off) // 2], 5),
-        "distance_max": round(off[-1], 5),
-        "caught_after_rollouts": caught,
-    }
-
-
-def caught_after(
-    findings: Sequence[Finding], class_name: str, classes: dict[str, Calibration], honest: Sequence[Finding] = ()
-) -> int | None:
-    """Return after how many of these rollouts a sampler is caught, beside BESIDE others that handed in `honest`."""
-    auditor = Auditor(classes, secret=b"", share=SHARE)
-    for number, finding in enumerate(honest):
-        auditor.note(NodeId(f"{1 + number % BESIDE:032x}"), class_name, finding)
-    auditor.settle()
-    for number, finding in enumerate(findings):
-        if auditor.note(NodeId("0" * 32), class_name, finding) is not None:
-            return number + 1
-    return None
-
-
-def false_alarms(pool: Sequence[Finding], class_name: str, hours: float, seed: int = 0) -> int:
-    """Return how many samplers were caught in so many hours of each, four in a swarm; `pool` are their rollouts."""
-    draw, classes, caught = random.Random(seed), measured_classes(), 0
-    nodes = [NodeId(f"{number:032x}") for number in range(1 + BESIDE)]
-    for _ in range(round(hours / len(nodes))):
-        auditor = Auditor(classes, secret=b"", share=SHARE)
-        for _ in range(64 + round(3600 * ROLLOUTS_PER_S * SHARE)):
-            auditor.settle()
-            caught += sum(auditor.note(node, class_name, draw.choice(pool)) is not None for node in nodes)
-    return caught
-
-
-def as_allowed(pool: Sequence[Finding], known: Calibration, seed: int = 0) -> list[Finding]:
-    """Return as many rollouts that are as long, and miss each token with the largest allowed probability."""
-    draw = random.Random(seed)
-    return [
-        Finding(
-            rollout_id="t0/0",
-            tokens=one.tokens,
-            missed=sum(draw.random() < known.missed for _ in range(one.tokens)),
-            distance=0.0,
-        )
-        for _ in range(25)
-        for one in pool
-    ]
-
-
-async def measure(engines: Sequence[str], directory: Path) -> tuple[list[dict[str, Any]], Measured]:
-    classes, task = measured_classes(), Copies(directory, max(KEPT_STEPS) + 1)
-    task.learn()
-    rows, pools = list[dict[str, Any]](), Measured()
-    for name in engines:
-        class_name, engine = f"{name}/cpu", await task.started(name)
-        known = classes.get(class_name, OF_NO_CLASS)
-        pools[class_name] = []
-        for step in HONEST_STEPS:
-            findings, margins = task.found(await task.drawn_by(engine, step), step, known)
-            rows.append(
-                row(f"{class_name}, step {step}", findings, margins, caught_after(findings, class_name, classes))
-            )
-            pools[class_name] += findings
-        if name in LYING:
-            for what, drawn, claimed, temperature in (
-                ("temperature 0.8", 60, 60, 0.8),
-                ("temperature 0.8, step 40", 40, 40, 0.8),
-                ("2 steps older", 58, 60, 1.0),
-                ("5 steps older", 55, 60, 1.0),
-                ("20 steps older, step 40", 20, 40, 1.0),
-            ):
-                findings, margins = task.found(await task.drawn_by(engine, drawn, temperature), claimed, known)
-                seen = random.Random(0).sample(pools[class_name], AUDITED_BEFORE[claimed])
-                alone, caught = (caught_after(findings, class_name, classes, beside) for beside in ((), seen))
-                rows.append(
-                    {**row(f"{class_name}, {what}", findings, margins, caught), "caught_alone_after_rollouts": alone}
-                )
-        print(json.dumps(rows[-1]), flush=True)
-    return rows, pools
-
-
-def deep(scale: float, layers: int, seed: int) -> dict[str, Any]:
-    """Draw with a random model in bfloat16, and again with the same weights in float32."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    untyped: Any = Qwen3ForCausalLM
-    config = Qwen3Config(**DEEP, num_hidden_layers=layers, initializer_range=0.02 * scale, tie_word_embeddings=False)
-    half = untyped(config).eval().to(torch.bfloat16)
-    exact = copy.deepcopy(half).float()
-    tokens, seeds = torch.randint(0, config.vocab_size, (DEEP_ROWS, DEEP_PROMPT)), torch.arange(DEEP_ROWS)
-    with torch.no_grad():
-        past, new = None, tokens
-        for _ in range(DEEP_TOKENS):
-            out = half(new, past_key_values=past, use_cache=True)
-            past, at = out.past_key_values, torch.full((DEEP_ROWS,), tokens.shape[1] - 1)
-            noised = out.logits[:, -1].float().log_softmax(-1) + gumbel(seeds, at, config.vocab_size)
-            new = noised.argmax(-1, keepdim=True)
-            tokens = torch.cat([tokens, new], dim=1)
-        logits = exact(tokens).logits[:, DEEP_PROMPT - 1 : -1]
-        at = torch.arange(DEEP_PROMPT - 1, DEEP_PROMPT - 1 + DEEP_TOKENS).repeat(DEEP_ROWS)
-        noised = logits.log_softmax(-1).flatten(0, 1)
-        entropy = float(-(noised.exp() * noised).sum(-1).mean())
-        noised = noised + gumbel(seeds.repeat_interleave(DEEP_TOKENS), at, config.vocab_size)
-        drawn = tokens[:, DEEP_PROMPT:].flatten()[:, None]
-        margins = noised.max(-1).values - noised.gather(1, drawn)[:, 0]
-    return {
-        "layers": layers,
-        "logit_std": round(float(logits.std(-1).mean()), 2),
-        "entropy": round(entropy, 2),
-        "tokens": len(margins),
-        "missed_by_more": {str(m): round(float((margins > m).float().mean()), 5) for m in (0.1, 0.3, 0.5, 1.0)},
-        "largest_margin": round(float(margins.max()), 3),
-    }
+def measure(engines: Sequence[str], model: str, device: str, prompts: int, out: Path) -> None:
+    """Draw with each engine and save what the learner finds, as soon as it is known."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        learner = Learner(model, Path(directory), device)
+        asked = learner.asked(prompts)
+        for name in engines:
+            began = time.monotonic()
+            samples, engine_class = asyncio.run(drawn_by(name, learner, asked, device))
+            drawn_s = time.monotonic() - began
+            found: dict[str, Any] = learner.figures(asked, samples)
+            file = out / f"{name.replace('/', '-')}.npz"
+            np.savez_compressed(file, engine=np.array(name), engine_class=np.array(engine_class), **found)
+            said = {"engine": name, "class": engine_class, "tokens": len(found["token"]), "drawn_s": round(drawn_s, 1)}
+            print(json.dumps({**said, "replayed_s": round(time.monotonic() - began - drawn_s, 1)}), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", default=["transformers/float32", "transformers/bfloat16"])
-    parser.add_argument("--hours", type=float, default=10_000)
-    parser.add_argument("--deep", action="store_true", help="only how bfloat16 differs in deeper models")
-    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    parser.add_argument("--device", default="cpu", help="of transformers, and of the learner: cpu or cuda")
+    parser.add_argument("--model", help="directory of a model with a chat template")
+    parser.add_argument("--out", type=Path, help="directory for the figures, a file per engine")
+    parser.add_argument("--summary", type=Path, help="only print what is in this directory")
+    parser.add_argument("--prompts", type=int, choices=(40, 20, 10, 5), default=PROMPTS, help="of either kind")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, on a CPU")
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.deep:
-        found = [deep(scale, layers, seed) for scale, layers in DEEP_MODELS for seed in range(3)]
-        for one in found:
-            print(json.dumps(one))
-        if given.json:
-            print(json.dumps({"deep": found}))
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        rows, pools = asyncio.run(measure(given.engines, Path(directory)))
-    for one in rows:
-        print(json.dumps(one))
-    alarms = {}
-    for class_name, pool in pools.items():
-        if (known := measured_classes().get(class_name)) is not None:
-            allowed = as_allowed(pool, known)
-            alarms[class_name] = {
-                "node_hours": given.hours,
-                "as_measured": false_alarms(pool, class_name, given.hours),
-                "as_allowed": false_alarms(allowed, class_name, given.hours),
-            }
-            print(class_name, json.dumps(alarms[class_name]), flush=True)
-    if given.json:
-        print(json.dumps({"rows": rows, "false_alarms": alarms}))
+    if given.summary is None:
+        if given.out is None:
+            parser.error("--out DIR says where the figures go")
+        torch.set_num_threads(given.threads)
+        measure(given.engines, given.model or made_model(), given.device, given.prompts, given.out)
+    print(summary(given.summary or given.out))
+
+
+def made_model() -> str:
+    from examples.smollm2 import make_model
+
+    return str(make_model())
 
 
 if __name__ == "__main__":

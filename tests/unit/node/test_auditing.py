@@ -29,7 +29,7 @@ class Audits:
     def __init__(self, directory: Path, *, share: float = 0.05, seconds: float = 0.0) -> None:
         self.asked: list[tuple[str, tuple[AuditRollout, ...]]] = []
         self.fast: list[bool] = []
-        self.guilty: set[int] = set()
+        self.guilty: set[int | None] = set()
         self.lies: set[bytes] = set()
         self.off = 0.0
         self.seconds = seconds

@@ -1,7 +1,9 @@
-"""Tables of what audit_engines.py has saved of each engine: how large errors and margins are, and where they lie."""
+"""Tables of what audit.py has saved of each engine: how large errors and margins are, the limits that follow from that,
+and how soon a lie is caught at the limits that hold for its class."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,12 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from swarm.audit.auditor import ANY, HALF, Auditor, Finding, Limits
+from swarm.node.auditing import measured_classes
+from swarm.types import NodeId
+
 LEARNERS = ("float32", "bfloat16")
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 MISSES = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 4.0)
 BOUNDS = (1.0, 4.0)  # At which a margin is cut off in a mean
-CLIPS = (0.1, 0.5, 1.0, 2.0)  # At which a token's part in a CUSUM is cut off
-ALLOWANCE = 5.0  # Of a CUSUM, in means of what it adds up
+FACTOR = 5.0  # Between what honest engines do and a limit
+SHIFTS = (0.02, 0.05, 0.1, 0.27, 0.5, 1.0)  # Nats that every claim is too high by
+REPLACED = (0.01, 0.02, 0.05, 0.1, 0.2)  # Shares of tokens that are drawn with other noise than that of their seed
+RUNS = 20  # Orders of the rollouts
+SAMPLER = NodeId("sampler")
 WORKLOADS = ("all", "chats", "sums")
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -32,7 +41,8 @@ def summary(directory: Path) -> str:
         for row in [figures(arrays, workload, learner)]
     ]
     (directory / "summary.json").write_text(json.dumps(rows, indent=1) + "\n")
-    return "\n\n".join(table(title, chosen) for title, chosen in _tables(rows))
+    tables = [table(title, chosen) for title, chosen in _tables(rows)]
+    return "\n\n".join([*tables, *(limits_of(row) for row in rows if row["workload"] == "all"), *caught(directory)])
 
 
 def _order(path: Path) -> tuple[int, str]:
@@ -79,7 +89,7 @@ def figures(arrays: Arrays, workload: str, learner: str) -> dict[str, Any]:
         "margin_mean": float(margin.mean()),
         **{f"margin_mean min({most:g})": float(np.minimum(margin, most).mean()) for most in BOUNDS},
         "margin_max": float(margin.max()),
-        **dict(_cusums(error, off, margin)),
+        "largest_sum": largest_sum(arrays, learner),
     }
 
 
@@ -110,19 +120,78 @@ def cells(own: Arrays) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         yield f"{side} 2nd half", in_side & ~is_early
 
 
-def _cusums(error: Floats, off: Floats, margin: Floats) -> Iterator[tuple[str, float]]:
-    for clip in CLIPS:
-        for name, values in (("+error", error), ("-error", -error), ("off", off), ("margin", margin)):
-            clipped = np.clip(values, -clip, clip)
-            allowance = ALLOWANCE * abs(float(clipped.mean()))
-            yield f"k {name} c={clip:g}", allowance
-            yield f"cusum {name} c={clip:g}", largest_cusum(clipped, allowance)
+def limits_of(row: dict[str, Any]) -> str:
+    """Limits as classes.toml has them; `sum` is left to whoever looks at `largest_sum`."""
+    bias = FACTOR * max(abs(row["error_mean"]), *(abs(row[f"error_mean {half} half"]) for half in ("1st", "2nd")))
+    size, margin = FACTOR * row["off_mean"], FACTOR * row["margin_mean min(1)"]
+    head = f'["{row["class"]}"]  # learner in {row["learner"]}'
+    return f"{head}\nbias = {bias:.2g}\nsize = {size:.2g}\nmargin = {margin:.2g}"
 
 
-def largest_cusum(values: Floats, allowance: float) -> float:
-    """The largest value of S = max(0, S + x - allowance), from S = 0, over all x in order."""
-    walked = np.concatenate([[0.0], np.cumsum(values - allowance)])
-    return float((walked - np.minimum.accumulate(walked)).max())
+def limits_for(engine_class: str, learner: str) -> Limits:
+    found = measured_classes().get(engine_class, ANY)
+    return found if learner == "float32" else found.widened(HALF)
+
+
+def findings(arrays: Arrays, learner: str) -> list[Finding]:
+    """Return the audit's findings, a rollout each, in order; the better half of a prompt's answers has side 1."""
+    (_, better) = next(one for one in cells(arrays) if one[0] == "better")
+    starts = np.flatnonzero(np.diff(arrays["rollout"], prepend=-1))
+    errors, margins = (np.split(arrays[f"{name}_{learner}"], starts[1:]) for name in ("error", "margin"))
+    sides = np.where(better[starts], 1, -1)
+    return [
+        Finding(rollout_id="", errors=e, margins=m, side=int(s)) for e, m, s in zip(errors, margins, sides, strict=True)
+    ]
+
+
+def largest_sum(arrays: Arrays, learner: str) -> float:
+    """The largest evidence that comes up against this honest engine, as a share of what convicts."""
+    limits = limits_for(str(arrays["engine_class"]), learner)
+    auditor, largest = Auditor({}, secret=b"", share=1.0), 0.0
+    for finding in findings(arrays, learner):
+        auditor.note(SAMPLER, limits, finding)
+        largest = max(largest, *(one.score for one in auditor._known[SAMPLER].sums.values()))
+    return largest / limits.sum
+
+
+def caught(directory: Path) -> Iterator[str]:
+    """Yield a table for each learner: audited tokens until a lie is caught, the median and the most of RUNS."""
+    for learner in LEARNERS:
+        head = ["engine", *(f"+{shift:g}" for shift in SHIFTS), *(f"{share:.0%} replaced" for share in REPLACED)]
+        lines = [f"Tokens until caught, learner in {learner}", "  ".join(head)]
+        for path in sorted(directory.glob("*.npz"), key=_order):
+            arrays = _read(path)
+            limits, found = limits_for(str(arrays["engine_class"]), learner), findings(arrays, learner)
+            nll = np.split(-arrays[f"logprob_{learner}"], np.cumsum([len(one.errors) for one in found])[:-1])
+            cells_of = [until_caught(found, nll, limits, shift=shift) for shift in SHIFTS]
+            cells_of += [until_caught(found, nll, limits, replaced=share) for share in REPLACED]
+            lines.append("  ".join([str(arrays["engine"]), *cells_of]))
+        yield "\n".join(lines)
+
+
+def until_caught(
+    found: Sequence[Finding], nll: Sequence[Any], limits: Limits, *, shift: float = 0.0, replaced: float = 0.0
+) -> str:
+    taken = []
+    for seed in range(RUNS):
+        draw, auditor, tokens = np.random.default_rng(seed), Auditor({}, secret=b"", share=1.0), 0
+        for at in draw.permutation(len(found)):
+            finding = found[at]
+            tokens += len(finding.errors)
+            margins = np.where(draw.random(len(nll[at])) < replaced, other_margins(nll[at], draw), finding.margins)
+            lie = dataclasses.replace(finding, errors=finding.errors + np.float32(shift), margins=margins)
+            if auditor.note(SAMPLER, limits, lie) is not None:
+                taken.append(tokens)
+                break
+    least = "never" if len(taken) < RUNS else f"{max(taken):,}"
+    return f"{int(np.median(taken)):,} ({least})" if taken else "never"
+
+
+def other_margins(nll: Any, draw: np.random.Generator) -> Any:
+    """Margins of tokens as likely as these that were drawn with other noise: the Gumbel noise of the best other token
+    against theirs is logistic around the log-odds against them."""
+    odds = np.log(np.maximum(np.expm1(nll), 1e-9))
+    return np.maximum(0.0, draw.logistic(odds, 1.0)).astype(np.float32)
 
 
 def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
