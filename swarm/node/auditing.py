@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -47,14 +48,18 @@ Floats = NDArray[np.float32]
 EMPTY = np.zeros(0, np.float32)
 
 
-def measured_classes(*more: Path) -> dict[str, Limits]:
-    """Return what honest samplers of each class do, as far as that was measured: by us, and by the owner (`more`)."""
+def measured_classes() -> dict[str, Limits]:
+    """Return what honest samplers of each class do, as far as that was measured: by us, and by this machine's owner.
+    Raise UserError if the owner's file cannot be read."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     found: dict[str, Limits] = {}
-    for path in (CLASSES, *more):
+    for path in (CLASSES, config / "echo-node" / CLASSES.name):
         try:
             found |= msgspec.toml.decode(path.read_bytes(), type=dict[str, Limits])
+        except FileNotFoundError:
+            continue
         except (OSError, msgspec.MsgspecError) as error:
-            raise UserError(f"cannot read the measured classes in {path}: {error}") from error
+            raise UserError(f"cannot read the measured classes of engines in {path}: {error}") from error
     return found
 
 

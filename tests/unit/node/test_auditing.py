@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from swarm.audit.auditor import ANY, FIRST_ROLLOUTS, NEW_ROLLOUTS, Auditor, Limits
+from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.auditing import NEW_TIME_SHARE, TIME_SHARE, Auditing, barred_in, evidence_in, measured_classes
 from swarm.rollout.plane.effects import StepWanted
@@ -237,6 +238,19 @@ async def test_an_answer_is_genuine_or_not_or_nobody_knows(tmp_path: Path) -> No
 
 def test_the_classes_that_ship_can_be_read() -> None:
     assert measured_classes()["transformers/float32/cpu"].margin < 0.01
+
+
+def test_the_owner_of_the_learner_s_machine_may_measure_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert "vllm/bfloat16/cuda" not in measured_classes()
+    path = tmp_path / "echo-node" / "classes.toml"
+    path.parent.mkdir()
+    path.write_text('["vllm/bfloat16/cuda"]\nbias = 0.01\nsize = 0.2\nmargin = 0.01\nsum = 8\n')
+    assert measured_classes()["vllm/bfloat16/cuda"].bias == 0.01
+    assert "transformers/float32/cpu" in measured_classes()
+    path.write_text("bias = 1")
+    with pytest.raises(UserError, match=r"cannot read the measured classes of engines in .*classes\.toml"):
+        measured_classes()
 
 
 async def test_without_the_weights_nothing_is_found_and_nothing_looked_at_twice(tmp_path: Path) -> None:
