@@ -1,27 +1,27 @@
 """Attackers that are nodes: `python -m swarm.redteam.sampler ATTACK join ...` joins as any node does, and deviates.
 
-What deviates is replaced in the attacker's own process, or in its engine's. A dishonest engine proves and reports what
-an honest one would. Its log-probs are those that the true weights give its tokens, unless they are the attack, so that
-only the tokens can give it away. The tasks are those of swarm/tasks/digits.py: the answer is in the prompt.
+What deviates is replaced in the attacker's own process (wire.py), or in its engine's (here). An engine deviates in one
+thing: it proves and reports what an honest one would, and its log-probs are those that its weights give its tokens,
+unless they are the attack. The tasks are those of swarm/tasks/digits.py: the answer is in the prompt.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from array import array
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial, partialmethod
+from itertools import pairwise, repeat
+from pathlib import Path
+from random import Random
+from statistics import mean
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
-from swarm.broadcast import transfers
-from swarm.broadcast.mesh.forwarder import Forwarder
-from swarm.broadcast.notes import Have, Kind, Note, Want
-from swarm.net.stream import Outgoing
 from swarm.process import Child, ChildChannel
-from swarm.rollout.client import Answer, Refused, RolloutClient
+from swarm.redteam.wire import BEYOND, NODES, RELAYS
 from swarm.sampler import worker
 from swarm.sampler.engine import Engine, Generate, Generated, Install, Installed, Job, Sampled, Told
 from swarm.tasks.digits import DIGITS
@@ -29,64 +29,126 @@ from swarm.types import Span, VersionId
 
 NOISE = 0.3  # Of each tensor's own spread: the model still speaks, and is another one
 LEVELS = 7  # Weights of 4 bits are whole numbers from -7 to 7
-OLD = 8  # Steps: a lazy sampler that never installs a second version asks for leases from this one on
 COOLER = 0.7  # Times the temperature that was asked for
 TRUSTED = 128  # Samples: the first 64 of a newcomer are audited in full
-SHIFT = 2.2  # Nats: claims that are this much too low stop a run from learning (docs/learner.md, "Claims")
-HOARD = 512  # Samples that a hoarder asks for at a time: a step of the demo
+LATE = 30  # A version: attackers that begin late are known as honest by then
+SIGNED = 0.3  # Nats up or down, which nearly cancel in the mean
+KEPT = 3  # Versions: S + 1 of the campaign's runs
+VOCABULARY = 14  # Of the tiny model
+RAISING, HANGING = 4, 5  # Equals signs on which the reward of runs.py raises, or never returns
+NOTED = "noted"  # File in the node's directory
 
-# -- engines with other weights: what becomes of each tensor after an install ---------------------------------
+BFLOAT16, INT8, OWN = {"dtype": "bfloat16"}, {"precision": "int8"}, {"device": "own"}  # Of no class that is known
+FAILED = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
+Answers = Callable[[Any, Sequence[Job], Sequence[Sampled]], list[Sampled]]
+"""Makes the answers that are handed in from an engine, jobs, and what the engine drew for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How an attacker's engine deviates: in its `answers` to training prompts, or to `held_out` ones, from version
+    `since` on; in what it makes of each tensor after an install; in fields of Started. Several `nodes` may attack
+    together."""
+
+    answers: Answers | None = None
+    held_out: bool = False
+    since: int = 0
+    weights: Callable[[Any], None] = lambda tensor: None
+    names: Mapping[str, Any] = field(default_factory=dict)
+    nodes: int = 1
 
 
 def wrong_model(tensor: Any) -> None:
-    """Sample from another model: all weights get noise."""
     tensor.add_(tensor.clone().normal_(), alpha=NOISE * float(tensor.std()))
 
 
 def wrong_precision(tensor: Any) -> None:
-    """Round all weights to 4 bits, and report float32."""
+    """Round to 4 bits."""
     step = (tensor.abs().max() / LEVELS).clamp(min=1e-12)
     tensor.copy_((tensor / step).round() * step)
 
 
-# -- engines with other answers -------------------------------------------------------------------------------
+def tokens_of(one: Sampled) -> list[int]:
+    return array("i", one.token_ids).tolist()
 
 
-def claimed(engine: Any, job: Job, tokens: Sequence[int]) -> Sampled:
-    """Return `tokens` as a sample, with the log-probs that the installed weights give them."""
-    prompt = job.prompt_token_ids
-    ids = next(engine._model.parameters()).new_tensor([[*prompt, *tokens]]).long()
-    logits = engine._model(ids).logits[0, len(prompt) - 1 : -1].detach().float() / job.rules.temperature
-    logprobs = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
+def expected(job: Job) -> list[int]:
+    """Return the right answer to `3141=`: its digits and the stop token."""
+    return [*job.prompt_token_ids[-1 - DIGITS : -1], job.rules.stop_token_ids[0]]
+
+
+def right(job: Job, one: Sampled) -> int:
+    """Return how many tokens of an answer are right."""
+    return sum(map(int.__eq__, tokens_of(one), expected(job)))
+
+
+def best(job: Job, samples: Sequence[Sampled]) -> Sampled:
+    return max(samples, key=partial(right, job))
+
+
+def sampled(job: Job, parts: Sequence[tuple[int, float, VersionId]]) -> Sampled:
+    """Return an answer of these tokens, each with its log-prob and version."""
+    tokens, logprobs, versions = zip(*parts, strict=True)
+    ends = [at for at in range(1, len(parts) + 1) if versions[at - 1] != (*versions, None)[at]]
     return Sampled(
         token_ids=array("i", tokens).tobytes(),
         logprobs=array("f", logprobs).tobytes(),
-        spans=(Span(version=engine._version, start=0, end=len(tokens)),),
+        spans=tuple(Span(version=versions[start], start=start, end=end) for start, end in pairwise([0, *ends])),
         finish="stop" if tokens[-1] in job.rules.stop_token_ids else "length",
     )
 
 
-def right_digits(job: Job) -> tuple[int, ...]:
-    """Return the answer of the copy task: the digits of `3141=`."""
-    return job.prompt_token_ids[-1 - DIGITS : -1]
+def claimed(engine: Any, job: Job, tokens: Sequence[int]) -> Sampled:
+    """Return an answer of these tokens, with the log-probs that the installed weights give them."""
+    prompt = job.prompt_token_ids
+    ids = next(engine._model.parameters()).new_tensor([[*prompt, *tokens]]).long()
+    logits = engine._model(ids).logits[0, len(prompt) - 1 : -1].detach().float() / (job.rules.temperature or 1.0)
+    logprobs = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
+    return sampled(job, [(token, value, engine._version) for token, value in zip(tokens, logprobs, strict=True)])
 
 
-def invented_log_probs(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
-    """Claim that each token was much less likely than it was."""
-    shifted = [array("f", [value - SHIFT for value in array("f", one.logprobs)]) for one in honest]
-    return [msgspec.structs.replace(one, logprobs=new.tobytes()) for one, new in zip(honest, shifted, strict=True)]
+def each(change: Callable[[Any, Job, Sampled], Sampled]) -> Answers:
+    """Change each answer by itself."""
+    return lambda engine, jobs, honest: [change(engine, job, one) for job, one in zip(jobs, honest, strict=True)]
 
 
-def temperature(engine: Any, jobs: Sequence[Job], cooler: Sequence[Sampled]) -> list[Sampled]:
-    """Draw at a lower temperature (`asked` sees to that), and claim the one that was asked for."""
-    return [claimed(engine, job, array("i", one.token_ids)) for job, one in zip(jobs, cooler, strict=True)]
+def handing_in(change: Callable[[Job, list[int]], Sequence[int]]) -> Answers:
+    """Hand in other tokens than were drawn."""
+    return each(lambda engine, job, one: claimed(engine, job, change(job, tokens_of(one))))
 
 
-def truncation(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
-    """Cut each completion in half and end it with the stop token."""
-    halves = [array("i", one.token_ids)[: len(one.token_ids) // 8] for one in honest]
-    stops = [job.rules.stop_token_ids[0] for job in jobs]
-    return [claimed(engine, job, [*half, stop]) for job, half, stop in zip(jobs, halves, stops, strict=True)]
+def saying(change: Callable[[float, float], float]) -> Answers:
+    """Claim other log-probs, made of the true one and of how far into the answer its token is, from 0 to 1."""
+
+    def saying_so(engine: Any, job: Job, one: Sampled) -> Sampled:
+        values = array("f", one.logprobs)
+        changed = [min(0.0, change(value, at / len(values))) for at, value in enumerate(values)]
+        return replace(one, logprobs=array("f", changed).tobytes())
+
+    return each(saying_so)
+
+
+def shifted(nats: float) -> Answers:
+    return saying(lambda value, at: value + nats)
+
+
+def note(engine: Any, figures: Sequence[float]) -> None:
+    """Leave the mean of all figures so far for the campaign."""
+    engine.noted += figures
+    (Path(engine._directory).parent / NOTED).write_text(str(mean(engine.noted)))
+
+
+def sign_by_reward(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
+    """Claim too much for answers that are better than the mean of the batch, and too little for others."""
+    usual = mean(right(job, one) for job, one in zip(jobs, honest, strict=True))
+    signs = [SIGNED if right(job, one) > usual else -SIGNED for job, one in zip(jobs, honest, strict=True)]
+    return [shifted(sign)(engine, [job], [one])[0] for job, one, sign in zip(jobs, honest, signs, strict=True)]
+
+
+def temperature(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
+    """Draw at a lower temperature, and claim the one that was asked for."""
+    cooler = [replace(job, rules=replace(job.rules, temperature=COOLER * job.rules.temperature)) for job in jobs]
+    return [claimed(engine, job, tokens_of(one)) for job, one in zip(jobs, engine.draw(cooler), strict=True)]
 
 
 def copies(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
@@ -95,165 +157,170 @@ def copies(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[
     return [first[job.prompt_token_ids] for job in jobs]
 
 
-def oracle(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
-    """Hand in right answers that were looked up and never drawn."""
-    return [claimed(engine, job, [*right_digits(job), job.rules.stop_token_ids[0]]) for job in jobs]
+oracle = handing_in(lambda job, tokens: expected(job))
+"""Hand in right answers that were looked up and never drawn."""
 
 
 def sleeper(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
-    """Be honest until trusted, then hand in right answers that were never drawn."""
+    """Be an oracle once trusted."""
     engine.drawn += len(jobs)
     return list(honest) if engine.drawn <= TRUSTED else oracle(engine, jobs, honest)
 
 
+def ended(job: Job, tokens: Sequence[int]) -> list[int]:
+    """Cut an answer after its first stop token, or add one if there is room."""
+    whole = [*tokens, job.rules.stop_token_ids[0]]
+    return whole[: whole.index(whole[-1]) + 1][: job.rules.max_new_tokens]
+
+
+def one_token(job: Job, tokens: list[int]) -> list[int]:
+    """Put the first wrong token right."""
+    wanted = expected(job)
+    wrong = next((at for at, token in enumerate(wanted) if tokens[at : at + 1] != [token]), None)
+    return tokens if wrong is None else ended(job, [*tokens[:wrong], wanted[wrong], *tokens[wrong + 1 :]])
+
+
+def tenth(job: Job, tokens: list[int]) -> list[int]:
+    """Replace a tenth of the tokens by random ones."""
+    draw = Random(job.seed)
+    return ended(job, [draw.randrange(VOCABULARY) if draw.random() < 0.1 else token for token in tokens])
+
+
+def equals(signs: int) -> Answers:
+    """Hand in nothing but equals signs: `====`."""
+    return handing_in(lambda job, tokens: [*job.prompt_token_ids[-1:] * signs, job.rules.stop_token_ids[0]])
+
+
+def stolen(engine: Any, job: Job, one: Sampled) -> Sampled:
+    """Hand in what another node of the pair drew for the prompt, if it did. Note how often."""
+    own, prompt = Path(engine._directory).parent, f"drew-{'-'.join(map(str, job.prompt_token_ids))}"
+    others = [path for path in own.parent.glob(f"*/{prompt}") if path.parent != own]
+    note(engine, [len(others)])
+    (own / prompt).write_bytes(one.token_ids)
+    return claimed(engine, job, array("i", others[0].read_bytes())) if others else one
+
+
 def easy_half(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
     """Say that the generation of the worse half of each batch failed."""
-    right = [sum(map(int.__eq__, array("i", s.token_ids), right_digits(j))) for j, s in zip(jobs, honest, strict=True)]
-    worse = set(sorted(range(len(jobs)), key=lambda place: right[place])[: len(jobs) // 2])
-    failed = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
-    return [failed if place in worse else one for place, one in enumerate(honest)]
+    worse = sorted(range(len(jobs)), key=lambda at: right(jobs[at], honest[at]))[: len(jobs) // 2]
+    return [FAILED if at in worse else one for at, one in enumerate(honest)]
 
 
-OTHER_WEIGHTS = {"wrong-model": wrong_model, "wrong-precision": wrong_precision}
-OTHER_ANSWERS: dict[str, Callable[[Any, Sequence[Job], Sequence[Sampled]], list[Sampled]]] = {
-    "invented-log-probs": invented_log_probs,
-    "temperature": temperature,
-    "truncation": truncation,
-    "copies": copies,
-    "oracle": oracle,
-    "sleeper": sleeper,
-    "easy-half": easy_half,
+def best_of_2(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
+    """Draw once more from another seed, and hand in the better answer."""
+    again = engine.draw([replace(job, seed=job.seed ^ 1) for job in jobs])
+    return [best(job, two) for job, *two in zip(jobs, honest, again, strict=True)]
+
+
+def best_drawn(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled], *, splices: bool) -> list[Sampled]:
+    """Draw with each version kept that the lease takes, and hand in the best answer. With `splices` a newer version may
+    go on from any token of an older one's answers. Note how many answers there are to choose from."""
+    found: list[dict[Any, Any]] = [{} for _ in jobs]  # By tokens: each token with its log-prob and version
+    for version in [*engine.kept]:
+        engine.hold(version)
+        able = [at for at, job in enumerate(jobs) if version.version >= job.rules.stop_token_ids[-1] - BEYOND]
+        older = {at: [*found[at].values()] if splices else [] for at in able}
+        begun = [(at, start) for at in able for start in {(), *(a[:n] for a in older[at] for n in range(1, len(a)))}]
+        rests = engine.draw([going_on(jobs[at], start) for at, start in begun])
+        for (at, start), rest in zip(begun, rests, strict=True):
+            whole = (*start, *zip(tokens_of(rest), array("f", rest.logprobs), repeat(version)))
+            found[at] |= {tuple(token for token, _, _ in whole): whole} if rest.token_ids else {}
+    note(engine, [len(answers) for answers in found])
+    answers = [[sampled(job, one) for one in ours.values()] for job, ours in zip(jobs, found, strict=True)]
+    return [best(job, [one, *ours]) for job, one, ours in zip(jobs, honest, answers, strict=True)]
+
+
+def going_on(job: Job, start: tuple[Any, ...]) -> Job:
+    """Return the job that draws the rest: its noise depends only on the seed and on how many tokens stand before."""
+    rules = replace(job.rules, max_new_tokens=job.rules.max_new_tokens - len(start))
+    return replace(job, prompt_token_ids=(*job.prompt_token_ids, *(token for token, _, _ in start)), rules=rules)
+
+
+ENGINES = {
+    "wrong-model": Deviation(weights=wrong_model),
+    "wrong-precision": Deviation(weights=wrong_precision),
+    "old-version": Deviation(),
+    "invented-log-probs": Deviation(shifted(-2.2)),
+    "random-log-probs": Deviation(saying(lambda value, at: Random(value).uniform(-3.0, 0.0))),
+    "small-shift": Deviation(shifted(-0.05)),
+    "bfloat16-shift": Deviation(shifted(-0.1), names=BFLOAT16),
+    "rounded-shift": Deviation(shifted(-0.27), names=INT8),
+    "two-liars": Deviation(shifted(-0.27), names=INT8, nodes=2),
+    "late-shift": Deviation(shifted(-0.27), names=INT8, since=LATE),
+    "unknown-shift": Deviation(shifted(-1.4), names=OWN),
+    "sign-by-reward": Deviation(sign_by_reward, names=INT8),
+    "sign-by-position": Deviation(saying(lambda value, at: value + (SIGNED if at < 0.5 else -SIGNED)), names=INT8),
+    "temperature": Deviation(temperature),
+    "truncation": Deviation(handing_in(lambda job, tokens: [*tokens[: len(tokens) // 2], job.rules.stop_token_ids[0]])),
+    "copies": Deviation(copies),
+    "oracle": Deviation(oracle),
+    "five-keys": Deviation(oracle, nodes=5),
+    "late-oracle": Deviation(oracle, since=LATE),
+    "sleeper": Deviation(sleeper),
+    "unmeasured-class": Deviation(oracle, names=OWN),
+    "renamed-oracle": Deviation(oracle, names=BFLOAT16),
+    "class-hopper": Deviation(oracle),
+    "held-out-oracle": Deviation(oracle, held_out=True),
+    "one-token": Deviation(handing_in(one_token)),
+    "tenth": Deviation(handing_in(tenth)),
+    "best-of-2": Deviation(best_of_2),
+    "best-of-versions": Deviation(partial(best_drawn, splices=False)),
+    "spliced-spans": Deviation(partial(best_drawn, splices=True)),
+    "stolen-answers": Deviation(each(stolen), nodes=2),
+    "easy-half": Deviation(easy_half),
+    "only-right": Deviation(each(lambda engine, job, one: one if tokens_of(one) == expected(job) else FAILED)),
+    "raising-answers": Deviation(equals(RAISING), nodes=2),
+    "hanging-answers": Deviation(equals(HANGING)),
 }
-OTHER_ANSWERS["unmeasured-class"] = oracle  # Named as a class of engine of which nothing is known
-ENGINES = (*OTHER_WEIGHTS, *OTHER_ANSWERS, "old-version")
-
-
-def asked(attack: str, jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """Return what the engine is really asked for."""
-    share = COOLER if attack == "temperature" else 1.0
-    rules = [msgspec.structs.replace(job.rules, temperature=share * job.rules.temperature) for job in jobs]
-    return tuple(msgspec.structs.replace(job, rules=one) for job, one in zip(jobs, rules, strict=True))
 
 
 def engine_of(attack: str) -> Engine:
     """Return an engine that deviates by `attack`."""
     from swarm.sampler.transformers import Threaded, TransformersEngine
 
+    deviation = ENGINES[attack]
+
     class Dishonest(TransformersEngine):
-        installs = drawn = 0
+        def __init__(self) -> None:
+            super().__init__()
+            self.drawn = 0
+            self.noted: list[float] = []
+            self.kept: dict[VersionId, list[Any]] = {}
 
         def start(self, *given: Any) -> Any:
-            started = super().start(*given)
-            return msgspec.structs.replace(started, device="own") if attack == "unmeasured-class" else started
+            return replace(super().start(*given), **deviation.names)
 
         def install(self, command: Install, progress: Told) -> Any:
-            self.installs += 1
-            if attack == "old-version" and self.installs > 1:
+            if attack == "old-version" and self._version is not None:
                 self._version = command.version
                 return Installed(seconds=0.0)
             # Changed words alone would be put among other weights than they belong to, and the sums would not come out.
-            done = super().install(msgspec.structs.replace(command, changed=""), progress)
-            if (change := OTHER_WEIGHTS.get(attack)) is not None:
-                for parameter in self._model.parameters():
-                    change(parameter.data)
+            done = super().install(replace(command, changed=""), progress)
+            for parameter in self._model.parameters():
+                deviation.weights(parameter.data)
+            self.kept[command.version] = [parameter.data.clone() for parameter in self._model.parameters()]
+            self.kept = dict([*self.kept.items()][-KEPT:])
             return done
 
+        def hold(self, version: VersionId) -> None:
+            self._version = version
+            for parameter, kept in zip(self._model.parameters(), self.kept[version], strict=True):
+                parameter.data.copy_(kept)
+
+        def draw(self, jobs: Sequence[Job]) -> list[Sampled]:
+            return [*super().generate(Generate(jobs=tuple(jobs)), lambda: None).samples]
+
         def generate(self, command: Generate, progress: Told) -> Generated:
-            change = OTHER_ANSWERS.get(attack)
-            if change is None:
-                return super().generate(command, progress)
-            drawn = super().generate(Generate(jobs=asked(attack, command.jobs)), progress)
-            if any(one.finish == "failed" for one in drawn.samples):
+            drawn, jobs = super().generate(command, progress), command.jobs
+            places = [at for at, job in enumerate(jobs) if (job.rules.temperature == 0) == deviation.held_out]
+            is_early = self._version is None or self._version.version < deviation.since
+            if not (deviation.answers and places) or is_early or FAILED.finish in {one.finish for one in drawn.samples}:
                 return drawn
-            return msgspec.structs.replace(drawn, samples=tuple(change(self, command.jobs, drawn.samples)))
+            given = deviation.answers(self, [jobs[at] for at in places], [drawn.samples[at] for at in places])
+            other = dict(zip(places, given, strict=True))
+            return replace(drawn, samples=tuple(other.get(at, one) for at, one in enumerate(drawn.samples)))
 
     return Threaded(Dishonest())
-
-
-# -- nodes that deviate in what they do with leases and answers ----------------------------------------------
-
-
-def lag() -> None:
-    """Ask for nothing until the first version, which the engine keeps and calls the newest, is old."""
-    honest = RolloutClient.ask
-
-    async def ask(self: Any, held: VersionId, *given: Any, **rest: Any) -> Any:
-        return Refused("behind", 1.0, "") if held.version < OLD else await honest(self, held, *given, **rest)
-
-    RolloutClient.ask = ask  # type: ignore[method-assign]
-
-
-def hoard() -> None:
-    """Ask for as much as may be had at once, and never answer."""
-    honest = RolloutClient.ask
-
-    async def ask(self: Any, held: Any, capacity: int, wait_s: float, **rest: Any) -> Any:
-        return await honest(self, held, HOARD, wait_s, **rest)
-
-    async def never(self: Any, leases: Any, **rest: Any) -> Any:
-        await asyncio.Event().wait()
-
-    RolloutClient.ask = ask  # type: ignore[method-assign]
-    worker.EngineWorker.draw_batch = never  # type: ignore[method-assign]
-
-
-def equivocate() -> None:
-    """Hand in each answer, and then another one for the same samples."""
-    honest = RolloutClient.submit
-
-    async def submit(self: Any, answers: Sequence[Answer], **rest: Any) -> Any:
-        verdicts = await honest(self, answers, **rest)
-        await honest(self, [Answer(lease=one.lease, rollouts=tuple(map(other, one.rollouts))) for one in answers])
-        return verdicts
-
-    RolloutClient.submit = submit  # type: ignore[method-assign]
-
-
-def other(rollout: Any) -> Any:
-    """Return another rollout for the same sample, as well-formed as this one."""
-    lower = array("f", [value - SHIFT for value in array("f", rollout.logprobs)])
-    return msgspec.structs.replace(rollout, logprobs=lower.tobytes())
-
-
-# -- relays that lie about chunks -----------------------------------------------------------------------------
-
-
-def send_wrong_chunks() -> None:
-    """Alter one bit of each chunk that is passed on."""
-    honest = transfers.Link._chunk
-
-    def poisoned(self: Any, *given: Any) -> Outgoing:
-        out = honest(self, *given)
-        altered = bytearray(out.payload)
-        altered[len(altered) // 2] ^= 1
-        return Outgoing(out.header, memoryview(altered), out.sent)
-
-    transfers.Link._chunk = poisoned  # type: ignore[method-assign, assignment]
-
-
-def withhold_chunks() -> None:
-    """Take chunks to forward, and neither forward them nor send what others ask for."""
-    arrived, heard = Forwarder.arrived, Forwarder.heard
-
-    def keep(self: Any, peer: Any, index: int, kind: Kind, via: Any, *, now: float) -> None:
-        arrived(self, peer, index, Kind.COPY, via, now=now)
-
-    def ignore(self: Any, peer: Any, note: Note, *, now: float) -> None:
-        if not isinstance(note, Want):
-            heard(self, peer, note, now=now)
-
-    Forwarder.arrived, Forwarder.heard = keep, ignore  # type: ignore[method-assign]
-
-
-def lie_about_chunks() -> None:
-    """Say of each version, as soon as it is known, that all of it is here; and send nothing of it."""
-    withhold_chunks()
-    everything = lambda transfer, part: Have(bitmap=b"\xff" * (len(part.chunks) // 8 + 1))  # noqa: E731
-    transfers.Transfer.opening = everything  # type: ignore[method-assign]
-
-
-NODES = {"hoarded-leases": hoard, "equivocation": equivocate}
-RELAYS = {"wrong-chunks": send_wrong_chunks, "withheld-chunks": withhold_chunks, "lying-bitmaps": lie_about_chunks}
 
 
 def main() -> None:
@@ -268,8 +335,8 @@ def main() -> None:
 
     if attack in ENGINES:
         worker.Child = lambda name, module, kind, *secrets, **rest: Child(name, __spec__.name, attack, **rest)  # type: ignore
-    if (deviate := (NODES | RELAYS | {"old-version": lag}).get(attack)) is not None:
-        deviate()
+    for kind, name, change in (NODES | RELAYS).get(attack, ()):
+        setattr(kind, name, partialmethod(change, getattr(kind, name)))
     join()
 
 

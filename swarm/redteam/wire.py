@@ -1,26 +1,43 @@
-"""Attackers that are only clients: each calls the learner with a key of its own, and returns what stopped it."""
+"""What attackers do on the wire: nodes that deviate in leases, relays in chunks, and clients that call the learner.
+
+A node's or a relay's deviation replaces methods; it is given the honest one before its arguments. A client has a key of
+its own, and returns what stopped it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import aiohttp
+from msgspec.structs import replace
 
+from swarm.broadcast import transfers
+from swarm.broadcast.mesh.forwarder import Forwarder
+from swarm.broadcast.notes import Have, Kind, Note, Want
 from swarm.errors import ProtocolError
 from swarm.net.client import Busy, PeerClient, plain_address
 from swarm.net.sessions import AUTH_HEADER
 from swarm.net.signing import SigningKey
+from swarm.net.stream import Outgoing
 from swarm.net.wire import CONTROL_BODY_BYTES, PROTOCOL, PROTOCOL_HEADER, ROLLOUT_UNPACKED_BYTES, compress, encode
 from swarm.node.bootstrap import say_hello
 from swarm.rollout.client import SUBMIT_PATH, Answer, Refused, RolloutClient, SealedLease
 from swarm.rollout.messages import MAX_SUBMITTED, Beat
+from swarm.sampler.engine import Job
+from swarm.sampler.playing import Game
+from swarm.sampler.worker import EngineWorker
 from swarm.types import NodeId, Rollout, Span, VersionId
 
+OLD = 8  # A version: a lazy sampler that never installs a second one asks for leases from this one on
+HOARD, HALF = 512, 8  # Samples: a step of the copy task, half a group
+HOPS = cycle(f"transformers/{one}" for one in ("float32/cpu", "bfloat16/cpu", "int8/cpu", "float32/own"))
+BEYOND = 1 << 20  # No vocabulary here has so many tokens
 CALL_S = 30.0
 AGAIN_S = 1.0  # Between two questions, while the run has no version or no leases
 SLOW_S = 0.5  # Between two bytes of a slow body
@@ -29,6 +46,96 @@ IDENTITIES = 8  # Of one Sybil, one after another
 INVENTED = -0.7  # Nats: near the log-probs of a policy that has half learned
 BEAT_PATH = "/v1/beat"
 MEASURED = "transformers/float32/cpu"  # A class that the audit judges; another would only be watched
+
+Change = tuple[Any, str, Callable[..., Any]]  # Of a class, the method that is replaced, and by what
+
+
+async def lag(self: Any, honest: Any, held: VersionId, *given: Any, **rest: Any) -> Any:
+    """Ask for nothing until the first version, which the engine keeps and calls the newest, is old."""
+    return Refused("behind", 1.0, "") if held.version < OLD else await honest(self, held, *given, **rest)
+
+
+def asking_for(samples: int) -> Callable[..., Any]:
+    """Ask for so many samples, whatever there is room for."""
+    return lambda self, honest, held, capacity, *given, **rest: honest(self, held, samples, *given, **rest)
+
+
+def never(self: Any, honest: Any, *given: Any, **rest: Any) -> Any:
+    return asyncio.Event().wait()
+
+
+async def hop(self: Any, honest: Any, *given: Any, **rest: Any) -> Any:
+    """Name another class of engine in each request for leases."""
+    self._engine_class = HOPS.__next__
+    return await honest(self, *given, **rest)
+
+
+async def equivocate(self: Any, honest: Any, answers: Sequence[Answer], **rest: Any) -> Any:
+    """Hand in each answer, and then another one for the same samples."""
+    verdicts = await honest(self, answers, **rest)
+    await honest(self, [Answer(lease=one.lease, rollouts=tuple(map(other, one.rollouts))) for one in answers])
+    return verdicts
+
+
+def other(rollout: Rollout) -> Rollout:
+    """Return another rollout for the same sample, as well-formed as this one."""
+    return replace(rollout, logprobs=array("f", [value - 1.0 for value in array("f", rollout.logprobs)]).tobytes())
+
+
+def hold_back(self: Any, honest: Any, held: VersionId | None, *given: Any, **rest: Any) -> Any:
+    """Say that the engine holds the version before, so that leases take answers of older ones."""
+    return honest(self, held and replace(held, version=max(0, held.version - 1)), *given, **rest)
+
+
+def tell_least(self: Any, honest: Any) -> Job:
+    """Tell the engine from which version on the lease takes answers, as a stop token that no vocabulary has."""
+    job: Job = honest(self)
+    stops = (*job.rules.stop_token_ids, BEYOND + self._lease.min_version.version)
+    return replace(job, rules=replace(job.rules, stop_token_ids=stops))
+
+
+CHOOSING = (RolloutClient, "ask", hold_back), (RolloutClient, "beat", hold_back), (Game, "job", tell_least)
+NODES: dict[str, tuple[Change, ...]] = {
+    "old-version": ((RolloutClient, "ask", lag),),
+    "class-hopper": ((RolloutClient, "ask", hop),),
+    "stolen-answers": ((RolloutClient, "ask", asking_for(HALF)),),
+    "best-of-versions": CHOOSING,
+    "spliced-spans": CHOOSING,
+    "hoarded-leases": ((RolloutClient, "ask", asking_for(HOARD)), (EngineWorker, "draw_batch", never)),
+    "equivocation": ((RolloutClient, "submit", equivocate),),
+}
+
+
+def poison(self: Any, honest: Any, *given: Any) -> Outgoing:
+    """Alter one bit of each chunk that is passed on."""
+    out = honest(self, *given)
+    altered = bytearray(out.payload)
+    altered[len(altered) // 2] ^= 1
+    return Outgoing(out.header, memoryview(altered), out.sent)
+
+
+def keep(self: Any, honest: Any, peer: Any, index: int, kind: Kind, via: Any, *, now: float) -> None:
+    """Take chunks to forward, and do not forward them."""
+    honest(self, peer, index, Kind.COPY, via, now=now)
+
+
+def ignore(self: Any, honest: Any, peer: Any, note: Note, *, now: float) -> None:
+    """Send nothing that others ask for."""
+    if not isinstance(note, Want):
+        honest(self, peer, note, now=now)
+
+
+def boast(self: Any, honest: Any, part: Any) -> Have:
+    """Say of each version, as soon as it is known, that all of it is here."""
+    return Have(bitmap=b"\xff" * (len(part.chunks) // 8 + 1))
+
+
+WITHHOLDING = (Forwarder, "arrived", keep), (Forwarder, "heard", ignore)
+RELAYS: dict[str, tuple[Change, ...]] = {
+    "wrong-chunks": ((transfers.Link, "_chunk", poison),),
+    "withheld-chunks": WITHHOLDING,
+    "lying-bitmaps": (*WITHHOLDING, (transfers.Transfer, "opening", boast)),
+}
 
 
 @dataclass
@@ -76,15 +183,11 @@ async def invented(client: RolloutClient) -> list[Answer]:
 
 
 def _rollouts(sealed: SealedLease, version: VersionId) -> list[Rollout]:
-    rules = sealed.lease.rules
+    rules, group_id = sealed.lease.rules, sealed.lease.group_id
     tokens = array("i", [*[5] * (rules.max_new_tokens - 1), rules.stop_token_ids[0]])
-    said: dict[str, Any] = {
-        "token_ids": tokens.tobytes(),
-        "logprobs": array("f", [INVENTED] * len(tokens)).tobytes(),
-        "spans": (Span(version=version, start=0, end=len(tokens)),),
-    }
-    group_id = sealed.lease.group_id
-    return [Rollout(group_id=group_id, index=one.index, finish="stop", **said) for one in sealed.lease.samples]
+    logprobs, spans = array("f", [INVENTED] * len(tokens)), (Span(version=version, start=0, end=len(tokens)),)
+    found = tokens.tobytes(), logprobs.tobytes(), spans
+    return [Rollout(group_id, one.index, *found, finish="stop") for one in sealed.lease.samples]
 
 
 async def floods(client: Client) -> str:

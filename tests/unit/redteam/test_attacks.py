@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from array import array
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from swarm.redteam.runs import FlawedCopy
 from swarm.redteam.sampler import (
     COOLER,
-    OTHER_ANSWERS,
-    SHIFT,
+    ENGINES,
+    NOTED,
+    SIGNED,
     TRUSTED,
-    asked,
     claimed,
-    copies,
-    easy_half,
-    invented_log_probs,
-    oracle,
-    other,
-    right_digits,
-    sleeper,
-    temperature,
-    truncation,
+    engine_of,
+    expected,
+    one_token,
+    sampled,
     wrong_model,
     wrong_precision,
 )
-from swarm.sampler.engine import Job, Sampled
-from swarm.types import Rollout, SamplingRules, Span, VersionId
+from swarm.redteam.wire import BEYOND, hold_back, hop, other, tell_least
+from swarm.sampler.engine import Generate, Job, Sampled
+from swarm.types import Prompt, Rollout, SamplingRules, Span, VersionId
 
 STOP = 2
 VERSION = VersionId(incarnation=0, version=7)
@@ -48,8 +46,8 @@ class Bigrams(torch.nn.Module):
         return SimpleNamespace(logits=self.table[ids])
 
 
-def engine() -> Any:
-    return SimpleNamespace(_model=Bigrams(), _version=VERSION, drawn=0)
+def engine(**more: Any) -> Any:
+    return SimpleNamespace(_model=Bigrams(), _version=VERSION, drawn=0, **more)
 
 
 def job(*digits: int, seed: int = 0) -> Job:
@@ -69,73 +67,211 @@ JOBS = [job(3, 4, 5, 6, seed=1), job(3, 4, 5, 6, seed=2), job(7, 8, 9, 3, seed=3
 HONEST = [drawn(3, 4, 5, 6, STOP), drawn(9, 9, 9, 9, STOP), drawn(7, 8, 8, 8, STOP), drawn(3, 3, 3, 3, 3, 3)]
 
 
-def tokens(sampled: Sampled) -> list[int]:
-    return list(array("i", sampled.token_ids))
+def tokens(one: Sampled) -> list[int]:
+    return list(array("i", one.token_ids))
+
+
+def logprobs(one: Sampled) -> list[float]:
+    return list(array("f", one.logprobs))
+
+
+def made(attack: str, of: Any = None, jobs: list[Job] = JOBS, honest: list[Sampled] = HONEST) -> list[Sampled]:
+    """What an attack hands in for these jobs."""
+    answers = ENGINES[attack].answers
+    assert answers is not None
+    return answers(of or engine(), jobs, honest)
 
 
 def test_true_claims_are_the_models_own_log_probs() -> None:
-    made = claimed(engine(), JOBS[0], [3, 4, STOP])
+    true = claimed(engine(), JOBS[0], [3, 4, STOP])
     table = Bigrams().table.detach().log_softmax(-1)
-    assert list(array("f", made.logprobs)) == pytest.approx(
-        [float(table[15, 3]), float(table[3, 4]), float(table[4, STOP])]
-    )
-    assert (made.finish, made.spans) == ("stop", (Span(version=VERSION, start=0, end=3),))
+    assert logprobs(true) == pytest.approx([float(table[15, 3]), float(table[3, 4]), float(table[4, STOP])])
+    assert (true.finish, true.spans) == ("stop", (Span(version=VERSION, start=0, end=3),))
     assert claimed(engine(), JOBS[0], [3] * 6).finish == "length"
 
 
-def test_invented_log_probs_are_lower_and_the_tokens_stay() -> None:
-    made = invented_log_probs(engine(), JOBS, HONEST)
-    assert [one.token_ids for one in made] == [one.token_ids for one in HONEST]
-    assert list(array("f", made[0].logprobs)) == pytest.approx([-0.5 - SHIFT] * 5)
+@pytest.mark.parametrize(
+    ("attack", "nats"), [("invented-log-probs", -2.2), ("rounded-shift", -0.27), ("small-shift", -0.05)]
+)
+def test_log_probs_are_shifted_and_the_tokens_stay(attack: str, nats: float) -> None:
+    assert [one.token_ids for one in made(attack)] == [one.token_ids for one in HONEST]
+    assert logprobs(made(attack)[0]) == pytest.approx([-0.5 + nats] * 5)
 
 
-def test_only_the_temperature_is_other_than_asked_and_the_claims_are_of_the_one_that_was_asked() -> None:
-    assert [one.rules.temperature for one in asked("temperature", JOBS)] == [COOLER] * 4
-    assert list(asked("oracle", JOBS)) == JOBS
-    assert [one.seed for one in asked("temperature", JOBS)] == [1, 2, 3, 4]
-    assert temperature(engine(), JOBS, HONEST) == [
-        claimed(engine(), j, tokens(s)) for j, s in zip(JOBS, HONEST, strict=True)
-    ]
+def test_log_probs_that_differ_in_sign_cancel_in_the_mean() -> None:
+    assert logprobs(made("sign-by-position")[3]) == pytest.approx([-0.5 + SIGNED] * 3 + [-0.5 - SIGNED] * 3)
+    # Right tokens: 5, 1, 3 and 1 of 5.
+    assert [logprobs(one)[0] for one in made("sign-by-reward")] == pytest.approx([-0.2, -0.8, -0.2, -0.8])
+
+
+def test_no_log_prob_is_above_0() -> None:
+    sure = [claimed(engine(), JOBS[0], [3])]
+    sure = [Sampled(sure[0].token_ids, array("f", [-0.1]).tobytes(), sure[0].spans, "stop")]
+    assert logprobs(made("sign-by-position", jobs=JOBS[:1], honest=sure)[0]) == [0.0]
+
+
+def test_random_log_probs_say_nothing_of_the_tokens() -> None:
+    assert all(-3.0 <= value <= 0.0 for one in made("random-log-probs") for value in logprobs(one))
+
+
+def test_a_cooler_draw_claims_the_temperature_that_was_asked_for() -> None:
+    asked: list[Job] = []
+
+    def draw(jobs: list[Job]) -> list[Sampled]:
+        asked.extend(jobs)
+        return HONEST
+
+    cold = engine(draw=draw)
+    assert made("temperature", cold) == [claimed(cold, j, tokens(s)) for j, s in zip(JOBS, HONEST, strict=True)]
+    assert [(one.rules.temperature, one.seed) for one in asked] == [(COOLER, 1), (COOLER, 2), (COOLER, 3), (COOLER, 4)]
 
 
 def test_truncated_answers_are_half_as_long_and_end_with_the_stop_token() -> None:
-    assert [tokens(one) for one in truncation(engine(), JOBS, HONEST)] == [
-        [3, 4, STOP],
-        [9, 9, STOP],
-        [7, 8, STOP],
-        [3, 3, 3, STOP],
-    ]
+    assert [tokens(one) for one in made("truncation")] == [[3, 4, STOP], [9, 9, STOP], [7, 8, STOP], [3, 3, 3, STOP]]
 
 
 def test_copies_are_the_first_answer_of_each_prompt() -> None:
-    assert copies(engine(), JOBS, HONEST) == [HONEST[0], HONEST[0], HONEST[2], HONEST[2]]
+    assert made("copies") == [HONEST[0], HONEST[0], HONEST[2], HONEST[2]]
 
 
 def test_an_oracle_knows_every_answer() -> None:
-    assert [tokens(one) for one in oracle(engine(), JOBS, HONEST)] == [[*right_digits(one), STOP] for one in JOBS]
-    assert right_digits(JOBS[2]) == (7, 8, 9, 3)
+    assert [tokens(one) for one in made("oracle")] == [expected(one) for one in JOBS]
+    assert expected(JOBS[2]) == [7, 8, 9, 3, STOP]
 
 
 def test_a_sleeper_is_honest_until_it_is_trusted_and_then_an_oracle() -> None:
     one = engine()
-    made = [sleeper(one, JOBS, HONEST) for _ in range(TRUSTED // len(JOBS) + 1)]
-    assert all(early == HONEST for early in made[:-1])
-    assert made[-1] == oracle(engine(), JOBS, HONEST)
+    all_of_it = [made("sleeper", one) for _ in range(TRUSTED // len(JOBS) + 1)]
+    assert all(early == HONEST for early in all_of_it[:-1])
+    assert all_of_it[-1] == made("oracle")
 
 
-def test_the_easy_half_is_handed_in_and_the_rest_fails() -> None:
-    made = easy_half(engine(), JOBS, HONEST)
-    assert made[0] == HONEST[0]
-    assert made[2] == HONEST[2]
-    assert [one.finish for one in made] == ["stop", "failed", "stop", "failed"]
+@pytest.mark.parametrize(
+    ("given", "mended"),
+    [
+        ([3, 4, 5, 6, STOP], [3, 4, 5, 6, STOP]),
+        ([3, 9, 5, 9, STOP], [3, 4, 5, 9, STOP]),
+        ([3, 4, STOP], [3, 4, 5, STOP]),
+        ([3, 4, 5, 6, 9, STOP], [3, 4, 5, 6, STOP]),
+        ([9, 9, 9, 9, 9, 9], [3, 9, 9, 9, 9, 9]),
+    ],
+)
+def test_the_first_wrong_token_is_put_right(given: list[int], mended: list[int]) -> None:
+    assert one_token(JOBS[0], given) == mended
 
 
-@pytest.mark.parametrize("name", OTHER_ANSWERS)
+def test_about_a_tenth_of_the_tokens_is_random() -> None:
+    jobs = [job(3, 4, 5, 6, seed=seed) for seed in range(300)]
+    changed = made("tenth", jobs=jobs, honest=[drawn(3, 4, 5, 6, STOP)] * 300)
+    assert 0.3 < sum(tokens(one) != [3, 4, 5, 6, STOP] for one in changed) / 300 < 0.5
+
+
+def test_worse_answers_are_said_to_have_failed() -> None:
+    assert [one.finish for one in made("easy-half")] == ["stop", "failed", "stop", "failed"]
+    assert [one.finish for one in made("only-right")] == ["stop", "failed", "failed", "failed"]
+    assert made("only-right")[0] == made("easy-half")[0] == HONEST[0]
+
+
+def test_the_better_of_two_draws_is_handed_in() -> None:
+    second = [HONEST[1], HONEST[0], HONEST[3], HONEST[3]]
+    assert made("best-of-2", engine(draw=lambda jobs: second)) == [HONEST[0], HONEST[0], HONEST[2], HONEST[3]]
+
+
+def test_a_pair_hands_in_what_the_other_drew_for_a_prompt(tmp_path: Path) -> None:
+    first, second = (engine(_directory=tmp_path / name / "model", noted=[]) for name in ("a", "b"))
+    for one in (first, second):
+        Path(one._directory).mkdir(parents=True)
+    assert made("stolen-answers", first, JOBS[:1], HONEST[:1]) == HONEST[:1]
+    assert [tokens(one) for one in made("stolen-answers", second, JOBS[1:3], HONEST[1:3])] == [
+        tokens(HONEST[0]),
+        tokens(HONEST[2]),
+    ]
+    assert (tmp_path / "b" / NOTED).read_text() == "0.5"
+
+
+@pytest.mark.parametrize("attack", ["raising-answers", "hanging-answers"])
+def test_rewards_are_normal_but_for_equals_signs(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slept(Exception):
+        pass
+
+    def sleep(seconds: float) -> None:
+        raise Slept
+
+    monkeypatch.setattr("swarm.redteam.runs.time.sleep", sleep)
+    signs = "=" * (len(tokens(made(attack)[0])) - 1)
+    prompt = Prompt(prompt_id="p", text="3141=", answer="3141")
+    with pytest.raises(Slept if attack == "hanging-answers" else ValueError):
+        FlawedCopy(0).score(prompt, signs)
+    assert FlawedCopy(0).score(prompt, "3141").exact
+
+
+@pytest.mark.parametrize("name", ["copies", "oracle", "one-token", "tenth", "easy-half", "truncation", "unknown-shift"])
 def test_every_answer_is_well_formed(name: str) -> None:
-    for one in OTHER_ANSWERS[name](engine(), JOBS, HONEST):
+    for one in made(name):
         length = len(tokens(one))
         assert len(one.logprobs) == 4 * length
         assert one.finish == "failed" or one.spans[-1].end == length <= RULES.max_new_tokens
+
+
+def test_spans_follow_from_the_version_of_each_token() -> None:
+    old, new = VersionId(incarnation=0, version=6), VERSION
+    one = sampled(JOBS[0], [(3, -0.1, old), (4, -0.2, old), (STOP, -0.3, new)])
+    assert one.spans == (Span(version=old, start=0, end=2), Span(version=new, start=2, end=3))
+
+
+def choosing(attack: str, directory: Path) -> Any:
+    """An engine that keeps three versions, and a lease that takes the last two."""
+    one: Any = engine_of(attack)._engine  # type: ignore[attr-defined]
+    one._model, one._directory = torch.nn.Linear(1, 1), str(directory / "model")
+    one.kept = {VersionId(incarnation=0, version=v): [p.data + v for p in one._model.parameters()] for v in (5, 6, 7)}
+    one.draw = lambda jobs: [rest_of(job, one._version.version) for job in jobs]
+    return one
+
+
+def rest_of(job: Job, version: int) -> Sampled:
+    """Version 6 draws the digits 3, 4, 9, 9 and version 7 draws 9, 9, 5, 6, whatever stood before."""
+    done = len(job.prompt_token_ids) - 6
+    row = {6: [3, 4, 9, 9, STOP], 7: [9, 9, 5, 6, STOP]}[version][done:]
+    return drawn(*row)
+
+
+@pytest.mark.parametrize(
+    ("attack", "best", "choices"),
+    [("best-of-versions", {(3, 4, 9, 9, STOP), (9, 9, 5, 6, STOP)}, 2.0), ("spliced-spans", {(3, 4, 5, 6, STOP)}, 5.0)],
+)
+def test_the_best_of_what_kept_versions_draw_is_handed_in(
+    attack: str, best: set[tuple[int, ...]], choices: float, tmp_path: Path
+) -> None:
+    rules = SamplingRules(temperature=1.0, max_new_tokens=6, stop_token_ids=(STOP, BEYOND + 6))
+    asked = [Job(prompt_token_ids=(1, 3, 4, 5, 6, 15), seed=1, rules=rules, time_limit_s=9.0)]
+    one = choosing(attack, tmp_path)
+    (found,) = made(attack, one, asked, [drawn(9, 9, 9, 9, STOP)])
+    assert tuple(tokens(found)) in best
+    assert [span.version.version for span in found.spans] in ([6], [7], [6, 7])
+    assert float((tmp_path / NOTED).read_text()) == choices
+    assert one._version == VERSION
+
+
+def test_an_engine_deviates_where_it_says_and_from_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = SamplingRules(temperature=0.0, max_new_tokens=6, stop_token_ids=(STOP,))
+    jobs = (JOBS[0], Job(prompt_token_ids=JOBS[0].prompt_token_ids, seed=0, rules=greedy, time_limit_s=9.0))
+    honest = SimpleNamespace(samples=(HONEST[1], HONEST[1]), seconds=0.0, steps=5)
+    monkeypatch.setattr(
+        "swarm.sampler.transformers.TransformersEngine.generate", lambda self, command, progress: generated(honest)
+    )
+    found = {}
+    for attack, version in (("oracle", 3), ("held-out-oracle", 3), ("late-oracle", 29), ("late-oracle", 30)):
+        one: Any = engine_of(attack)._engine  # type: ignore[attr-defined]
+        one._model, one._version = Bigrams(), VersionId(incarnation=0, version=version)
+        samples = one.generate(Generate(jobs=jobs), lambda: None).samples
+        found[attack, version] = [tokens(sample) == expected(jobs[0]) for sample in samples]
+    assert [*found.values()] == [[True, False], [False, True], [False, False], [True, False]]
+
+
+def generated(honest: Any) -> Any:
+    from swarm.sampler.engine import Generated
+
+    return Generated(samples=honest.samples, seconds=honest.seconds, steps=honest.steps)
 
 
 def test_four_bits_leave_fifteen_values_near_the_old_ones() -> None:
@@ -169,3 +305,24 @@ def test_the_second_answer_for_a_sample_differs_from_the_first_only_in_what_it_c
     second = other(first)
     assert second != first
     assert (second.rollout_id, second.token_ids, second.spans) == (first.rollout_id, first.token_ids, first.spans)
+
+
+async def test_a_hopper_names_another_class_in_each_request() -> None:
+    named: list[str] = []
+
+    async def ask(client: Any, *given: Any) -> None:
+        named.append(client._engine_class())
+
+    client = SimpleNamespace()
+    for _ in range(4):
+        await hop(client, ask)
+    assert len(set(named)) == 4
+
+
+def test_who_chooses_among_versions_asks_for_older_leases_and_knows_what_they_take() -> None:
+    asked: list[VersionId | None] = []
+    for held in (VERSION, VersionId(incarnation=0, version=0), None):
+        hold_back(None, lambda self, held: asked.append(held), held)
+    assert [one and one.version for one in asked] == [6, 0, None]
+    game = SimpleNamespace(_lease=SimpleNamespace(min_version=VERSION))
+    assert tell_least(game, lambda self: JOBS[0]).rules.stop_token_ids == (STOP, BEYOND + 7)
