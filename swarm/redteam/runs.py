@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,14 +69,13 @@ class Ran:
 
     def caught(self, name: str) -> tuple[str, int | None] | None:
         """Return what detected this attacker, and after how many audited rollouts if any were needed; None if
-        nothing. Of several nodes each has to be caught."""
+        nothing. Of several nodes each has to be caught; of a pair that steals, the thief."""
         if self.stopped.get(name):
             return self.stopped[name], None
-        nodes, withheld = self.nodes[name], self.withheld()
-        verdicts = {e["node"]: (e["detector"], e["audited"]) for e in self.events if e["kind"] == "caught"}
-        known = [verdicts.get(node) or (("claims", None) if withheld[node] else None) for node in nodes]
-        if known and all(known):
-            return max((one for one in known if one), key=lambda one: one[1] or 0)
+        nodes, verdicts = self.nodes[name], self.verdicts()
+        known = [verdicts[node] for node in nodes if node in verdicts]
+        if known and (len(known) == len(nodes) or name == "stolen-answers"):
+            return max(known, key=lambda verdict: verdict[1] or 0)
         samplers = [one for one in self.summary.get("samplers", ()) if one["node"] in nodes]
         match name:
             case "equivocation" if any(one["verdicts"].get("duplicate") for one in samplers):
@@ -86,14 +84,15 @@ class Ran:
                 return "digests", None
         return None
 
-    def false_alarms(self) -> int:
-        """Return how many honest nodes were caught, or had rollouts withheld."""
-        caught = {event["node"] for event in self.events if event["kind"] == "caught"}
-        return len((caught | self.withheld().keys()) & self.nodes["honest"])
+    def verdicts(self) -> dict[NodeId, tuple[str, int | None]]:
+        """Return which nodes were caught, by what, and after how many audited rollouts; those too that had rollouts
+        withheld because of their claims."""
+        withheld = [NodeId(node) for event in self.events if event["kind"] == "withheld" for node in event["rollouts"]]
+        caught = {e["node"]: (e["detector"], e["audited"]) for e in self.events if e["kind"] == "caught"}
+        return dict.fromkeys(withheld, ("claims", None)) | caught
 
-    def withheld(self) -> Counter[str]:
-        """Return how many rollouts of each node were withheld because of their claims."""
-        return sum((Counter(e["rollouts"]) for e in self.events if e["kind"] == "withheld"), Counter[str]())
+    def false_alarms(self) -> int:
+        return len(self.verdicts().keys() & self.nodes["honest"])
 
 
 class Swarm:
@@ -137,7 +136,7 @@ class Swarm:
         with suppress(FileNotFoundError):
             ran.summary = json.loads((self._run_dir / "summary.json").read_text())
         ran.printed = "".join(self._log(f"honest-{n}").read_text(errors="replace") for n in range(plan.honest))
-        ran.noted = next((float(path.read_text()) for path in self._directory.glob(f"*/{NOTED}")), None)
+        ran.noted = max((float(path.read_text()) for path in self._directory.glob(f"*/{NOTED}")), default=None)
         if plan.measured:
             last: dict[str, Any] = {"version": None, **(ran.summary.get("held_out") or [{}])[-1]}
             ran.held_out = last["exact_match"] if last["version"] == plan.steps else 0.0

@@ -82,9 +82,13 @@ def other(rollout: Rollout) -> Rollout:
     return replace(rollout, logprobs=array("f", [value - 1.0 for value in array("f", rollout.logprobs)]).tobytes())
 
 
-def hold_back(self: Any, honest: Any, held: VersionId | None, *given: Any, **rest: Any) -> Any:
-    """Say that the engine holds the version before, so that leases take answers of older ones."""
-    return honest(self, held and replace(held, version=max(0, held.version - 1)), *given, **rest)
+async def dawdle(self: Any, honest: Any, leases: Sequence[SealedLease], **rest: Any) -> Any:
+    """Draw once the engine has a newer version than the leases ask for, to have a choice; but wait no more than 3 s."""
+    for _ in range(60):
+        if self.installed > min(sealed.lease.min_version for sealed in leases):
+            break
+        await asyncio.sleep(0.05)
+    return await honest(self, leases, **rest)
 
 
 def tell_least(self: Any, honest: Any) -> Job:
@@ -94,7 +98,7 @@ def tell_least(self: Any, honest: Any) -> Job:
     return replace(job, rules=replace(job.rules, stop_token_ids=stops))
 
 
-CHOOSING = (RolloutClient, "ask", hold_back), (RolloutClient, "beat", hold_back), (Game, "job", tell_least)
+CHOOSING = (EngineWorker, "draw_batch", dawdle), (Game, "job", tell_least)
 NODES: dict[str, tuple[Change, ...]] = {
     "old-version": ((RolloutClient, "ask", lag),),
     "class-hopper": ((RolloutClient, "ask", hop),),

@@ -25,7 +25,7 @@ from swarm.redteam.sampler import (
     wrong_model,
     wrong_precision,
 )
-from swarm.redteam.wire import BEYOND, hold_back, hop, other, tell_least
+from swarm.redteam.wire import BEYOND, dawdle, hop, other, tell_least
 from swarm.sampler.engine import Generate, Job, Sampled
 from swarm.types import Prompt, Rollout, SamplingRules, Span, VersionId
 
@@ -319,10 +319,26 @@ async def test_a_hopper_names_another_class_in_each_request() -> None:
     assert len(set(named)) == 4
 
 
-def test_who_chooses_among_versions_asks_for_older_leases_and_knows_what_they_take() -> None:
-    asked: list[VersionId | None] = []
-    for held in (VERSION, VersionId(incarnation=0, version=0), None):
-        hold_back(None, lambda self, held: asked.append(held), held)
-    assert [one and one.version for one in asked] == [6, 0, None]
+@pytest.mark.parametrize(("installs_after", "installed"), [(0, 8), (3, 8), (99, 7)])
+async def test_who_chooses_among_versions_waits_for_a_newer_one(
+    installs_after: int, installed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps = iter(range(100))
+
+    async def sleep(seconds: float) -> None:
+        if next(sleeps) + 1 == installs_after:
+            worker.installed = newer
+
+    async def draw(worker: Any, leases: Any) -> int:
+        return int(worker.installed.version)
+
+    newer = VersionId(incarnation=0, version=8)
+    worker = SimpleNamespace(installed=VERSION if installs_after else newer)
+    leases: list[Any] = [SimpleNamespace(lease=SimpleNamespace(min_version=VERSION))]
+    monkeypatch.setattr("swarm.redteam.wire.asyncio.sleep", sleep)
+    assert await dawdle(worker, draw, leases) == installed
+
+
+def test_the_engine_is_told_which_versions_a_lease_takes() -> None:
     game = SimpleNamespace(_lease=SimpleNamespace(min_version=VERSION))
     assert tell_least(game, lambda self: JOBS[0]).rules.stop_token_ids == (STOP, BEYOND + 7)

@@ -66,6 +66,9 @@ def test_claims_that_were_withheld_count_where_there_is_no_verdict() -> None:
 def test_of_several_identities_each_has_to_be_caught() -> None:
     assert ran(withheld(s1=4)).caught("sybils") is None
     assert ran(withheld(s1=4), caught("s2", "log-probs", 7)).caught("sybils") == ("log-probs", 7)
+    thief = ran(caught("s2", "draws", 1))
+    thief.nodes["stolen-answers"] = {NodeId("s1"), NodeId("s2")}
+    assert thief.caught("stolen-answers") == ("draws", 1)
     nobody = ran()
     nobody.nodes["sybils"] = set()
     assert nobody.caught("sybils") is None
