@@ -25,20 +25,21 @@ FLATTERING = {"held-out-oracle"}  # It raises the held-out accuracy, which there
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """What came of an attack: whether each of its nodes was caught with every seed, after how many audited rollouts at
-    most; the lowest held-out accuracy; the mean of what the attacker noted (sampler.py)."""
+    most; whether every run ended, with which accuracy at least; the mean of what the attacker noted (sampler.py)."""
 
     name: str
     targeted: bool
     caught: bool
     audited: int | None
     detector: str
+    ended: bool
     held_out: float | None
     noted: float | None
 
     def line(self) -> str:
         by = f"{'' if self.caught else 'not always '}{self.detector}" if self.detector else "nobody"
         audited, held_out = ("" if n is None else f"{n:.3g}" for n in (self.audited, self.held_out))
-        return f"{self.name:20}{by:24}{audited:9}{held_out}".rstrip()
+        return f"{self.name:20}{by:24}{audited:9}{held_out if self.ended else 'stuck'}".rstrip()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,12 +53,11 @@ class Report:
 
     @property
     def as_expected(self) -> bool:
-        """Whether every targeted attacker was caught or harmless, and no honest node was caught."""
+        """Whether every targeted attacker was caught or harmless, no run was stuck, and no honest node was caught."""
         least = min(self.control, default=0.0) - MAX_LOST
         harmless = {row.name for row in self.attacks if row.held_out is not None and row.held_out >= least} - FLATTERING
-        return not self.false_alarms and all(
-            row.caught or not row.targeted or row.name in harmless for row in self.attacks
-        )
+        stopped = (row.ended and (row.caught or row.name in harmless) for row in self.attacks if row.targeted)
+        return not self.false_alarms and all(stopped)
 
     def as_object(self) -> dict[str, Any]:
         return {**asdict(self), "control": {"held_out": self.control}, "as_expected": self.as_expected}
@@ -77,6 +77,7 @@ def row_of(name: str, runs: Sequence[Ran]) -> Row:
         targeted=name not in NOT_TARGETED,
         caught=len(known) == len(runs),
         audited=max((audited for _, audited in known if audited is not None), default=None),
+        ended=all(ran.ended for ran in runs),
         detector=", ".join(sorted({detector for detector, _ in known})),
         held_out=min((ran.held_out for ran in runs if ran.held_out is not None), default=None),
         noted=runs[0].noted,

@@ -57,7 +57,7 @@ class Plan:
 @dataclass(slots=True)
 class Ran:
     """What a run left: nodes by name, events, summary, what stopped attackers on the wire, what honest samplers
-    printed, and what the attacker noted. `held_out` is 0 if the run did not reach its end."""
+    printed, what the attacker noted, and whether it `ended` with its last step; else `held_out` is 0."""
 
     nodes: dict[str, set[NodeId]] = field(default_factory=lambda: {"honest": set()})
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -65,6 +65,7 @@ class Ran:
     stopped: dict[str, str] = field(default_factory=dict)
     printed: str = ""
     noted: float | None = None
+    ended: bool = True
     held_out: float | None = None
 
     def caught(self, name: str) -> tuple[str, int | None] | None:
@@ -137,9 +138,10 @@ class Swarm:
             ran.summary = json.loads((self._run_dir / "summary.json").read_text())
         ran.printed = "".join(self._log(f"honest-{n}").read_text(errors="replace") for n in range(plan.honest))
         ran.noted = max((float(path.read_text()) for path in self._directory.glob(f"*/{NOTED}")), default=None)
+        last: dict[str, Any] = (ran.summary.get("held_out") or [{}])[-1]
+        ran.ended = last.get("version") == plan.steps
         if plan.measured:
-            last: dict[str, Any] = {"version": None, **(ran.summary.get("held_out") or [{}])[-1]}
-            ran.held_out = last["exact_match"] if last["version"] == plan.steps else 0.0
+            ran.held_out = last["exact_match"] if ran.ended else 0.0
 
     async def _lead(self, plan: Plan) -> asyncio.subprocess.Process:
         settings = self._directory / "lead.toml"

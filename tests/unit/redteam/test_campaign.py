@@ -153,6 +153,14 @@ def test_the_campaign_fails_for_a_harmful_attacker_that_is_not_caught(found: Row
     assert Report(attacks=[row(), found], control=[0.99, 0.96]).as_expected == is_expected
 
 
+def test_the_campaign_fails_for_a_run_that_is_stuck_though_the_attacker_was_caught() -> None:
+    stuck = ran(caught("hanging-answers"), held_out=0.0)
+    stuck.ended = False
+    report = Report(attacks=[row_of("hanging-answers", [stuck])], control=[1.0])
+    assert not report.as_expected
+    assert report.table().splitlines()[1].split() == ["hanging-answers", "draws", "9", "stuck"]
+
+
 def test_the_campaign_fails_for_a_false_alarm() -> None:
     assert Report(control=[1.0]).as_expected
     assert not Report(attacks=[row()], false_alarms=1).as_expected
@@ -178,6 +186,7 @@ def test_the_object_has_what_scripts_read() -> None:
                 "caught": True,
                 "audited": 9,
                 "detector": "draws",
+                "ended": True,
                 "held_out": 0.98,
                 "noted": None,
             }
@@ -210,6 +219,7 @@ def test_a_run_that_does_not_reach_its_end_has_learned_nothing(
     run = Ran()
     Swarm(tmp_path)._read(Plan(honest=0, steps=20), run)
     assert (run.held_out, run.noted, len(run.events)) == (held_out, 2.5, 1)
+    assert run.ended == bool(held_out)
     Swarm(tmp_path)._read(Plan(honest=0, steps=20, measured=False), crowd := Ran())
     assert crowd.held_out is None
 
