@@ -102,6 +102,7 @@ class Training:
         """For how long the trainer was held up by writing them."""
         self.published: PublishedStep | None = None
         self.staging_lock = asyncio.Lock()
+        self._computing = asyncio.Lock()  # Held-out answers and failed ones are audited whenever they come
         self.files_dir = self._trainer.files_dir
         self.staging = self._trainer.staging
         self.held = run_dir / "held.bin"
@@ -145,8 +146,9 @@ class Training:
             await self._replay(step)
             return await self._train(groups)
 
-        with self._busy("train"):
-            trained = await self._steadily(attempt)
+        async with self._computing:
+            with self._busy("train"):
+                trained = await self._steadily(attempt)
         self._faults = 0
         self.step = step + 1
         await self._note_save(Saved(step=trained.saved_step, fault=trained.save_fault))
@@ -154,13 +156,14 @@ class Training:
 
     async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...], fast: bool) -> Audited:
         """Have rollouts drawn again with the weights at `path`, as messages.Audit says."""
-        step = self.step
 
         async def attempt() -> Audited:
             await self._replay(step)
             return await self._trainer.audit(path, rollouts, fast)
 
-        return await self._steadily(attempt)
+        async with self._computing:
+            step = self.step
+            return await self._steadily(attempt)
 
     async def stage(self) -> None:
         """Have the weights of this step written to `staging`."""
