@@ -29,7 +29,7 @@ METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 STEPS_REPEATED = 200  # Steps from before a restart that are written again: far more than a crash can lose
 FOLLOW_S = 1.0  # Pause between two looks for new lines
 CLOSE_S = 10.0  # Longest wait at the end for the last lines
-NO_FIGURES = frozenset({"step", "time", "version", "newest_version", "kind", "prompts", "samples"})
+NO_FIGURES = frozenset({"step", "time", "version", "newest_version", "kind", "prompts", "samples", "unaudited"})
 
 Line = Mapping[str, Any]
 """A line of metrics.jsonl or events.jsonl."""
@@ -105,7 +105,7 @@ def _scalars(line: Line) -> Iterator[tuple[str, float]]:
 
 LINES_KEPT = 10_000  # Lines that wait for room on a full disk: an hour of a fast run. The oldest are dropped first
 
-HELD_OUT = ("version", "newest_version", "exact_match", "pass_at_1", "pass_at_k", "reward", "samples")
+HELD_OUT = ("version", "newest_version", "exact_match", "pass_at_1", "pass_at_k", "reward", "samples", "unaudited")
 """Fields of an event `evaluated`."""
 
 

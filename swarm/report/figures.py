@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarm.node.metrics import EVENTS, METRICS
+from swarm.node.metrics import EVENTS, METRICS, NO_FIGURES
 from swarm.node.rundir import ABILITY, CONFIG, SUMMARY, Life, read_lives
 from swarm.report.words import finite as _number
 
@@ -103,6 +103,7 @@ class Figures:
     ability: str = ""  # What the model answered before and after, if that was compared
     columns: dict[str, Column] = field(default_factory=dict)
     evaluated: dict[str, Column] = field(default_factory=dict)  # Figures of held-out prompts, by policy version
+    unaudited: bool = False  # Whether answers of the last of them could not be drawn again
     bounds: list[tuple[int, int]] = field(default_factory=list)  # (first step, S)
     times: Column = field(default_factory=Column)  # When each step ended, unix seconds
     marked: dict[str, deque[tuple[float, str]]] = field(default_factory=dict)  # By kind of event
@@ -249,9 +250,10 @@ def _add_bound(found: Figures, step: int, event: Mapping[str, Any]) -> None:
 
 def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:
     version = _number(event.get("version"))
+    found.unaudited = bool(event.get("unaudited"))
     for name, value in event.items():
         number = _number(value)
-        if version is None or number is None or name in ("time", "version", "newest_version", "prompts", "samples"):
+        if version is None or number is None or name == "time" or name in NO_FIGURES:
             continue
         _add(found.evaluated, name, version, number)
 

@@ -111,7 +111,7 @@ def _tiles(found: Figures, journaled: Journaled) -> str:
     best = max(held_out.values) if held_out is not None and held_out.values else None
     mean, seen, withheld = map(found.columns.get, ("staleness/mean", "staleness/max", "rollouts_withheld"))
     tiles = [
-        ("held-out, last", shown(held_out.last if held_out is not None else None)),
+        ("held-out, last", shown(held_out.last if held_out is not None else None) + " (unaudited)" * found.unaudited),
         ("held-out, best", shown(best)),
         ("reward, last", shown(found.last("reward"))),
         ("staleness, mean", shown(fmean(mean.values) if mean and mean.values else None)),

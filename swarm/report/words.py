@@ -360,4 +360,5 @@ def _withheld(found: Mapping[str, Any]) -> str:
 
 
 def _measured(found: Mapping[str, Any]) -> str:
-    return told(found.get("exact_match"), f"{{:.3f}}, version {number(found, 'version'):.0f}")
+    unaudited = ", unaudited" if found.get("unaudited") else ""
+    return told(found.get("exact_match"), f"{{:.3f}}, version {number(found, 'version'):.0f}{unaudited}")
