@@ -27,17 +27,7 @@ from swarm.net.signing import SigningKey
 from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
-from swarm.rollout.intake import (
-    Claimed,
-    Intake,
-    IntakeLimits,
-    Overloaded,
-    come_back,
-    is_small,
-    open_submission,
-    refuse,
-    too_much,
-)
+from swarm.rollout.intake import Claimed, Intake, IntakeLimits, Overloaded, is_small, open_submission
 from swarm.rollout.journal.entries import Entry, GroupDropped, Record, RolloutScored
 from swarm.rollout.messages import (
     LEASE_CONTEXT,
@@ -66,6 +56,7 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.leases import MAX_NODES, Group, Sample
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
+from swarm.rollout.replies import come_back, refuse, too_much
 from swarm.rollout.scoring import RewardFailures, Said, Scorer, Scoring, Stepper
 from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally
 from swarm.types import (

@@ -22,16 +22,12 @@ without a lease (keys cost nothing, leases do) share a quarter of the places, so
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from aiohttp import web
-
 from swarm.errors import TooLarge
-from swarm.net.client import binary
 from swarm.net.sessions import Claim
 from swarm.net.wire import (
     ROLLOUT_BODY_BYTES,
@@ -39,10 +35,9 @@ from swarm.net.wire import (
     ROLLOUT_UNPACKED_BYTES,
     decode,
     decompress,
-    encode,
     stated_size,
 )
-from swarm.rollout.messages import MAX_SUBMITTED, LeaseReply, Refusal, Submission, open_lease
+from swarm.rollout.messages import MAX_SUBMITTED, Submission, open_lease
 from swarm.rollout.plane.leases import MAX_NODES
 from swarm.rollout.plane.verdict import malformation
 from swarm.types import Lease, NodeId, Rollout
@@ -212,18 +207,3 @@ class Intake:
         self._of_session[body.session] += by
         if not self._of_session[body.session]:
             del self._of_session[body.session]
-
-
-def refuse(reason: Refusal, retry_after_s: float, detail: str = "") -> web.Response:
-    return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s, detail=detail)))
-
-
-def come_back(why: str) -> web.Response:
-    """Return a 503: send the same again in a second."""
-    return web.Response(status=503, text=why, headers={"Retry-After": "1"})
-
-
-def too_much(why: Overloaded) -> web.Response:
-    """Return a 429: send the same again after a while."""
-    text = f"overloaded: {TEXTS[why.reason]}"
-    return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(why.retry_after_s))})

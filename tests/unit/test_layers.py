@@ -165,7 +165,10 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
         ),
         (
             "numpy",
-            ("swarm.broadcast.version.codec", "swarm.broadcast.store.memory_map", "swarm.broadcast.store.changes"),
+            (
+                *("swarm.broadcast.version.codec", "swarm.broadcast.store.memory_map", "swarm.broadcast.store.changes"),
+                *("swarm.audit.auditor", "swarm.node.auditing"),
+            ),
         ),
         ("vllm", ("swarm.sampler.vllm.extension", "swarm.sampler.vllm.versions")),
         ("mlx", ("swarm.sampler.mlx", "swarm.sampler.room")),
