@@ -78,11 +78,9 @@ def _audit_lines(found: Sequence[dict[str, Any]], *, whole: bool) -> Iterator[st
         seen = f"{one['audited_rollouts']} audited rollouts, engine {one['engine'] or 'unknown'}"
         yield f"{one['node']}: {one['why']} (before step {one['step'] + 1}, {seen})"
         for rollout in one["evidence"] if whole else ():
-            tokens, missed = len(rollout["token_ids"]), rollout["missed_tokens"]
-            yield (
-                f"  {rollout['rollout']}, version {rollout['version']}, seed {rollout['seed']}: {missed} of {tokens} "
-                f"tokens are not what it draws, log-probs {rollout['distance_nats']:.3f} nats off in the mean"
-            )
+            margin, error = rollout["margin_nats"], rollout["error_nats"]
+            found = f"tokens miss by {margin:.3f} nats in the mean, log-probs are off by {error:+.3f}"
+            yield f"  {rollout['rollout']}, version {rollout['version']}, seed {rollout['seed']}: {found}"
 
 
 def verify(run_dir: RunDirectory, as_json: Json = False) -> None:

@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from swarm.audit.auditor import ANY, FIRST_ROLLOUTS, NEW_ROLLOUTS, Auditor, Limits
+from swarm.cli.runs import _audit_lines
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.auditing import NEW_TIME_SHARE, TIME_SHARE, Auditing, barred_in, evidence_in, measured_classes
@@ -135,6 +136,9 @@ async def test_the_evidence_outlives_the_process_and_is_enough_to_draw_again(tmp
         assert array("i", one["token_ids"]).tobytes() == rollout.token_ids
         assert array("f", one["logprobs"]).tobytes() == rollout.logprobs
         assert one["margin_nats"] == 9.0
+    shown = list(_audit_lines([known], whole=True))
+    assert len(shown) == 1 + len(known["evidence"])
+    assert shown[1].endswith("tokens miss by 9.000 nats in the mean, log-probs are off by +0.000")
 
 
 async def test_who_is_let_in_again_is_a_newcomer_and_can_be_caught_again(tmp_path: Path) -> None:
