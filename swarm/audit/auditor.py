@@ -35,7 +35,7 @@ Detector = Literal["draws", "log-probs"]
 CUT = 1.0  # Nats: one token says no more than that, whatever its error
 MIN_ROLLOUTS = 4  # Rollouts that it takes to be caught
 NEW_ROLLOUTS = 64  # Audited in full, as far as there is time
-FIRST_ROLLOUTS = 8  # Audited in any case: who lies in all of them is suspect by then, and audited in full
+FIRST_ROLLOUTS = 8  # Audited in any case: who lies in all of them is suspicious by then, and audited in full
 SUSPICION = 0.25  # Of the sum that convicts: from here on a sampler is audited in full
 KEPT_EVIDENCE = 16  # Rollouts named in a verdict, the last ones
 MAX_NODES = 65_536  # Samplers that are remembered, 60 MB at most; the oldest is forgotten, and is new again
@@ -175,7 +175,7 @@ class Auditor:
         known = self._known.setdefault(node, _Evidence())
         if len(self._known) > MAX_NODES:
             del self._known[next(iter(self._known))]
-        known.audited += 1
+        known.audited += bool(len(finding.errors))  # Held-out answers do not make a newcomer known
         verdict: Caught | None = None
         limit_of = {"size": limits.size, "draws": limits.margin}
         for name, detector, values in finding.signals():
@@ -193,9 +193,3 @@ class Auditor:
     def forget(self, node: NodeId) -> bool:
         """Begin again with a node, as with a newcomer: an operator has let it back in. Return whether it was known."""
         return self._known.pop(node, None) is not None
-
-
-def is_drawn(limits: Limits, finding: Finding) -> bool:
-    """Return whether one rollout may be what its seed draws."""
-    beyond = np.minimum(finding.margins, CUT) - limits.margin
-    return float(beyond.sum(dtype=np.float64)) < limits.sum / MIN_ROLLOUTS

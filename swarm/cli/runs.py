@@ -79,8 +79,8 @@ def _audit_lines(found: Sequence[dict[str, Any]], *, whole: bool) -> Iterator[st
         yield f"{one['node']}: {one['why']} (before step {one['step'] + 1}, {seen})"
         for rollout in one["evidence"] if whole else ():
             margin, error = rollout["margin_nats"], rollout["error_nats"]
-            found = f"tokens miss by {margin:.3f} nats in the mean, log-probs are off by {error:+.3f}"
-            yield f"  {rollout['rollout']}, version {rollout['version']}, seed {rollout['seed']}: {found}"
+            off = f"tokens miss by {margin:.3f} nats in the mean, log-probs are off by {error:+.3f}"
+            yield f"  {rollout['rollout']}, version {rollout['version']}, seed {rollout['seed']}: {off}"
 
 
 def verify(run_dir: RunDirectory, as_json: Json = False) -> None:

@@ -18,7 +18,7 @@ import os
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,10 +27,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.audit.auditor import CUT, HALF, KEPT_EVIDENCE, Auditor, Caught, Finding, Limits, is_drawn
+from swarm.audit.auditor import CUT, HALF, KEPT_EVIDENCE, MIN_ROLLOUTS, Auditor, Caught, Finding, Limits
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.rundir import write_json
+from swarm.rollout.plane.effects import Looked
 from swarm.rollout.plane.episodes import part_of, reads_of
 from swarm.rollout.plane.leases import MAX_NODES, Group, Sample, seat_seed
 from swarm.types import GroupId, NodeId, Rollout, Span, Turn, VersionId
@@ -93,7 +94,7 @@ def note_refused(run_dir: Path, node: NodeId, *, step: int) -> None:
 class Chosen:
     """A rollout to draw again, or a turn of an episode that begins at token `start`, by its `name`. Without a `seed`
     it was drawn greedily. Its sampler is new, suspicious or of an unmeasured class if all of its rollouts are,
-    `in_full`. `side` as in Finding; `whole_logprobs` are the whole rollout's."""
+    `in_full`. `side` as in Finding; `whole` is the whole rollout."""
 
     name: str
     node: NodeId
@@ -103,7 +104,7 @@ class Chosen:
     prompt_token_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
     rollout: Rollout
-    whole_logprobs: bytes
+    whole: Rollout
     seed: int | None
     is_seed_known: bool
     side: int
@@ -131,14 +132,15 @@ class Chosen:
         }
 
 
-@dataclass(slots=True)
-class Looked:
-    """What an audit of a batch found: samplers that were `caught`, and why; log-probs to train with instead of those
-    that were claimed, float32 [tokens], by group and index; and how many rollouts could not be audited."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one version is said to have drawn of a rollout, and what was found of it: computed in float32 if `exact`."""
 
-    caught: dict[NodeId, str] = field(default_factory=dict)
-    own: dict[tuple[GroupId, int], bytes] = field(default_factory=dict)
-    unaudited: int = 0
+    chosen: Chosen
+    span: Span
+    errors: Floats
+    margins: Floats
+    exact: bool
 
 
 class Auditing:
@@ -225,54 +227,59 @@ class Auditing:
             self._seen.add((one.name, one.node))
             for span in one.rollout.spans:
                 # Claims of other engines are no more exact than this.
-                is_fast = "/float32/" not in self._class_of(one.node)
+                is_fast = not (self.is_measured(one.node) and "/float32/" in self._class_of(one.node))
                 by_version[span.version, is_fast].append((one, span))
-        found: defaultdict[tuple[str, NodeId], list[tuple[Chosen, Span, Floats, Floats]]] = defaultdict(list)
-        exact = True
+        found: defaultdict[tuple[str, NodeId], list[Part]] = defaultdict(list)
         for (version, is_fast), parts in sorted(by_version.items()):
             replayed = await self._draw_again(version, parts, is_fast)
-            exact = exact and replayed.exact
             looked.unaudited += 0 if replayed.errors else len(parts)
             for (one, span), errors, margins in zip(parts, replayed.errors, replayed.margins, strict=False):
                 own = np.frombuffer(errors, np.float32), np.frombuffer(margins, np.float32)
-                found[one.name, one.node].append((one, span, *own))
+                found[one.name, one.node].append(Part(one, span, *own, replayed.exact))
         self.audited += len(found)
         # Of all that a node drew of an episode together: a turn may be a token, which says little.
         for parts_of in found.values():
-            await self._judge(parts_of, looked, exact=exact)
+            await self._judge(parts_of, looked)
         return looked
 
-    async def is_genuine(self, group: Group, sample: Sample) -> bool | None:
-        """Return whether an answer is what its seed draws; None if that cannot be found out."""
-        rollout = sample.rollout
+    async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool | None, Looked]:
+        """Return whether an answer is what its seed draws (None if nobody can tell), and who is caught by it."""
+        rollout, looked = sample.rollout, Looked()
         if rollout is None or len(rollout.turns) > 1 or (self._redraws and sample.restored):
-            return None
-        (turn,) = _turns_of(sample)
-        one = self._chosen(rollout.rollout_id, group, sample, turn, in_full=True)
-        margins = []
+            return None, looked
+        one = self._chosen(rollout.rollout_id, group, sample, _turns_of(sample)[0], in_full=True)
+        parts = []
         for span in rollout.spans:
-            replayed = await self._draw_again(span.version, [(one, span)], is_fast=True)
+            replayed = await self._draw_again(span.version, [(one, span)], is_fast=True, is_counted=False)
             if not replayed.margins:
-                return None
-            margins.append(np.frombuffer(replayed.margins[0], np.float32))
+                return None, looked
+            parts.append(Part(one, span, EMPTY, np.frombuffer(replayed.margins[0], np.float32), replayed.exact))
+        margins = np.concatenate([part.margins for part in parts])
         limits = self._auditor.limits(self._class_of(one.node)).widened(HALF)
-        return is_drawn(limits, Finding(rollout_id=one.name, errors=EMPTY, margins=np.concatenate(margins)))
+        genuine = float(np.minimum(margins, CUT).sum()) < limits.margin * len(margins) + limits.sum / MIN_ROLLOUTS
+        if not genuine:
+            await self._judge(parts, looked)
+        return genuine, looked
 
     def fault_of(self, node: NodeId) -> str:
         """Return what a caught sampler is told, whose engine may be broken; "" the second time."""
         return self._faults.get(node, "")
 
-    def forgive(self, node: NodeId) -> bool:
-        """Begin again, once, with a sampler that was told and has started its engine anew. Return whether it may."""
-        if not self.fault_of(node):
+    def forgive(self, node: NodeId, why: str) -> bool:
+        """Begin again, once, with a sampler that was told and has started its engine anew. Return whether it may, if
+        `why` is what it is barred for: its owner may have refused it since."""
+        if not (fault := self.fault_of(node)) or why != _why(fault):
             return False
+        self.let_in(node)
         self._faults[node] = ""
         bar_file(self._directory.parent, node).unlink(missing_ok=True)
-        return self.let_in(node)
+        return True
 
     def let_in(self, node: NodeId) -> bool:
         """Forget what is known of a sampler, as an operator wants. Return whether anything was."""
         self._against.pop(node, None)
+        self._faults.pop(node, None)
+        self._seen = {one for one in self._seen if one[1] != node}
         return self._auditor.forget(node)
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -289,43 +296,47 @@ class Auditing:
             prompt_token_ids=reads_of(rollout, turn, group.prompt.token_ids),
             stop_token_ids=group.rules.stop_token_ids,
             rollout=part_of(rollout, turn),
-            whole_logprobs=rollout.logprobs,
+            whole=rollout,
             seed=seat_seed(sample.spec.seed, turn.seat) if group.rules.temperature > 0 else None,
             is_seed_known=not (self._redraws and sample.restored),
             side=_side_of(sample, group),
             in_full=in_full,
         )
 
-    async def _judge(self, parts: list[tuple[Chosen, Span, Floats, Floats]], looked: Looked, *, exact: bool) -> None:
+    async def _judge(self, parts: list[Part], looked: Looked) -> None:
         """Note what was found of all that a node drew of one rollout."""
-        one, class_name = parts[0][0], self._class_of(parts[0][0].node)
-        is_measured = self._auditor.is_measured(class_name)
-        for part, span, errors, _ in () if is_measured or one.seed is None else parts:
-            claimed = np.frombuffer(part.rollout.logprobs, np.float32)[span.start : span.end]
-            self._replace(looked, part, span, claimed - errors)
-        errors = EMPTY if one.seed is None else np.concatenate([errors for _, _, errors, _ in parts])
-        margins = np.concatenate([margins for *_, margins in parts]) * one.is_seed_known
-        past = sum(part.past_its_end() for part in {id(part): part for part, *_ in parts}.values())
+        one, class_name = parts[0].chosen, self._class_of(parts[0].chosen.node)
+        is_greedy = one.seed is None
+        for part in () if is_greedy or self._auditor.is_measured(class_name) else parts:
+            if len(part.errors):
+                self._replace(looked, part)
+        errors = EMPTY if is_greedy else np.concatenate([part.errors for part in parts])
+        margins = np.concatenate([part.margins for part in parts]) * one.is_seed_known
+        past = sum(chosen.past_its_end() for chosen in {id(part.chosen): part.chosen for part in parts}.values())
         if past:
             margins = np.concatenate([margins[:-past], np.full(past, CUT, np.float32)])
         limits = self._auditor.limits(class_name)
         finding = Finding(rollout_id=one.name, errors=errors, margins=margins, side=one.side)
+        exact = all(part.exact for part in parts)
         verdict = self._auditor.note(one.node, limits if exact else limits.widened(HALF), finding)
         self._remember(one, errors, margins)
         if verdict is not None:
-            why = f"barred: {verdict.what}"
+            why = _why(verdict.what)
             looked.caught[one.node] = why
             if len(self._faults) < MAX_NODES:
                 self._faults.setdefault(one.node, verdict.what)
             self._say_of(verdict, why)
-            await asyncio.to_thread(self._write, verdict, why)
+            evidence = [one for one in self._against.get(verdict.node, ()) if one["rollout"] in verdict.rollouts]
+            await asyncio.to_thread(self._write, verdict, why, evidence)
 
     @staticmethod
-    def _replace(looked: Looked, part: Chosen, span: Span, own: Floats) -> None:
-        name = (part.group_id, part.index)
-        held = array("f", looked.own.get(name, b"") or part.whole_logprobs)
-        held[part.start + span.start : part.start + span.end] = array("f", own.tobytes())
-        looked.own[name] = held.tobytes()
+    def _replace(looked: Looked, part: Part) -> None:
+        one, name = part.chosen, (part.chosen.group_id, part.chosen.index)
+        held = array("f", looked.own[name][1] if name in looked.own else one.whole.logprobs)
+        claimed = np.frombuffer(one.rollout.logprobs, np.float32)[part.span.start : part.span.end]
+        own = array("f", (claimed - part.errors).tobytes())
+        held[one.start + part.span.start : one.start + part.span.end] = own
+        looked.own[name] = one.whole, held.tobytes()
 
     def _room(self) -> float:
         """Return how many rollouts of newcomers there is time for."""
@@ -337,13 +348,16 @@ class Auditing:
         and then go unseen."""
         return share == 1 or self.sampled_s <= TIME_SHARE * self.trained_s
 
-    async def _draw_again(self, version: VersionId, parts: Sequence[tuple[Chosen, Span]], is_fast: bool) -> Audited:
-        """Return what was found of each part of a rollout; nothing if that cannot be had."""
+    async def _draw_again(
+        self, version: VersionId, parts: Sequence[tuple[Chosen, Span]], is_fast: bool, *, is_counted: bool = True
+    ) -> Audited:
+        """Return what was found of each part of a rollout; nothing if that cannot be had. Its time comes out of a purse
+        if it `is_counted`."""
         found, path = Audited(), self.place(version)
         if path.exists():
             # Not cancelled with the wait for a batch: that would kill the trainer.
             found = await asyncio.shield(self._audit(path, tuple(_asked(*part) for part in parts), is_fast))
-        self.spent_s += found.seconds
+        self.spent_s += found.seconds * is_counted
         self.sampled_s += found.seconds * sum(not one.in_full for one, _ in parts) / len(parts)
         if not found.errors:
             self._emit("unaudited", version=str(version), rollouts=len(parts), step=self.step)
@@ -374,15 +388,21 @@ class Auditing:
             engine=self._class_of(verdict.node),
         )
 
-    def _write(self, verdict: Caught, why: str) -> None:
+    def _write(self, verdict: Caught, why: str, evidence: list[dict[str, Any]]) -> None:
         path = bar_file(self._directory.parent, verdict.node)
         path.parent.mkdir(exist_ok=True)
         if len(_files(self._directory.parent)) >= MAX_NODES:
             return  # An attacker can make any number of keys. After a restart this one is new.
-        evidence = [one for one in self._against.get(verdict.node, ()) if one["rollout"] in verdict.rollouts]
         known = {"node": verdict.node, "why": why, "detector": verdict.detector, "step": self.step}
         engine = self._class_of(verdict.node)
-        write_json(path, {**known, "engine": engine, "audited_rollouts": verdict.audited, "evidence": evidence})
+        try:
+            write_json(path, {**known, "engine": engine, "audited_rollouts": verdict.audited, "evidence": evidence})
+        except OSError as error:
+            self._say(f"after a restart sampler {verdict.node} is not known as barred: {error}")
+
+
+def _why(fault: str) -> str:
+    return f"barred: {fault}"
 
 
 def _turns_of(sample: Sample) -> tuple[Turn, ...]:

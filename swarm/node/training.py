@@ -155,11 +155,15 @@ class Training:
         return trained
 
     async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...], fast: bool) -> Audited:
-        """Have rollouts drawn again with the weights at `path`, as messages.Audit says."""
+        """Have rollouts drawn again with the weights at `path`, as messages.Audit says. What ends a trainer is not
+        tried again: it may not fit."""
+        tries = 0
 
         async def attempt() -> Audited:
+            nonlocal tries
             await self._replay(step)
-            return await self._trainer.audit(path, rollouts, fast)
+            tries += 1
+            return await self._trainer.audit(path, rollouts, fast) if tries == 1 else Audited()
 
         async with self._computing:
             step = self.step

@@ -49,6 +49,7 @@ from swarm.rollout.plane.effects import (
     Granted,
     Judged,
     LeaseOverdue,
+    Looked,
     NodeSilent,
     Refused,
     ScoreWanted,
@@ -97,14 +98,6 @@ class Recorder(Protocol):
     def enqueue(self, entries: Sequence[Entry]) -> None: ...
 
 
-class Found(Protocol):
-    """What an audit found (node/auditing.Looked)."""
-
-    caught: dict[NodeId, str]
-    own: dict[tuple[GroupId, int], bytes]
-    unaudited: int
-
-
 class Look(Protocol):
     """Who looks at a batch before it is taken (node/auditing.py)."""
 
@@ -112,13 +105,13 @@ class Look(Protocol):
 
     def unseen(self, batch: Sequence[Group]) -> Sequence[Any]: ...
 
-    async def look(self, chosen: Sequence[Any]) -> Found: ...
+    async def look(self, chosen: Sequence[Any]) -> Looked: ...
 
-    async def is_genuine(self, group: Group, sample: Sample) -> bool | None: ...
+    async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool | None, Looked]: ...
 
     def fault_of(self, node: NodeId) -> str: ...
 
-    def forgive(self, node: NodeId) -> bool: ...
+    def forgive(self, node: NodeId, why: str) -> bool: ...
 
 
 class RolloutService:
@@ -151,6 +144,7 @@ class RolloutService:
         self._prompts = prompts
         self._plane: RolloutPlane | None = None
         self._look: Look | None = None
+        self._caught: set[NodeId] = set()  # During the held-out round under way; they may be forgiven before it ends
         self._scoring: Scoring | None = None
         self.failures = RewardFailures(emit, reward_failure)
         self._journal: Recorder | None = None
@@ -225,18 +219,24 @@ class RolloutService:
         self._chances.tell()
         return batch
 
-    async def _audited(self, chosen: Sequence[Any]) -> Found:
+    async def _audited(self, chosen: Sequence[Any]) -> Looked:
         assert self._look is not None
         found = await self._look.look(chosen)
-        for node, why in found.caught.items():
-            self.bar(node, why)
+        self._bar_all(found)
         return found
+
+    def _bar_all(self, found: Looked) -> None:
+        for node, why in found.caught.items():
+            self._caught.add(node)
+            self.bar(node, why)
 
     async def _genuine(self, asked: ScoreWanted) -> bool | None:
         group = self._opened.leased.group(asked.group_id)
         if self._look is None or group is None:
             return None
-        return await self._look.is_genuine(group, group.samples[asked.index])
+        genuine, found = await self._look.is_genuine(group, group.samples[asked.index])
+        self._bar_all(found)
+        return genuine
 
     async def _until_full(self) -> None:
         plane = self._opened
@@ -313,6 +313,7 @@ class RolloutService:
         """Begin a held-out round for samplers that hold `version` or a newer one, and wait for the scores. Part of the
         answers is audited; if a sampler is caught that gave any, the round is drawn again by others."""
         for _ in range(MAX_ROUNDS):
+            self._caught = set()
             self._evaluated = asyncio.get_running_loop().create_future()
             self._perform(self._opened.evaluate(version, prompts))
             self._chances.tell()
@@ -322,7 +323,7 @@ class RolloutService:
             found = await self._audited(self._look.unseen(done.groups))
             done = replace(done, unaudited=bool(found.unaudited))
             authors = {node for group in done.groups for sample in group.samples for node in sample.authors}
-            if not authors & self.barred.keys():
+            if not authors & (self.barred.keys() | self._caught):
                 return done
         return replace(done, unaudited=True)
 
@@ -444,7 +445,7 @@ class RolloutService:
             dropped=dropped,
             standby=standby,
             elsewhere=elsewhere,
-            wrong=self._look.fault_of(node) if self._look else "",
+            wrong=self._look.fault_of(node) if self._look and self._is_barred(node) else "",
         )
         return binary(encode(reply))
 
@@ -527,7 +528,8 @@ class RolloutService:
                     self._plane.release(node, held.group_id, index, now=time.monotonic())
             if release.forget:
                 self._plane.leave(node)
-                if self._look and self._is_barred(node) and self._look.forgive(node):
+                why = self.barred.get(node, "")
+                if self._look and why and not self._plane.owes(node) and self._look.forgive(node, why):
                     self.unbar(node)
         if release.forget and self.samplers.pop(node, None) is not None:
             self._emit("sampler_left", node=node, samples_released=sum(len(held.indices) for held in release.samples))
@@ -609,10 +611,10 @@ class RolloutService:
             self._chances.tell()
 
     def _scored(self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored]) -> None:
-        effects: list[Effect] = []
-        for asked, outcome in zip(wanted, self.failures.settle(wanted, outcomes, now=time.monotonic()), strict=True):
+        effects, now = list[Effect](), time.monotonic()
+        for asked, outcome in zip(wanted, self.failures.settle(wanted, outcomes, now=now), strict=True):
             if isinstance(outcome, Unscored):
-                effects += self._opened.unscorable(asked.group_id, asked.index, genuine=outcome.genuine)
+                effects += self._opened.unscorable(asked.group_id, asked.index, genuine=outcome.genuine, now=now)
             else:
                 effects += self._opened.scored(asked.group_id, asked.index, outcome)
         self._perform(effects)

@@ -52,6 +52,7 @@ MAX_IN_A_ROW = 64  # A reward that fails for four completions of five does this 
 
 QUIET_S = 900.0  # An honest sampler has a score in this time: a lease lasts 600 s by default, a step some minutes
 TURN_S = 1.0  # In which a sampler's answers begin before others have the process: most groups take some milliseconds
+ASKED_FROM = 8  # Failures in a row from which an audit is asked whether answers were drawn; or one that took long
 EVENT_EVERY_S = 10.0  # Shortest time between events, since a broken reward fails by the hundred; each says how many
 REASON_LENGTH = 400
 
@@ -79,6 +80,7 @@ class Scoring:
         self._stepper = stepper
         self._on_stepped = stepped
         self._free = processes
+        self._in_a_row = 0
         self._genuine = genuine
         self._samplers = {} if samplers is None else samplers
         self._queues: dict[NodeId, deque[tuple[float, list[ScoreWanted]]]] = {}
@@ -147,7 +149,12 @@ class Scoring:
             self._queues.setdefault(node, deque()).appendleft((came_at, rest))
         self._free += 1
         self._give_turns()
-        self._finish(asked, [await self._judged(*one) for one in zip(asked, outcomes, strict=True)])
+        # Each takes a pass of the trainer, so not for every answer of a reward that fails now and then.
+        for outcome in outcomes:
+            self._in_a_row = self._in_a_row + 1 if isinstance(outcome, Unscored) else 0
+        if self._in_a_row >= ASKED_FROM or now - began > TURN_S:
+            outcomes = [await self._judged(*one) for one in zip(asked, outcomes, strict=True)]
+        self._finish(asked, outcomes)
 
     async def _judged(self, asked: ScoreWanted, outcome: Score | Unscored) -> Score | Unscored:
         if isinstance(outcome, Unscored) and self._genuine is not None:

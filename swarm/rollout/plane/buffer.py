@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
+from msgspec import structs
+
+from swarm.rollout.journal.entries import Record, RolloutAccepted, RolloutReturned, RolloutScored
 from swarm.rollout.plane.leases import Group
 from swarm.rollout.plane.rules import deadline, is_fresh
+from swarm.types import GroupId, Rollout
 
 
 class Buffer:
@@ -57,3 +62,24 @@ class Buffer:
 
     def _fresh(self, next_batch: int, max_staleness: int) -> list[int]:
         return sorted(version for version in self._ready if is_fresh(version, next_batch, max_staleness))
+
+    def correct(self, own: Mapping[tuple[GroupId, int], tuple[Rollout, bytes]], next_batch: int) -> list[Record]:
+        """Give these rollouts these log-probs, unless somebody else has answered meanwhile; the records of it."""
+        records: list[Record] = []
+        samples = {
+            (group.group_id, one.spec.index): (group.order, one) for group in self.groups() for one in group.samples
+        }
+        for name, (rollout, logprobs) in own.items():
+            number, sample = samples.get(name, (0, None))
+            if sample is None or rollout is not sample.rollout or logprobs == rollout.logprobs:
+                continue
+            assert sample.author is not None
+            assert sample.score is not None
+            sample.rollout = corrected = structs.replace(rollout, logprobs=logprobs)
+            index = rollout.index
+            records += [
+                RolloutReturned(number=number, index=index),
+                RolloutAccepted(number=number, node=sample.author, rollout=corrected, next_batch=next_batch),
+                RolloutScored(number=number, index=index, score=sample.score),
+            ]
+        return records

@@ -79,9 +79,9 @@ MAX_NODES = 4096  # Samplers that the table remembers; the table of publics has 
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One sample of a group. `node` holds it while it is leased, `author` answered it. Of who is `restored` from the
-    journal it is not known how often it was drawn again before, and so from which seed. `measured`: so is the class of
-    engine that holds or drew it. `episode` is the attempt under way, if the task has turns."""
+    """One sample of a group. `node` holds it while it is leased, `author` answered it. `restored`: read back from the
+    journal, which does not say how often it was drawn again before, and so from which seed. `measured`: so is the class
+    of engine that holds or drew it. `episode` is the attempt under way, if the task has turns."""
 
     spec: SampleSpec
     node: NodeId | None = None
@@ -199,7 +199,7 @@ class NodeState:
     from, "" if that says nothing. `measured`: the audit knows what honest engines of its class do."""
 
     heard_at: float
-    measured: bool = True
+    measured: bool = False
     caller: str = ""
     tokens_per_s: float = 0.0
     most: int = UNPROVEN_HELD
@@ -397,7 +397,7 @@ class LeaseTable:
         if not rollout.turns:
             self._credit(node, rollout.length)
         sample.rollout, sample.author = rollout, node
-        sample.measured = node not in self._nodes or self._nodes[node].measured
+        sample.measured = node in self._nodes and self._nodes[node].measured
         oldest = rollout.oldest
         assert oldest is not None
         self._age(group, -1)
@@ -556,10 +556,11 @@ class LeaseTable:
         """Return how many samples of a training group `node` may have, whether they wait or not. Where a node of a
         measured class is here, all nodes of other classes together have UNMEASURED_SHARE of the group at most."""
         is_bound = not self._nodes[node].measured and not self.is_late and group.purpose == "train"
-        if not is_bound or not any(one.measured for one in self._nodes.values()):
+        # Not who only says that it is here, or was barred: such nodes hold nothing and gave nothing.
+        if not is_bound or not any(one.measured and (one.held or one.answers) for one in self._nodes.values()):
             return len(group.samples)
         given = sum(not one.measured for one in group.samples)
-        return max(0, math.ceil(UNMEASURED_SHARE * len(group.samples)) - given)
+        return max(0, max(1, int(UNMEASURED_SHARE * len(group.samples))) - given)
 
     def _may_try(self, node: NodeId, sample: Sample, now: float) -> bool:
         """Return whether `node` may have this waiting sample. It may not if it failed it lately and others have not, or

@@ -29,8 +29,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import structs
-
 from swarm.rollout.journal.entries import (
     NO_VARIANCE,
     BatchTaken,
@@ -85,7 +83,7 @@ RETURN_S = 30.0
 ROUND_STEPS = 0.25  # By how much older a held-out round may make the data, so that the learner waits less for it
 MAX_PUBLISHED = 1024  # Versions of this life that are remembered; any older one may have been published
 PAUSED = "this run's owner paused it"  # What waiting samplers are told
-MIN_PATIENCE_S = 1.0  # Of a learner whose steps are shorter
+MIN_PATIENCE_S, MAX_PATIENCE_S = 1.0, 120.0  # Of a learner whose steps are shorter or longer
 MAX_QUESTIONS = 64  # That wait for an answer: they go before the run's own samples
 FORGED = "its environment says something else than this sampler"
 MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then the prompt is to blame, not the samplers
@@ -141,7 +139,8 @@ class RolloutPlane:
         self._questions = 0
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.adaptive)
         self._looked_at = 0.0  # When the learner last asked for a batch
-        self._taken_at = self._waits_since = self._step_s = 0.0  # When it took the last one, and began to wait
+        self._taken_at: float | None = None
+        self._waits_since = self._step_s = 0.0  # When it began to wait, and how long its last step took
         self._ending: Refusal | None = None
         self.standby: Mapping[NodeId, str] = {}  # Nodes that get no leases, and why
         self.barred: dict[NodeId, str] = {}  # Nodes that get nothing and from which nothing is taken, and why
@@ -317,7 +316,7 @@ class RolloutPlane:
     def tick(self, *, now: float) -> list[Effect]:
         """Put back the samples of nodes that missed three beats, and samples past their time limit."""
         was_late = self.leased.is_late
-        patience_s = max(MIN_PATIENCE_S, self._step_s)
+        patience_s = min(MAX_PATIENCE_S, max(MIN_PATIENCE_S, self._step_s))
         self.leased.is_late = self._pacing.waits and now - self._waits_since > patience_s
         self.leased.chances += self.leased.is_late and not was_late
         return [
@@ -352,14 +351,19 @@ class RolloutPlane:
         record = [RolloutScored(number=group.order, index=index, score=score)] if is_recorded else []
         return [*record, *(self._completed(group) if group.complete else [])]
 
-    def unscorable(self, group_id: str, index: int, episode: str = "", *, genuine: bool | None = None) -> list[Effect]:
+    def unscorable(
+        self, group_id: str, index: int, episode: str = "", *, genuine: bool | None = None, now: float = 0.0
+    ) -> list[Effect]:
         """Draw a sample again because its reward or its `episode`'s environment failed; from its seed if its answer is
         not `genuine`. Drop its group if that has not helped or is too late. A held-out sample is wrong instead."""
         group = self.leased.group(group_id)
         if group is None or (episode and (found := group.samples[index].episode) and found.name != episode):
             return []  # It was given up meanwhile.
         if genuine is False:
-            return self._withdraw(group, index)
+            author, effects = group.samples[index].author, self._withdraw(group, index)
+            if author is not None:
+                self.leased.put_off(author, group, index, now=now)
+            return effects
         if group.purpose == "eval":
             return self.scored(group_id, index, WRONG)
         given_up = returned(group, index)
@@ -392,6 +396,11 @@ class RolloutPlane:
         self.leased.withdraw(group, index)
         return [*given_up, *beginnings(group, index)]
 
+    def owes(self, node: NodeId) -> bool:
+        """Return whether an answer of `node` waits for its score, which would count if the node were let in now."""
+        samples = (sample for group in self.leased.groups() for sample in group.samples)
+        return any(node in sample.authors and not sample.is_settled for sample in samples)
+
     def unbar(self, node: NodeId) -> None:
         self.barred.pop(node, None)
         self.leased.trust(node)
@@ -403,7 +412,7 @@ class RolloutPlane:
         self._looked_at, waited = now, self._pacing.waits
         may = self._may_take(now)
         if not waited:
-            self._waits_since, self._step_s = now, now - self._taken_at
+            self._waits_since, self._step_s = now, 0.0 if self._taken_at is None else now - self._taken_at
         # A waiting learner lets samplers have what pacing refused them.
         self.leased.chances += not (may or waited)
         return may
@@ -419,25 +428,9 @@ class RolloutPlane:
         """Return what `take` would, if `can_take`."""
         return self._buffer.first(self.next_batch, self.max_staleness)
 
-    def correct(self, own: Mapping[tuple[GroupId, int], bytes]) -> list[Record]:
-        """Train on these log-probs of the next batch instead of those that were claimed; the records of it."""
-        records: list[Record] = []
-        for group in self.full_batch():
-            for sample in group.samples:
-                logprobs, rollout = own.get((group.group_id, sample.spec.index)), sample.rollout
-                if logprobs is None or rollout is None or logprobs == rollout.logprobs:
-                    continue
-                assert sample.author is not None
-                assert sample.score is not None
-                sample.rollout = rollout = structs.replace(rollout, logprobs=logprobs)
-                records += [
-                    *returned(group, rollout.index),
-                    RolloutAccepted(
-                        number=group.order, node=sample.author, rollout=rollout, next_batch=self.next_batch
-                    ),
-                    RolloutScored(number=group.order, index=rollout.index, score=sample.score),
-                ]
-        return records
+    def correct(self, own: Mapping[tuple[GroupId, int], tuple[Rollout, bytes]]) -> list[Record]:
+        """Train on these log-probs of these rollouts instead of those that were claimed; the records of it."""
+        return self._buffer.correct(own, self.next_batch)
 
     def hold_until(self) -> float | None:
         """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
@@ -457,7 +450,7 @@ class RolloutPlane:
 
     def pause(self, paused: bool) -> None:
         """Begin or end a pause. How long it was says nothing about how long a step takes."""
-        self.paused = paused
+        self.paused, self._taken_at = paused, None
         self._pacing.interrupted()
 
     def set_bound(self, max_staleness: int) -> list[Effect]:

@@ -92,20 +92,15 @@ class MlxEngine:
             return NotInstalled("engine", wrong)
         reloaded = time.monotonic()
         self._version = command.version
-        ended = time.monotonic()
+        ended, by_value = time.monotonic(), self._started.precision == "none" or has_base
+        proof: Proof = "sums" if by_value else "rounding"
         return Installed(
             seconds=ended - began,
             pause_s=ended - began,
             reload_s=reloaded - began,
             proof_s=ended - reloaded,
-            proof="sums" if has_base else self._proof,
+            proof=proof if has_base or self._model.is_proven_by_itself else "some sums",
         )
-
-    @property
-    def _proof(self) -> Proof:
-        if not self._model.is_proven_by_itself:
-            return "some sums"
-        return "rounding" if self._started.precision != "none" else "sums"
 
     def _drawing(self, rows: list[Row]) -> Drawing:
         return Drawing(self._model.module, rows, self._started.places, self._started.vocab_size)

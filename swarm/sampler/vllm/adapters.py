@@ -90,11 +90,8 @@ class Adapters:
             await call(older[0].idle.wait(), "end the samples of an old version")
         for adapter in older:
             if not adapter.samples:
-                await self.unload(adapter, call)
+                await call(self._engine.remove_lora(adapter.request.lora_int_id), "unload an adapter")
                 self.held.remove(adapter)
-
-    async def unload(self, adapter: Adapter, call: Call) -> None:
-        await call(self._engine.remove_lora(adapter.request.lora_int_id), "unload an adapter")
 
 
 def check(layout: Layout, precision: Rounding, *, is_cuda: bool) -> None:
@@ -107,8 +104,7 @@ def check(layout: Layout, precision: Rounding, *, is_cuda: bool) -> None:
 
 
 def write_adapter(directory: Path, path: Path, layout: Layout) -> None:
-    """Write the adapter of the weights at `path` into a new directory, as peft names it and vLLM
-    reads it. Blocking."""
+    """Write the adapter of the weights at `path` into a new directory, in peft's form. Blocking."""
     assert layout.adapter is not None
     directory.mkdir()
     trained = ((spec.name, tensor) for spec, tensor in mapped_tensors(str(path), layout) if not spec.frozen)

@@ -20,7 +20,6 @@ from swarm.audit.auditor import (
     Caught,
     Finding,
     Limits,
-    is_drawn,
 )
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB
@@ -168,11 +167,6 @@ def test_of_more_samplers_than_are_remembered_the_oldest_is_a_newcomer_again(mon
 def test_weights_that_are_no_numbers_say_nothing_of_samplers() -> None:
     unknown = finding(errors=np.nan, margins=np.nan)
     assert until_caught(lambda n, draw: unknown, EXACT, 100) is None
-
-
-def test_one_rollout_is_drawn_or_not() -> None:
-    assert is_drawn(HALF, finding(margins=HALF.margin))
-    assert not is_drawn(HALF, finding(margins=CUT))
 
 
 def test_which_rollouts_are_chosen_follows_from_the_secret_alone() -> None:

@@ -22,7 +22,8 @@ from swarm.rollout.plane.leases import Group, seat_seed
 from swarm.types import NodeId, Observed, Span
 from tests.builders import ALICE, BOB, STOP, ask, ints, new_plane, rollout, submit_and_score, v
 
-CLASSES = {"exact": Limits(bias=0.0005, size=0.001, margin=0.0005, sum=1.0)}
+EXACT = Limits(bias=0.0005, size=0.001, margin=0.0005, sum=1.0)
+CLASSES = {"exact": EXACT, "transformers/float32/cpu": EXACT}
 
 
 class Audits:
@@ -35,7 +36,8 @@ class Audits:
         self.lies: set[bytes] = set()
         self.off = 0.0
         self.seconds = seconds
-        self.engine, self.exact = "exact", True
+        self.engine = "exact"
+        self.exact: bool | None = True
         self.events: list[dict[str, Any]] = []
         self.said: list[str] = []
         self.auditing = Auditing(
@@ -55,7 +57,7 @@ class Audits:
         return Audited(
             errors=tuple(array("f", [self.off] * length).tobytes() for length in lengths),
             margins=tuple(array("f", [9.0 * lie] * n).tobytes() for lie, n in zip(lies, lengths, strict=True)),
-            exact=self.exact,
+            exact=not fast if self.exact is None else self.exact,
             seconds=self.seconds,
         )
 
@@ -157,13 +159,14 @@ async def test_a_caught_sampler_is_told_what_is_wrong_and_has_one_more_chance(tm
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
     keep(audits, 0)
     audits.guilty = {sample.spec.seed for group in batch for sample in group.samples}
-    assert not audits.auditing.forgive(BOB)
+    assert not audits.auditing.forgive(BOB, "")
     for chances in (1, 0):
         audits.auditing._seen.clear()
         assert BOB in (await audits.auditing.look(audits.auditing.unseen(batch))).caught
         assert list(barred_in(tmp_path)) == [BOB]
         assert audits.auditing.fault_of(BOB).startswith("its tokens miss") == bool(chances)
-        assert audits.auditing.forgive(BOB) == bool(chances)
+        assert not audits.auditing.forgive(BOB, "refused by its owner")
+        assert audits.auditing.forgive(BOB, barred_in(tmp_path)[BOB]) == bool(chances)
         assert list(barred_in(tmp_path)) == [BOB] * (1 - chances)
 
 
@@ -202,7 +205,9 @@ async def test_claims_of_an_unmeasured_class_are_replaced_by_what_was_recomputed
         for sample in group.samples:
             assert sample.rollout is not None
             claimed = array("f", sample.rollout.logprobs)
-            own = array("f", looked.own[group.group_id, sample.spec.index])
+            audited, logprobs = looked.own[group.group_id, sample.spec.index]
+            assert audited is sample.rollout
+            own = array("f", logprobs)
             assert list(own) == pytest.approx([value - audits.off for value in claimed])
 
 
@@ -214,10 +219,31 @@ async def test_of_an_episode_only_what_an_unmeasured_sampler_drew_is_replaced(tm
     looked = await audits.auditing.look(audits.auditing.unseen([group]))
     rollout = group.samples[0].rollout
     assert rollout is not None
-    claimed, own = (array("f", one) for one in (rollout.logprobs, looked.own[group.group_id, 0]))
+    claimed, own = (array("f", one) for one in (rollout.logprobs, looked.own[group.group_id, 0][1]))
     changed = {at for at, (before, after) in enumerate(zip(claimed, own, strict=True)) if before != after}
     (turn,) = [turn for turn in rollout.turns if turn.node == BOB]
     assert changed == set(range(turn.start, turn.end))
+
+
+async def test_who_is_forgiven_is_looked_at_again_in_the_same_batch(tmp_path: Path) -> None:
+    """Others, or itself, draw what it gave: the names of these rollouts are the same."""
+    audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
+    keep(audits, 0)
+    audits.guilty = {sample.spec.seed for group in batch for sample in group.samples}
+    assert (await audits.auditing.look(audits.auditing.unseen(batch))).caught
+    assert audits.auditing.unseen(batch) == []
+    assert audits.auditing.forgive(BOB, barred_in(tmp_path)[BOB])
+    assert len(audits.auditing.unseen(batch)) == 8
+
+
+async def test_one_sampler_in_half_precision_widens_nobody_else_s_limits(tmp_path: Path) -> None:
+    audits, batch = Audits(tmp_path), batch_of(ALICE, BOB, groups=80)
+    keep(audits, 0)
+    audits.off, audits.exact = 0.1, None
+    audits.auditing._class_of = lambda node: "transformers/float32/cpu" if node == ALICE else "unknown"
+    looked = await audits.auditing.look(audits.auditing.unseen(batch))
+    assert list(looked.caught) == [ALICE]
+    assert sorted(set(audits.fast)) == [False, True]
 
 
 async def test_greedy_answers_are_judged_by_their_draws_alone(tmp_path: Path) -> None:
@@ -234,10 +260,13 @@ async def test_greedy_answers_are_judged_by_their_draws_alone(tmp_path: Path) ->
 async def test_an_answer_is_genuine_or_not_or_nobody_knows(tmp_path: Path) -> None:
     audits, (group,) = Audits(tmp_path), batch_of(BOB, groups=1)
     first, second = group.samples
-    assert await audits.auditing.is_genuine(group, first) is None
+    assert (await audits.auditing.is_genuine(group, first))[0] is None
     keep(audits, 0)
     audits.guilty = {second.spec.seed}
-    assert [await audits.auditing.is_genuine(group, one) for one in (first, second)] == [True, False]
+    assert (await audits.auditing.is_genuine(group, first))[0]
+    found = [await audits.auditing.is_genuine(group, second) for _ in range(4)]
+    assert not any(genuine for genuine, _ in found)
+    assert list(found[-1][1].caught) == [BOB], "answers on which rewards fail are evidence too"
 
 
 def test_the_classes_that_ship_can_be_read() -> None:

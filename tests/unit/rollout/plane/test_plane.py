@@ -600,6 +600,12 @@ def lease_as(plane: RolloutPlane, node: NodeId, *, measured: bool, most: int = 8
     return sum(len(one.samples) for one in leases)
 
 
+def works(plane: RolloutPlane, node: NodeId) -> None:
+    """A node of a measured class has given an answer."""
+    plane.leased.hear(node, now=0.0, measured=True)
+    plane.leased._nodes[node].answers += 1
+
+
 def test_a_swarm_of_unmeasured_classes_alone_fills_its_batches() -> None:
     plane = new_plane(max_staleness=0, groups=1, size=8)
     assert lease_as(plane, ALICE, measured=False) == 8
@@ -608,7 +614,7 @@ def test_a_swarm_of_unmeasured_classes_alone_fills_its_batches() -> None:
 
 def test_beside_a_measured_class_others_give_half_of_each_group_together() -> None:
     plane = new_plane(max_staleness=0, groups=1, size=8)
-    plane.leased.hear(CAROL, now=0.0, measured=True)
+    works(plane, CAROL)
     assert [lease_as(plane, node, measured=False, most=3) for node in (ALICE, BOB, ALICE)] == [3, 1, 0]
     assert not plane.can_take(now=0.0)
     assert lease_as(plane, CAROL, measured=True) == 4
@@ -619,14 +625,52 @@ def test_what_a_measured_node_gives_up_others_may_not_have_beyond_their_half() -
     plane = new_plane(max_staleness=0, groups=1, size=8)
     plane.ask(CAROL, v(0), 8, now=0.0, measured=True)
     plane.leave(CAROL)
-    plane.leased.hear(CAROL, now=0.0, measured=True)
+    works(plane, CAROL)
     assert lease_as(plane, ALICE, measured=False) == 4
+
+
+def test_who_only_says_that_it_is_here_binds_nobody() -> None:
+    """A barred sampler beats on, and anybody can beat."""
+    plane = new_plane(max_staleness=0, groups=1, size=8)
+    plane.beat(CAROL, now=0.0)
+    plane.leased.hear(BOB, now=0.0, measured=True)
+    assert lease_as(plane, ALICE, measured=False) == 8
+
+
+def test_who_leaves_and_hands_in_what_it_held_has_given_it_as_what_it_was() -> None:
+    plane = new_plane(max_staleness=0, groups=1, size=8)
+    works(plane, CAROL)
+    (granted,) = [one for one in plane.ask(ALICE, v(0), 8, now=0.0, measured=False) if isinstance(one, Granted)]
+    plane.leave(ALICE)
+    submit_and_score(plane, ALICE, granted.leases, 0)
+    assert lease_as(plane, ALICE, measured=False) == 0
+
+
+def test_what_no_seed_draws_goes_to_others_first() -> None:
+    plane = new_plane(max_staleness=0, groups=1, size=1)
+    (lease,) = ask(plane, ALICE, 0, 1)
+    plane.beat(BOB, now=0.0)
+    ((one, answer),) = answers([lease], 0)
+    plane.submit(ALICE, one, answer, now=1.0)
+    assert plane.unscorable(one.group_id, 0, genuine=False, now=1.0) == [RolloutReturned(number=0, index=0)]
+    assert refusal(plane, ALICE, 0, 1, now=1.0) == "paced"
+    (again,) = ask(plane, BOB, 0, 1, now=1.0)
+    assert again.samples == lease.samples, "from the same seed"
+
+
+def test_the_first_batch_of_a_life_is_late_too() -> None:
+    plane = new_plane(max_staleness=0, groups=1, size=8)
+    works(plane, CAROL)
+    assert lease_as(plane, ALICE, measured=False) == 4
+    assert not plane.can_take(now=1e6)
+    plane.tick(now=1e6 + MIN_PATIENCE_S + 0.1)
+    assert plane.leased.is_late
 
 
 def test_a_batch_that_is_late_lifts_the_bound_until_it_is_taken() -> None:
     """A slow sampler of a measured class must not hold up all others."""
     plane = new_plane(max_staleness=0, groups=1, size=8)
-    plane.leased.hear(CAROL, now=0.0, measured=True)
+    works(plane, CAROL)
     assert lease_as(plane, ALICE, measured=False) == 4
     assert not plane.can_take(now=0.0)
     plane.tick(now=MIN_PATIENCE_S)
@@ -642,7 +686,7 @@ def test_a_batch_that_is_late_lifts_the_bound_until_it_is_taken() -> None:
 
 def test_held_out_prompts_know_no_bound() -> None:
     plane = new_plane(eval_samples=4)
-    plane.leased.hear(CAROL, now=0.0, measured=True)
+    works(plane, CAROL)
     plane.end("draining")
     plane.evaluate(v(0), [prompt(0)])
     assert lease_as(plane, ALICE, measured=False) == 4
