@@ -183,8 +183,9 @@ class Swarm:
             "group_size": 4,
             "eval_prompts": 8,
             "round_s": round_s,
-            # What samplers without a model claim is of no model's.
+            # What samplers without a model claim and draw is of no model's.
             "alarm_mismatch_kl": 100.0,
+            "audit_share": 0.0,
         }
         self._scripts: dict[str, object] = {"engine": "scripted", "batch_samples": 8}
         self.lead_with()
