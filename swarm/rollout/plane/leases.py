@@ -7,7 +7,7 @@ A group is one prompt and G samples. Each sample is *waiting* (nobody works on i
     leased  -> waiting      the node released or failed it, was silent for three beats, no longer names it, or is late
     leased  -> answered     an answer was accepted; a waiting sample may be answered too, by a node thought silent
     answered -> scored      its reward arrived
-    answered -> waiting     its reward failed: it is drawn again, from another seed
+    answered -> waiting     its reward failed: it is drawn again, from another seed, or from its own if nobody drew it
 
 An episode goes from leased to *thinking* when a turn is taken, and back to waiting when its environment has answered.
 It is answered when it has ended (episodes.py).
