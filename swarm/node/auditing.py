@@ -169,8 +169,8 @@ class Auditing:
         self._passed_over = False
         self._against: dict[NodeId, deque[dict[str, Any]]] = {}
         self._faults: dict[NodeId, str] = {}
-        self.audited = 0
-        self.step = 0
+        self.measured: VersionId | None = None
+        self.audited = self.step = 0
         self.spent_s = self.sampled_s = self.trained_s = 0.0
         """Seconds of all audits of this life, of those of a share of somebody's rollouts, and of all learner steps,
         which the caller counts."""
@@ -181,9 +181,9 @@ class Auditing:
         return self._directory / f"{version}.bin"
 
     def prune(self, oldest: int) -> None:
-        """Give up the weights of versions before `oldest`."""
+        """Give up the weights of versions before `oldest`, but for the one whose held-out answers are being drawn."""
         for path in self._directory.glob("*.bin"):
-            if int(path.stem.partition(".")[2]) < oldest:
+            if int(path.stem.partition(".")[2]) < oldest and path.stem != str(self.measured):
                 path.unlink()
 
     def is_measured(self, node: NodeId) -> bool:

@@ -395,6 +395,8 @@ class Steps:
     async def _evaluate(self) -> None:
         """Measure the newest version, and keep its weights if it is the best so far. Training goes on meanwhile."""
         version = await self._publication.hold_weights(self._training.held)
+        if self._auditing is not None:
+            self._auditing.measured = version
         try:
             if self.held_out and self.held_out[-1]["version"] == version.version:
                 # Measured before a restart, but perhaps not kept. Not measured again: there may be no samplers now.

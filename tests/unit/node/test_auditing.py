@@ -449,5 +449,9 @@ async def test_audits_of_known_samplers_stay_within_their_share_of_the_time(tmp_
 def test_weights_are_given_up_that_no_batch_can_need(tmp_path: Path) -> None:
     audits = Audits(tmp_path)
     keep(audits, 0, 1, 2, 10)
+    audits.auditing.measured = v(1)
+    audits.auditing.prune(2)
+    assert audits.auditing.place(v(1)).exists(), "a held-out round of it is under way"
+    audits.auditing.measured = v(2)
     audits.auditing.prune(2)
     assert sorted(path.name for path in (tmp_path / "audited").iterdir()) == ["0.10.bin", "0.2.bin"]
