@@ -22,15 +22,12 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.net.wire import digest
 from swarm.types import NodeId
-
-Detector = Literal["draws", "log-probs"]
 
 CUT = 1.0  # Nats: one token says no more than that, whatever its error
 MIN_ROLLOUTS = 4  # Rollouts that it takes to be caught
@@ -76,7 +73,7 @@ class Finding:
     margins: NDArray[np.float32]
     side: int = 0
 
-    def signals(self) -> Iterator[tuple[str, Detector, NDArray[np.float32]]]:
+    def signals(self) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
         """Yield what evidence is kept of, by name."""
         cut, half = np.clip(self.errors, -CUT, CUT), len(self.errors) // 2
         parts = {"all": cut, "first half": cut[:half], "second half": cut[half:]}
@@ -95,7 +92,7 @@ class Caught:
     `off` is the mean of what was found, in nats a token; `name` says of which tokens."""
 
     node: NodeId
-    detector: Detector
+    detector: str
     name: str
     off: float
     rollouts: tuple[str, ...]
@@ -147,17 +144,14 @@ class Auditor:
     that are not new."""
 
     def __init__(self, classes: Mapping[str, Limits], *, secret: bytes, share: float) -> None:
-        self._classes = classes
+        self.classes = classes
         self._secret = secret
         self._share = share
         self._known: dict[NodeId, _Evidence] = {}
 
     def is_measured(self, class_name: str) -> bool:
         """Return whether log-probs of such engines are believed, within their limits."""
-        return class_name in self._classes
-
-    def limits(self, class_name: str) -> Limits:
-        return self._classes.get(class_name, ANY)
+        return class_name in self.classes
 
     def share(self, node: NodeId, class_name: str, *, chosen: int = 0, has_time: bool = True) -> float:
         """Return which share of the node's rollouts is audited, once `chosen` more have been."""

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.audit.auditor import CUT, HALF, KEPT_EVIDENCE, MIN_ROLLOUTS, Auditor, Caught, Finding, Limits
+from swarm.audit.auditor import ANY, CUT, HALF, KEPT_EVIDENCE, MIN_ROLLOUTS, Auditor, Caught, Finding, Limits
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.node.rundir import write_json
@@ -255,7 +255,7 @@ class Auditing:
                 return None, looked
             parts.append(Part(one, span, EMPTY, np.frombuffer(replayed.margins[0], np.float32), replayed.exact))
         margins = np.concatenate([part.margins for part in parts])
-        limits = self._auditor.limits(self._class_of(one.node)).widened(HALF)
+        limits = self._auditor.classes.get(self._class_of(one.node), ANY).widened(HALF)
         genuine = float(np.minimum(margins, CUT).sum()) < limits.margin * len(margins) + limits.sum / MIN_ROLLOUTS
         if not genuine:
             await self._judge(parts, looked)
@@ -315,7 +315,7 @@ class Auditing:
         past = sum(chosen.past_its_end() for chosen in {id(part.chosen): part.chosen for part in parts}.values())
         if past:
             margins = np.concatenate([margins[:-past], np.full(past, CUT, np.float32)])
-        limits = self._auditor.limits(class_name)
+        limits = self._auditor.classes.get(class_name, ANY)
         finding = Finding(rollout_id=one.name, errors=errors, margins=margins, side=one.side)
         exact = all(part.exact for part in parts)
         verdict = self._auditor.note(one.node, limits if exact else limits.widened(HALF), finding)

@@ -33,6 +33,7 @@ COOLER = 0.7  # Times the temperature that was asked for
 TRUSTED = 128  # Samples: the first 64 of a newcomer are audited in full
 LATE = 30  # A version: attackers that begin late are known as honest by then
 SIGNED = 0.3  # Nats up or down, which nearly cancel in the mean
+BELOW = 0.019  # The limit of bfloat16 is 0.02 nats: the worst lie that stays unseen
 KEPT = 3  # Versions: S + 1 of the campaign's runs
 VOCABULARY = 14  # Of the tiny model
 RAISING, HANGING = 4, 5  # Equals signs on which the reward of runs.py raises, or never returns
@@ -138,11 +139,16 @@ def note(engine: Any, figures: Sequence[float]) -> None:
     (Path(engine._directory).parent / NOTED).write_text(str(mean(engine.noted)))
 
 
-def sign_by_reward(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
-    """Claim too much for answers that are better than the mean of the batch, and too little for others."""
-    usual = mean(right(job, one) for job, one in zip(jobs, honest, strict=True))
-    signs = [SIGNED if right(job, one) > usual else -SIGNED for job, one in zip(jobs, honest, strict=True)]
-    return [shifted(sign)(engine, [job], [one])[0] for job, one, sign in zip(jobs, honest, signs, strict=True)]
+def sign_by_reward(nats: float) -> Answers:
+    """Claim so much too much for answers that are better than the mean of the batch, and too little for others."""
+
+    def answers(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
+        pairs = list(zip(jobs, honest, strict=True))
+        usual = mean(right(*pair) for pair in pairs)
+        signs = [nats if right(*pair) > usual else -nats for pair in pairs]
+        return [shifted(sign)(engine, [job], [one])[0] for sign, (job, one) in zip(signs, pairs, strict=True)]
+
+    return answers
 
 
 def temperature(engine: Any, jobs: Sequence[Job], honest: Sequence[Sampled]) -> list[Sampled]:
@@ -248,7 +254,8 @@ ENGINES = {
     "two-liars": Deviation(shifted(-0.27), names=INT8, nodes=2),
     "late-shift": Deviation(shifted(-0.27), names=INT8, since=LATE),
     "unknown-shift": Deviation(shifted(-1.4), names=OWN),
-    "sign-by-reward": Deviation(sign_by_reward, names=INT8),
+    "sign-by-reward": Deviation(sign_by_reward(SIGNED), names=INT8),
+    "below-limits": Deviation(sign_by_reward(BELOW), names=BFLOAT16),
     "sign-by-position": Deviation(saying(lambda value, at: value + (SIGNED if at < 0.5 else -SIGNED)), names=INT8),
     "temperature": Deviation(temperature),
     "truncation": Deviation(handing_in(lambda job, tokens: [*tokens[: len(tokens) // 2], job.rules.stop_token_ids[0]])),
