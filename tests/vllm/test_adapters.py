@@ -175,12 +175,13 @@ async def test_a_version_beside_another_base_is_refused_before_it_is_loaded(life
     assert done == NotInstalled("engine", "this version stands beside other frozen weights")
 
 
-async def test_an_engine_that_draws_without_the_adapter_is_noticed_at_once(tmp_path: Path) -> None:
-    """Of version 0 a probe would be right, as B is zero, and the worker holds the right bits."""
-    (staged,) = staged_adapters(tmp_path, 1)
+async def test_an_engine_that_draws_without_the_adapter_is_noticed_when_that_does_something(tmp_path: Path) -> None:
+    """The probe of version 0 is right, since B is zero, and the worker holds the right bits."""
+    first, second = staged_adapters(tmp_path, 2)
     async with running(f"{EXTENSIONS}.Deaf") as engine:
-        await started(engine, staged)
-        done = await engine.install(staged.install(0), lambda: None)
+        await started(engine, first)
+        assert not isinstance(await engine.install(first.install(0), lambda: None), NotInstalled)
+        done = await engine.install(second.install(1), lambda: None)
         assert isinstance(done, NotInstalled)
         assert "the probe's log-probs are off" in done.why
 
