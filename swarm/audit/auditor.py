@@ -134,6 +134,7 @@ class _Sum:
 @dataclass(slots=True)
 class _Evidence:
     audited: int = 0
+    claims: int = 0  # Of these, the rollouts with log-probs: held-out answers make no newcomer known
     caught: bool = False
     sums: dict[str, _Sum] = field(default_factory=dict)
     suspicious: bool = False
@@ -158,7 +159,7 @@ class Auditor:
         known = self._known.get(node, _Evidence())
         if known.suspicious or not self.is_measured(class_name):
             return 1.0
-        return 1.0 if known.audited + chosen < (NEW_ROLLOUTS if has_time else FIRST_ROLLOUTS) else self._share
+        return 1.0 if known.claims + chosen < (NEW_ROLLOUTS if has_time else FIRST_ROLLOUTS) else self._share
 
     def drawn(self, rollout_id: str) -> float:
         """Return the rollout's secret number, from 0 to 1: below the share that is audited, it is."""
@@ -169,7 +170,7 @@ class Auditor:
         known = self._known.setdefault(node, _Evidence())
         if len(self._known) > MAX_NODES:
             del self._known[next(iter(self._known))]
-        known.audited += bool(len(finding.errors))  # Held-out answers do not make a newcomer known
+        known.audited, known.claims = known.audited + 1, known.claims + bool(len(finding.errors))
         verdict: Caught | None = None
         limit_of = {"size": limits.size, "draws": limits.margin}
         for name, detector, values in finding.signals():

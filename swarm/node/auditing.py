@@ -306,11 +306,10 @@ class Auditing:
     async def _judge(self, parts: list[Part], looked: Looked) -> None:
         """Note what was found of all that a node drew of one rollout."""
         one, class_name = parts[0].chosen, self._class_of(parts[0].chosen.node)
-        is_greedy = one.seed is None
-        for part in () if is_greedy or self._auditor.is_measured(class_name) else parts:
+        for part in () if one.seed is None or self._auditor.is_measured(class_name) else parts:
             if len(part.errors):
                 self._replace(looked, part)
-        errors = EMPTY if is_greedy else np.concatenate([part.errors for part in parts])
+        errors = EMPTY if one.seed is None else np.concatenate([part.errors for part in parts])
         margins = np.concatenate([part.margins for part in parts]) * one.is_seed_known
         past = sum(chosen.past_its_end() for chosen in {id(part.chosen): part.chosen for part in parts}.values())
         if past:
