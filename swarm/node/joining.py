@@ -123,7 +123,9 @@ class DataPlane:
             lambda: self._receiver.store if self._receiver else None,
             lambda: self._receiver.weights if self._receiver else None,
             self._pool,
-            meter=station.upload.flow,
+            upload=station.upload,
+            linked=station.linked,
+            refused=station.refused,
         )
 
     def routes(self) -> list[web.RouteDef]:
