@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 from aiohttp import web
@@ -16,6 +15,7 @@ from swarm.broadcast.version.manifest import FullRegion
 from swarm.errors import ProtocolError
 from swarm.net.hosts import caller_of
 from swarm.net.limits import Turns
+from swarm.net.links import Station
 from swarm.net.stream import Pace
 from swarm.net.wire import Digest, encode
 from swarm.types import VersionId
@@ -86,26 +86,20 @@ class PacedAnswer(web.Response):
 
 
 class VersionServer:
-    """Answers for a store and the map beside it, once they are there. Bodies flow at the pace of `upload`. Regions are
-    encoded in `pool`, which may be replaced. Callers at a `linked` address keep the versions that they ask for.
-    `refused` counts for `status`."""
+    """Answers for a store and the map beside it, once they are there. Regions are encoded in `pool`, which may be
+    replaced. Callers at an address that is linked with this node keep the versions that they ask for."""
 
     def __init__(
         self,
         store: Callable[[], VersionStore | None],
         weights: Callable[[], WeightMap | None],
         pool: Executor,
-        *,
-        upload: Pace,
-        linked: Container[str],
-        refused: Counter[str],
+        station: Station,
     ) -> None:
         self._store = store
         self._weights = weights
         self.pool = pool
-        self._upload = upload
-        self._linked = linked
-        self._refused = refused
+        self._station = station
         self._places = Places()
 
     def routes(self) -> list[web.RouteDef]:
@@ -139,7 +133,7 @@ class VersionServer:
         if held is None or weights is None or index >= len(held.table.regions):
             return self._answer(request, None, "region")
         if not await self._places.enter(_caller(request)):
-            self._refused["encodings"] += 1
+            self._station.refused["encodings"] += 1
             return web.Response(status=503, text="busy with other nodes' regions", headers={"Retry-After": "1"})
         wanted = held.table.regions[index].decoded_digest
         encoding = asyncio.ensure_future(self._encode(weights, index, wanted))
@@ -155,12 +149,12 @@ class VersionServer:
 
     def _find(self, request: web.Request) -> HeldVersion | None:
         version, store = parse_version(request.match_info["version"]), self._store()
-        return store.find(version, keeps=_caller(request) in self._linked) if store else None
+        return store.find(version, keeps=_caller(request) in self._station.linked) if store else None
 
     def _answer(self, request: web.Request, content: bytes | None, what: str) -> web.Response:
         if content is None:
             return web.Response(status=410, text=f"no such {what} here any more")
-        return PacedAnswer(content, self._upload, _caller(request))
+        return PacedAnswer(content, self._station.upload, _caller(request))
 
 
 def _caller(request: web.Request) -> str:

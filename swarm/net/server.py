@@ -321,14 +321,12 @@ def _shortened(value: Any, place: str, whole: dict[str, int]) -> Any:
     """Return a status with SHOWN_ROWS entries of each list and mapping. `whole` gets how many there were, by place."""
     if not isinstance(value, dict | list | tuple):
         return value
-    if len(value) > SHOWN_ROWS:
-        whole[place] = len(value)
-        rows = list(value.items() if isinstance(value, dict) else value)
+    rows = list(value.items() if isinstance(value, dict) else enumerate(value))
+    if len(rows) > SHOWN_ROWS:
+        whole[place] = len(rows)
         rows = rows[: SHOWN_ROWS // 2] + rows[-SHOWN_ROWS // 2 :]
-        value = dict(rows) if isinstance(value, dict) else rows
-    if isinstance(value, dict):
-        return {key: _shortened(one, f"{place}.{key}".lstrip("."), whole) for key, one in value.items()}
-    return [_shortened(one, place, whole) for one in value]
+    shown = {key: _shortened(one, f"{place}.{key}".lstrip("."), whole) for key, one in rows}
+    return shown if isinstance(value, dict) else list(shown.values())
 
 
 def _is_browser(request: web.Request) -> bool:

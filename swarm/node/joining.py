@@ -123,9 +123,7 @@ class DataPlane:
             lambda: self._receiver.store if self._receiver else None,
             lambda: self._receiver.weights if self._receiver else None,
             self._pool,
-            upload=station.upload,
-            linked=station.linked,
-            refused=station.refused,
+            station,
         )
 
     def routes(self) -> list[web.RouteDef]:

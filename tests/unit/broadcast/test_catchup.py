@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import aiohttp
 import pytest
@@ -25,6 +27,7 @@ from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.version.manifest import DELTAS
 from swarm.errors import PeerUnreachable
 from swarm.net.client import Gone, Peer, PeerClient, guard
+from swarm.net.links import Station
 from swarm.net.server import NodeServer
 from swarm.net.stream import Pace
 from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER, encode
@@ -48,14 +51,8 @@ class Net:
     def version_server(
         self, store: VersionStore, weights: WeightMap, *, upload: Pace | None = None, linked: Container[str] = ()
     ) -> VersionServer:
-        return VersionServer(
-            lambda: store,
-            lambda: weights,
-            self.pool,
-            upload=upload or Pace(None),
-            linked=linked,
-            refused=self.refused,
-        )
+        station = SimpleNamespace(upload=upload or Pace(None), linked=linked, refused=self.refused)
+        return VersionServer(lambda: store, lambda: weights, self.pool, cast(Station, station))
 
     async def serve(self, store: VersionStore, weights: WeightMap, *, alter: Alter | None = None) -> CountingPeer:
         asked: list[str] = []
