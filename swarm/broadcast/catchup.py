@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.serving import Meter
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.codec import FULL_RATIO
@@ -46,6 +45,10 @@ LATE_RATIO = 3.0
 
 GONE_IN_A_ROW = 4  # A peer that lacks this many pieces in a row has moved on to another version
 BUSY_IN_A_ROW = 10  # A peer that is busy this often in a row is given up
+
+
+Meter = Callable[[int], Awaitable[None]]
+"""Waits until that many bytes may cross the line: the node's download cap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

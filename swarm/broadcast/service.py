@@ -102,7 +102,7 @@ class BroadcastService:
             lambda: self._versions.store if self._versions else None,
             lambda: self._versions.weights if self._versions else None,
             self._pool,
-            meter=station.upload.flow,
+            station,
         )
         self.newest: HeldVersion | None = None
 

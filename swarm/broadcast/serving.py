@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 from aiohttp import web
 
 from swarm.broadcast.store.store import HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
+from swarm.broadcast.version.manifest import FullRegion
 from swarm.errors import ProtocolError
-from swarm.net.client import binary
+from swarm.net.hosts import caller_of
+from swarm.net.limits import Turns
+from swarm.net.links import Station
+from swarm.net.stream import Pace
 from swarm.net.wire import Digest, encode
 from swarm.types import VersionId
 
@@ -22,82 +26,139 @@ ENCODINGS_AT_A_TIME = 2
 ENCODINGS_WAITING = 32
 """Requests that may wait for an encoding, each at most 12 ms behind the one before. Others are told to come back."""
 
-Meter = Callable[[int], Awaitable[None]]
-"""Waits until that many bytes may cross the line: the node's upload or download cap."""
-
 _VERSION = re.compile(r"(\d{1,15})\.(\d{1,15})")
 
 
+class Places:
+    """ENCODINGS_AT_A_TIME places. Callers get them in turns by address, and who waits with most requests makes room for
+    the others."""
+
+    def __init__(self) -> None:
+        self._free = ENCODINGS_AT_A_TIME
+        self._turns: Turns[asyncio.Future[bool]] = Turns()
+
+    async def enter(self, caller: str) -> bool:
+        """Wait for a place. Return False if there is no room to wait."""
+        if self._free:
+            self._free -= 1
+            return True
+        if len(self._turns) >= ENCODINGS_WAITING:
+            if (out := self._turns.crowd_out(caller)) is None:
+                return False
+            if not out.done():
+                out.set_result(False)
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._turns.add(caller, turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            self._turns.remove(caller, turn)
+            if not turn.cancelled() and turn.result():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Give a place to the next one that still waits."""
+        while self._turns:
+            _, turn = self._turns.take()
+            if not turn.done():
+                turn.set_result(True)
+                return
+        self._free += 1
+
+
+class PacedAnswer(web.Response):
+    """An answer that is sent and counted piece by piece. A caller that hangs up costs no more than it got."""
+
+    def __init__(self, body: bytes, pace: Pace, caller: str) -> None:
+        super().__init__(body=body, content_type="application/octet-stream")
+        self._pace = pace
+        self._caller = caller
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        assert isinstance(self.body, bytes)
+        body = memoryview(self.body)
+        for at in range(0, len(body), Pace.PIECE_BYTES):
+            piece = body[at : at + Pace.PIECE_BYTES]
+            await self._pace.flow(len(piece), self._caller)
+            await self.write(piece)
+        await web.StreamResponse.write_eof(self)
+
+
 class VersionServer:
-    """Answers for a store and the map beside it, once they are there. `meter` is awaited before a body is sent. Regions
-    are encoded in `pool`, which may be replaced."""
+    """Answers for a store and the map beside it, once they are there. Regions are encoded in `pool`, which may be
+    replaced. Callers at an address that is linked with this node keep the versions that they ask for."""
 
     def __init__(
         self,
         store: Callable[[], VersionStore | None],
         weights: Callable[[], WeightMap | None],
         pool: Executor,
-        *,
-        meter: Meter | None = None,
+        station: Station,
     ) -> None:
         self._store = store
         self._weights = weights
         self.pool = pool
-        self._meter = meter
-        self._encoding = asyncio.Semaphore(ENCODINGS_AT_A_TIME)
-        self._waiting = 0
+        self._station = station
+        self._places = Places()
 
     def routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/v1/objects/{digest:[0-9a-f]{64}}", self._get_object),
-            web.get("/v1/versions/{version}/head", self._get_head),
-            web.get("/v1/versions/{version}/chunks/{index:[0-9]{1,9}}", self._get_chunk),
-            web.get("/v1/versions/{version}/regions/{index:[0-9]{1,9}}", self._get_region),
-        ]
+        answers = {
+            "/v1/objects/{digest:[0-9a-f]{64}}": self._get_object,
+            "/v1/versions/{version}/head": self._get_head,
+            "/v1/versions/{version}/chunks/{index:[0-9]{1,9}}": self._get_chunk,
+            "/v1/versions/{version}/regions/{index:[0-9]{1,9}}": self._get_region,
+        }
+        return [web.get(path, answer, allow_head=False) for path, answer in answers.items()]
 
     async def _get_object(self, request: web.Request) -> web.Response:
         store = self._store()
         wanted = Digest(bytes.fromhex(request.match_info["digest"]))
-        return await self._send(store.object(wanted) if store else None, "object")
+        return self._answer(request, store.object(wanted) if store else None, "object")
 
     async def _get_head(self, request: web.Request) -> web.Response:
         held = self._find(request)
-        return await self._send(held.sealed_head if held else None, "version")
+        return self._answer(request, held.sealed_head if held else None, "version")
 
     async def _get_chunk(self, request: web.Request) -> web.Response:
         held, index = self._find(request), int(request.match_info["index"])
         if held is None or index >= len(held.chunks.spans) or not held.chunks.has(index):
-            return await self._send(None, "chunk")
+            return self._answer(request, None, "chunk")
         # In a thread, because the page may have to come from the disk.
-        return await self._send(await asyncio.to_thread(bytes, held.chunks.chunk(index)), "chunk")
+        return self._answer(request, await asyncio.to_thread(bytes, held.chunks.chunk(index)), "chunk")
 
     async def _get_region(self, request: web.Request) -> web.Response:
         """Answer with a region of the map, encoded in full for this caller alone."""
         held, weights, index = self._find(request), self._weights(), int(request.match_info["index"])
         if held is None or weights is None or index >= len(held.table.regions):
-            return await self._send(None, "region")
-        if self._waiting >= ENCODINGS_WAITING:
+            return self._answer(request, None, "region")
+        if not await self._places.enter(_caller(request)):
+            self._station.refused["encodings"] += 1
             return web.Response(status=503, text="busy with other nodes' regions", headers={"Retry-After": "1"})
-        self._waiting += 1
+        wanted = held.table.regions[index].decoded_digest
+        encoding = asyncio.ensure_future(self._encode(weights, index, wanted))
+        # A caller that hangs up does not free the thread: the place is given on when that is done.
+        region = await asyncio.shield(encoding)
+        return self._answer(request, encode(region) if region else None, "region")
+
+    async def _encode(self, weights: WeightMap, index: int, wanted: bytes) -> FullRegion | None:
         try:
-            async with self._encoding:
-                wanted = held.table.regions[index].decoded_digest
-                loop = asyncio.get_running_loop()
-                region = await loop.run_in_executor(self.pool, weights.encode_full, index, wanted)
+            return await asyncio.get_running_loop().run_in_executor(self.pool, weights.encode_full, index, wanted)
         finally:
-            self._waiting -= 1
-        return await self._send(encode(region) if region else None, "region")
+            self._places.leave()
 
     def _find(self, request: web.Request) -> HeldVersion | None:
         version, store = parse_version(request.match_info["version"]), self._store()
-        return store.find(version) if store else None
+        return store.find(version, keeps=_caller(request) in self._station.linked) if store else None
 
-    async def _send(self, content: bytes | None, what: str) -> web.Response:
+    def _answer(self, request: web.Request, content: bytes | None, what: str) -> web.Response:
         if content is None:
             return web.Response(status=410, text=f"no such {what} here any more")
-        if self._meter is not None:
-            await self._meter(len(content))
-        return binary(content)
+        return PacedAnswer(content, self._station.upload, _caller(request))
+
+
+def _caller(request: web.Request) -> str:
+    return caller_of(request.remote or "")
 
 
 def parse_version(text: str) -> VersionId:

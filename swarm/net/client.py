@@ -231,7 +231,7 @@ async def certificate_of(host: str, port: int, timeout_s: float) -> bytes:
     unverified.verify_mode = ssl.CERT_NONE
     try:
         async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(host, port, ssl=unverified)
+            _, writer = await asyncio.open_connection(host, port, ssl=unverified, ssl_shutdown_timeout=1.0)
     except TimeoutError as error:
         raise PeerUnreachable(
             f"{host}:{port} cannot be reached: it did not show a certificate within {timeout_s:g} s; {SILENT}"
@@ -249,7 +249,8 @@ async def certificate_of(host: str, port: int, timeout_s: float) -> bytes:
     except (OSError, UnicodeError) as error:
         raise PeerUnreachable(f"{host}:{port} cannot be reached: {_reason(error)}") from error
     certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    writer.transport.abort()
+    # Not abort: uvloop would drop the end of the handshake, and the server would count it as refused.
+    writer.close()
     return hashlib.sha256(certificate).digest()
 
 

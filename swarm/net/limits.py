@@ -5,16 +5,20 @@ may have eight wherever it calls from. Each node that has proven itself at an ad
 have. So two samplers behind one router do not starve one another. Keys cost nothing, but they buy one address no more
 than `nodes_per_address` further shares. Requests are metered the same way: a proven connection draws from its node's
 bucket, any other from its address's. All connections of one address also draw from a common bucket, whatever keys they
-show.
+show. What has to wait for something scarce gets it in Turns.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from swarm.net.hosts import caller_of, is_loopback
 from swarm.types import NodeId
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,10 @@ class Limits:
     proven_share: float = 5.0
     """How many times as much a proven node may have. A sampler of a model that takes eight steps a second asks 60 times
     a second. Verifying 100 signatures takes 12 ms."""
+
+    fetches_share: float = 20.0
+    """How many times as often an address may ask for a piece of weights, which takes no signature. 400 a second are
+    100 MB/s of a model of 270 MB, and take the loop 0.1 s."""
 
     buckets: int = 8192  # Addresses and nodes whose rate is remembered. One forgotten early only gets a new burst
     exempt_loopback: bool = True  # Processes of this machine can do worse, and a demonstration runs all its nodes here
@@ -52,6 +60,7 @@ class Gate:
         self._strangers = Meter(limits)
         self._proven = Meter(limits, limits.proven_share)
         self._common = Meter(limits, 1 + limits.nodes_per_address)
+        self._fetches = Meter(limits, limits.fetches_share)
         self._all = 0
         self.refused: Counter[str] = Counter()
 
@@ -90,14 +99,16 @@ class Gate:
         self._of[node].add(guest)
         return True
 
-    def wait_s(self, guest: Guest, *, now: float) -> float:
-        """Return 0 if one more request may be handled on this connection now, else the seconds until one may."""
+    def wait_s(self, guest: Guest, *, now: float, fetches: bool = False) -> float:
+        """Return 0 if one more request may be handled on this connection now, else the seconds until one may. One that
+        `fetches` a piece of weights leaves the others theirs."""
         if guest.exempt:
             return 0.0
         # The common bucket first: an address that asks with a new key each time must not get a new burst each time.
-        wait = self._common.take(guest.address, now=now)
-        meter, name = (self._proven, guest.node) if guest.node else (self._strangers, guest.address)
-        wait = wait or meter.take(name, now=now)
+        wait = (self._fetches if fetches else self._common).take(guest.address, now=now)
+        if not fetches:
+            meter, name = (self._proven, guest.node) if guest.node else (self._strangers, guest.address)
+            wait = wait or meter.take(name, now=now)
         if wait > 0.0:
             self.refused["requests"] += 1
         return wait
@@ -136,3 +147,60 @@ class Meter:
         if len(self._buckets) > self._max_buckets:
             self._buckets.popitem(last=False)
         return wait
+
+
+class Turns(Generic[T]):
+    """Items that wait for something scarce, by the name of who wants it. Names take turns, which
+    pay `quantum` each. One that was charged with more is passed over until it has paid, so that all names get as much
+    (deficit round robin)."""
+
+    def __init__(self, quantum: int = 1) -> None:
+        self._quantum = quantum
+        self._waiting: OrderedDict[Hashable, deque[T]] = OrderedDict()  # With those that still owe
+        self._owed: Counter[Hashable] = Counter()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, name: Hashable, item: T) -> None:
+        self._waiting.setdefault(name, deque()).append(item)
+        self._count += 1
+
+    def remove(self, name: Hashable, item: T) -> None:
+        """Take back an item. If it is not waiting, nothing changes."""
+        if item in self._waiting.get(name, ()):
+            self._waiting[name].remove(item)
+            self._count -= 1
+
+    def take(self) -> tuple[Hashable, T]:
+        """Return the item whose turn it is, with its name. At least one must be waiting."""
+        while True:
+            name, items = next(iter(self._waiting.items()))
+            self._waiting.move_to_end(name)
+            self._owed[name] = max(-self._quantum, self._owed[name] - self._quantum)
+            if self._owed[name] > 0:
+                continue
+            if items:
+                self._count -= 1
+                return name, items.popleft()
+            del self._waiting[name], self._owed[name]
+
+    def charge(self, name: Hashable, cost: int) -> None:
+        """Note what `name` took, if anybody else may have to wait for it."""
+        if self._count or name in self._waiting:
+            self._waiting.setdefault(name, deque())
+            self._owed[name] += cost
+
+    def forgive(self) -> None:
+        """Forget what is owed. Nobody may be waiting."""
+        self._waiting.clear()
+        self._owed.clear()
+
+    def crowd_out(self, name: Hashable) -> T | None:
+        """Take back the newest item of the name with most of them. None if `name` itself would have as many then."""
+        largest = max(self._waiting, key=lambda one: len(self._waiting[one]), default=name)
+        if len(self._waiting.get(largest, ())) <= len(self._waiting.get(name, ())) + 1:
+            return None
+        self._count -= 1
+        return self._waiting[largest].pop()

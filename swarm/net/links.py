@@ -11,6 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Annotated
@@ -19,6 +20,7 @@ import msgspec
 
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import PeerClient
+from swarm.net.hosts import caller_of
 from swarm.net.sessions import ServerSessions
 from swarm.net.stream import (
     HEADER,
@@ -62,7 +64,7 @@ class Station:
     `learner` gives the learner's id and addresses, `head` the newest signed head that gossip knows (empty for none),
     `publics` the publics that this node can dial, `public_at` the proven addresses of a public (none for a leaf),
     `uplink_of` the uplink that a node claims, in bytes a second (0 if it claims nothing). `refused` counts refused
-    streams for `status`.
+    streams for `status`. `linked` counts the streams by the address at their other end.
     """
 
     me: NodeId
@@ -77,6 +79,7 @@ class Station:
     download: Pace
     random: Random
     refused: Counter[str] = field(default_factory=Counter)
+    linked: Counter[str] = field(default_factory=Counter)
 
 
 class Links:
@@ -213,9 +216,16 @@ class Links:
 
     def _begin(self, node: NodeId, sock: socket.socket, on_end: Callable[[], None]) -> None:
         self.end(node)
+        linked, host = self._station.linked, ""
+        with suppress(OSError):  # It has gone already
+            host = caller_of(sock.getpeername()[0])
+        linked[host] += 1
         stream = self._streams[node] = Stream(sock, upload=self._station.upload, download=self._station.download)
 
         def ended() -> None:
+            linked[host] -= 1
+            if not linked[host]:
+                del linked[host]
             if self._streams.get(node) is stream:
                 del self._streams[node]
             on_end()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import logging
 import math
 import re
 import socket
@@ -20,6 +22,7 @@ from html import escape
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from swarm.errors import UserError
 from swarm.net.client import ON_SIGNED, OPEN_PATHS, STATUS_PATH, Crowded, Handler, guard
@@ -40,8 +43,12 @@ less (15 s), so that a request never meets a connection that is just being close
 
 LINGER_S = 2.0  # How long the rest of a refused body is read and dropped, so that its sender hears the refusal
 
-UNMETERED_PATHS = ("/v1/versions/", "/v1/objects/")
-"""Chunks and objects are fetched as fast as the line allows; the cap on connections bounds them."""
+FETCHED_PATHS = ("/v1/versions/", "/v1/objects/")  # Pieces of weights, of which a newcomer needs thousands
+
+STATUS_S = 1.0  # A status is made once in this time, whoever asks: with 4,096 nodes that takes 40 ms of the loop
+SHOWN_ROWS = 128
+"""Entries of a list in a status that strangers see, half of them its first and half its last: 250 kB with 4,096 nodes.
+The dashboard shows all."""
 
 REFUSED_AS = {
     400: "malformed",
@@ -104,12 +111,16 @@ class NodeServer:
         self._gate = Gate(limits or Limits())
         self._refused: Counter[str] = Counter()
         self._counted = (self._refused, self._gate.refused, *counted)
+        self._made: dict[str, Any] = {}
+        self._made_json = b""
+        self._made_until = -math.inf
         self._guests: dict[asyncio.BaseProtocol, Guest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[socket.socket] = []
         self._runner = web.AppRunner(
             self._app,
             access_log=None,
+            logger=self._logger(),
             shutdown_timeout=SHUTDOWN_S,
             # A client that has gone does not hear the answer to a question that was held open.
             handler_cancellation=True,
@@ -143,8 +154,11 @@ class NodeServer:
         return dict(sum(self._counted, Counter[str]()))
 
     def status(self) -> dict[str, Any]:
-        """Return what the node says of itself, and whom it refused."""
-        return {**self._status(), "refused": self.refused()}
+        """Return what the node says of itself, and whom it refused. All who ask within STATUS_S get the same object."""
+        if time.monotonic() >= self._made_until:
+            self._made, self._made_json = {**self._status(), "refused": self.refused()}, b""
+            self._made_until = time.monotonic() + STATUS_S
+        return self._made
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -193,8 +207,9 @@ class NodeServer:
             self._leave(handler)
             if not isinstance(error, OSError):
                 raise
-            # A port scan, a client without TLS, one that went away, or one that took too long.
-            self._refused["handshake"] += 1
+            # A port scan, one that went away, or one that took too long. Our own clients try plain HTTP first where a
+            # node of this machine is named without its scheme.
+            self._refused["plain_http" if getattr(error, "reason", "") == "HTTP_REQUEST" else "handshake"] += 1
 
     async def _is_stream(self, connected: socket.socket, guest: Guest) -> bool:
         """Return True if the connection needs nothing more: it was a stream (net/stream.py), or it has ended."""
@@ -244,7 +259,8 @@ class NodeServer:
     @web.middleware
     async def _limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if (guest := self._guests.get(request.protocol)) is not None:
-            wait_s = 0.0 if request.path.startswith(UNMETERED_PATHS) else self._gate.wait_s(guest, now=time.monotonic())
+            fetches = request.path.startswith(FETCHED_PATHS)
+            wait_s = self._gate.wait_s(guest, now=time.monotonic(), fetches=fetches)
             if wait_s > 0.0:
                 text = "too many requests from your address: come back later"
                 return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(wait_s))})
@@ -252,7 +268,7 @@ class NodeServer:
         if self._page is not None and (found := self._page(request)) is not None:
             return found
         if _is_browser(request):
-            return _page(request, self._status())
+            return _page(request, self.status())
         answer = await handler(request)
         if (reason := REFUSED_AS.get(answer.status)) is not None:
             self._refused[reason] += 1
@@ -263,7 +279,25 @@ class NodeServer:
             raise Crowded(f"node {node} has too many connections open: close some")
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        return web.json_response(self.status())
+        status = self.status()
+        if not self._made_json:
+            whole: dict[str, int] = {}
+            shown = _shortened(status, "", whole)
+            self._made_json = json.dumps({**shown, "cut": whole} if whole else shown).encode()
+        return web.Response(body=self._made_json, content_type="application/json", charset="utf-8")
+
+    def _logger(self) -> logging.Logger:
+        """Log faults of our own. Requests that are not HTTP are counted: a traceback for each would fill a disk."""
+        logger = logging.Logger(__name__, logging.DEBUG)  # aiohttp tells some of them at that level
+        logger.parent = logging.getLogger(__name__)
+        logger.addFilter(self._is_own_fault)
+        return logger
+
+    def _is_own_fault(self, record: logging.LogRecord) -> bool:
+        if record.exc_info is not None and isinstance(record.exc_info[1], HttpProcessingError):
+            self._refused["malformed"] += 1
+            return False
+        return record.levelno >= logging.WARNING
 
 
 class Connection(asyncio.Protocol):
@@ -281,6 +315,18 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_lost(self._handler)
         self._handler.connection_lost(exc)
+
+
+def _shortened(value: Any, place: str, whole: dict[str, int]) -> Any:
+    """Return a status with SHOWN_ROWS entries of each list and mapping. `whole` gets how many there were, by place."""
+    if not isinstance(value, dict | list | tuple):
+        return value
+    rows = list(value.items() if isinstance(value, dict) else enumerate(value))
+    if len(rows) > SHOWN_ROWS:
+        whole[place] = len(rows)
+        rows = rows[: SHOWN_ROWS // 2] + rows[-SHOWN_ROWS // 2 :]
+    shown = {key: _shortened(one, f"{place}.{key}".lstrip("."), whole) for key, one in rows}
+    return shown if isinstance(value, dict) else list(shown.values())
 
 
 def _is_browser(request: web.Request) -> bool:

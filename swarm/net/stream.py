@@ -4,7 +4,7 @@ A stream begins with PREAMBLE, then TLS if the address has a certificate, then f
 payload. A chunk is sent straight from its file. A link is asked for its next frame only when the kernel holds little
 unsent (UNSENT_S), one chunk per wake-up, so that the choice of what goes to whom is made late and all links get their
 turn. Sockets are used directly: asyncio's transports would keep another 64 KiB per connection out of reach
-(docs/decisions/0006). A `Pace` caps what a node sends or receives in all, and its streams share the cap fairly.
+(docs/decisions/0006). A `Pace` caps what a node sends or receives in all.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ import ssl
 import struct
 import sys
 import termios
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
 from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.net.limits import Turns
 from swarm.types import Address, NodeId, VersionId
 
 
 class Pace:
-    """A cap on one direction of all a node's streams: a token bucket that serves streams in the order they came.
+    """A cap on one direction of all that a node sends or receives: a token bucket. Streams and HTTP callers, by name,
+    get equal numbers of bytes of it.
 
     `bytes_per_s` is measured on the line: it includes what TCP and IP add. None means no cap.
     """
@@ -37,12 +38,15 @@ class Pace:
     BURST_S = 0.05
     OVERHEAD = 1500 / 1448
     MIN_BURST_BYTES = 64 * 1024
+    PIECE_BYTES = 64 * 1024  # What flows of an HTTP body in one turn: about as much as of a stream
+    QUANTUM_BYTES = 4 * 1024  # Smaller than a chunk: a name that sends less in a turn gets less
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._set_rate(bytes_per_s)
         self._free_at = 0.0
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._turns: Turns[Callable[[], None]] = Turns(self.QUANTUM_BYTES)
+        self._woken: Hashable = None
+        self._timer: asyncio.Handle | None = None
         self.total_bytes = 0
 
     def _set_rate(self, bytes_per_s: float | None) -> None:
@@ -59,44 +63,61 @@ class Pace:
             self._timer.cancel()
         self._fire()
 
-    def admits(self, resume: Callable[[], None]) -> bool:
-        """Return True if bytes may flow now. If not, call `resume` when its turn has come."""
+    def admits(self, name: Hashable, resume: Callable[[], None]) -> bool:
+        """Return True if bytes of `name` may flow now. If not, call `resume` when its turn has come; it then has to ask
+        again within one turn of the loop."""
         if self._rate is None:
             return True
-        loop = asyncio.get_running_loop()
-        if not self._waiting and loop.time() >= self._ready_at():
+        if self._woken is not None and self._woken == name:
+            self._woken = None
             return True
-        self._waiting.append(resume)
+        loop = asyncio.get_running_loop()
+        if not self._turns and self._woken is None and loop.time() >= self._ready_at():
+            self._turns.forgive()
+            return True
+        self._turns.add(name, resume)
         self._arm(loop)
         return False
 
-    def took(self, nbytes: int) -> None:
+    def took(self, name: Hashable, nbytes: int) -> None:
         self.total_bytes += nbytes
         if self._rate is not None:
             self._free_at = max(self._free_at, asyncio.get_running_loop().time()) + nbytes / self._rate
+            self._turns.charge(name, nbytes)
 
-    async def flow(self, nbytes: int) -> None:
+    async def flow(self, nbytes: int, name: Hashable = "fetched") -> None:
         """Wait until `nbytes` may flow, and count them. This is for transfers that do not run over a stream."""
-        admitted = asyncio.Event()
-        while not self.admits(admitted.set):
-            await admitted.wait()
-            admitted.clear()
-        self.took(nbytes)
+        for left in range(nbytes, 0, -self.PIECE_BYTES):
+            await self._turn(name)
+            self.took(name, min(left, self.PIECE_BYTES))
+
+    async def _turn(self, name: Hashable) -> None:
+        came = asyncio.Event()
+        try:
+            while not self.admits(name, came.set):
+                await came.wait()
+                came.clear()
+        finally:
+            self._turns.remove(name, came.set)
 
     def _ready_at(self) -> float:
         assert self._rate is not None
         return self._free_at - self._burst / self._rate
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._timer is None and self._waiting:
+        if self._timer is None and self._turns:
             self._timer = loop.call_at(self._ready_at(), self._fire)
 
     def _fire(self) -> None:
-        self._timer = None
+        self._timer = self._woken = None
         loop = asyncio.get_running_loop()
-        while self._waiting and (self._rate is None or loop.time() >= self._ready_at()):
-            self._waiting.popleft()()
-        self._arm(loop)
+        if self._rate is not None and loop.time() < self._ready_at():
+            self._arm(loop)
+        elif self._turns:
+            self._woken, resume = self._turns.take()
+            resume()
+            # After the one that was woken: otherwise all would go on, and the first would take all there is.
+            self._timer = loop.call_soon(self._fire)
 
 
 HEADER = struct.Struct(">BBHIIIQ8s")
@@ -253,7 +274,7 @@ class Stream:
             return False
         count = self._sock.send(self._left[0]) if self._tls else self._sock.sendmsg(self._left)
         self.sent_bytes += count
-        self._upload.took(count)
+        self._upload.took(self._fd, count)
         while count:
             first = self._left[0]
             if count < len(first):
@@ -271,7 +292,7 @@ class Stream:
         return True
 
     def _begin(self) -> bool:
-        if not self._upload.admits(self._resume_writing):
+        if not self._upload.admits(self._fd, self._resume_writing):
             self._idle()
             self._paused_writing = True
             return False
@@ -300,14 +321,14 @@ class Stream:
         budget = READ_BYTES
         try:
             while budget > 0 and not self._closed and not self._waits_for_more():
-                if not self._download.admits(self._resume_reading):
+                if not self._download.admits(self._fd, self._resume_reading):
                     self._loop.remove_reader(self._fd)
                     return
-                count = self._sock.recv_into(self._into[self._filled :])
+                count = self._sock.recv_into(self._into[self._filled : self._filled + budget])
                 if count == 0:
                     raise ConnectionResetError("the other side closed the link")
                 budget -= count
-                self._download.took(count)
+                self._download.took(self._fd, count)
                 self._filled += count
                 if self._filled == len(self._into):
                     self._filled_up()

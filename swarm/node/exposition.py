@@ -30,6 +30,7 @@ DROPS = ("stale", "bound_lowered", NO_VARIANCE, "reward_failed", "environment_fa
 REFUSALS = (  # What people ask about; those of gossip are `other`
     *("connections", "all_connections", "connections_of_node", "requests", "handshake", "malformed", "too_slow"),
     *("too_large", "other_protocol", "unsigned", "bad_signature", "unknown_session", "stream", "dial_back"),
+    *("encodings", "plain_http"),
 )
 STATES = (
     *("starting", "looking_for_the_swarm", "looking_for_the_learner", "syncing", "sampling", "waiting", "standby"),
@@ -159,7 +160,7 @@ def _number(version: str | None) -> int | None:
 
 
 def metrics_route(status: Callable[[], Mapping[str, Any]]) -> web.RouteDef:
-    """Answer `GET /metrics`."""
+    """Answer `GET /metrics`, once for each object that `status` returns."""
     # Here, since it takes a tenth of a second, and not every command that imports this module is a node.
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -176,8 +177,13 @@ def metrics_route(status: Callable[[], Mapping[str, Any]]) -> web.RouteDef:
                 if metric.samples:
                     yield metric
 
+    shown, body = None, b""
+
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        nonlocal shown, body
+        if shown is not (now := status()):
+            shown, body = now, generate_latest(registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     registry = CollectorRegistry()
     registry.register(Collector())

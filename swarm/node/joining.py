@@ -123,7 +123,7 @@ class DataPlane:
             lambda: self._receiver.store if self._receiver else None,
             lambda: self._receiver.weights if self._receiver else None,
             self._pool,
-            meter=station.upload.flow,
+            station,
         )
 
     def routes(self) -> list[web.RouteDef]:

@@ -309,7 +309,6 @@ class LearnerNode:
             **self._network.status(),
             "state": "paused" if fault else "paused by its owner" if is_held else self._state,
             "fault": fault or self._training.save_fault,
-            "run_dir": str(self._run_dir),
             "url": self._network.address.url,
             "join": f"echo-node {self._join}" if self._join else "",
             "waits_for": "`echo-node set paused=false`" if is_held else self._waits_for,

@@ -157,7 +157,7 @@ def _titles(status: dict[str, Any]) -> list[RenderableType]:
     alarm, fault = status.get("alarm"), status.get("fault")
     notes = (
         f"{swarm} · {address} · {status.get('reachability', 'leaf')} · {line}",
-        f"run directory {status['run_dir']}" if status.get("run_dir") else "",
+        f"of long lists only a part is here; there are {counts(cut)}" if (cut := part(status, "cut")) else "",
         why,
         f"fault: {fault}" if fault and str(fault) not in why else "",
         f"alarm: {alarm['text'] if isinstance(alarm, dict) else alarm}" if alarm else "",

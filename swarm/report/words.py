@@ -310,7 +310,7 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
     """Names and values of what a learner has done, with units; "" for those not known yet."""
     metrics, capacity, cost = (part(status, name) for name in ("metrics", "capacity", "cost"))
     accepted, total, standby = number(cost, "rollouts_accepted"), number(cost, "cost_total"), capacity.get("standby")
-    samplers = told(len(parts(status, "samplers")) or None, "{:.0f}")
+    samplers = told(part(status, "cut").get("samplers") or len(parts(status, "samplers")) or None, "{:.0f}")
     of_bound = f", max {number(status, 'max_staleness_seen'):.0f} of {number(status, 'max_staleness'):.0f}"
     by = words(metrics, "staleness/by", 40)
     per_token, lost = finite(cost.get("cost_per_token")), discarded(status)

@@ -254,9 +254,9 @@ class VersionStore:
     def chunks_path(self, version: VersionId) -> Path:
         return self.directory / f"{version}.chunks"
 
-    def find(self, version: VersionId) -> HeldVersion | None:
-        """Return the version if it is here, complete or not. Asking keeps it."""
-        if version in self._held:
+    def find(self, version: VersionId, *, keeps: bool = True) -> HeldVersion | None:
+        """Return the version if it is here, complete or not. Asking keeps it, if it `keeps`."""
+        if keeps and version in self._held:
             self._asked_at[version] = time.monotonic()
         return self._held.get(version)
 

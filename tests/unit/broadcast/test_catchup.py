@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -15,19 +20,22 @@ from swarm.broadcast import catchup as fetching
 from swarm.broadcast import serving
 from swarm.broadcast.catchup import GONE_IN_A_ROW, REQUESTS_A_PEER, catch_up
 from swarm.broadcast.publishing import PublishedVersions
-from swarm.broadcast.serving import VersionServer
+from swarm.broadcast.serving import ENCODINGS_AT_A_TIME, ENCODINGS_WAITING, Places, VersionServer
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
-from swarm.broadcast.store.store import HeldVersion, VersionStore
+from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.version.manifest import DELTAS
 from swarm.errors import PeerUnreachable
 from swarm.net.client import Gone, Peer, PeerClient, guard
-from swarm.net.wire import encode
+from swarm.net.links import Station
+from swarm.net.server import NodeServer
+from swarm.net.stream import Pace
+from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER, encode
 from swarm.types import Address
 from tests.builders import KEY, MIXED_LAYOUT, v
 from tests.publishers import Publisher, begin, hand_over, receiver_store
 from tests.unit.broadcast.store.test_base_model import save
-from tests.unit.wires import PATIENCE_S
+from tests.unit.wires import PATIENCE_S, many_turns, until
 
 Alter = Callable[[web.Request, web.StreamResponse], Awaitable[web.StreamResponse]]
 
@@ -38,6 +46,13 @@ class Net:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self.pool = stack.enter_context(ThreadPoolExecutor(2))
+        self.refused: Counter[str] = Counter()
+
+    def version_server(
+        self, store: VersionStore, weights: WeightMap, *, upload: Pace | None = None, linked: Container[str] = ()
+    ) -> VersionServer:
+        station = SimpleNamespace(upload=upload or Pace(None), linked=linked, refused=self.refused)
+        return VersionServer(lambda: store, lambda: weights, self.pool, cast(Station, station))
 
     async def serve(self, store: VersionStore, weights: WeightMap, *, alter: Alter | None = None) -> CountingPeer:
         asked: list[str] = []
@@ -51,7 +66,7 @@ class Net:
             return await alter(request, answer) if alter else answer
 
         app = web.Application(middlewares=[count, guard])
-        app.add_routes(VersionServer(lambda: store, lambda: weights, self.pool).routes())
+        app.add_routes(self.version_server(store, weights).routes())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
@@ -60,6 +75,13 @@ class Net:
         client = PeerClient(Address(host="127.0.0.1", port=runner.addresses[0][1]))
         await self._stack.enter_async_context(client)
         return CountingPeer(client, asked)
+
+    async def node(self, server: VersionServer) -> str:
+        """Serve as a node does, to clients that may hang up, and return the URL."""
+        node = NodeServer(server.routes(), dict)
+        port = await node.start("127.0.0.1", 0)
+        self._stack.push_async_callback(node.stop)
+        return f"http://127.0.0.1:{port}"
 
     async def learner(self, publisher: Publisher, *, alter: Alter | None = None) -> CountingPeer:
         return await self.serve(publisher.published.store, publisher.published.weights, alter=alter)
@@ -372,3 +394,118 @@ async def test_a_base_model_spares_what_matches(
     await receiver.catch_up(version, learner)
     assert receiver.holds(publisher, 0)
     assert learner.count("/regions/") == 1
+
+
+# -- strangers who ask ---------------------------------------------------------------------------------------
+
+CROWD, NEWCOMER = "198.51.100.7", "203.0.113.9"
+
+
+async def entered(places: Places, caller: str, order: list[str]) -> bool:
+    if got := await places.enter(caller):
+        order.append(caller)
+    return got
+
+
+async def test_a_newcomer_has_its_turn_among_many_requests_of_one_address() -> None:
+    places, order = Places(), list[str]()
+    crowd = [asyncio.ensure_future(entered(places, CROWD, order)) for _ in range(48)]
+    await many_turns()
+    assert [task.result() for task in crowd if task.done()].count(False) == 48 - ENCODINGS_WAITING - ENCODINGS_AT_A_TIME
+    newcomer = [asyncio.ensure_future(entered(places, NEWCOMER, order)) for _ in range(4)]
+    await many_turns()
+    order.clear()
+    for _ in range(8):
+        places.leave()
+        crowd.append(asyncio.ensure_future(entered(places, CROWD, order)))
+        await many_turns()
+    assert order == [CROWD, NEWCOMER] * 4
+    for task in crowd:
+        task.cancel()
+    assert await asyncio.gather(*newcomer) == [True] * 4
+
+
+async def test_requests_that_hang_up_leave_no_place_taken() -> None:
+    places, order = Places(), list[str]()
+    for _ in range(ENCODINGS_AT_A_TIME):
+        assert await places.enter(CROWD)
+    crowd = [asyncio.ensure_future(entered(places, CROWD, order)) for _ in range(ENCODINGS_WAITING)]
+    await many_turns()
+    for task in crowd[1:]:
+        task.cancel()
+    # The last one has its place at the moment in which it hangs up.
+    places.leave()
+    crowd[0].cancel()
+    places.leave()
+    await asyncio.gather(*crowd, return_exceptions=True)
+    assert order == []
+    async with asyncio.timeout(PATIENCE_S):
+        assert [await places.enter(NEWCOMER) for _ in range(ENCODINGS_AT_A_TIME)] == [True] * ENCODINGS_AT_A_TIME
+
+
+OURS = {PROTOCOL_HEADER: str(PROTOCOL)}
+
+
+async def test_what_was_asked_for_by_clients_that_hung_up_is_not_encoded(
+    publisher: Publisher, net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher.publish(0)
+    weights, go_on, begun = publisher.published.weights, threading.Event(), list[int]()
+    encode_full = weights.encode_full
+
+    def slowly(index: int, wanted: bytes) -> object:
+        begun.append(index)
+        assert go_on.wait(PATIENCE_S)
+        return encode_full(index, wanted)
+
+    monkeypatch.setattr(weights, "encode_full", slowly)
+    server = net.version_server(publisher.published.store, weights)
+    path = f"{await net.node(server)}/v1/versions/{v(0)}/regions/0"
+    async with aiohttp.ClientSession(headers=OURS) as honest:
+        async with aiohttp.ClientSession(headers=OURS, connector=aiohttp.TCPConnector(limit=0)) as crowd:
+            calls = [asyncio.ensure_future(crowd.get(path)) for _ in range(48)]
+            await until(lambda: net.refused["encodings"] == 48 - ENCODINGS_WAITING - ENCODINGS_AT_A_TIME)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        await until(lambda: not server._places._turns)
+        go_on.set()
+        async with honest.get(path) as answer:
+            assert answer.status == 200
+    assert len(begun) == ENCODINGS_AT_A_TIME + 1
+
+
+async def test_a_body_is_booked_as_it_is_sent(publisher: Publisher, net: Net) -> None:
+    publisher.publish(0)
+    upload = Pace(1.0)
+    url = await net.node(net.version_server(publisher.published.store, publisher.published.weights, upload=upload))
+    path = f"{url}/v1/objects/{publisher.published.store.layout_digest.hex()}"
+    publisher.published.store.layout_bytes = bytes(10 * Pace.PIECE_BYTES)
+    async with aiohttp.ClientSession(headers=OURS) as session:
+        calls = [asyncio.ensure_future(session.get(path)) for _ in range(4)]
+        await until(lambda: upload.total_bytes and upload._turns)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert upload.total_bytes <= 2 * Pace.PIECE_BYTES
+
+
+@pytest.mark.parametrize(("linked", "kept"), [({"127.0.0.1"}, 1), (set(), 0)], ids=["linked", "stranger"])
+async def test_only_nodes_with_a_link_keep_versions_by_asking(
+    publisher: Publisher, net: Net, linked: set[str], kept: int
+) -> None:
+    publisher.publish(0)
+    store = publisher.published.store
+    url = await net.node(net.version_server(store, publisher.published.weights, linked=linked))
+    async with aiohttp.ClientSession(headers=OURS) as session, session.get(f"{url}/v1/versions/{v(0)}/head") as answer:
+        assert answer.status == 200
+    for number in range(1, KEEP_VERSIONS + 3):
+        publisher.publish(number)
+    assert len(store.versions()) == KEEP_VERSIONS + kept
+
+
+async def test_a_question_for_the_head_alone_encodes_nothing(publisher: Publisher, net: Net) -> None:
+    publisher.publish(0)
+    url = await net.node(net.version_server(publisher.published.store, publisher.published.weights))
+    async with aiohttp.ClientSession(headers=OURS) as session:
+        assert (await session.head(f"{url}/v1/versions/{v(0)}/regions/0")).status == 405

@@ -7,6 +7,8 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -26,9 +28,10 @@ from swarm.net.client import (
     plain_address,
     read_body,
 )
-from swarm.net.server import NodeServer
+from swarm.net.server import SHOWN_ROWS, STATUS_S, NodeServer
 from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER, decode, encode
 from swarm.node.bootstrap import Hello, hello_route, say_hello
+from swarm.node.exposition import metrics_route
 from swarm.types import Address, VersionId
 from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY, v
 
@@ -148,6 +151,92 @@ async def test_status_answers_whoever_asks() -> None:
     async with serving() as url:
         status, text = await status_and_text(url + "/v1/status", {})
     assert (status, text) == (200, '{"role": "test", "refused": {}}')
+
+
+NODES = 4096
+
+
+def large_status() -> dict[str, Any]:
+    known = {"nickname": "n" * 40, "installed": "0.1", "engine": "vllm", "barred": False, "standby": ""}
+    rows = [{"node": f"{number:032x}", **known} for number in range(NODES)]
+    return {
+        "role": "learner",
+        "samplers": rows,
+        "links": [(row["node"], row["node"], None, "0.1") for row in rows],
+        "cost": {"by_node": {row["node"]: row for row in rows}},
+        "broadcasts": {f"0.{version}": {"progress": {row["node"]: 0.5 for row in rows}} for version in range(8)},
+        "held_out": [{"version": f"0.{number}"} for number in range(NODES)],
+    }
+
+
+async def test_a_status_is_made_once_a_second_for_all_who_ask_and_its_lists_are_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, made = SimpleNamespace(now=100.0), list[float]()
+    monkeypatch.setattr("swarm.net.server.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def status() -> dict[str, Any]:
+        made.append(clock.now)
+        return {**large_status(), "state": "running"}
+
+    server = NodeServer([metrics_route(lambda: server.status())], status)
+    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    try:
+        for _ in range(20):
+            text = (await status_and_text(f"{url}/v1/status", {}))[1]
+            await status_and_text(f"{url}/metrics", {})
+            await status_and_text(url, BROWSER)
+        assert made == [100.0]
+        clock.now += STATUS_S
+        await status_and_text(f"{url}/v1/status", {})
+        assert made == [100.0, 100.0 + STATUS_S]
+    finally:
+        await server.stop()
+    assert len(text) <= 300_000
+    shown = json.loads(text)
+    assert shown["cut"] == {
+        "samplers": NODES,
+        "links": NODES,
+        "cost.by_node": NODES,
+        **{f"broadcasts.0.{version}.progress": NODES for version in range(8)},
+        "held_out": NODES,
+    }
+    assert [row["version"] for row in shown["held_out"]][-1] == f"0.{NODES - 1}"
+    assert {len(shown[name]) for name in ("samplers", "links", "held_out")} == {SHOWN_ROWS}
+
+
+MALFORMED = [
+    b"\x16\x03\x01 garbage\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET http://[::: HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET http://x:99999999/ HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET / HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+    b"GET / HTTP/1.1\r\nbroken\x00: \x01\r\n\r\n",
+    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+]
+
+
+async def test_what_is_not_http_is_counted_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(request: web.Request) -> web.Response:
+        raise ZeroDivisionError
+
+    server = NodeServer([web.get("/fail", fail)], dict)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        for said in MALFORMED:
+            # On a connection that spoke HTTP before, aiohttp tells all faults.
+            for before in (b"", b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(before + said)
+                async with asyncio.timeout(5):
+                    await reader.read()
+                writer.close()
+        assert server.refused() == {"malformed": 2 * len(MALFORMED)}
+        assert caplog.records == []
+        assert (await status_and_text(f"http://127.0.0.1:{port}/fail", OURS))[0] == 500
+        assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+    finally:
+        await server.stop()
 
 
 async def in_parts(body: bytes) -> AsyncIterator[bytes]:

@@ -172,3 +172,16 @@ def test_a_node_that_has_proven_itself_may_ask_more_than_a_stranger() -> None:
 
     assert let_in(stranger) == limits.burst
     assert let_in(sampler) == limits.burst * limits.proven_share
+
+
+def test_pieces_of_weights_are_metered_by_address_and_leave_other_requests_theirs() -> None:
+    limits = Limits()
+    gate = Gate(limits)
+    newcomer, other = entered(gate), entered(gate, ELSEWHERE)
+    fetched = sum(gate.wait_s(newcomer, now=0.0, fetches=True) == 0.0 for _ in range(2000))
+    assert fetched == limits.fetches_share * limits.burst
+    assert gate.refused == {"requests": 2000 - fetched}
+    assert gate.wait_s(newcomer, now=0.0) == 0.0
+    assert gate.wait_s(other, now=0.0, fetches=True) == 0.0
+    # A key buys nothing, since pieces are given to everybody.
+    assert gate.wait_s(proven(gate, ALICE), now=0.0, fetches=True) > 0.0

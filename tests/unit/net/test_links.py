@@ -118,6 +118,10 @@ async def test_both_ends_know_whom_they_are_linked_with(tmp_path: Path, encrypte
         await until(lambda: here.came and there.came)
         assert (here.came[0][1], there.came[0][1]) == (b"and the other", b"one way")
         assert len(one.links) == len(two.links) == 1
+        assert one.station.linked == two.station.linked == {"127.0.0.1": 1}
+        one.links.end(OTHER_KEY.node_id)
+        one.links.dial({})
+        await until(lambda: not one.station.linked and not two.station.linked)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------

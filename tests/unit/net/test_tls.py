@@ -153,7 +153,7 @@ async def test_a_plain_client_of_a_tls_server_is_refused_and_counted(tls: Server
     async with serving(tls) as there, there.client(address=at(there.address, fingerprint=b"")) as peer:
         with pytest.raises(PeerUnreachable, match="cannot be reached"):
             await who(peer)
-        assert there.server.refused() == {"handshake": 1}
+        assert there.server.refused() == {"plain_http": 1}
 
 
 async def test_a_browser_gets_its_page_over_tls_too(tls: ServerTls) -> None:
@@ -329,6 +329,23 @@ def test_connections_that_never_shake_hands_are_counted(
     tls: ServerTls, run: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
     run(never_shaking_hands(tls))
+
+
+async def looking_at_the_certificate(tls: ServerTls) -> None:
+    async with serving(tls) as there:
+        for _ in range(3):
+            assert await certificate_of("127.0.0.1", there.address.port, 5.0) == tls.fingerprint
+        async with there.client() as peer:
+            assert await who(peer) == KEY.node_id
+        assert there.server.refused() == {}
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_look_at_the_certificate_counts_as_no_refused_handshake(
+    tls: ServerTls, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    """A node that knows its bootstrap by name alone looks each time it says hello: alone with a learner, every 8 s."""
+    run(looking_at_the_certificate(tls))
 
 
 async def test_too_many_requests_are_asked_to_come_back(tls: ServerTls) -> None:

@@ -316,8 +316,8 @@ def test_a_cap_that_the_user_gave_is_kept_over_every_five_seconds(
     pace = node.station.upload if direction == "upload" else node.station.download
     clock = Clock()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
-    pace.took(1_000_000)
-    assert not pace.admits(lambda: None), "there is no cap"
+    pace.took("other", 1_000_000)
+    assert not pace.admits("other", lambda: None), "there is no cap"
     clock.run_until(clock.now + WINDOW_S)
     for _ in range(8):
         Link(pace, clock, 16_384).wake()

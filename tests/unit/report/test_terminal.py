@@ -90,7 +90,6 @@ def test_a_learner_that_has_just_started_says_what_it_waits_for(early: dict[str,
     assert "echo-node lead · starting" in view
     assert "waiting for the network to open" in view
     assert " - " not in view
-    assert "run directory" in printed(status_screen(early, 80, 24))
 
 
 def test_what_is_waited_for_is_said_from_the_first_import_to_the_first_batch(
@@ -146,7 +145,6 @@ def test_a_screen_of_status_shows_each_figure_once_and_each_node_with_its_own_ra
     names = [name for name, _ in figures(running)]
     assert len(set(names)) == len(names)
     assert shown.count("0.625, version 40") == 1
-    assert shown.count("run directory") == 1
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
@@ -238,3 +236,13 @@ def test_idle_time_and_costs_are_shown_where_there_are_any(early: dict[str, Any]
     shown = printed(status_screen(running, 100, 24), 100)
     for part in ("standby", "you are dear"):
         assert part in shown
+
+
+def test_a_status_that_is_cut_says_how_many_samplers_there_are(running: dict[str, Any]) -> None:
+    cut = {**running, "cut": {"samplers": 4096, "cost.by_node": 4096}}
+    assert "there are 4,096 samplers, 4,096 cost.by_node" in printed(status_screen(cut, 120, 60), width=120)
+    assert dict(figures(cut))["samplers"].startswith("4096")
+
+
+def test_nobody_who_asks_is_told_where_the_run_is(running: dict[str, Any], tmp_path: Path) -> None:
+    assert str(tmp_path) not in str(running)
