@@ -100,6 +100,11 @@ class SamplerSeen:
         """Return its active seconds in all."""
         return self.active_s + (0.0 if self.active_since is None else max(0.0, now - self.active_since))
 
+    def credible(self, claim: float, active_s: float, usual: float) -> float:
+        """Return its claim, limited by what it gave. Others claim `usual` times what is accepted of them."""
+        least = MIN_RATE if self.proven else 0.0
+        return max(least, min(claim, CLAIM_FACTOR * usual * self.accepted / active_s))
+
 
 @dataclass(slots=True, kw_only=True)
 class ClassSeen:
@@ -126,6 +131,7 @@ class Estimator:
         self._train_s: deque[float] = deque(maxlen=STEPS)
         self._idle: deque[float] = deque(maxlen=IDLE_STEPS)
         self._lengths: deque[int] = deque(maxlen=LENGTHS)
+        self._usual = 0.0  # Claims of proven samplers over what was accepted of them, in the median; 0: unknown
 
     # -- what the learner sees --------------------------------------------------------------------------------
 
@@ -218,9 +224,12 @@ class Estimator:
         sampler = self._samplers.get(node)
         if sampler is None:
             return
-        group = self._classes[sampler.device_class]
-        if sampler.proven and (rate := self._believed(now).get(node)):
-            group.proven.append(rate)
+        group, active_s = self._classes[sampler.device_class], sampler.active_until(now)
+        if sampler.proven and (claim := sampler.claim) is not None and active_s > 0:
+            # As of the last estimates: when thousands leave together, each must not cost a pass over all others.
+            if not self._usual:
+                self._believed(now)
+            group.proven.append(sampler.credible(claim, active_s, self._usual))
         del self._samplers[node]
         group.hours += max(0.0, now - sampler.joined_at) / HOUR_S
         group.vanished += vanished
@@ -338,14 +347,12 @@ class Estimator:
         proven = {node: self._samplers[node] for node in claims if self._samplers[node].proven and active[node] > 0}
         if not proven:
             return {}
-        usual = median_low(claims[node] * active[node] / sampler.accepted for node, sampler in proven.items())
+        self._usual = median_low(claims[node] * active[node] / sampler.accepted for node, sampler in proven.items())
         believed = {}
         for node, claim in claims.items():
-            late = active[node] >= JUDGED_S and claim * active[node] / usual >= PROVEN_ROLLOUTS
+            late = active[node] >= JUDGED_S and claim * active[node] / self._usual >= PROVEN_ROLLOUTS
             if node in proven or late:
-                least = MIN_RATE if node in proven else 0.0
-                accepted_per_s = self._samplers[node].accepted / active[node]
-                believed[node] = max(least, min(claim, CLAIM_FACTOR * usual * accepted_per_s))
+                believed[node] = self._samplers[node].credible(claim, active[node], self._usual)
         return believed
 
     def _count_active(self, sampler: SamplerSeen, now: float) -> None:
