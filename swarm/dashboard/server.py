@@ -1,8 +1,9 @@
 """The page's own HTTP server, beside the node's. Who may open it reads; with the token they change the run.
 
 On loopback reading needs no token, elsewhere everything does. It comes once, as `?token=` in the address that the owner
-was told, and is a cookie from then on. A change needs that cookie, and a header that no other site's page can send. A
-Host header with a name that is not this machine's is refused: a stranger may have their name lead to 127.0.0.1.
+was told, and is a cookie from then on, also for those who follow a link from elsewhere. A change needs that cookie, and
+a header that no other site's page can send. A Host header with a name that is not this machine's is refused: a stranger
+may have their name lead to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Dashboard:
         return Connection(handler, self._connections.discard)
 
     async def _end_streams(self, app: web.Application) -> None:
-        with suppress(TimeoutError, OSError):
+        with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._source.look()
         self._is_closing = True
@@ -154,7 +155,7 @@ class Dashboard:
         if request.path == "/" and given is not None and self._is_token(given):
             # Away from the address bar, the history, and what a browser tells others.
             answer = web.HTTPSeeOther("/")
-            answer.set_cookie(self._cookie, given, httponly=True, samesite="Strict")
+            answer.set_cookie(self._cookie, given, httponly=True, samesite="Lax")
             raise answer
         is_open = self._is_open and request.method in ("GET", "HEAD")
         if not (is_open or self._has_token(request)):

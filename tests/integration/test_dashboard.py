@@ -8,7 +8,8 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -377,7 +378,7 @@ async def test_a_change_needs_the_token_as_a_cookie_and_a_header_of_the_page(
         assert (answer.status, answer.headers["Location"]) == (303, "/")
         cookie = answer.headers["Set-Cookie"]
         assert cookie.startswith(f"echo-node-{url.rpartition(':')[2]}={TOKEN}; ")
-        assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
+        assert {"HttpOnly", "SameSite=Lax"} <= set(cookie.split("; "))
     assert (await change(wanted))[0] == 403
     assert led.changes == []
     assert await change(wanted, **JSON) == (200, '{"done":"max-staleness is 4"}')
@@ -456,7 +457,9 @@ async def test_only_named_files_of_a_run_can_be_fetched(led: Led, serve: Serve, 
     assert (await fetch("/api/timeline?from=nan"))[0] == 400
 
 
-async def test_older_events_are_given_by_their_number(led: Led, serve: Serve, browser: aiohttp.ClientSession) -> None:
+async def test_older_events_are_given_from_where_those_shown_begin(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession
+) -> None:
     for number in range(10):
         led.log.event("checkpoint", step=number)
     with (led.directory / "events.jsonl").open("a") as file:
@@ -467,11 +470,35 @@ async def test_older_events_are_given_by_their_number(led: Led, serve: Serve, br
         found = await (await browser.get(f"{url}/api/events?{query}")).json()
         return [event["step"] for event in found["events"]], found["next"]
 
-    assert await steps("before=10&count=3") == ([7, 8, 9], 7)
-    assert await steps("before=7&count=5") == ([2, 3, 4, 5, 6], 2)
-    assert await steps("before=2&count=5") == ([0, 1], None)
+    _, snapshot = await (await opened(browser, url)).next()
+    begins = [event["byte"] for event in snapshot["events"]]
+    assert await steps(f"before={begins[7]}&count=3") == ([4, 5, 6], begins[4])
+    assert await steps(f"before={begins[4]}&count=5") == ([0, 1, 2, 3], None)
     assert await steps("before=0") == ([], None)
-    assert await steps("count=2") == ([9], 9)
+    assert await steps("count=2") == ([9], begins[9])
+
+
+async def test_a_look_that_fails_is_told_and_the_next_one_goes_on(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession
+) -> None:
+    run, faults = led.run(), [RuntimeError("a status nobody expected"), OSError("a disk that is away")]
+    assert run.status is not None
+    status, healthy = run.status, asyncio.Event()
+
+    def breaks() -> Mapping[str, Any] | None:
+        if healthy.is_set() and faults:
+            raise faults.pop(0)
+        return status()
+
+    stream = await opened(browser, await serve(run=replace(run, status=breaks)))
+    await stream.next()
+    healthy.set()
+    while not (fault := (await stream.until("digest"))["fault"]):
+        pass
+    assert fault == "the page cannot show what is new: RuntimeError('a status nobody expected'); please report it"
+    led.step(1)
+    assert [line["step"] for line in await stream.until("steps")] == [1]
+    assert (await stream.until("digest"))["fault"] == ""
 
 
 async def test_at_the_end_everybody_hears_the_last_state_and_the_server_is_gone(

@@ -52,6 +52,7 @@ export function connect(store, draw, tell) {
     source.addEventListener("open", () => {
       attempt = 0;
       heard = performance.now();
+      if (store.snapshots > 0) tell("connected", ""); // A kept run has nothing new to say
     });
     source.addEventListener("error", () => {
       tell("reconnecting", "the learner does not answer; what you see is the last it said");
