@@ -100,6 +100,8 @@ export class Events {
 
 function row(event) {
   const { time, kind, byte, ...fields } = event;
-  const told = Object.entries(fields).slice(0, 16).map(([name, value]) => `${plain(name, 40)} ${typeof value === "number" ? number(value) : plain(typeof value === "object" ? JSON.stringify(value) : value, 160)}`);
+  const text = (value) => plain(typeof value === "object" ? JSON.stringify(value) : value, 160);
+  const quoted = (words) => (/\s/.test(words) ? JSON.stringify(words) : words); // Else a stranger's could read as ours
+  const told = Object.entries(fields).slice(0, 16).map(([name, value]) => `${plain(name, 40)} ${typeof value === "number" ? number(value) : quoted(text(value))}`);
   return el("tr", {}, el("td", { class: "number" }, date(time)), el("td", { "data-tone": BAD.has(kind) ? "bad" : "" }, `${BAD.has(kind) ? "✕ " : ""}${plain(spoken(kind), 60)}`), el("td", {}, told.join(" · ")));
 }
