@@ -20,10 +20,10 @@ from yarl import URL
 
 from swarm.dashboard import server, source
 from swarm.dashboard.feed import Feed, Reader
-from swarm.dashboard.server import ADDRESS, Dashboard, beside, public_page, serve_files, url_of
+from swarm.dashboard.public import PublicState
+from swarm.dashboard.server import ADDRESS, Dashboard, beside, for_volunteers, serve_files, url_of
 from swarm.dashboard.source import Run
 from swarm.errors import UserError
-from swarm.net.server import NodeServer
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory
 from swarm.node.timeline import Timeline
@@ -241,19 +241,69 @@ async def test_nothing_is_reckoned_while_nobody_looks(
     await page.close()
 
 
-async def test_one_connection_too_many_is_closed_at_once(
-    serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("addresses", [1, 40], ids=["of the owner's address", "of many"])
+async def test_idle_strangers_do_not_keep_the_owner_off_the_page(serve: Serve, addresses: int) -> None:
+    """They take all places, and take a new one for each that they lose. The owner asks again and again on connections
+    of its own, and on one that it holds for good."""
+    url, connected = URL(await serve("0.0.0.0")), asyncio.Semaphore(0)
+
+    async def idle(number: int) -> None:
+        source = f"127.0.0.{1 if addresses == 1 else 2 + number % addresses}"
+        while True:
+            connection = await asyncio.open_connection("127.0.0.1", url.port, local_addr=(source, 0))
+            connected.release()
+            await read(connection)
+            connection[1].close()
+
+    def browser() -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(cookies={f"echo-node-{url.port}": TOKEN})
+
+    async with asyncio.TaskGroup() as group, browser() as stays:
+        strangers = [group.create_task(idle(number)) for number in range(160)]
+        for _ in strangers:
+            await connected.acquire()
+        for _ in range(30):
+            async with browser() as comes, comes.get(url / "api/events") as answer:
+                assert answer.status == 200
+            async with stays.get(url / "static/style.css") as answer:
+                assert answer.status == 200
+        for one in strangers:
+            one.cancel()
+
+
+async def test_strangers_of_one_address_take_the_place_of_one_another(
+    led: Led, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS", 3)
-    port = int((url := await serve()).rpartition(":")[2])
-    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-    reader, last = await asyncio.open_connection("127.0.0.1", port)
-    assert await asyncio.wait_for(reader.read(), server.IDLE_S / 2) == b""
-    assert not any(one.at_eof() for one, _ in silent)
-    for writer in (last, *(one for _, one in silent)):
+    monkeypatch.setattr(server, "CONNECTIONS", 4)
+    page = Dashboard(led.run(), token=TOKEN)
+    port = await page.start("0.0.0.0", 0)
+
+    async def connect(source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+
+    honest = await connect("127.0.0.2")
+    greedy = [await connect("127.0.0.3") for _ in range(3)]
+    greedy.append(await connect("127.0.0.3"))
+    assert await asyncio.wait_for(read(greedy.pop(0)), 20) == b""
+    honest[1].write(b"GET / HTTP/1.1\r\nHost: localhost\r\nCookie: echo-node-%d=a-token\r\n\r\n" % port)
+    assert b" 200 " in await honest[0].readline()
+    for _ in range(3):
+        greedy.append(await connect("127.0.0.3"))
+        assert await asyncio.wait_for(read(greedy.pop(0)), 20) == b""
+    other = await connect("127.0.0.4")
+    assert await asyncio.wait_for(read(greedy.pop(0)), 20) == b""
+    assert not any(reader.at_eof() for reader, _ in (honest, other, *greedy))
+    for _, writer in (honest, other, *greedy):
         writer.close()
-        await writer.wait_closed()
-    assert (await browser.get(url)).status == 200
+    await page.close()
+
+
+async def read(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+    """What comes until the other end closes the connection, even rudely."""
+    try:
+        return await connection[0].read()
+    except ConnectionResetError:
+        return b""
 
 
 async def test_who_connects_and_asks_for_nothing_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,23 +592,25 @@ async def test_a_run_that_goes_on_has_its_page_where_it_was(led: Led) -> None:
         assert json.loads((led.directory / ADDRESS).read_text()) == {"url": "", "token": first["token"]}
 
 
-async def test_browsers_at_the_nodes_own_port_get_the_page_for_volunteers_if_its_user_wants_that(
+async def test_anybody_gets_the_page_for_volunteers_by_any_name_and_nothing_else(
     led: Led, browser: aiohttp.ClientSession
 ) -> None:
-    config = {"model": "tiny", "task": "copy"}
-    for page in (public_page(lambda: {"state": "running", "step": 3, "steps": 9}, config), None):
-        node = NodeServer([], lambda: {"role": "learner"}, page=page)
-        url = f"http://127.0.0.1:{await node.start('127.0.0.1', 0)}"
-        try:
-            async with browser.get(url, headers={"Accept": "text/html"}) as answer:
-                assert ("public/public.js" in await answer.text()) == (page is not None)
-                assert answer.headers["Content-Security-Policy"].startswith("default-src '")
-            for path in ("/public/public.js", "/public/style.css", "/public/state.json"):
-                assert (await browser.get(url + path)).status == (200 if page else 426), path
-            if page:
-                assert (await (await browser.get(f"{url}/public/state.json")).json())["step"] == 3
-            for path in ("/public/../server.py", "/public/..%2fserver.py", "/public/", "/static/app.js"):
-                assert (await browser.get(URL(url + path, encoded=True))).status == 426, path
-            assert (await (await browser.get(f"{url}/v1/status")).json())["role"] == "learner"
-        finally:
-            await node.stop()
+    state = PublicState(lambda: {"state": "running", "step": 3, "steps": 9}, {"model": "tiny", "task": "copy"})
+    said: list[str] = []
+    async with for_volunteers(state, "127.0.0.1:0", said.append):
+        url = said[0].removeprefix("page for volunteers ").rstrip("/")
+        # As a proxy with a name and a certificate of its own passes it on.
+        async with browser.get(url, headers={"Host": "run.example.org", "X-Forwarded-Proto": "https"}) as answer:
+            assert "public/public.js" in await answer.text()
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; ")
+            assert "Server" not in answer.headers
+        for path in ("/public/public.js", "/public/style.css", "/public/icon.svg"):
+            assert (await browser.get(url + path)).status == 200, path
+        assert (await (await browser.get(f"{url}/public/state.json")).json())["step"] == 3
+        for path in ("/public/../server.py", "/public/..%2fserver.py", "/public/", "/static/app.js", "/api/events"):
+            assert (await browser.get(URL(url + path, encoded=True))).status == 404, path
+        assert (await browser.post(url)).status == 405
+        async with for_volunteers(state, url.removeprefix("http://"), said.append):
+            assert said[1].startswith("no page: cannot listen on 127.0.0.1:")
+    async with for_volunteers(state, "off", said.append):
+        assert len(said) == 2
