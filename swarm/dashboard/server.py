@@ -107,7 +107,10 @@ class Door:
             pass
         handler = self._runner.server()
         self._open[handler] = False
-        return Connection(handler, lambda _: self._open.pop(handler, None))
+        return Connection(handler, self._leave)
+
+    def _leave(self, handler: Any) -> None:
+        self._open.pop(handler, None)
 
     def _let_one_go(self) -> bool:
         """Return False if none can go: those that came within one turn of the loop, 100 at most, have no address yet,
@@ -121,7 +124,7 @@ class Door:
             return False
         ((crowd, _),) = Counter(caller for _, caller in peers).most_common(1)
         oldest = next(handler for handler, caller in peers if caller == crowd)
-        del self._open[oldest]
+        self._leave(oldest)
         assert oldest.transport is not None
         oldest.transport.abort()
         return True
