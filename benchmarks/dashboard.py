@@ -62,9 +62,12 @@ SPAWN = multiprocessing.get_context("spawn")
 OBSERVE = """
 window.updates = [];
 window.tasks = [];
-new PerformanceObserver((list) => {
-    for (const entry of list.getEntries()) if (entry.name === "update") window.updates.push(entry.duration);
-}).observe({ type: "measure" });
+const frame = window.requestAnimationFrame.bind(window);
+window.requestAnimationFrame = (draw) => frame((at) => {
+    const began = performance.now();
+    draw(at);
+    if (draw.name === "update") window.updates.push(performance.now() - began);
+});
 new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((entry) => entry.duration)))
     .observe({ type: "longtask" });
 """

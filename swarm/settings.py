@@ -93,12 +93,14 @@ def dashboard_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_dashboard(text: str) -> str:
-    if text != "off":
+def _check_page(given: Any) -> str:
+    # Once public_page was true or false: a run of then goes on without, or is told what to give.
+    if (text := str(given or "off")) != "off":
         dashboard_address(text)
     return text
 
 
+PageAddress = Annotated[str, BeforeValidator(_check_page)]
 Option = bool | int | float | str
 Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time varies
 
@@ -134,14 +136,13 @@ class LeadConfig(BaseModel):
     max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s."), RESUMED] = None
     coding_threads: Annotated[Threads | None, Flag(SWARM, CODING_THREADS, "what the cores can spare"), RESUMED] = None
     dashboard: Annotated[
-        str,
-        AfterValidator(_check_dashboard),
+        PageAddress,
         Flag(SWARM, "HOST:PORT of the live page, or off. Port 0 takes any free one; other hosts need the token."),
         RESUMED,
     ] = "127.0.0.1:0"
     public_page: Annotated[
-        bool, Flag(SWARM, "Show browsers at this node's own port a page for volunteers."), RESUMED
-    ] = False
+        PageAddress, Flag(SWARM, "HOST:PORT of a page for volunteers, plain HTTP, or off."), RESUMED
+    ] = "off"
     run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/TASK-DATE-TIME"), RESUMED] = None
     state_dir: Annotated[
         Path | None,

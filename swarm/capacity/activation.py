@@ -20,7 +20,7 @@ each unproven class, if its claim makes it cheaper than the dearest active one.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import swarm.capacity.model as capacity_model
@@ -164,10 +164,10 @@ class Activation:
     ) -> list[Change]:
         """Return the changes. `workers` are all present samplers, at most MAX_NODES, with unique names; `idle_share` is
         the learner's measured share over the last steps, None if it is unknown."""
-        names = [worker.name for worker in workers]
-        assert len(set(names)) == len(names) <= MAX_NODES
+        names = dict.fromkeys(worker.name for worker in workers)
+        assert len(names) == len(workers) <= MAX_NODES
         lost = self._active.difference(worker.name for worker in workers if fault_of(worker) is None)
-        self._active &= set(names)
+        self._active &= names.keys()
         measured = [worker for worker in workers if worker.rollouts_per_s != 0]
         if demand is None or not measured:
             tried = self._tried(workers, len(workers), self._budget, now=now)
@@ -339,7 +339,7 @@ class Activation:
 
     # -- what changes -----------------------------------------------------------------------------------------
 
-    def _become(self, names: Sequence[str], wanted: Mapping[str, str], standby: Mapping[str, str]) -> list[Change]:
+    def _become(self, names: Iterable[str], wanted: Mapping[str, str], standby: Mapping[str, str]) -> list[Change]:
         """Return the changes, in the order of `names`, that leave exactly `wanted` active. Both maps hold reasons."""
         changes: list[Change] = []
         reasons: dict[str, str] = {}

@@ -7,7 +7,7 @@ hour and per GB in one currency. All figures count from when the book was opened
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from swarm.capacity.estimator import class_among
 from swarm.capacity.fleet import GB
@@ -18,15 +18,15 @@ MAX_NODES = 4096
 the sums of their class keep them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Tally:
     """What one node or class has cost and given."""
 
-    rent: float
-    traffic: float
-    active_s: float
-    rollouts: int
-    tokens: int
+    rent: float = 0.0
+    traffic: float = 0.0
+    active_s: float = 0.0
+    rollouts: int = 0
+    tokens: int = 0
 
     @property
     def cost(self) -> float:
@@ -46,17 +46,12 @@ class CostFigures:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Sums:
+class _Sums(Tally):
     """Sums of one node or class, with rent up to `charged_at`. `price_per_hour` covers all `active` ones together."""
 
     charged_at: float
     price_per_hour: float = 0.0
     active: int = 0
-    rent: float = 0.0
-    traffic: float = 0.0
-    active_s: float = 0.0
-    rollouts: int = 0
-    tokens: int = 0
 
     def change(self, *, active: int, price_per_hour: float, now: float) -> None:
         """Change the number of active samplers and their summed price by these amounts from now on."""
@@ -75,13 +70,7 @@ class _Sums:
 
     def tally(self, now: float) -> Tally:
         self.charge(now)
-        return Tally(
-            rent=self.rent,
-            traffic=self.traffic,
-            active_s=self.active_s,
-            rollouts=self.rollouts,
-            tokens=self.tokens,
-        )
+        return Tally(**{one.name: getattr(self, one.name) for one in fields(Tally)})
 
 
 @dataclass(slots=True, kw_only=True)

@@ -100,6 +100,17 @@ class SamplerSeen:
         """Return its active seconds in all."""
         return self.active_s + (0.0 if self.active_since is None else max(0.0, now - self.active_since))
 
+    def credible(self, usual: float, now: float) -> float | None:
+        """Return its claim, limited by what it gave, of which proven samplers usually claim `usual` times as much. None
+        if it cannot be judged: it would have to be proven by now if it worked like these."""
+        # Time without output counts too: otherwise a sampler that stopped would be believed for ever.
+        claim, active_s = self.claim, self.active_until(now)
+        if claim is None or active_s == 0:
+            return None
+        if not self.proven and (active_s < JUDGED_S or claim * active_s / usual < PROVEN_ROLLOUTS):
+            return None
+        return max(MIN_RATE if self.proven else 0.0, min(claim, CLAIM_FACTOR * usual * self.accepted / active_s))
+
 
 @dataclass(slots=True, kw_only=True)
 class ClassSeen:
@@ -126,6 +137,7 @@ class Estimator:
         self._train_s: deque[float] = deque(maxlen=STEPS)
         self._idle: deque[float] = deque(maxlen=IDLE_STEPS)
         self._lengths: deque[int] = deque(maxlen=LENGTHS)
+        self._usual = 0.0  # Claims of proven samplers over what was accepted of them, in the median; 0: unknown
 
     # -- what the learner sees --------------------------------------------------------------------------------
 
@@ -219,7 +231,10 @@ class Estimator:
         if sampler is None:
             return
         group = self._classes[sampler.device_class]
-        if sampler.proven and (rate := self._believed(now).get(node)):
+        if sampler.proven and not self._usual:
+            self._believed(now)
+        # By the last estimates: when thousands leave together, each must not cost a pass over all others.
+        if sampler.proven and (rate := sampler.credible(self._usual, now)) is not None:
             group.proven.append(rate)
         del self._samplers[node]
         group.hours += max(0.0, now - sampler.joined_at) / HOUR_S
@@ -233,7 +248,8 @@ class Estimator:
         """Return all samplers. `start_s` is the time from activation to the first accepted rollout, including its
         generation. A rate of 0 is unknown: neither the sampler nor a proven one of its class has a credible rate."""
         believed = self._believed(now)
-        rates, proven = self._rates(believed), self._proven_classes(believed)
+        proven = self._proven_classes(believed)
+        rates = self._rates(believed, proven)
         present = self._present_hours(now)
         departures = {
             name: (group.vanished + self._start.departures_per_hour * PRIOR_HOURS)
@@ -304,9 +320,8 @@ class Estimator:
 
     # -- rates ------------------------------------------------------------------------------------------------
 
-    def _rates(self, believed: Mapping[str, float]) -> dict[str, float]:
-        """Return each sampler's rate: its claim, limited as the head of this file says."""
-        usual = self._proven_classes(believed)
+    def _rates(self, believed: Mapping[str, float], usual: Mapping[str, float]) -> dict[str, float]:
+        """Return each sampler's rate: its claim, limited as the head of this file says. `usual` are the classes'."""
         most = CLAIM_FACTOR * max(usual.values()) if usual else math.inf
         rates = {}
         for node, sampler in self._samplers.items():
@@ -332,21 +347,16 @@ class Estimator:
     def _believed(self, now: float) -> dict[str, float]:
         """Return the claims of samplers that can be judged, each limited by its own accepted rollouts: the proven
         samplers, and those that would be proven by now if they worked like these."""
-        claims = {node: claim for node, sampler in self._samplers.items() if (claim := sampler.claim) is not None}
-        # Time without output counts too: otherwise a sampler that stopped would be believed for ever.
-        active = {node: self._samplers[node].active_until(now) for node in claims}
-        proven = {node: self._samplers[node] for node in claims if self._samplers[node].proven and active[node] > 0}
-        if not proven:
+        excess = [
+            claim * active_s / sampler.accepted
+            for sampler in self._samplers.values()
+            if sampler.proven and (claim := sampler.claim) is not None and (active_s := sampler.active_until(now)) > 0
+        ]
+        if not excess:
             return {}
-        usual = median_low(claims[node] * active[node] / sampler.accepted for node, sampler in proven.items())
-        believed = {}
-        for node, claim in claims.items():
-            late = active[node] >= JUDGED_S and claim * active[node] / usual >= PROVEN_ROLLOUTS
-            if node in proven or late:
-                least = MIN_RATE if node in proven else 0.0
-                accepted_per_s = self._samplers[node].accepted / active[node]
-                believed[node] = max(least, min(claim, CLAIM_FACTOR * usual * accepted_per_s))
-        return believed
+        self._usual = median_low(excess)
+        rates = {node: sampler.credible(self._usual, now) for node, sampler in self._samplers.items()}
+        return {node: rate for node, rate in rates.items() if rate is not None}
 
     def _count_active(self, sampler: SamplerSeen, now: float) -> None:
         if sampler.active_since is None:

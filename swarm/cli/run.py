@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -133,7 +133,8 @@ def lead(
     from rich.console import Console
 
     from swarm.dashboard import server as dashboard_server
-    from swarm.dashboard.source import Run
+    from swarm.dashboard.public import PublicState
+    from swarm.dashboard.source import STARTING, Run
     from swarm.node.checking import check_run
     from swarm.node.learner import LearnerNode
     from swarm.report.live import LiveView
@@ -145,7 +146,8 @@ def lead(
         )
         return
 
-    def beside(run_dir: Path) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def beside(run_dir: Path) -> AsyncIterator[None]:
         run = Run(
             directory=run_dir,
             readers=node.readers,
@@ -153,12 +155,15 @@ def lead(
             change=partial(node.change, by="page"),
             timeline=lambda: node.timeline,
         )
-        return dashboard_server.beside(run, settings.dashboard, lambda line: view.say(_without_token(line)))
+        shown = PublicState(lambda: node.status() if node.is_up else STARTING, settings.model_dump(mode="json"))
+        async with (
+            dashboard_server.beside(run, settings.dashboard, lambda line: view.say(_without_token(line))),
+            dashboard_server.for_volunteers(shown, settings.public_page, view.say),
+        ):
+            yield
 
-    shown = settings.model_dump(mode="json")
-    page = dashboard_server.public_page(lambda: node.status(), shown) if settings.public_page else None
     view = LiveView(Console(), title="echo-node lead", lines=_lines)
-    node = LearnerNode(settings, view.say, resume=resume is not None, origin=origin, beside=beside, page=page)
+    node = LearnerNode(settings, view.say, resume=resume is not None, origin=origin, beside=beside)
     reached = run_to_end(_show_until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin))
     raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
 

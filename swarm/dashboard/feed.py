@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 KEPT, KEPT_BYTES = 1024, 4 << 20  # Messages in the ring: some minutes of steps and events, and as big as a snapshot
 READERS = 32  # At a time: a person has a few pages open, and each may have a snapshot in its socket
+OTHERS = 24  # Of these without the token: on loopback all users of a machine may read
 STATES = frozenset({"digest"})
 
 
@@ -58,9 +59,9 @@ class Feed:
         self._ring.clear()
         self._nbytes, self._lost = 0, self.newest
 
-    def join(self, last_id: str) -> Reader | None:
+    def join(self, last_id: str, *, is_owner: bool) -> Reader | None:
         """Add a reader that was last told `last_id`, such as "a1b2-17", or nothing. None if there are too many."""
-        if len(self.readers) >= READERS:
+        if len(self.readers) >= (READERS if is_owner else OTHERS):
             return None
         boot, _, digits = last_id.rpartition("-")
         number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 16 else self.newest + 1

@@ -1,8 +1,9 @@
 """The page's own HTTP server, beside the node's. Who may open it reads; with the token they change the run.
 
 On loopback reading needs no token, elsewhere everything does. It comes once, as `?token=` in the address that the owner
-was told, and is a cookie from then on. A change needs that cookie, and a header that no other site's page can send. A
-Host header with a name that is not this machine's is refused: a stranger may have their name lead to 127.0.0.1.
+was told, and is a cookie from then on, also for those who follow a link from elsewhere. A change needs that cookie, and
+a header that no other site's page can send. A Host header with a name that is not this machine's is refused: a stranger
+may have their name lead to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import math
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -28,7 +30,7 @@ from swarm.dashboard.public import PublicState
 from swarm.dashboard.rollouts import read_groups
 from swarm.dashboard.source import Run, Source, encode, kept_timeline, older_events
 from swarm.errors import EchoError, UserError
-from swarm.net.hosts import address_of, is_loopback
+from swarm.net.hosts import address_of, caller_of, is_loopback
 from swarm.net.server import Connection
 from swarm.node.metrics import EVENTS, METRICS
 from swarm.node.rundir import CONFIG, SUMMARY, TIMELINE, write_json
@@ -67,6 +69,66 @@ PUBLIC = ("public.js", "dom.js", "format.js", "style.css", "icon.svg")  # What p
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 R = TypeVar("R")
 
+_caller = lru_cache(CONNECTIONS)(caller_of)
+
+
+class Door:
+    """Listens for an app. With CONNECTIONS open, one more takes the place of the oldest without a token, of the address
+    with most of these: idle strangers keep out one another, and not the owner."""
+
+    def __init__(self, app: web.Application) -> None:
+        app.on_response_prepare.append(_harden)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=CLOSE_S, handler_cancellation=True, keepalive_timeout=IDLE_S
+        )
+        self._listening: asyncio.Server | None = None
+        self._open: dict[web.RequestHandler, bool] = {}  # The oldest first; whether it has shown the token
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port. Raise OSError if that is not possible; it may be tried again."""
+        if self._runner.server is None:
+            await self._runner.setup()
+        self._listening = await asyncio.get_running_loop().create_server(self._enter, host, port)
+        return int(self._listening.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+        await self._runner.cleanup()
+
+    def keep(self, handler: web.RequestHandler) -> None:
+        """Leave a connection its place until it ends: its caller has shown the token."""
+        if handler in self._open:
+            self._open[handler] = True
+
+    def _enter(self) -> asyncio.Protocol:
+        assert self._runner.server is not None
+        while len(self._open) >= CONNECTIONS and self._let_one_go():
+            pass
+        handler = self._runner.server()
+        self._open[handler] = False
+        return Connection(handler, self._leave)
+
+    def _leave(self, handler: Any) -> None:
+        self._open.pop(handler, None)
+
+    def _let_one_go(self) -> bool:
+        """Return False if none can go: those that came within one turn of the loop, 100 at most, have no address yet,
+        and the owner's stay."""
+        peers = [
+            (handler, _caller(peer[0]))
+            for handler, is_kept in self._open.items()
+            if not is_kept and handler.transport and (peer := handler.transport.get_extra_info("peername"))
+        ]
+        if not peers:
+            return False
+        ((crowd, _),) = Counter(caller for _, caller in peers).most_common(1)
+        oldest = next(handler for handler, caller in peers if caller == crowd)
+        self._leave(oldest)
+        assert oldest.transport is not None
+        oldest.transport.abort()
+        return True
+
 
 class Dashboard:
     """Serves one run. Without a `token` nobody can change anything."""
@@ -95,22 +157,14 @@ class Dashboard:
                 web.get("/download/{name}", self._download),
             ]
         )
-        app.on_response_prepare.append(_harden)
         app.on_shutdown.append(self._end_streams)
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=CLOSE_S, handler_cancellation=True, keepalive_timeout=IDLE_S
-        )
-        self._listening: asyncio.Server | None = None
-        self._connections: set[asyncio.BaseProtocol] = set()
+        self._door = Door(app)
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port. Raise OSError if that is not possible; it may be tried again."""
-        if self._runner.server is None:
-            await self._runner.setup()
-        self._listening = await asyncio.get_running_loop().create_server(self._connected, host, port)
+        port = await self._door.start(host, port)
         self._is_open = is_loopback(host)
         self._names = {host.lower(), "localhost", socket.gethostname().lower()}
-        port = int(self._listening.sockets[0].getsockname()[1])
         # Cookies know no ports, and two learners of one machine have two tokens.
         self._cookie = f"echo-node-{port}"
         self._watching = asyncio.create_task(self._source.watch())
@@ -118,23 +172,12 @@ class Dashboard:
 
     async def close(self) -> None:
         """Tell everybody the last state, and end. Takes twice CLOSE_S at most."""
-        if self._listening is not None:
-            self._listening.close()
-        await self._runner.cleanup()
+        await self._door.close()
         if self._watching is not None:
             self._watching.cancel()
 
-    def _connected(self) -> asyncio.Protocol:
-        """Take a connection, or close it: whoever connects has not shown a token yet."""
-        assert self._runner.server is not None
-        if len(self._connections) >= CONNECTIONS:
-            return _Closed()
-        handler = self._runner.server()
-        self._connections.add(handler)
-        return Connection(handler, self._connections.discard)
-
     async def _end_streams(self, app: web.Application) -> None:
-        with suppress(TimeoutError, OSError):
+        with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._source.look()
         self._is_closing = True
@@ -154,10 +197,12 @@ class Dashboard:
         if request.path == "/" and given is not None and self._is_token(given):
             # Away from the address bar, the history, and what a browser tells others.
             answer = web.HTTPSeeOther("/")
-            answer.set_cookie(self._cookie, given, httponly=True, samesite="Strict")
+            answer.set_cookie(self._cookie, given, httponly=True, samesite="Lax")
             raise answer
         is_open = self._is_open and request.method in ("GET", "HEAD")
-        if not (is_open or self._has_token(request)):
+        if self._has_token(request):
+            self._door.keep(request.protocol)
+        elif not is_open:
             said = "" if given is None else '<p role="alert"><b>That token is not this run\'s.</b></p>'
             form = (STATIC / "token.html").read_text().replace("<form", f"{said}<form", 1)
             return web.Response(text=form, content_type="text/html", status=401)
@@ -175,10 +220,11 @@ class Dashboard:
         return web.FileResponse(STATIC / "index.html")
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        reader = self._feed.join(request.headers.get("Last-Event-ID", ""))
+        is_owner = self._has_token(request)
+        reader = self._feed.join(request.headers.get("Last-Event-ID", ""), is_owner=is_owner)
         if reader is None:
             raise web.HTTPServiceUnavailable(text="too many pages are open: close one\n", headers={"Retry-After": "30"})
-        can_set = self._run.change is not None and self._has_token(request)
+        can_set = self._run.change is not None and is_owner
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         try:
             await answer.prepare(request)
@@ -272,11 +318,6 @@ class Dashboard:
         return render(read_figures(directory), read_journal(directory, self._run.readers), now=time.time())
 
 
-class _Closed(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
-
-
 async def _harden(request: web.Request, answer: web.StreamResponse) -> None:
     answer.headers.popall("Server", None)
     for name, value in HEADERS.items():
@@ -338,7 +379,7 @@ async def serve_files(run: Run, port: int, say: Callable[[str], None]) -> None:
         await page.close()
 
 
-async def _open(page: Dashboard, host: str, port: int, last: int, say: Callable[[str], None]) -> str:
+async def _open(page: Dashboard | Door, host: str, port: int, last: int, say: Callable[[str], None]) -> str:
     """Listen where is asked for, else where the run's page was `last`, so that an open page finds it again."""
     try:
         try:
@@ -371,19 +412,24 @@ def _known(run_dir: Path) -> tuple[str, str, int]:
         return "", "", 0
 
 
-def public_page(
-    status: Callable[[], Mapping[str, Any]], config: Mapping[str, Any]
-) -> Callable[[web.Request], web.StreamResponse | None]:
-    """Return what answers a browser at the node's own port: the page for volunteers and its files, else None."""
-    state = PublicState(status, config)
-    files = {"/": STATIC / "public.html", **{f"/public/{name}": STATIC / name for name in PUBLIC}}
+@asynccontextmanager
+async def for_volunteers(state: PublicState, address: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """Serve the page that anybody may see at `address` (HOST:PORT, or "off") for as long as the block runs. Where it
+    cannot be served, say so. A proxy may stand before it: it answers to any name."""
 
-    def answer(request: web.Request) -> web.StreamResponse | None:
-        if request.method not in ("GET", "HEAD"):
-            return None
-        if request.path == "/public/state.json":
-            return web.Response(body=state.body(), content_type="application/json", headers=HEADERS)
-        path = files.get(request.path)
-        return None if path is None else web.FileResponse(path, headers=HEADERS)
+    async def show(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=state.body(), content_type="application/json")
 
-    return answer
+    async def file(request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(STATIC / request.match_info.get("name", "public.html"))
+
+    app, names = web.Application(), "|".join(PUBLIC)
+    for path, handler in {"/": file, f"/public/{{name:{names}}}": file, "/public/state.json": show}.items():
+        app.router.add_get(path, handler)
+    door = Door(app)
+    try:
+        if address != "off" and (url := await _open(door, *dashboard_address(address), 0, say)):
+            say(f"page for volunteers {url}/")
+        yield
+    finally:
+        await door.close()

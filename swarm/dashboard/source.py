@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from swarm.tasks.base import Read
 
 LOOK_S = 1.0  # Between two looks: figures change once a step
 EVENTS_SHOWN = 200  # Newest events in a snapshot; older ones are asked for
+OLDER_BYTES = 1 << 18  # Of events, read for one such question: four times what 200 usual ones take
 FORGET_S = 60.0  # Figures stay in memory for this long after the last reader, who may only have lost the connection
 STARTING = {"state": "starting"}
 
@@ -75,9 +76,7 @@ class Source:
             if self._feed.readers:
                 self._seen_at = time.monotonic()
             if time.monotonic() - self._seen_at < FORGET_S:
-                with suppress(OSError):
-                    # A disk that is away for a moment, or files without permission: looked at again.
-                    await self.look()
+                await self.look()
             elif self._files is not None:
                 async with self._lock:
                     self._files, self._made = None, (-1, b"")
@@ -85,6 +84,16 @@ class Source:
 
     async def look(self) -> None:
         """Publish what is new, if anybody looks."""
+        try:
+            await self._look()
+        except OSError:
+            pass  # A disk that is away for a moment, or files without permission: looked at again.
+        except Exception as error:  # noqa: BLE001 - A page that stands still without a word would be believed
+            fault = f"the page cannot show what is new: {error!r}; please report it"
+            self._feed.publish("digest", encode({**json.loads(self._digest), "fault": fault}))
+            self.changes.tell()
+
+    async def _look(self) -> None:
         async with self._lock:
             if self._files is None:
                 return
@@ -187,19 +196,22 @@ def encode(value: Any) -> bytes:
 
 
 def older_events(run_dir: Path, before: int, count: int) -> dict[str, Any]:
-    """Return the last `count` events before number `before`, oldest first, and the number of the first. Blocking."""
+    """Return the last `count` events before byte `before` of their file, oldest first, and the byte where they begin.
+    Blocking. Reads OLDER_BYTES at most, so there may be fewer events, and more before them."""
     try:
         with (run_dir / EVENTS).open("rb") as file:
-            found = deque(enumerate(islice(file, before)), maxlen=count)
+            before = min(before, file.seek(0, os.SEEK_END))
+            begins = file.seek(max(0, before - OLDER_BYTES))
+            lines = file.read(before - begins).splitlines(keepends=True)
     except FileNotFoundError:
         return {"events": [], "next": None}
+    # The first may have lost its beginning. Of one that is longer than all that is read nothing is shown.
+    lines = lines[max(begins > 0, len(lines) - count) :]
     events = []
-    for _, line in found:
-        try:
+    for line in lines:
+        with suppress(ValueError):  # Torn by a crash
             events.append(json.loads(line))
-        except ValueError:
-            continue  # Torn by a crash
-    return {"events": events, "next": found[0][0] or None if found else None}
+    return {"events": events, "next": (before - sum(map(len, lines)) if lines else begins) or None}
 
 
 def kept_timeline(run_dir: Path) -> tuple[Timeline, float]:

@@ -81,10 +81,6 @@ PAGE_HEADERS = {
 }
 
 
-Page = Callable[[web.Request], web.StreamResponse | None]
-"""Answers what a browser asks; None for what it leaves to the node."""
-
-
 class NodeServer:
     """One listening port with the routes of the node's shells. `counted` are further counters of refusals for `status`,
     such as ServerSessions.refused."""
@@ -98,7 +94,6 @@ class NodeServer:
         limits: Limits | None = None,
         counted: Sequence[Counter[str]] = (),
         on_stream: Callable[[Incoming], Coroutine[Any, Any, None]] | None = None,
-        page: Page | None = None,
     ) -> None:
         self._app = web.Application(middlewares=[self._limit, guard])
         self._app.add_routes(routes)
@@ -107,7 +102,6 @@ class NodeServer:
         self._status = status
         self._tls = tls
         self._on_stream = on_stream
-        self._page = page
         self._gate = Gate(limits or Limits())
         self._refused: Counter[str] = Counter()
         self._counted = (self._refused, self._gate.refused, *counted)
@@ -265,8 +259,6 @@ class NodeServer:
                 text = "too many requests from your address: come back later"
                 return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(wait_s))})
             request[ON_SIGNED] = lambda node: self._prove(guest, node)
-        if self._page is not None and (found := self._page(request)) is not None:
-            return found
         if _is_browser(request):
             return _page(request, self.status())
         answer = await handler(request)

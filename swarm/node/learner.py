@@ -22,7 +22,6 @@ from swarm.broadcast.version.manifest import LAYOUT_BYTES
 from swarm.errors import UserError
 from swarm.learner.messages import Prepared
 from swarm.net.hosts import is_loopback, is_private
-from swarm.net.server import Page
 from swarm.net.signing import swarm_id_of
 from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal
@@ -88,11 +87,9 @@ class LearnerNode:
         resume: bool = False,
         origin: Origin | None = None,
         beside: Callable[[Path], AbstractAsyncContextManager[None]] = lambda run_dir: nullcontext(),
-        page: Page | None = None,
     ) -> None:
         """`resume` continues the run in its directory. `origin` is the run whose model this run begins with. `beside`
-        is entered while this node holds its run directory: from before it listens until all of it has ended. `page`
-        answers browsers at its port."""
+        is entered while this node holds its run directory: from before it listens until all of it has ended."""
         self._config = config
         self._say = say
         self._resume = resume
@@ -100,7 +97,6 @@ class LearnerNode:
         self._max_new_tokens = longest_completion(config, self._task)
         self._origin = origin
         self._beside = beside
-        self._page = page
         self._run_dir = directory_of(config)
         self._had_logs = (self._run_dir / LOGS).is_dir()
         self._state = "starting"
@@ -182,7 +178,7 @@ class LearnerNode:
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
             self._sign_card(0)
             beat_s, accept = self._config.beat_s, self._broadcast.accept
-            await network.start(routes, self._status_for_all, on_stream=accept, beat_s=beat_s, page=self._page)
+            await network.start(routes, self._status_for_all, on_stream=accept, beat_s=beat_s)
             async with network.swarm(network.key.public_bytes, self._config.round_s):
                 # First of all: if others announced our own earlier version to us, it would look like a later life's.
                 network.published(newest_head(self._run_dir / "versions", network.key.public_bytes))

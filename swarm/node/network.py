@@ -37,7 +37,7 @@ from swarm.gossip.table import Leaf, Peer
 from swarm.net.client import PeerClient, session_route
 from swarm.net.hosts import is_dialable, is_loopback, is_private
 from swarm.net.links import Station
-from swarm.net.server import NodeServer, Page
+from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey, node_id_of, swarm_id_of, unseal
 from swarm.net.stream import Incoming, Pace
@@ -251,7 +251,6 @@ class NodeNetwork:
         *,
         on_stream: Callable[[Incoming], Coroutine[Any, Any, None]],
         beat_s: float = 0.0,
-        page: Page | None = None,
     ) -> int:
         """Listen and return the port in use. `beat_s` is how often a learner wants to hear from a sampler."""
         self._beat_s = beat_s
@@ -259,7 +258,7 @@ class NodeNetwork:
         own.append(metrics_route(lambda: self._server.status()))
         tls = self._tls.context if self._tls else None
         counted = [self.sessions.refused, self.gossip.rejected, self.station.refused]
-        self._server = NodeServer([*own, *routes], status, tls=tls, counted=counted, on_stream=on_stream, page=page)
+        self._server = NodeServer([*own, *routes], status, tls=tls, counted=counted, on_stream=on_stream)
         self.port = await self._server.start(self._settings.host, self._settings.port)
         if self._settings.lan is None and not self._lan and any(map(is_private, self.bootstraps.hosts)):
             self._say("this swarm has private addresses: pass --lan to every node in this network, or they stay leaves")

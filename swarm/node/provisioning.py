@@ -105,7 +105,7 @@ class Provisioning(SamplerWatch):
         self._installs_s: dict[str, float] = {}
         self._last_installs_s: dict[NodeId, deque[float]] = {}
         self._lags_s: dict[NodeId, deque[float]] = {}
-        self._active: frozenset[str] = frozenset()
+        self._active: set[str] = set()
         self._standby: dict[NodeId, str] = {}
         self._sent_bytes = 0
         self._steps = 0
@@ -183,7 +183,7 @@ class Provisioning(SamplerWatch):
         self._last_installs_s.pop(node, None)
         self._lags_s.pop(node, None)
         # It may be back before the next decision, which then activates it again.
-        self._active -= {node}
+        self._active.discard(node)
         if self._offers.pop(node, None) is not None:
             self._gone.add(node)
             self._hurry()
@@ -249,7 +249,7 @@ class Provisioning(SamplerWatch):
 
     def _hurry(self) -> None:
         """Ask for a decision if one is urgent. News during a decision waits until it is done."""
-        if not self._deciding and self._is_urgent:
+        if not (self._deciding or self._due.is_set()) and self._is_urgent:
             self._due.set()
 
     async def decide(self) -> None:
@@ -308,7 +308,7 @@ class Provisioning(SamplerWatch):
                 self._book.stood_by(node, now=now)
                 self._emit("stood_by", node=node, reason=standby[node], step=self._step)
         changed = standby.keys() != self._standby.keys()
-        self._active = active & self._offers.keys()
+        self._active = set(active & self._offers.keys())
         if standby != self._standby:
             self._standby = standby
             self._around.set_standby(standby)

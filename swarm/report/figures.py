@@ -157,17 +157,18 @@ class FigureFiles:
         self._read: Counter[str] = Counter()
 
     def look(self, *, is_last: bool = False) -> tuple[list[Line], list[Line]]:
-        """Return the new steps and events, of each the newest LINES_A_LOOK. A missing file has none, and half a last
-        line is left for the next look, unless this is the last."""
+        """Return the new steps and events, of each the newest LINES_A_LOOK; `byte` says where in its file an event
+        begins. A missing file has none, and half a last line is left for the next look, unless this is the last."""
         found, run_dir = self.figures, self._run_dir
         found.config, found.summary = _json(run_dir / CONFIG) or {}, _json(run_dir / SUMMARY)
         if len(found.bounds) < 2:
             found.bounds = [(0, int(found.config.get("max_staleness", 0)))]
         steps = deque((line for line in self._lines(METRICS, is_last) if _add_step(found, line)), LINES_A_LOOK)
-        events: deque[Line] = deque(maxlen=LINES_A_LOOK)
+        events, begins = deque[Line](maxlen=LINES_A_LOOK), self._read[EVENTS]
         for event in self._lines(EVENTS, is_last):
             _add_event(found, event)
-            events.append(event)
+            events.append({**event, "byte": begins})
+            begins = self._read[EVENTS]
         return list(steps), list(events)
 
     def _lines(self, name: str, is_last: bool) -> Iterator[Line]:

@@ -17,7 +17,7 @@ from swarm.errors import UserError
 from swarm.report.charts import CHART_STYLE, TEXT_SHOWN, draw, sections, text
 from swarm.report.figures import Figures, read_figures
 from swarm.report.samples import Journaled, read_journal
-from swarm.report.words import shown
+from swarm.report.words import quoted, shown
 from swarm.tasks.base import Read
 
 STYLE = (
@@ -167,7 +167,7 @@ def _events(found: Figures) -> str:
 def _fields(event: Mapping[str, Any]) -> str:
     elsewhere = ("time", "kind", "causes", "completions")
     return ", ".join(
-        f"{name} {str(value)[: TEXT_SHOWN // 10]}" for name, value in event.items() if name not in elsewhere
+        f"{name} {quoted(str(value)[: TEXT_SHOWN // 10])}" for name, value in event.items() if name not in elsewhere
     )
 
 

@@ -6,6 +6,7 @@ what it should be.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,11 @@ def finite(value: object) -> float | None:
     except OverflowError:
         return None
     return found if math.isfinite(found) else None
+
+
+def quoted(text: str) -> str:
+    """Anybody's words: in quotation marks if they could read as a sentence of ours."""
+    return json.dumps(text, ensure_ascii=False) if len(text.split()) > 1 else text
 
 
 def number(known: Mapping[str, Any], name: str) -> float:
@@ -196,7 +202,7 @@ def _too_few(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
     ranked = ((median(price for price, _ in found), -len(found), name) for name, found in classes.items())
     *_, chosen = min(ranked)
     more = math.ceil((needed - useful) / (median(rate for _, rate in classes[chosen]) * min(1.0, useful / active)))
-    of_class = f" of class {chosen}" if chosen else ""
+    of_class = f" of class {quoted(chosen)}" if chosen else ""
     return f"samplers are the bottleneck; {more:,} more{of_class} would do"
 
 

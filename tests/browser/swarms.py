@@ -40,7 +40,7 @@ def hostile_run(swarm: Swarm, directory: Path) -> Led:
     learner = swarm.lead(
         *("--model", str(hostile_model(directory / "model"))),
         *("--task", f"jsonl:{hostile_questions(directory / 'questions.jsonl')}", "--max-new-tokens", "24"),
-        *("--seed", "1", "--port", "0", "--public-page", *ENDLESS),
+        *("--seed", "1", "--port", "0", *ENDLESS),
     )
     swarm.scripted(learner.url(), "--nickname", NICKNAME, name="hostile")
     takes_steps(learner, 3)

@@ -8,7 +8,8 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from yarl import URL
 
 from swarm.dashboard import server, source
 from swarm.dashboard.feed import Feed, Reader
-from swarm.dashboard.server import ADDRESS, Dashboard, beside, public_page, serve_files, url_of
+from swarm.dashboard.public import PublicState
+from swarm.dashboard.server import ADDRESS, Dashboard, beside, for_volunteers, serve_files, url_of
 from swarm.dashboard.source import Run
 from swarm.errors import UserError
-from swarm.net.server import NodeServer
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory
 from swarm.node.timeline import Timeline
@@ -240,19 +241,69 @@ async def test_nothing_is_reckoned_while_nobody_looks(
     await page.close()
 
 
-async def test_one_connection_too_many_is_closed_at_once(
-    serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("addresses", [1, 40], ids=["of the owner's address", "of many"])
+async def test_idle_strangers_do_not_keep_the_owner_off_the_page(serve: Serve, addresses: int) -> None:
+    """They take all places, and take a new one for each that they lose. The owner asks again and again on connections
+    of its own, and on one that it holds for good."""
+    url, connected = URL(await serve("0.0.0.0")), asyncio.Semaphore(0)
+
+    async def idle(number: int) -> None:
+        source = f"127.0.0.{1 if addresses == 1 else 2 + number % addresses}"
+        while True:
+            connection = await asyncio.open_connection("127.0.0.1", url.port, local_addr=(source, 0))
+            connected.release()
+            await read(connection)
+            connection[1].close()
+
+    def browser() -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(cookies={f"echo-node-{url.port}": TOKEN})
+
+    async with asyncio.TaskGroup() as group, browser() as stays:
+        strangers = [group.create_task(idle(number)) for number in range(160)]
+        for _ in strangers:
+            await connected.acquire()
+        for _ in range(30):
+            async with browser() as comes, comes.get(url / "api/events") as answer:
+                assert answer.status == 200
+            async with stays.get(url / "static/style.css") as answer:
+                assert answer.status == 200
+        for one in strangers:
+            one.cancel()
+
+
+async def test_strangers_of_one_address_take_the_place_of_one_another(
+    led: Led, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS", 3)
-    port = int((url := await serve()).rpartition(":")[2])
-    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-    reader, last = await asyncio.open_connection("127.0.0.1", port)
-    assert await asyncio.wait_for(reader.read(), server.IDLE_S / 2) == b""
-    assert not any(one.at_eof() for one, _ in silent)
-    for writer in (last, *(one for _, one in silent)):
+    monkeypatch.setattr(server, "CONNECTIONS", 4)
+    page = Dashboard(led.run(), token=TOKEN)
+    port = await page.start("0.0.0.0", 0)
+
+    async def connect(source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+
+    honest = await connect("127.0.0.2")
+    greedy = [await connect("127.0.0.3") for _ in range(3)]
+    greedy.append(await connect("127.0.0.3"))
+    assert await asyncio.wait_for(read(greedy.pop(0)), 20) == b""
+    honest[1].write(b"GET / HTTP/1.1\r\nHost: localhost\r\nCookie: echo-node-%d=a-token\r\n\r\n" % port)
+    assert b" 200 " in await honest[0].readline()
+    for _ in range(3):
+        greedy.append(await connect("127.0.0.3"))
+        assert await asyncio.wait_for(read(greedy.pop(0)), 20) == b""
+    other = await connect("127.0.0.4")
+    assert await asyncio.wait_for(read(greedy.pop(0)), 20) == b""
+    assert not any(reader.at_eof() for reader, _ in (honest, other, *greedy))
+    for _, writer in (honest, other, *greedy):
         writer.close()
-        await writer.wait_closed()
-    assert (await browser.get(url)).status == 200
+    await page.close()
+
+
+async def read(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+    """What comes until the other end closes the connection, even rudely."""
+    try:
+        return await connection[0].read()
+    except ConnectionResetError:
+        return b""
 
 
 async def test_who_connects_and_asks_for_nothing_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +428,7 @@ async def test_a_change_needs_the_token_as_a_cookie_and_a_header_of_the_page(
         assert (answer.status, answer.headers["Location"]) == (303, "/")
         cookie = answer.headers["Set-Cookie"]
         assert cookie.startswith(f"echo-node-{url.rpartition(':')[2]}={TOKEN}; ")
-        assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
+        assert {"HttpOnly", "SameSite=Lax"} <= set(cookie.split("; "))
     assert (await change(wanted))[0] == 403
     assert led.changes == []
     assert await change(wanted, **JSON) == (200, '{"done":"max-staleness is 4"}')
@@ -456,7 +507,9 @@ async def test_only_named_files_of_a_run_can_be_fetched(led: Led, serve: Serve, 
     assert (await fetch("/api/timeline?from=nan"))[0] == 400
 
 
-async def test_older_events_are_given_by_their_number(led: Led, serve: Serve, browser: aiohttp.ClientSession) -> None:
+async def test_older_events_are_given_from_where_those_shown_begin(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession
+) -> None:
     for number in range(10):
         led.log.event("checkpoint", step=number)
     with (led.directory / "events.jsonl").open("a") as file:
@@ -467,11 +520,35 @@ async def test_older_events_are_given_by_their_number(led: Led, serve: Serve, br
         found = await (await browser.get(f"{url}/api/events?{query}")).json()
         return [event["step"] for event in found["events"]], found["next"]
 
-    assert await steps("before=10&count=3") == ([7, 8, 9], 7)
-    assert await steps("before=7&count=5") == ([2, 3, 4, 5, 6], 2)
-    assert await steps("before=2&count=5") == ([0, 1], None)
+    _, snapshot = await (await opened(browser, url)).next()
+    begins = [event["byte"] for event in snapshot["events"]]
+    assert await steps(f"before={begins[7]}&count=3") == ([4, 5, 6], begins[4])
+    assert await steps(f"before={begins[4]}&count=5") == ([0, 1, 2, 3], None)
     assert await steps("before=0") == ([], None)
-    assert await steps("count=2") == ([9], 9)
+    assert await steps("count=2") == ([9], begins[9])
+
+
+async def test_a_look_that_fails_is_told_and_the_next_one_goes_on(
+    led: Led, serve: Serve, browser: aiohttp.ClientSession
+) -> None:
+    run, faults = led.run(), [RuntimeError("a status nobody expected"), OSError("a disk that is away")]
+    assert run.status is not None
+    status, healthy = run.status, asyncio.Event()
+
+    def breaks() -> Mapping[str, Any] | None:
+        if healthy.is_set() and faults:
+            raise faults.pop(0)
+        return status()
+
+    stream = await opened(browser, await serve(run=replace(run, status=breaks)))
+    await stream.next()
+    healthy.set()
+    while not (fault := (await stream.until("digest"))["fault"]):
+        pass
+    assert fault == "the page cannot show what is new: RuntimeError('a status nobody expected'); please report it"
+    led.step(1)
+    assert [line["step"] for line in await stream.until("steps")] == [1]
+    assert (await stream.until("digest"))["fault"] == ""
 
 
 async def test_at_the_end_everybody_hears_the_last_state_and_the_server_is_gone(
@@ -515,23 +592,25 @@ async def test_a_run_that_goes_on_has_its_page_where_it_was(led: Led) -> None:
         assert json.loads((led.directory / ADDRESS).read_text()) == {"url": "", "token": first["token"]}
 
 
-async def test_browsers_at_the_nodes_own_port_get_the_page_for_volunteers_if_its_user_wants_that(
+async def test_anybody_gets_the_page_for_volunteers_by_any_name_and_nothing_else(
     led: Led, browser: aiohttp.ClientSession
 ) -> None:
-    config = {"model": "tiny", "task": "copy"}
-    for page in (public_page(lambda: {"state": "running", "step": 3, "steps": 9}, config), None):
-        node = NodeServer([], lambda: {"role": "learner"}, page=page)
-        url = f"http://127.0.0.1:{await node.start('127.0.0.1', 0)}"
-        try:
-            async with browser.get(url, headers={"Accept": "text/html"}) as answer:
-                assert ("public/public.js" in await answer.text()) == (page is not None)
-                assert answer.headers["Content-Security-Policy"].startswith("default-src '")
-            for path in ("/public/public.js", "/public/style.css", "/public/state.json"):
-                assert (await browser.get(url + path)).status == (200 if page else 426), path
-            if page:
-                assert (await (await browser.get(f"{url}/public/state.json")).json())["step"] == 3
-            for path in ("/public/../server.py", "/public/..%2fserver.py", "/public/", "/static/app.js"):
-                assert (await browser.get(URL(url + path, encoded=True))).status == 426, path
-            assert (await (await browser.get(f"{url}/v1/status")).json())["role"] == "learner"
-        finally:
-            await node.stop()
+    state = PublicState(lambda: {"state": "running", "step": 3, "steps": 9}, {"model": "tiny", "task": "copy"})
+    said: list[str] = []
+    async with for_volunteers(state, "127.0.0.1:0", said.append):
+        url = said[0].removeprefix("page for volunteers ").rstrip("/")
+        # As a proxy with a name and a certificate of its own passes it on.
+        async with browser.get(url, headers={"Host": "run.example.org", "X-Forwarded-Proto": "https"}) as answer:
+            assert "public/public.js" in await answer.text()
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; ")
+            assert "Server" not in answer.headers
+        for path in ("/public/public.js", "/public/style.css", "/public/icon.svg"):
+            assert (await browser.get(url + path)).status == 200, path
+        assert (await (await browser.get(f"{url}/public/state.json")).json())["step"] == 3
+        for path in ("/public/../server.py", "/public/..%2fserver.py", "/public/", "/static/app.js", "/api/events"):
+            assert (await browser.get(URL(url + path, encoded=True))).status == 404, path
+        assert (await browser.post(url)).status == 405
+        async with for_volunteers(state, url.removeprefix("http://"), said.append):
+            assert said[1].startswith("no page: cannot listen on 127.0.0.1:")
+    async with for_volunteers(state, "off", said.append):
+        assert len(said) == 2

@@ -42,6 +42,14 @@ def test_a_flag_overrides_the_file_and_a_flag_not_given_does_not(file: Path) -> 
     assert (config.steps, config.seed) == (9, 3)
 
 
+@pytest.mark.parametrize("name", ["dashboard", "public_page"])
+def test_a_page_has_an_address_or_is_off(name: str) -> None:
+    for given, kept in (("[::1]:8080", "[::1]:8080"), ("off", "off"), (False, "off")):
+        assert load_config(LeadConfig, None, {name: given}).model_dump()[name] == kept
+    for wrong in (True, "8080", "here:x", ":1"):
+        assert "give HOST:PORT, such as 127.0.0.1:0, or off" in fault(LeadConfig, None, **{name: wrong})
+
+
 def test_an_unknown_setting_is_refused_with_the_one_that_was_meant_or_all(file: Path) -> None:
     file.write_text("# mine\nmax_stalenes = 2\n")
     said = f"{file}, line 2: max_stalenes is no key of this file: did you mean max_staleness?"

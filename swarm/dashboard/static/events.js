@@ -74,18 +74,15 @@ export class Events {
     }
     button.disabled = true;
     try {
-      const have = this._older.length + this._store.events.length;
-      const all = Object.values(this._store.counts).reduce((sum, each) => sum + each, 0);
-      const before = this._before ?? Math.max(0, all - have);
+      const before = this._before ?? this._store.events[0]?.byte ?? 0;
       const answer = await ask(`api/events?before=${before}&count=${PAGE}`);
       if (gone !== this._store.eventsGone) {
         this.draw();
         return;
       }
-      const events = answer.events ?? [];
-      this._older = [...events, ...this._older];
-      this._before = answer.next ?? before - events.length;
-      this._end = events.length === 0 || answer.next === null || this._before <= 0 || this._older.length >= OLDEST;
+      this._older = [...(answer.events ?? []), ...this._older];
+      this._before = answer.next ?? 0;
+      this._end = this._before === 0 || this._older.length >= OLDEST;
     } catch (error) {
       say(byId("event-said"), `Older events cannot be read: ${error.message}`);
       button.disabled = false;
@@ -102,7 +99,9 @@ export class Events {
 }
 
 function row(event) {
-  const { time, kind, ...fields } = event;
-  const told = Object.entries(fields).slice(0, 16).map(([name, value]) => `${plain(name, 40)} ${typeof value === "number" ? number(value) : plain(typeof value === "object" ? JSON.stringify(value) : value, 160)}`);
+  const { time, kind, byte, ...fields } = event;
+  const text = (value) => plain(typeof value === "object" ? JSON.stringify(value) : value, 160);
+  const quoted = (words) => (/\s/.test(words) ? JSON.stringify(words) : words); // Else a stranger's could read as ours
+  const told = Object.entries(fields).slice(0, 16).map(([name, value]) => `${plain(name, 40)} ${typeof value === "number" ? number(value) : quoted(text(value))}`);
   return el("tr", {}, el("td", { class: "number" }, date(time)), el("td", { "data-tone": BAD.has(kind) ? "bad" : "" }, `${BAD.has(kind) ? "✕ " : ""}${plain(spoken(kind), 60)}`), el("td", {}, told.join(" · ")));
 }

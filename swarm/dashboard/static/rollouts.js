@@ -1,6 +1,6 @@
 // The rollouts, a group at a time. All of it is strangers' text: it goes into text nodes and nowhere else.
-import { ask, byId, el, say } from "./dom.js";
-import { called, number, plain } from "./format.js";
+import { ask, byId, el, onSeen, say } from "./dom.js";
+import { number, plain } from "./format.js";
 
 const PAGE = 20; // Groups of one answer
 const KEPT = 200; // Groups held; going further back forgets the newest
@@ -38,9 +38,7 @@ export class Rollouts {
       this._then(() => this._first());
     });
     byId("rollout-limit").addEventListener("change", () => this._then(() => this._first()));
-    new IntersectionObserver((entries) => {
-      if (entries.at(-1).isIntersecting && !this._loaded) this.load();
-    }, { rootMargin: "50%" }).observe(byId("rollouts"));
+    onSeen(byId("rollouts"), (seen) => seen && !this._loaded && this.load());
   }
 
   restart() {
@@ -153,7 +151,7 @@ export class Rollouts {
 
   _one(one, group) {
     const unscored = group.dropped || !this._isGoing() ? "No reward" : "No reward yet";
-    const name = this._name(one.node);
+    const name = this._store.nameOf(one.node);
     const exact = one.exact === null || one.exact === undefined ? null : el("span", { "data-tone": one.exact ? "good" : "" }, one.exact ? "✓ exact" : "not exact");
     const facts = [`${number(one.tokens)} tokens`, one.finish && plain(one.finish, 30), `by ${name}`, typeof one.staleness === "number" && `${number(one.staleness)} steps old`];
     const parts = Object.entries(one.parts ?? {}).slice(0, 16).map(([part, value]) => `${plain(part, 40)} ${number(value)}`);
@@ -174,15 +172,9 @@ export class Rollouts {
   _conversation(one) {
     return el("div", { class: "conversation", tabindex: "0", role: "region", "aria-label": `Episode ${number(one.index)}` }, ...one.turns.slice(0, TURNS).map((turn) => {
       const [isDrawn, player] = [turn.node !== undefined, typeof turn.player === "number" ? `player ${number(turn.player)}` : ""];
-      const facts = isDrawn ? [player || "model", `reward ${number(turn.reward)}`, `by ${this._name(turn.node)}`, `version ${(turn.versions ?? []).map((version) => plain(version, 20)).join(", ")}`] : [player ? `environment to ${player}` : "environment"];
+      const facts = isDrawn ? [player || "model", `reward ${number(turn.reward)}`, `by ${this._store.nameOf(turn.node)}`, `version ${(turn.versions ?? []).map((version) => plain(version, 20)).join(", ")}`] : [player ? `environment to ${player}` : "environment"];
       return el("div", { class: isDrawn ? "said" : "read" }, el("p", { class: "meta" }, facts.join(" · ")), el("pre", { class: "completion" }, plain(turn.text, LONGEST)));
     }));
-  }
-
-  _name(node) {
-    const { columns = [], rows = [] } = this._store.digest?.nodes ?? {};
-    const row = rows.find((each) => each[columns.indexOf("node")] === node);
-    return called(row?.[columns.indexOf("name")], node);
   }
 }
 

@@ -1,4 +1,5 @@
 // What the page knows of the run: the newest snapshot, and what the stream added to it. Memory stays bounded over days.
+import { called } from "./format.js";
 
 const POINTS = 400; // Of one curve after thinning; it is thinned again at twice as many. More than a screen's width
 // shows of a chart, and a page of 60 figures stays under 20 MB.
@@ -124,6 +125,12 @@ export class Store {
     this.eventsGone += 1;
     this.events = (snapshot.events ?? []).slice(-EVENTS);
     this.counts = { ...(snapshot.event_counts ?? {}) };
+  }
+
+  /** A node's name, or the beginning of its id. */
+  nameOf(id) {
+    const { columns = [], rows = [] } = this.digest?.nodes ?? {};
+    return called(rows.find((row) => row[columns.indexOf("node")] === id)?.[columns.indexOf("name")], id);
   }
 
   _addStep(line) {

@@ -5,7 +5,6 @@ const QUIET_MS = 45_000; // A live learner says something every second or so; af
 const SLOWEST_MS = 15_000; // Between two attempts
 const HELD = 200; // Messages that may wait for a frame; a hidden tab gets no frames
 const KINDS = ["snapshot", "digest", "steps", "events"];
-const MEASURES = 500; // Of the browser's own list, which would grow without end
 
 /**
  * Connects, and calls `draw()` once a frame after `store` took what came. `tell(state, detail)` gets "connecting",
@@ -13,7 +12,7 @@ const MEASURES = 500; // Of the browser's own list, which would grow without end
  * this makes a new one where the browser gives up (an answer that is no stream) or cannot know.
  */
 export function connect(store, draw, tell) {
-  let [source, attempt, heard, frame, measured] = [null, 0, performance.now(), 0, 0];
+  let [source, attempt, heard, frame] = [null, 0, performance.now(), 0];
   let queue = [];
   let retry = 0;
 
@@ -31,13 +30,8 @@ export function connect(store, draw, tell) {
 
   const update = () => {
     frame = 0;
-    performance.mark("update-begins");
     drain();
     draw();
-    performance.measure("update", "update-begins");
-    performance.clearMarks("update-begins");
-    measured += 1;
-    if (measured % MEASURES === 0) performance.clearMeasures("update");
   };
 
   const schedule = () => {
@@ -52,6 +46,7 @@ export function connect(store, draw, tell) {
     source.addEventListener("open", () => {
       attempt = 0;
       heard = performance.now();
+      if (store.snapshots > 0) tell("connected", ""); // A kept run has nothing new to say
     });
     source.addEventListener("error", () => {
       tell("reconnecting", "the learner does not answer; what you see is the last it said");

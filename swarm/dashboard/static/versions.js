@@ -1,6 +1,6 @@
 // The newest versions of the weights: how large, how far they are, how long they took. And how old rollouts are.
 import { byId, colours, el, fit, onResize, onTheme, say } from "./dom.js";
-import { bytes, called, duration, number, plain, share } from "./format.js";
+import { bytes, duration, number, plain, share } from "./format.js";
 
 const ROWS = 8; // Newest versions in the table
 const BEHIND = 4; // Nodes with a bar of their own: those furthest behind
@@ -84,7 +84,6 @@ export class Versions {
 
   /** Places for the bars are there when they are empty too, so that nothing below them moves. */
   _bars(behind) {
-    const name = this._names();
     while (this._behind.children.length < BEHIND) {
       this._behind.append(el("li", {}, el("span"), el("progress", { max: "1", value: "0", "aria-label": "Progress" }), el("span")));
     }
@@ -92,17 +91,11 @@ export class Versions {
       item.style.visibility = at < behind.length ? "visible" : "hidden";
       if (at >= behind.length) return;
       const [node, part] = behind[at];
-      say(item.children[0], name(node));
+      say(item.children[0], this._store.nameOf(node));
       item.children[1].value = part;
-      item.children[1].ariaLabel = `Progress of ${name(node)}`;
+      item.children[1].ariaLabel = `Progress of ${this._store.nameOf(node)}`;
       say(item.children[2], share(part));
     });
-  }
-
-  _names() {
-    const { columns = [], rows = [] } = this._store.digest.nodes ?? {};
-    const [id, name] = [columns.indexOf("node"), columns.indexOf("name")];
-    return (node) => called(rows.find((row) => row[id] === node)?.[name], node);
   }
 
   _table() {

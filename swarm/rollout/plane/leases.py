@@ -21,6 +21,7 @@ has at most one accepted answer at a time. Once all its samples are scored, a gr
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Collection, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
@@ -75,6 +76,9 @@ FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its gro
 MAX_REDRAWS = 2  # Times that a sample is drawn again for lack of a score: after that the prompt is to blame
 LENGTH_WEIGHT = 1 / 64  # Of the last answer in the mean length of answers
 MAX_NODES = 4096  # Samplers that the table remembers; the table of publics has the same bound
+
+Rank = tuple[bool, VersionId, float, int, GroupId]
+"""Sorts the groups that a node may work on: whether it is for training, its version, its mean length, its number."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -219,7 +223,8 @@ class LeaseTable:
         self._most_limit_s = time_limit_s
         self._silence_s = MISSED_BEATS * beat_s
         self._groups: dict[GroupId, Group] = {}
-        self._unfilled: dict[GroupId, Group] = {}
+        self._unfilled: list[Rank] = []  # Groups with waiting samples, in the order in which they are offered
+        self._ranks: dict[GroupId, Rank] = {}
         self._ages: Counter[int] = Counter()
         self._nodes: dict[NodeId, NodeState] = {}
         self._mean_tokens = math.inf
@@ -268,7 +273,7 @@ class LeaseTable:
         self.chances += group.purpose != "train" or not group.complete or due_later
         for sample in group.samples:
             self._take_back(group, sample)
-        self._unfilled.pop(group.group_id, None)
+        self._rank(group)
 
     def reopen(self, group: Group) -> None:
         """Add a group again that was complete, before its samples are withdrawn."""
@@ -282,8 +287,7 @@ class LeaseTable:
     def claimable(self, held: VersionId) -> list[Group]:
         """Return the groups with waiting samples that a node with version `held` may work on: held-out prompts first,
         then the oldest version, then the longest answers so far."""
-        open_to_it = [group for group in self._unfilled.values() if group.min_version <= held]
-        return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, -g.mean_tokens, g.order))
+        return [self._groups[rank[-1]] for rank in self._unfilled if rank[1] <= held]
 
     def held_by(self, node: NodeId) -> Collection[tuple[str, int]]:
         """Return the samples that are leased to `node` now, by group and index."""
@@ -404,6 +408,7 @@ class LeaseTable:
         group.answered += 1
         group.oldest_answer = oldest if group.oldest_answer is None else min(oldest, group.oldest_answer)
         self._age(group, 1)
+        self._rank(group)
         return True
 
     def take_turn(self, group: Group, rollout: Rollout, node: NodeId) -> Episode:
@@ -451,6 +456,7 @@ class LeaseTable:
         group.answered = len(answers)
         group.oldest_answer = min((oldest for oldest in answers if oldest is not None), default=None)
         self._age(group, 1)
+        self._rank(group)
         if sample.episode is not None:
             sample.episode.thinking = False
         if not was_waiting:
@@ -622,10 +628,18 @@ class LeaseTable:
     def _wait(self, group: Group, samples: int) -> None:
         """Add `samples` (possibly negative) to the number of waiting samples of `group`."""
         group.waiting += samples
-        if group.waiting:
-            self._unfilled[group.group_id] = group
-        else:
-            self._unfilled.pop(group.group_id, None)
+        if (group.waiting > 0) != (group.group_id in self._ranks):
+            self._rank(group)
+
+    def _rank(self, group: Group) -> None:
+        """Put `group` in its place among those with waiting samples, if it has any: it was opened, filled or closed, or
+        the mean length of its answers changed."""
+        if (rank := self._ranks.pop(group.group_id, None)) is not None:
+            del self._unfilled[bisect_left(self._unfilled, rank)]
+        if group.waiting and group.group_id in self._groups:
+            rank = group.purpose == "train", group.min_version, -group.mean_tokens, group.order, group.group_id
+            self._ranks[group.group_id] = rank
+            insort(self._unfilled, rank)
 
     def _age(self, group: Group, count: int) -> None:
         if group.purpose != "train":

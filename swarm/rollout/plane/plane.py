@@ -503,7 +503,7 @@ class RolloutPlane:
         at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
         grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
         # A node on standby gets held-out prompts only, and only if every node is on standby.
-        if node in self.barred or self.paused:
+        if node in self.barred or self.paused or room == 0:
             return grant
         others_may = self.leased.nodes() - self.barred.keys() - self.standby.keys()
         if node not in self.standby or (self._round.open and not others_may):

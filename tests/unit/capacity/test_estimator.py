@@ -13,6 +13,7 @@ from swarm.capacity.estimator import (
     OTHER,
     PROVEN_ROLLOUTS,
     Estimator,
+    SamplerSeen,
     StartValues,
 )
 from swarm.capacity.fleet import Demand, Lengths, Worker
@@ -263,6 +264,33 @@ def test_a_class_that_nobody_left_is_not_immortal_and_one_that_many_left_is_know
     now = 10 * HOUR_S
     assert worker_of(estimator, "steady9", now=now).departures_per_hour == pytest.approx(0.48 / 124)
     assert worker_of(estimator, "shaky9", now=now).departures_per_hour == pytest.approx(9.48 / 124)
+
+
+def test_those_that_leave_together_do_not_each_cost_a_pass_over_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even before the first estimates, and with the rates that each alone would leave behind."""
+    nodes = [f"n{number}" for number in range(200)]
+    estimator, alone = joined(*nodes), joined(*nodes)
+    for node in nodes:
+        for each in (estimator, alone):
+            works(each, node, rate=0.3, claim=0.4)
+    counted = SamplerSeen.active_until
+    touched: list[SamplerSeen] = []
+
+    def count(self: SamplerSeen, now: float) -> float:
+        touched.append(self)
+        return counted(self, now)
+
+    monkeypatch.setattr(SamplerSeen, "active_until", count)
+    for node in nodes:
+        estimator.left(node, vanished=True, now=1000.0)
+    assert len(touched) <= 3 * len(nodes)
+    alone.left("n0", vanished=True, now=1000.0)
+    kept = []
+    for each in (estimator, alone):
+        each.joined("back", "card", 0.2, 0.0, 0.0, now=1000.0)
+        each.rate("back", 1e9, 8, False)
+        kept.append(worker_of(each, "back").rollouts_per_s)
+    assert kept == pytest.approx([0.4, 0.4])
 
 
 # -- tables -------------------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.dashboard.feed import READERS, Feed, Reader
+from swarm.dashboard.feed import OTHERS, READERS, Feed, Reader
 
 
-def joined(feed: Feed, last_id: str = "") -> Reader:
-    reader = feed.join(last_id)
+def joined(feed: Feed, last_id: str = "", *, is_owner: bool = False) -> Reader:
+    reader = feed.join(last_id, is_owner=is_owner)
     assert reader is not None
     return reader
 
@@ -82,11 +82,15 @@ def test_what_was_not_published_is_made_up_for_by_a_snapshot() -> None:
 
 
 def test_there_are_so_many_readers_and_one_that_leaves_makes_room() -> None:
+    """Those without the token leave the owner some places."""
     feed = Feed("boot")
-    readers = [joined(feed) for _ in range(READERS)]
-    assert feed.join("") is None
+    readers = [joined(feed) for _ in range(OTHERS)]
+    assert feed.join("", is_owner=False) is None
     feed.readers.discard(readers[3])
-    assert feed.join("") is not None
+    joined(feed)
+    for _ in range(READERS - OTHERS):
+        joined(feed, is_owner=True)
+    assert feed.join("", is_owner=True) is None
 
 
 @given(

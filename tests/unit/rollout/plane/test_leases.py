@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from random import Random
+from unittest.mock import PropertyMock
 
 import pytest
 from msgspec import structs
@@ -21,6 +22,7 @@ from swarm.rollout.plane.leases import (
     RETRY_S,
     SLOWEST_TOKENS_PER_S,
     UNPROVEN_HELD,
+    Group,
     LeaseTable,
     sample_seed,
 )
@@ -329,6 +331,19 @@ def test_groups_whose_answers_are_long_are_offered_first_among_those_of_one_vers
     assert table.claimable(v(1))[0].purpose == "eval"
 
 
+def test_groups_are_put_in_order_when_they_change_and_not_for_each_node_that_asks(
+    table: LeaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [open_group(table, number) for number in range(100)]
+    monkeypatch.setattr(Group, "mean_tokens", measured := PropertyMock(return_value=1.0))
+    for _ in range(100):
+        assert len(table.claimable(v(1))) == 100
+    assert measured.call_count == 0
+    table.answer(groups[7], rollout(group_id="t7"), ALICE)
+    assert [group.order for group in table.claimable(v(1))][:2] == [7, 0]
+    assert measured.call_count == 1
+
+
 def test_a_group_knows_whose_answers_it_holds(table: LeaseTable) -> None:
     group = open_group(table, 0, size=3)
     for index, node in enumerate((ALICE, BOB, ALICE)):
@@ -354,9 +369,11 @@ def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> N
         table.hear(ALICE, now=0.0)
         table.hear(BOB, now=0.0)
         node, group = draw.choice((ALICE, BOB)), draw.choice(groups) if groups else None
-        match draw.randrange(9):
+        match draw.randrange(10):
             case 0:
                 table.forget(node)
+            case 9 if group is not None:
+                table.withdraw(group, draw.randrange(3))
             case 1 if group is not None and len(groups) > 4:
                 table.close(group)
             case 2 | 3 if group is not None:
@@ -364,13 +381,16 @@ def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> N
             case 4 if group is not None:
                 table.release(node, group.group_id, draw.randrange(3))
             case 5 | 6 | 7 if group is not None:
-                version = group.min_version.version + draw.randrange(3)
-                table.answer(group, rollout(group_id=group.group_id, index=draw.randrange(3), version=version), node)
+                version, tokens = group.min_version.version + draw.randrange(3), [3] * draw.randrange(4) + [2]
+                said = rollout(group_id=group.group_id, index=draw.randrange(3), version=version, tokens=tokens)
+                table.answer(group, said, node)
             case _:
                 open_group(table, opened, version=draw.randrange(4), size=3)
                 opened += 1
         fillable = {one.group_id for one in table.groups() if any(sample.waiting for sample in one.samples)}
-        assert {one.group_id for one in table.claimable(v(9))} == fillable
+        offered = table.claimable(v(9))
+        assert {one.group_id for one in offered} == fillable
+        assert offered == sorted(offered, key=lambda one: (one.min_version, -one.mean_tokens, one.order))
         assert table.by_deadline(2) == Counter(one.deadline(2) for one in table.groups())
         assert all(one.waiting == sum(sample.waiting for sample in one.samples) for one in table.groups())
         unfilled.update(one.group_id in fillable for one in table.groups())
