@@ -22,6 +22,7 @@ import msgspec
 from swarm.errors import ProtocolError
 from swarm.gossip.calls import Calls, Home, Homes, Partners, Pending, Purpose
 from swarm.gossip.records import (
+    ENTRY_BYTES,
     Call,
     Doubled,
     Effect,
@@ -37,11 +38,21 @@ from swarm.gossip.records import (
     SignedRecord,
     Wake,
 )
-from swarm.gossip.table import Peer
+from swarm.gossip.table import CHANGES, Peer
 from swarm.gossip.view import View, answer_to, fitting, seen_in
+from swarm.net.hosts import network_of
+from swarm.net.limits import Limits, Meter
 from swarm.types import Address, NodeId, VersionId
 
 FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0  # Pause between tries to reach a bootstrap while no node is known; it doubles
+SIGNATURE_US, RECORD_US, ENTRY_US = 150, 10, 2
+"""What it takes to check a signature, to read a record, and to look at an entry of a digest or of the own table."""
+
+WORK = Limits(requests_per_s=10_000, burst=40_000)
+"""Of such microseconds each network of callers gets 1 % of the time, and so does each node whose answers are taken in.
+A partner among 1,000 publics, all of which renew their records once a minute, needs half of that; the burst is a
+message as large as any. Keys are free, so callers are counted by their network."""
+
 OVERTAKEN_YOUNG, OVERTAKEN = 3, 6
 """Records of our own key, issued by another process, that are gone past in one record's life. A former life that the
 disk forgot may be met once or twice, depending on whom one hears first; a process that is alive answers each time."""
@@ -50,14 +61,15 @@ HELLO_S = 10.0  # By then a hello is answered or has failed
 
 
 class Membership:
-    """One node's view. `open_record` and `open_head` check signatures and raise ProtocolError. `dialable` says whether
-    this node may call an address that somebody else named."""
+    """One node's view. `read_record` raises ProtocolError, and so do `open_record` and `open_head`, which check
+    signatures too. `dialable` says whether this node may call an address that somebody else named."""
 
     def __init__(
         self,
         owner: Owner,
         rules: GossipRules,
         *,
+        read_record: Callable[[bytes], SignedRecord],
         open_record: Callable[[bytes], SignedRecord],
         open_head: Callable[[bytes], VersionId],
         dialable: Callable[[Address], bool],
@@ -72,9 +84,11 @@ class Membership:
         self._table = self.view.table
         self._leases = self.view.leases
         self._partners = Partners(rules, random)
+        self._read_record = read_record
         self._open_record = open_record
         self._open_head = open_head
         self._random = random
+        self._work = Meter(WORK)
         self._began = now
         self._overtaken: list[float] = []
         self._fresh: dict[bytes, SignedRecord] = {}
@@ -193,15 +207,24 @@ class Membership:
 
     # -- being called ----------------------------------------------------------------------------------------
 
-    def receive(self, caller: NodeId, message: Exchange, *, now: float) -> list[Effect]:
-        """Take in what an authenticated `caller` says. Call `answer` afterwards, at once or when a held poll ends."""
+    def affords(self, host: str, message: Exchange, *, now: float) -> bool:
+        """Return False if the callers from the network of `host` have used up their time. They should call later."""
+        entries = len(message.digest) // ENTRY_BYTES + min(message.asks, len(self._table))
+        heads = message.head not in (b"", self.view.head)
+        cost = ENTRY_US * entries + RECORD_US * len(message.records) + SIGNATURE_US * heads
+        return not self._work.take(network_of(host), now=now, cost=cost)
+
+    def receive(self, caller: NodeId, message: Exchange, *, host: str, now: float) -> list[Effect]:
+        """Take in what an authenticated `caller` at `host` says. Call `answer` afterwards, at once or when a held poll
+        ends."""
         effects: list[Effect] = []
         self._hear(caller, now)
         if message.hold_s > 0 and self._table.find(caller) is None:
             self._leases.renew(caller, message.newest, now=now)
             self._count_leaves()
         latest = now - self.rules.transit_s
-        effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now))
+        payer = network_of(host)
+        effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now), payer=payer)
         return effects + self._hear_head(message.head, now)
 
     def holds(self, message: Exchange) -> bool:
@@ -219,7 +242,7 @@ class Membership:
         self._greet_wait_s = FIRST_GREET_S
         if signed.node == self.view.own.node:
             return []
-        effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now))
+        effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now), payer=signed.node)
         self._hear(signed.node, now)
         # Greet again soon if it taught nothing: it may be a leaf, and the call that follows may be lost.
         self._greet_at = now + max(HELLO_S, self._greet_period(now))
@@ -235,8 +258,9 @@ class Membership:
         if home is not None:
             self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
             home.told = -1 if self.view.own.prefix in reply.wanted else home.told
-        effects = self._take_in(reply.records, reply.digest, sent_at, now, direct=(pending.node, sent_at))
-        effects += self._hear_head(reply.head, now) + self._refute(reply.refute, now)
+        direct, payer = (pending.node, sent_at), pending.node
+        effects = self._take_in(reply.records, reply.digest, sent_at, now, direct=direct, payer=payer)
+        effects += self._hear_head(reply.head, now) + self._refute(reply.refute, payer, now)
         if home is not None:
             home.knows = self.view.newest if reply.head == self.view.head else home.asked
         return effects + self._send_wanted(pending, reply.wanted, now)
@@ -312,10 +336,18 @@ class Membership:
             peer.heard(heard_at)
 
     def _take_in(
-        self, sealed: Iterable[bytes], digest: bytes, latest: float, now: float, *, direct: tuple[NodeId, float]
+        self,
+        sealed: Iterable[bytes],
+        digest: bytes,
+        latest: float,
+        now: float,
+        *,
+        direct: tuple[NodeId, float],
+        payer: str,
     ) -> list[Effect]:
         """Take in records, and the beats of a digest whose ages count back from `latest`. `direct` is the speaker and
-        when it spoke. A record without an age brings no beat, so it makes no unknown node known."""
+        when it spoke. A record without an age brings no beat, so it makes no unknown node known. Signatures are checked
+        of what would change something, as far as `payer` has time left; the rest will be offered again."""
         effects: list[Effect] = []
         try:
             beats = {prefix: heard_at for prefix, (_, heard_at) in seen_in(digest, latest=latest).items()}
@@ -326,16 +358,18 @@ class Membership:
         fresh: list[SignedRecord] = []
         for one in sealed:
             try:
-                signed = self._open_record(one)
+                signed = self._read_record(one)
+                heard_at = spoke_at if signed.node == speaker else beats.get(signed.prefix, -math.inf)
+                if self._wants(signed, heard_at, now) and not self._proves(signed, payer, now):
+                    effects.append(Rejected(reason="over_budget"))
+                    continue
             except ProtocolError:
                 # Ignore the rest: an honest node passes on only records that open, and signatures cost time.
                 effects.append(Rejected(reason="bad_record"))
                 break
             if signed.node == self.view.own.node:
                 effects += self._overtake(signed, now) if signed.body != self.view.own.body else []
-                continue
-            heard_at = spoke_at if signed.node == speaker else beats.get(signed.prefix, -math.inf)
-            if self._admit(signed, heard_at, now, effects):
+            elif self._admit(signed, heard_at, now, effects):
                 fresh.append(signed)
         for prefix, heard_at in beats.items():
             peer = self._table.by_prefix.get(prefix)
@@ -344,11 +378,22 @@ class Membership:
         self._push_later(fresh, now)
         return effects
 
+    def _wants(self, signed: SignedRecord, heard_at: float, now: float) -> bool:
+        """Return True if a record would change something."""
+        if signed.node == (own := self.view.own).node:
+            return signed.body != own.body and signed.order >= own.order
+        return self._leases.wants(signed) or self._table.judge(signed, heard_at, now=now) in CHANGES
+
+    def _proves(self, signed: SignedRecord, payer: str, now: float) -> bool:
+        """Check a signature if `payer` has time left. Raise ProtocolError if the owner did not sign."""
+        if self._work.take(payer, now=now, cost=SIGNATURE_US):
+            return False
+        self._open_record(signed.sealed)
+        return True
+
     def _admit(self, signed: SignedRecord, heard_at: float, now: float, effects: list[Effect]) -> bool:
-        if signed.record.reachability != "public":
-            self._leases.tell(signed)
+        self._leases.tell(signed)
         if signed.record.reachability == "gone":
-            self._leases.end(signed.node)
             self._count_leaves()
         admitted, more = self._table.admit(signed, heard_at, now=now)
         effects += more
@@ -372,15 +417,18 @@ class Membership:
         """Put the number of leaves into the next record. They come and go too often to issue one each time."""
         self._owner.profile = msgspec.structs.replace(self._owner.profile, leaves=len(self._leases))
 
-    def _refute(self, sealed: bytes, now: float) -> list[Effect]:
+    def _refute(self, sealed: bytes, payer: str, now: float) -> list[Effect]:
         """Answer a node that believes this one dead: it has to hear of a higher order."""
         if not sealed:
             return []
         try:
-            claimed = self._open_record(sealed)
+            claimed = self._read_record(sealed)
+            is_own = claimed.node == self.view.own.node
+            if is_own and self._wants(claimed, now, now) and not self._proves(claimed, payer, now):
+                return [Rejected(reason="over_budget")]
         except ProtocolError:
             return [Rejected(reason="bad_record")]
-        return self._overtake(claimed, now) if claimed.node == self.view.own.node else []
+        return self._overtake(claimed, now) if is_own else []
 
     def _hear_head(self, sealed: bytes, now: float) -> list[Effect]:
         before = self.view.newest

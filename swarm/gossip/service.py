@@ -35,7 +35,7 @@ from swarm.gossip.records import (
     SignedRecord,
     Wake,
 )
-from swarm.net.client import Peer, binary, read_signed
+from swarm.net.client import Crowded, Peer, binary, read_signed
 from swarm.net.sessions import ServerSessions
 from swarm.net.wire import decode, encode
 from swarm.types import Address, NodeId
@@ -130,8 +130,10 @@ class GossipService:
         message = decode(body, Exchange, cap_bytes=GOSSIP_BODY_BYTES)
         if self._core is None:
             return _starting()
-        core = self._core
-        self.perform(core.receive(caller, message, now=time.monotonic()))
+        core, host, now = self._core, request.remote or "", time.monotonic()
+        if not core.affords(host, message, now=now):
+            raise Crowded("this node has no more time for the gossip of your network; try again in a second")
+        self.perform(core.receive(caller, message, host=host, now=now))
         with suppress(TimeoutError):
             async with asyncio.timeout(min(message.hold_s, core.rules.longest_hold_s)):
                 while core is self._core and core.holds(message):

@@ -16,8 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from swarm.gossip.records import (
     MAX_BANNED,
@@ -33,7 +32,7 @@ from swarm.gossip.records import (
     SignedRecord,
     prefix_of,
 )
-from swarm.net.hosts import address_of, is_name
+from swarm.net.hosts import is_name, network_of
 from swarm.types import Address, NodeId, VersionId
 
 
@@ -64,11 +63,17 @@ class LeafLeases:
         self.leaves[node] = Leaf(heard_at=now, newest=newest, signed=leaf.signed if leaf else None)
         return True
 
+    def wants(self, signed: SignedRecord) -> bool:
+        """Return True for a newer record than is known of a leaf that has a lease."""
+        leaf = self.leaves.get(signed.node) if signed.record.reachability != "public" else None
+        return leaf is not None and (leaf.signed is None or signed.order > leaf.signed.order)
+
     def tell(self, signed: SignedRecord) -> None:
-        """Keep the newest record of a leaf that has a lease."""
-        leaf = self.leaves.get(signed.node)
-        if leaf is not None and (leaf.signed is None or signed.order > leaf.signed.order):
-            leaf.signed = signed
+        """Keep a record that is wanted. A leaf may say in it that it has left."""
+        if self.wants(signed):
+            self.leaves[signed.node].signed = signed
+            if signed.record.reachability == "gone":
+                self.end(signed.node)
 
     def end(self, node: NodeId) -> None:
         """Drop a leaf that has left or become a public."""
@@ -86,10 +91,11 @@ class LeafLeases:
 MAX_OTHERS = MAX_PUBLICS - 2  # Alive at a time; this node and the learner, which always finds room, fill the digest
 MAX_BACK_OFF = 5  # After 2 to 5 failures in a row a public is called again 4 to 32 rounds later, or once it calls
 
-Admitted = Literal["new", "changed", "reissued", "known", "refused", "gone"]
+CHANGES = frozenset({"new", "changed", "reissued", "gone", "buried", "equivocation"})
+"""Verdicts on records that change something, so their signatures have to be checked."""
 
 LASTING = frozenset({"banned_key", "prefix_taken", "address_refused", "table_full", "subnet_full"})
-"""Records refused for these reasons are asked for again only when renewed, or after `pardon`."""
+"""Records refused for these reasons are asked for again only in another order, or after `pardon`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,32 +169,60 @@ class Table:
         named = record.role == "learner"
         return tuple(a for a in record.addresses if self._dialable(a) or (named and a.fingerprint and is_name(a.host)))
 
-    def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[Admitted, list[Effect]]:
-        """Take in a record. `heard_at` is its latest beat as far as the node that passed it on knows."""
+    def judge(self, signed: SignedRecord, heard_at: float, *, now: float) -> str:
+        """Return what `admit` would make of a record if its owner signed it: one of CHANGES, "known", or the reason for
+        a refusal. Nothing here is as costly as a signature."""
         if signed.node in self.banned:
-            return self._refuse(signed, "banned_key")
+            return "banned_key"
         known = self.by_prefix.get(signed.prefix)
-        if (latest := known or self.dead.get(signed.prefix)) is not None:
-            newest = latest.signed
-            if newest.node != signed.node:
-                return self._refuse(signed, "prefix_taken")
-            if signed.order < newest.order:
-                return self._refuse(signed, "old_record")
-            if signed.order == newest.order:
-                return self._again(newest, signed)
+        latest = known or self.dead.get(signed.prefix)
+        if latest is not None and latest.signed.node != signed.node:
+            return "prefix_taken"
+        if latest is not None and signed.order <= latest.signed.order:
+            if signed.order < latest.signed.order:
+                return "old_record"
+            # Compare the bodies: anybody can wrap the same body and signature in other bytes.
+            return "known" if signed.body == latest.signed.body else "equivocation"
         if signed.record.reachability != "public":
-            return self._withdraw(signed, known, now)
-        if not (addresses := self.callable_at(signed)):
-            return self._refuse(signed, "address_refused")
-        if known is not None:
-            return self._renew(known, signed, addresses, heard_at, now)
-        return self._add(signed, addresses, heard_at, now)
+            return "gone" if known is not None else "buried" if latest is not None else "known"
+        if known is None and now - heard_at > self._rules.dead_rounds * self._rules.round_s:
+            return "zombie"
+        if not self.callable_at(signed):
+            return "address_refused"
+        # The learner always finds room: without it there is no swarm.
+        if signed.record.role != "learner":
+            if known is None and len(self.by_prefix) >= MAX_OTHERS:
+                return "table_full"
+            entered = subnets_of(signed) - (subnets_of(known.signed) if known is not None else set())
+            if any(self.subnets[one] >= MAX_PER_SUBNET for one in entered):
+                return "subnet_full"
+        if known is None:
+            return "new"
+        return "changed" if signed.record.addresses != known.signed.record.addresses else "reissued"
 
-    def _refuse(self, signed: SignedRecord, reason: str) -> tuple[Admitted, list[Effect]]:
-        if reason in LASTING:
+    def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[str, list[Effect]]:
+        """Take in a record as `judge` says, and return its verdict. `heard_at` is the latest beat as far as the node
+        that passed the record on knows. The caller has checked the signature if the verdict is one of CHANGES."""
+        verdict = self.judge(signed, heard_at, now=now)
+        match verdict:
+            case "known":
+                return verdict, []
+            case "new":
+                return verdict, self._add(signed, heard_at, now)
+            case "changed" | "reissued":
+                return verdict, self._renew(self.by_prefix[signed.prefix], signed, heard_at, now)
+            case "buried":
+                return verdict, self._lay(signed, now)
+            case "gone":
+                self.forget(self.by_prefix[signed.prefix])
+                reason = signed.record.reachability
+                return verdict, [*self._lay(signed, now), Died(node=signed.node, reason=reason)]
+            case "equivocation":
+                return verdict, self._ban(signed)
+        if verdict in LASTING:
             self.unwanted[signed.prefix] = signed.order
             _drop_oldest(self.unwanted, MAX_PUBLICS)
-        return "refused", [Rejected(reason=reason)]
+        return verdict, [Rejected(reason=verdict)]
 
     def pardon(self, *, now: float) -> None:
         """Once in a record's life, ask again for what was refused: there may be room by now."""
@@ -230,67 +264,39 @@ class Table:
 
     # -- transitions -----------------------------------------------------------------------------------------
 
-    def _again(self, known: SignedRecord, signed: SignedRecord) -> tuple[Admitted, list[Effect]]:
-        # Compare the bodies: anybody can wrap the same body and signature in other bytes.
-        if known.body == signed.body:
-            return "known", []
+    def _ban(self, signed: SignedRecord) -> list[Effect]:
         self.banned[signed.node] = None
         _drop_oldest(self.banned, MAX_BANNED)
         if (peer := self.by_prefix.get(signed.prefix)) is not None:
             self.forget(peer)
         self.dead.pop(signed.prefix, None)
-        return "refused", [Rejected(reason="equivocation"), Died(node=signed.node, reason="equivocated")]
+        return [Rejected(reason="equivocation"), Died(node=signed.node, reason="equivocated")]
 
-    def _withdraw(self, signed: SignedRecord, known: Peer | None, now: float) -> tuple[Admitted, list[Effect]]:
-        """Take the word of a node that it has left, or that it cannot be reached any more."""
-        if known is not None:
-            self.forget(known)
-            self._lay(signed, now)
-            return "gone", [Died(node=signed.node, reason=signed.record.reachability)]
-        if signed.prefix in self.dead:
-            self._lay(signed, now)
-        return "known", []
-
-    def _renew(
-        self, peer: Peer, signed: SignedRecord, addresses: tuple[Address, ...], heard_at: float, now: float
-    ) -> tuple[Admitted, list[Effect]]:
-        moved = signed.record.addresses != peer.signed.record.addresses
-        if moved:
-            if self._is_crowded(signed, subnets_of(signed) - subnets_of(peer.signed)):
-                return self._refuse(signed, "subnet_full")
+    def _renew(self, peer: Peer, signed: SignedRecord, heard_at: float, now: float) -> list[Effect]:
+        if signed.record.addresses != peer.signed.record.addresses:
             self._count_subnets(peer.signed, -1)
             self._count_subnets(signed, 1)
             peer.failures, peer.retry_at = 0, -math.inf
-        peer.signed, peer.addresses, peer.risen_at = signed, addresses, now
+        peer.signed, peer.addresses, peer.risen_at = signed, self.callable_at(signed), now
         peer.heard_at = max(peer.heard_at, heard_at)
-        return ("changed" if moved else "reissued"), []
+        return []
 
-    def _add(
-        self, signed: SignedRecord, addresses: tuple[Address, ...], heard_at: float, now: float
-    ) -> tuple[Admitted, list[Effect]]:
-        if now - heard_at > self._rules.dead_rounds * self._rules.round_s:
-            return self._refuse(signed, "zombie")
-        # The learner always finds room: without it there is no swarm.
-        if signed.record.role != "learner" and len(self.by_prefix) >= MAX_OTHERS:
-            return self._refuse(signed, "table_full")
-        if self._is_crowded(signed, subnets_of(signed)):
-            return self._refuse(signed, "subnet_full")
+    def _add(self, signed: SignedRecord, heard_at: float, now: float) -> list[Effect]:
         self.dead.pop(signed.prefix, None)
         while len(self.by_prefix) + len(self.dead) >= MAX_PUBLICS and self.dead:
             del self.dead[next(iter(self.dead))]
+        addresses = self.callable_at(signed)
         self.by_prefix[signed.prefix] = Peer(signed=signed, addresses=addresses, heard_at=heard_at, risen_at=now)
         if signed.record.role == "learner":
             self._learner = signed.prefix
         self._count_subnets(signed, 1)
-        return "new", [Appeared(signed=signed)]
+        return [Appeared(signed=signed)]
 
-    def _lay(self, signed: SignedRecord, now: float) -> None:
+    def _lay(self, signed: SignedRecord, now: float) -> list[Effect]:
         # Take it out and put it in again, so that the oldest tombstone stays first.
         self.dead.pop(signed.prefix, None)
         self.dead[signed.prefix] = Tombstone(signed=signed, died_at=now)
-
-    def _is_crowded(self, signed: SignedRecord, subnets: set[str]) -> bool:
-        return signed.record.role != "learner" and any(self.subnets[one] >= MAX_PER_SUBNET for one in subnets)
+        return []
 
     def _count_subnets(self, signed: SignedRecord, by: int) -> None:
         for subnet in subnets_of(signed):
@@ -306,12 +312,4 @@ def _drop_oldest(table: dict[Any, Any], size: int) -> None:
 
 def subnets_of(signed: SignedRecord) -> set[str]:
     """Return the /24, /48 or name of each address."""
-    return {_subnet(address.host) for address in signed.record.addresses}
-
-
-@lru_cache(maxsize=2 * MAX_PUBLICS)
-def _subnet(host: str) -> str:
-    address = address_of(host)
-    if address is None:
-        return host.lower()
-    return address.packed[: 3 if address.version == 4 else 6].hex()
+    return {network_of(address.host) for address in signed.record.addresses}

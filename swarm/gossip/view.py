@@ -248,7 +248,7 @@ def _wanted_of(view: View, seen: Seen, random: Random) -> list[bytes]:
         if known is not None:
             lacks = order > known.signed.order
         else:
-            lacks = prefix != view.own.prefix and order > view.table.unwanted.get(prefix, -1)
+            lacks = prefix != view.own.prefix and order != view.table.unwanted.get(prefix)
         if lacks:
             wanted.append(prefix)
     return wanted if len(wanted) <= MAX_WANTED else random.sample(wanted, MAX_WANTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"), ip_address("100.100.100.200"))
@@ -30,6 +31,14 @@ def caller_of(host: str) -> str:
     if address is None or address.version == 4:
         return str(address or host)
     return str(ip_network((address, HOME6_BITS), strict=False))
+
+
+@lru_cache(maxsize=8192)
+def network_of(host: str) -> str:
+    """Return the name of the /24 (IPv4) or /48 (IPv6) of an address, the smallest blocks that are routed and rented on
+    their own; a name stands for itself."""
+    address = address_of(host)
+    return address.packed[: 3 if address.version == 4 else 6].hex() if address is not None else host.lower()
 
 
 def is_loopback(host: str) -> bool:

@@ -31,7 +31,7 @@ from swarm.broadcast.version.manifest import open_head
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.membership import Membership
 from swarm.gossip.reachability import DIAL_BACK_CONTEXT, DialBackLimit, Knock, Reachability
-from swarm.gossip.records import GossipRules, Owner, Profile, SignedRecord, open_record, prefix_of
+from swarm.gossip.records import GossipRules, Owner, Profile, SignedRecord, open_record, prefix_of, read_record
 from swarm.gossip.service import KNOCK_S, GossipService
 from swarm.gossip.table import Leaf, Peer
 from swarm.net.client import PeerClient, session_route
@@ -408,6 +408,7 @@ class NodeNetwork:
         return Membership(
             self._owner,
             self._rules,
+            read_record=lambda sealed: read_record(sealed, swarm),
             open_record=lambda sealed: open_record(sealed, swarm),
             open_head=lambda sealed: open_head(sealed, learner_key).version,
             dialable=lambda address: address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan),

@@ -12,6 +12,7 @@ from swarm.types import NodeId
 from tests.builders import v
 from tests.swarmers import (
     DEAD_S,
+    ELSEWHERE,
     LIFE_S,
     RULES,
     address,
@@ -304,7 +305,7 @@ def test_a_home_counts_its_leaves_in_its_record() -> None:
 def test_a_leaf_that_leaves_or_becomes_public_has_no_lease() -> None:
     leaf, home = leaf_with_home()
     (farewell, *_) = calls_in(leaf.leave(now=1.0))
-    home.receive(key(1).node_id, farewell.message, now=1.0)
+    home.receive(key(1).node_id, farewell.message, host=ELSEWHERE, now=1.0)
     assert len(home.view.leases) == 0
     leaf, home = leaf_with_home()
     introduce(home, signed(1, 9))
@@ -422,5 +423,5 @@ def test_a_leaf_that_is_served_leaves_the_bootstraps_alone() -> None:
 
 def test_a_poll_that_claims_many_publics_teaches_nothing_without_records() -> None:
     home = core(2)
-    home.receive(key(1).node_id, Exchange(digest=ages((signed(5), 0.0)), hold_s=1.0, asks=0), now=0.0)
+    home.receive(key(1).node_id, Exchange(digest=ages((signed(5), 0.0)), hold_s=1.0, asks=0), host=ELSEWHERE, now=0.0)
     assert len(home.view.table) == 0

@@ -29,8 +29,7 @@ LATE = DEAD_S + 1.0
 
 def admitted(one: Table, record: SignedRecord, *, now: float = 0.0, age_s: float = 0.0) -> str:
     """What came of it, or why it was refused."""
-    said, effects = one.admit(record, now - age_s, now=now)
-    return reasons(effects)[0] if said == "refused" else said
+    return one.admit(record, now - age_s, now=now)[0]
 
 
 def at(host: str, port: int = 7700) -> tuple[Address, ...]:
@@ -150,7 +149,7 @@ def test_two_contents_of_one_order_ban_the_key() -> None:
     one = table()
     one.admit(signed(1), 0.0, now=0.0)
     said, effects = one.admit(signed(1, profile=Profile(leaves=1)), 0.0, now=0.0)
-    assert (said, reasons(effects)) == ("refused", ["equivocation"])
+    assert (said, reasons(effects)) == ("equivocation", ["equivocation"])
     assert effects[-1] == Died(node=key(1).node_id, reason="equivocated")
     assert key(1).node_id in one.banned
     assert (len(one), len(one.dead)) == (0, 0)

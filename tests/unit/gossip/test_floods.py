@@ -1,0 +1,155 @@
+"""What strangers can make a node spend and whom they can make it call: work is counted, and two parties compete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from swarm.gossip.membership import SIGNATURE_US, WORK
+from swarm.gossip.records import MAX_PER_SUBNET, Exchange, ExchangeReply, Profile, SignedRecord
+from swarm.gossip.table import MAX_OTHERS
+from swarm.types import Address
+from tests.swarmers import DEAD_S, ELSEWHERE, RULES, address, ages, core, head, introduce, key, reasons, signed
+from tests.unit.gossip.test_membership import STRANGER, forged
+from tests.unit.gossip.test_table import fakes
+
+PER_MESSAGE = 299
+"""Records of one address that fit a body of 64 KiB."""
+HONEST, FLOODER = "20.1.1.1", "20.2.2.2"
+BURST = int(WORK.burst // SIGNATURE_US)
+
+
+class Counted:
+    """A core that counts the signatures of records that it checks."""
+
+    def __init__(self, **options: Any) -> None:
+        self.core = core(1, **options)
+        self.checked = 0
+        genuine = self.core._open_record
+
+        def counting(sealed: bytes) -> SignedRecord:
+            self.checked += 1
+            return genuine(sealed)
+
+        self.core._open_record = counting
+
+    def take(self, *records: bytes, digest: bytes = b"", host: str = FLOODER, now: float = 1.0) -> list[str]:
+        message = Exchange(records=records, digest=digest, asks=0)
+        return reasons(self.core.receive(STRANGER, message, host=host, now=now))
+
+
+def invented(record: SignedRecord, count: int = PER_MESSAGE) -> list[bytes]:
+    """Copies of a record with signatures that nobody made."""
+    return [record.sealed[:-8] + number.to_bytes(8, "big") for number in range(count)]
+
+
+def banned(one: Counted) -> None:
+    introduce(one.core, signed(2), signed(2, profile=Profile(leaves=1)))
+
+
+def full_table(one: Counted) -> None:
+    for fake in fakes(MAX_OTHERS):
+        one.core.view.table.admit(fake, 1.0, now=1.0)
+
+
+def full_subnet(one: Counted) -> None:
+    for number in range(10, 10 + MAX_PER_SUBNET):
+        one.core.view.table.admit(signed(number, addresses=[Address(host=f"20.0.2.{number}", port=7)]), 1.0, now=1.0)
+
+
+REFUSABLE: list[tuple[str, SignedRecord, Callable[[Counted], object]]] = [
+    ("banned_key", signed(2, 9), banned),
+    ("old_record", signed(2), lambda one: introduce(one.core, signed(2, 5))),
+    ("zombie", signed(3), lambda one: None),
+    ("address_refused", signed(2, 1, addresses=[Address(host="10.0.0.1", port=7)]), lambda one: None),
+    ("table_full", signed(2, 1), full_table),
+    ("subnet_full", signed(2, 1), full_subnet),
+]
+
+
+@pytest.mark.parametrize(("reason", "record", "before"), REFUSABLE, ids=[reason for reason, *_ in REFUSABLE])
+def test_records_that_are_refused_cost_no_signature(
+    reason: str, record: SignedRecord, before: Callable[[Counted], object]
+) -> None:
+    one = Counted(dialable=lambda named: named.host.startswith("20."))
+    before(one)
+    one.checked = 0
+    digest = b"" if reason == "zombie" else ages((record, 0.0))
+    assert one.take(*invented(record), digest=digest) == [reason] * PER_MESSAGE
+    assert one.checked == 0
+
+
+def test_what_is_known_or_of_no_use_costs_no_signature() -> None:
+    one = Counted()
+    introduce(one.core, signed(2))
+    one.checked = 0
+    own = one.core.view.own
+    leaf = signed(3, reachability="leaf", addresses=())
+    for record in (signed(2), own, leaf):
+        assert one.take(*invented(record), digest=ages((record, 0.0))) == []
+    assert one.checked == 0
+    assert one.take(forged(signed(2, profile=Profile(leaves=1)).sealed)) == ["bad_record"]
+    assert one.checked == 1, "another body of the same order would ban the key, so its owner must have signed it"
+
+
+def test_an_invented_refusal_does_not_keep_the_genuine_record_out() -> None:
+    one = Counted(dialable=lambda named: named.host.startswith("20."))
+    lie = signed(2, 9, addresses=[Address(host="10.0.0.1", port=7)])
+    assert one.take(forged(lie.sealed), digest=ages((lie, 0.0))) == ["address_refused"]
+    wanted = one.core.answer(STRANGER, Exchange(digest=ages((signed(2, 5), 0.0))), now=1.0).wanted
+    assert wanted == (signed(2).prefix,)
+
+
+def test_a_flood_of_genuine_renewals_is_bounded_and_an_honest_caller_is_served() -> None:
+    one = Counted()
+    for second in range(10):
+        flood = [signed(number, second) for number in range(2, 2 + PER_MESSAGE)]
+        digest = ages(*((record, 0.0) for record in flood))
+        one.take(*(record.sealed for record in flood), digest=digest, now=float(second))
+    assert BURST <= one.checked <= BURST + 9 * WORK.requests_per_s / SIGNATURE_US + 1
+    known = len(one.core.view.table)
+    honest = [signed(number) for number in range(5000, 5050)]
+    said = one.take(*(r.sealed for r in honest), digest=ages(*((r, 0.0) for r in honest)), host=HONEST, now=9.0)
+    assert said == []
+    assert len(one.core.view.table) == known + len(honest)
+
+
+def test_what_was_left_alone_is_asked_for_again() -> None:
+    one = Counted()
+    flood = [signed(number) for number in range(2, BURST + 10)]
+    for part in range(0, len(flood), 200):
+        some = flood[part : part + 200]
+        said = one.take(*(record.sealed for record in some), digest=ages(*((r, 0.0) for r in some)))
+    assert said.count("over_budget") == len(flood) - BURST
+    last = flood[-1]
+    assert one.core.answer(STRANGER, Exchange(digest=ages((last, 0.0))), now=1.0).wanted == (last.prefix,)
+    assert one.take(last.sealed, digest=ages((last, 0.0)), now=3.0) == []
+
+
+def test_a_node_that_is_called_can_spend_no_more_with_its_answers() -> None:
+    one = Counted()
+    introduce(one.core, signed(2))
+    one.checked = 0
+    for number in range(10):
+        call = one.core.calls.to(key(2).node_id, (address(2),), "round", Exchange(), now=1.0)
+        some = [signed(100 + 150 * number + place) for place in range(150)]
+        records = tuple(record.sealed for record in some)
+        one.core.answered(call.ticket, ExchangeReply(records=records, digest=ages(*((r, 0.0) for r in some))), now=1.0)
+    assert one.checked == BURST
+
+
+def test_digests_and_questions_cost_their_network_and_nobody_else() -> None:
+    one = core(1)
+    for fake in fakes(1000):
+        one.view.table.admit(fake, 0.0, now=0.0)
+    round_message = one.view.round_message(0.0)
+    questions = [round_message, Exchange(records=(b"junk",) * 512), Exchange(), Exchange(head=head(3))]
+    for number, message in enumerate(questions):
+        host = f"20.3.{number}.1"
+        asked = sum(one.affords(host, message, now=1.0) for _ in range(1000))
+        assert 1 <= asked < 300
+        assert one.affords(f"20.3.{number + 100}.1", message, now=1.0)
+        assert one.affords(host, message, now=3.0), "a second later its time has come again"
+    assert one.affords(ELSEWHERE, round_message, now=1.0)
