@@ -155,10 +155,15 @@ def ages_in(digest: bytes) -> dict[bytes, float]:
     return {prefix: age * AGE_UNIT_S for prefix, _, age in unpack_digest(digest)}
 
 
-def introduce(one: Membership, *others: SignedRecord, now: float = 0.0, age_s: float = 0.0) -> list[Effect]:
-    """Have `one` learn of `others` from a stranger."""
+def introduce(
+    one: Membership, *others: SignedRecord, now: float = 0.0, age_s: float = 0.0, proven: bool = True
+) -> list[Effect]:
+    """Have `one` learn of `others` from a stranger, and reach them unless they are not `proven`."""
     told = Exchange(records=tuple(other.sealed for other in others), digest=ages(*((o, age_s) for o in others)), asks=0)
-    return one.receive(key(4_000_000).node_id, told, host=ELSEWHERE, now=now)
+    effects = one.receive(key(4_000_000).node_id, told, host=ELSEWHERE, now=now)
+    for other in others if proven else ():
+        one.view.table.prove(other.node, anywhere)
+    return effects
 
 
 def calls_in(effects: Sequence[Effect]) -> list[Call]:

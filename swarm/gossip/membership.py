@@ -20,7 +20,7 @@ from random import Random
 import msgspec
 
 from swarm.errors import ProtocolError
-from swarm.gossip.calls import Calls, Home, Homes, Partners, Pending, Purpose
+from swarm.gossip.calls import MAX_FAILURES, Calls, Home, Homes, Partners, Pending, Purpose
 from swarm.gossip.records import (
     ENTRY_BYTES,
     Call,
@@ -40,7 +40,7 @@ from swarm.gossip.records import (
 )
 from swarm.gossip.table import CHANGES, Peer
 from swarm.gossip.view import View, answer_to, fitting, seen_in
-from swarm.net.hosts import network_of
+from swarm.net.hosts import caller_of, network_of
 from swarm.net.limits import Limits, Meter
 from swarm.types import Address, NodeId, VersionId
 
@@ -157,12 +157,12 @@ class Membership:
 
     def _revive(self, now: float) -> list[Effect]:
         """Call a dead node. It answers if it was only on the other side of a partition."""
-        stones = [s.signed for s in self._table.dead.values() if s.is_lost and self._table.callable_at(s.signed)]
+        stones = [stone for stone in self._table.dead.values() if stone.addresses]
         if not stones:
             return []
-        signed = self._random.choice(stones)
+        stone = self._random.choice(stones)
         message = self.view.round_message(now)
-        return [self.calls.to(signed.node, self._table.callable_at(signed), "revive", message, now=now)]
+        return [self.calls.to(stone.signed.node, stone.addresses, "revive", message, now=now)]
 
     def _has_to_greet(self, now: float) -> bool:
         """Return True if this node should call a bootstrap: a leaf if it can reach no public, and a few publics at a
@@ -225,6 +225,7 @@ class Membership:
         latest = now - self.rules.transit_s
         payer = network_of(host)
         effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now), payer=payer)
+        self._table.prove(caller, lambda address: caller_of(address.host) == caller_of(host))
         return effects + self._hear_head(message.head, now)
 
     def holds(self, message: Exchange) -> bool:
@@ -244,6 +245,7 @@ class Membership:
             return []
         effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now), payer=signed.node)
         self._hear(signed.node, now)
+        self._table.prove(signed.node, lambda claimed: claimed == address)
         # Greet again soon if it taught nothing: it may be a leaf, and the call that follows may be lost.
         self._greet_at = now + max(HELLO_S, self._greet_period(now))
         message = self.view.round_message(now) if self.view.is_public else self.view.refresh_message(now)
@@ -254,6 +256,7 @@ class Membership:
         pending = self.calls.take(ticket)
         sent_at = pending.sent_at
         self._hear(pending.node, sent_at)
+        self._table.prove(pending.node, lambda address: address == pending.address)
         home = self.homes.of_ticket(ticket)
         if home is not None:
             self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
@@ -268,10 +271,12 @@ class Membership:
     def failed(self, ticket: int, *, now: float) -> list[Effect]:
         """Note that a call failed: the other node may be dead, or only the connection."""
         pending = self.calls.take(ticket)
-        if (peer := self._table.find(pending.node)) is not None:
+        peer = self._table.find(pending.node)
+        if peer is not None:
             peer.failed(self.rules.round_s, now=now)
         if (home := self.homes.of_ticket(ticket)) is not None:
-            self.homes.failed(home, took_s=now - pending.sent_at, now=now)
+            patience = MAX_FAILURES if peer is not None and peer.proven else 1
+            self.homes.failed(home, took_s=now - pending.sent_at, patience=patience, now=now)
         if pending.purpose in ("refresh", "seed"):
             self._refresh_at = min(self._refresh_at, now + self._period(1))
         return []
@@ -478,7 +483,12 @@ class Membership:
         return [self.calls.to(pending.node, (pending.address,), "push", message, now=now)]
 
     def _call(self, peer: Peer, purpose: Purpose, message: Exchange, now: float) -> Call:
-        return self.calls.to(peer.signed.node, peer.addresses, purpose, message, now=now)
+        tries = self._table.tries
+        due = tuple(a for a in peer.addresses if peer.proven or tries.is_due(a, now=now))
+        call = self.calls.to(peer.signed.node, due or peer.addresses, purpose, message, now=now)
+        if not peer.proven:
+            tries.tried(call.address, now=now)
+        return call
 
     def _period(self, rounds: float) -> float:
         return self._vary(rounds * self.rules.round_s)

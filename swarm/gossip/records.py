@@ -30,6 +30,7 @@ from swarm.types import Address, Id, NodeId, Role, Seconds, SwarmId, VersionId
 GOSSIP_BODY_BYTES = 64 * 1024  # Largest body: the digest of the largest table (57,344 bytes) and some records
 MAX_PUBLICS = 4096  # Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB
 MAX_PER_SUBNET = 64  # Publics of one /24 (IPv4) or /48 (IPv6): one cheap block of addresses must not fill the table
+MAX_PER_HOST = 8  # Publics of one address: the processes of one machine, and no more where nobody asked to be called
 MAX_LEAVES = 1024  # Per home: 1,024 held polls are 110 requests a second at the default pace, a quarter of a core
 
 MAX_BANNED = 1024  # Keys that equivocated; the oldest is forgotten first. Their owner can make new keys anyway.
@@ -55,6 +56,7 @@ class GossipRules:
     tombstone_rounds: int = 1800  # For an hour no older record of a dead node comes back, and partitions can heal
 
     bootstrap_rounds: int = 30  # A bootstrap is called every 60 s
+    silent_rounds: int = 1800  # Where no node has ever answered this one, it calls once an hour in the end
     dead_try_rounds: int = 15  # and a dead node every 30 s, both only to heal partitions
     greeters: int = 8  # Publics that call a bootstrap in each period, however many there are: 500 would cost it 75 KB/s
 

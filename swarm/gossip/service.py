@@ -232,7 +232,7 @@ class GossipService:
         if self._reachability is None:
             return
         view = self.core.view
-        publics = {peer.signed.node: peer for peer in view.usable(now)}
+        publics = {peer.signed.node: peer for peer in view.reached(now)}
         witness = self._reachability.ask(list(publics), now=now)
         if witness is not None:
             addresses = publics[witness].addresses

@@ -21,6 +21,7 @@ from typing import Any
 from swarm.gossip.records import (
     MAX_BANNED,
     MAX_LEAVES,
+    MAX_PER_HOST,
     MAX_PER_SUBNET,
     MAX_PUBLICS,
     Appeared,
@@ -32,7 +33,7 @@ from swarm.gossip.records import (
     SignedRecord,
     prefix_of,
 )
-from swarm.net.hosts import is_name, network_of
+from swarm.net.hosts import Tries, is_name, is_open, network_of
 from swarm.types import Address, NodeId, VersionId
 
 
@@ -98,15 +99,20 @@ LASTING = frozenset({"banned_key", "prefix_taken", "address_refused", "table_ful
 """Records refused for these reasons are asked for again only in another order, or after `pardon`."""
 
 
+Block = tuple[str, int]
+
+
 @dataclass(slots=True, kw_only=True)
 class Peer:
     """A public. `risen_at` is when its order last rose here, `retry_at` when it may be called again. `addresses` are
-    those that this node may call."""
+    those that this node may call. It is `proven` where it answered this node, or called it from there: before that an
+    address is a claim, and may be that of somebody who never heard of this swarm."""
 
     signed: SignedRecord
     addresses: tuple[Address, ...]
     heard_at: float
     risen_at: float
+    proven: bool
     failures: int = 0
     retry_at: float = -math.inf
 
@@ -123,10 +129,11 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """A node that was a public: it was lost, or says that it is none any more."""
+    """A node that was a public: it was lost, or says that it is none any more. `addresses` are the proven ones."""
 
     signed: SignedRecord
     died_at: float
+    addresses: tuple[Address, ...] = ()
 
     @property
     def is_lost(self) -> bool:
@@ -143,8 +150,9 @@ class Table:
         self.dead: dict[bytes, Tombstone] = {}
         self.banned: dict[NodeId, None] = {}
         self.unwanted: dict[bytes, int] = {}
+        self.tries = Tries(2 * rules.round_s, rules.silent_rounds * rules.round_s)
         self._pardon_at = -math.inf
-        self.subnets: Counter[str] = Counter()
+        self.blocks: Counter[Block] = Counter()
         self._learner = b""
 
     def __len__(self) -> int:
@@ -168,6 +176,20 @@ class Table:
         record = signed.record
         named = record.role == "learner"
         return tuple(a for a in record.addresses if self._dialable(a) or (named and a.fingerprint and is_name(a.host)))
+
+    def may_call(self, peer: Peer, *, now: float) -> bool:
+        """Return True if a public is proven, or if a host that it claims was not tried in vain lately."""
+        return peer.proven or any(self.tries.is_due(address, now=now) for address in peer.addresses)
+
+    def prove(self, node: NodeId, proves: Callable[[Address], bool]) -> None:
+        """Note that `node` is where `proves` says, and call it nowhere else."""
+        peer = self.find(node)
+        found = next(filter(proves, peer.addresses), None) if peer is not None else None
+        if peer is not None and found is not None:
+            self.tries.answered(found)
+            peer.proven = True
+            if peer.signed.record.role != "learner":
+                peer.addresses = (found,)
 
     def judge(self, signed: SignedRecord, heard_at: float, *, now: float) -> str:
         """Return what `admit` would make of a record if its owner signed it: one of CHANGES, "known", or the reason for
@@ -193,8 +215,8 @@ class Table:
         if signed.record.role != "learner":
             if known is None and len(self.by_prefix) >= MAX_OTHERS:
                 return "table_full"
-            entered = subnets_of(signed) - (subnets_of(known.signed) if known is not None else set())
-            if any(self.subnets[one] >= MAX_PER_SUBNET for one in entered):
+            entered = blocks_of(signed) - (blocks_of(known.signed) if known is not None else set())
+            if any(self.blocks[block] >= block[1] for block in entered):
                 return "subnet_full"
         if known is None:
             return "new"
@@ -238,7 +260,7 @@ class Table:
         effects: list[Effect] = []
         for peer in [p for p in self if p.heard_at < oldest_beat or p.risen_at < oldest_record]:
             self.forget(peer)
-            self._lay(peer.signed, now)
+            self._lay(peer.signed, now, peer.addresses if peer.proven else ())
             reason = "silent" if peer.heard_at < oldest_beat else "record expired"
             effects.append(Died(node=peer.signed.node, reason=reason))
         forgotten = now - rules.tombstone_rounds * rules.round_s
@@ -260,7 +282,7 @@ class Table:
     def forget(self, peer: Peer) -> None:
         """Drop a live peer without a tombstone, for example because a leaf knows enough others."""
         del self.by_prefix[peer.signed.prefix]
-        self._count_subnets(peer.signed, -1)
+        self._count_blocks(peer.signed, -1)
 
     # -- transitions -----------------------------------------------------------------------------------------
 
@@ -274,10 +296,11 @@ class Table:
 
     def _renew(self, peer: Peer, signed: SignedRecord, heard_at: float, now: float) -> list[Effect]:
         if signed.record.addresses != peer.signed.record.addresses:
-            self._count_subnets(peer.signed, -1)
-            self._count_subnets(signed, 1)
+            self._count_blocks(peer.signed, -1)
+            self._count_blocks(signed, 1)
             peer.failures, peer.retry_at = 0, -math.inf
-        peer.signed, peer.addresses, peer.risen_at = signed, self.callable_at(signed), now
+            peer.addresses, peer.proven = self.callable_at(signed), signed.record.role == "learner"
+        peer.signed, peer.risen_at = signed, now
         peer.heard_at = max(peer.heard_at, heard_at)
         return []
 
@@ -285,24 +308,27 @@ class Table:
         self.dead.pop(signed.prefix, None)
         while len(self.by_prefix) + len(self.dead) >= MAX_PUBLICS and self.dead:
             del self.dead[next(iter(self.dead))]
+        is_learner = signed.record.role == "learner"
         addresses = self.callable_at(signed)
-        self.by_prefix[signed.prefix] = Peer(signed=signed, addresses=addresses, heard_at=heard_at, risen_at=now)
-        if signed.record.role == "learner":
+        self.by_prefix[signed.prefix] = Peer(
+            signed=signed, addresses=addresses, heard_at=heard_at, risen_at=now, proven=is_learner
+        )
+        if is_learner:
             self._learner = signed.prefix
-        self._count_subnets(signed, 1)
+        self._count_blocks(signed, 1)
         return [Appeared(signed=signed)]
 
-    def _lay(self, signed: SignedRecord, now: float) -> list[Effect]:
+    def _lay(self, signed: SignedRecord, now: float, addresses: tuple[Address, ...] = ()) -> list[Effect]:
         # Take it out and put it in again, so that the oldest tombstone stays first.
         self.dead.pop(signed.prefix, None)
-        self.dead[signed.prefix] = Tombstone(signed=signed, died_at=now)
+        self.dead[signed.prefix] = Tombstone(signed=signed, died_at=now, addresses=addresses)
         return []
 
-    def _count_subnets(self, signed: SignedRecord, by: int) -> None:
-        for subnet in subnets_of(signed):
-            self.subnets[subnet] += by
-            if not self.subnets[subnet]:
-                del self.subnets[subnet]
+    def _count_blocks(self, signed: SignedRecord, by: int) -> None:
+        for block in blocks_of(signed):
+            self.blocks[block] += by
+            if not self.blocks[block]:
+                del self.blocks[block]
 
 
 def _drop_oldest(table: dict[Any, Any], size: int) -> None:
@@ -310,6 +336,8 @@ def _drop_oldest(table: dict[Any, Any], size: int) -> None:
         del table[next(iter(table))]
 
 
-def subnets_of(signed: SignedRecord) -> set[str]:
-    """Return the /24, /48 or name of each address."""
-    return {network_of(address.host) for address in signed.record.addresses}
+def blocks_of(signed: SignedRecord) -> set[Block]:
+    """Return the /24 or /48 and the host of each address of the open internet, with the publics that each may have.
+    Private networks have no limit: no stranger is there, and a laboratory may have many nodes."""
+    hosts = {address.host for address in signed.record.addresses if is_open(address.host)}
+    return {(network_of(host), MAX_PER_SUBNET) for host in hosts} | {(host, MAX_PER_HOST) for host in hosts}

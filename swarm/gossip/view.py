@@ -78,14 +78,19 @@ class View:
 
     def usable(self, now: float) -> list[Peer]:
         """Return the publics that may be called now."""
-        return [peer for peer in self.table if peer.retry_at <= now]
+        return [peer for peer in self.table if peer.retry_at <= now and self.table.may_call(peer, now=now)]
+
+    def reached(self, now: float) -> list[Peer]:
+        """Return those of them that are proven, for calls whose failure is not told here."""
+        return [peer for peer in self.usable(now) if peer.proven]
 
     def at_least(self, count: int, now: float) -> list[Peer]:
         """Return the publics that may be called now, filled up to `count` with those whose turn comes next: a newcomer
         that knows one other node must not fall silent because its first calls were lost."""
         usable = self.usable(now)
         missing = max(0, count - len(usable))
-        waiting = sorted((peer for peer in self.table if peer.retry_at > now), key=lambda peer: peer.retry_at)
+        later = [peer for peer in self.table if peer.retry_at > now and self.table.may_call(peer, now=now)]
+        waiting = sorted(later, key=lambda peer: peer.retry_at)
         return [*usable, *waiting[:missing]]
 
     def some(self, count: int, random: Random, *, now: float) -> list[Peer]:

@@ -314,23 +314,22 @@ class NodeNetwork:
         return node, list(dict.fromkeys(addresses))
 
     def publics(self) -> list[tuple[NodeId, Address]]:
-        """Return the public nodes that may be called now, except the learner."""
+        """Return the public nodes that may be called now, at proven addresses, except the learner."""
         if not self.gossip.is_open:
             return []
         learner, _ = self.learner()
-        usable = self.gossip.core.view.usable(time.monotonic())
-        return [
-            (peer.signed.node, peer.addresses[0]) for peer in usable if peer.signed.node not in (learner, self.node)
-        ]
+        reached = self.gossip.core.view.reached(time.monotonic())
+        return [(peer.signed.node, peer.addresses[0]) for peer in reached if peer.signed.node != learner]
 
     def public_at(self, node: NodeId) -> list[Address]:
-        """Return where a public node can be dialled; empty for a leaf or an unknown node."""
+        """Return where a public node was proven to be; empty for a leaf or an unknown node."""
         if not self.gossip.is_open:
             return []
-        signed = self.gossip.core.view.record_of(prefix_of(node))
-        if signed is None or signed.node != node or signed.record.reachability != "public":
-            return []
-        return list(self.gossip.core.view.table.callable_at(signed))
+        view = self.gossip.core.view
+        if node == self.node:
+            return list(view.own.record.addresses) if view.is_public else []
+        peer = view.table.find(node)
+        return list(peer.addresses) if peer is not None and peer.proven else []
 
     def uplink_of(self, node: NodeId) -> float:
         """Return the uplink that a node reports, in bytes per second; 0 if unknown."""

@@ -33,7 +33,7 @@ from swarm.gossip.records import (
     pack_digest,
     unpack_digest,
 )
-from swarm.gossip.table import Table, subnets_of
+from swarm.gossip.table import Table, blocks_of
 from swarm.net.wire import decode, encode
 from swarm.types import Address
 from tests.property.strategies import messages
@@ -172,8 +172,8 @@ def check(one: Table, highest: dict[bytes, int]) -> None:
     for prefix, order in held.items():
         assert order >= highest.get(prefix, 0), "I4"
     highest.update(held)
-    recount = Counter(subnet for peer in one for subnet in subnets_of(peer.signed))
-    assert dict(one.subnets) == recount
+    recount = Counter(subnet for peer in one for subnet in blocks_of(peer.signed))
+    assert dict(one.blocks) == recount
     assert all(count <= MAX_PER_SUBNET for count in recount.values())
     for peer in one:
         assert peer.signed.node not in one.banned

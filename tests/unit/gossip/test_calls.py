@@ -105,7 +105,7 @@ def test_a_home_is_replaced_after_failures_in_a_row_and_by_another() -> None:
     home = one.homes[0]
     waits: list[float] = []
     for attempt in range(MAX_FAILURES):
-        one.failed(home, took_s=0.0, now=0.0)
+        one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
         waits.append(home.next_at)
         assert (home not in one.homes) is (attempt == MAX_FAILURES - 1)
     assert waits == sorted(set(waits))
@@ -120,7 +120,7 @@ def test_an_answer_between_ends_the_row_of_failures() -> None:
     (home,) = one.homes
     for _ in range(3):
         for _ in range(MAX_FAILURES - 1):
-            one.failed(home, took_s=0.0, now=0.0)
+            one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
             assert one.homes == [home]
         one.answered(home, full=False, held_s=0.0, now=0.0)
 
@@ -129,9 +129,9 @@ def test_a_home_that_failed_is_told_our_record_again() -> None:
     one = filled(NODES[0])
     (home,) = one.homes
     home.told = 77
-    one.failed(home, took_s=0.0, now=0.0)
+    one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
     assert home.told == 77, "one lost packet"
-    one.failed(home, took_s=0.0, now=0.0)
+    one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
     assert home.told == -1
 
 

@@ -7,11 +7,25 @@ from typing import Any
 
 import pytest
 
-from swarm.gossip.membership import SIGNATURE_US, WORK
+from swarm.gossip.membership import SIGNATURE_US, WORK, Membership
 from swarm.gossip.records import MAX_PER_SUBNET, Exchange, ExchangeReply, Profile, SignedRecord
 from swarm.gossip.table import MAX_OTHERS
 from swarm.types import Address
-from tests.swarmers import DEAD_S, ELSEWHERE, RULES, address, ages, core, head, introduce, key, reasons, signed
+from tests.swarmers import (
+    DEAD_S,
+    ELSEWHERE,
+    RULES,
+    address,
+    ages,
+    calls_in,
+    core,
+    head,
+    introduce,
+    key,
+    reasons,
+    run_until,
+    signed,
+)
 from tests.unit.gossip.test_membership import STRANGER, forged
 from tests.unit.gossip.test_table import fakes
 
@@ -153,3 +167,100 @@ def test_digests_and_questions_cost_their_network_and_nobody_else() -> None:
         assert one.affords(f"20.3.{number + 100}.1", message, now=1.0)
         assert one.affords(host, message, now=3.0), "a second later its time has come again"
     assert one.affords(ELSEWHERE, round_message, now=1.0)
+
+
+# -- whom a node calls ---------------------------------------------------------------------------------------
+
+VICTIM = "20.66.66.66"
+HOUR_S = 3600.0
+
+
+def calls_of(one: Membership, until: float, told: Callable[[float], object]) -> list[tuple[float, str]]:
+    """When this node called whom: an honest public answers, the victim never does. `told` says more each second."""
+    called: list[tuple[float, str]] = []
+    now = 0.0
+    while now < until:
+        told(now)
+        waiting = calls_in(one.tick(now=now))
+        while waiting:
+            call = waiting.pop()
+            called.append((now, call.address.host))
+            if call.address.host == VICTIM:
+                one.failed(call.ticket, now=now)
+            else:
+                waiting += calls_in(one.answered(call.ticket, ExchangeReply(), now=now))
+        now += 1.0
+    return called
+
+
+@pytest.mark.parametrize("public", [True, False], ids=["public", "leaf"])
+def test_records_of_a_third_party_bring_it_few_calls_while_an_honest_public_gets_its_own(public: bool) -> None:
+    """The attacker holds all keys, calls with each of them, and renews each record as often as an honest node."""
+    one = core(1, public=public)
+    claims = [
+        [signed(number, second, addresses=[Address(host=VICTIM, port=number)]) for second in range(70)]
+        for number in range(100, 164)
+    ]
+
+    def told(now: float) -> None:
+        for attacker in claims:
+            record = attacker[int(now) // 60]
+            if int(now) % 30 == 0 and one.affords(FLOODER, Exchange(records=(record.sealed,), asks=0), now=now):
+                one.receive(record.node, Exchange(records=(record.sealed,), asks=0), host=FLOODER, now=now)
+        honest = signed(2, int(now) // 60)
+        one.receive(honest.node, Exchange(records=(honest.sealed,), asks=0), host=address(2).host, now=now)
+
+    called = calls_of(one, HOUR_S, told)
+    at_victim = [at for at, host in called if host == VICTIM]
+    assert 1 <= len(at_victim) <= 12
+    assert len([at for at in at_victim if at > HOUR_S / 2]) <= 1, "it is given up"
+    assert len(called) - len(at_victim) > HOUR_S / RULES.hold_s / 4
+
+
+def test_a_claimed_address_is_proven_by_a_call_from_it_or_an_answer_at_it() -> None:
+    one = core(1)
+    for number in (2, 3, 4):
+        introduce(one, signed(number), proven=False)
+    one.receive(key(2).node_id, Exchange(asks=0), host=FLOODER, now=1.0)
+    one.receive(key(3).node_id, Exchange(asks=0), host=address(3).host, now=1.0)
+    call = one.calls.to(key(4).node_id, (address(4),), "round", Exchange(), now=1.0)
+    one.answered(call.ticket, ExchangeReply(), now=1.0)
+    assert [peer.proven for peer in one.view.table] == [False, True, True]
+
+
+def test_of_several_addresses_only_the_one_that_was_proven_is_called_again() -> None:
+    one = core(1)
+    mixed = [Address(host=VICTIM, port=9), address(2), Address(host=VICTIM, port=10)]
+    introduce(one, signed(2, addresses=mixed), proven=False)
+    one.receive(key(2).node_id, Exchange(asks=0), host=address(2).host, now=0.0)
+    assert {host for _, host in calls_of(one, 100.0, lambda now: one.view.table.find(key(2).node_id))} == {
+        address(2).host
+    }
+
+
+def test_a_move_has_to_be_proven_again_and_a_renewal_has_not() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    introduce(one, signed(2, 1), proven=False)
+    (peer,) = one.view.table
+    assert peer.proven
+    introduce(one, signed(2, 2, addresses=[Address(host=VICTIM, port=9)]), proven=False)
+    assert not peer.proven
+
+
+def test_a_node_that_was_never_reached_is_not_called_after_its_death() -> None:
+    one = core(1)
+    introduce(one, signed(2, addresses=[Address(host=VICTIM, port=9)]), proven=False)
+    introduce(one, signed(3))
+    run_until(one, DEAD_S + 5.0, now=0.0)
+    assert len(one.view.table.dead) == 2
+    called = {host for at, host in calls_of(one, 1000.0, lambda now: None)}
+    assert called == {address(3).host}
+
+
+def test_only_proven_publics_are_asked_to_call_back() -> None:
+    """A witness that does not answer is not noticed there."""
+    one = core(1, public=False)
+    introduce(one, signed(2), proven=False)
+    introduce(one, signed(3))
+    assert [peer.signed.node for peer in one.view.reached(0.0)] == [key(3).node_id]
