@@ -33,7 +33,7 @@ from swarm.gossip.records import (
     SignedRecord,
     prefix_of,
 )
-from swarm.net.hosts import Tries, is_name, is_open, network_of
+from swarm.net.hosts import Tries, is_name, network_of, open_host
 from swarm.types import Address, NodeId, VersionId
 
 
@@ -339,5 +339,5 @@ def _drop_oldest(table: dict[Any, Any], size: int) -> None:
 def blocks_of(signed: SignedRecord) -> set[Block]:
     """Return the /24 or /48 and the host of each address of the open internet, with the publics that each may have.
     Private networks have no limit: no stranger is there, and a laboratory may have many nodes."""
-    hosts = {address.host for address in signed.record.addresses if is_open(address.host)}
+    hosts = {open_host(address.host) for address in signed.record.addresses} - {""}
     return {(network_of(host), MAX_PER_SUBNET) for host in hosts} | {(host, MAX_PER_HOST) for host in hosts}

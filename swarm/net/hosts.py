@@ -67,9 +67,9 @@ def is_dialable(host: str, *, lan: bool) -> bool:
 
 
 @lru_cache(maxsize=8192)
-def is_open(host: str) -> bool:
-    """Return True for a literal address of the open internet, where a stranger may be."""
-    return is_dialable(host, lan=False)
+def open_host(host: str) -> str:
+    """Return an address of the open internet in its one notation, whatever it was written as; "" for other hosts."""
+    return str(address_of(host)) if is_dialable(host, lan=False) else ""
 
 
 class Tries:
@@ -96,7 +96,7 @@ class Tries:
 
 
 def _place(address: Address) -> str:
-    return address.host if is_open(address.host) else address.authority
+    return open_host(address.host) or address.authority
 
 
 def is_private(host: str) -> bool:

@@ -19,6 +19,7 @@ import msgspec
 
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import PeerClient
+from swarm.net.hosts import Tries
 from swarm.net.sessions import ServerSessions
 from swarm.net.stream import (
     HEADER,
@@ -98,12 +99,14 @@ class Links:
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
         self._closed = False
         self._barred_until: dict[NodeId, float] = {}
+        self._tries = Tries(MIN_BACK_OFF_S, MAX_BACK_OFF_S)
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def dial(self, wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:
-        """Keep a link to each of these nodes, trying its addresses in turn. Give up all others that it dialled."""
+        """Keep a link to each of these nodes, trying its addresses in turn. Give up all others that it dialled. A host
+        of the open internet that does not answer is tried ever more rarely, however many of the nodes name it."""
         self._wanted = wanted
         for node in [n for n in self._dialling if n not in wanted]:
             self._dialling.pop(node).cancel()
@@ -173,16 +176,19 @@ class Links:
 
     async def _keep(self, node: NodeId) -> None:
         """Link to `node` again and again, at the addresses known by then."""
-        tries = 0
+        tries, loop = 0, asyncio.get_running_loop()
         while True:
             known = self._wanted[node]()
-            if known and not self._is_barred(node):
+            address = known[tries % len(known)] if known else None
+            if address and self._tries.is_due(address, now=loop.time()) and not self._is_barred(node):
+                self._tries.tried(address, now=loop.time())
                 try:
-                    ended = await self._dial(node, known[tries % len(known)])
+                    ended = await self._dial(node, address)
                 except (PeerUnreachable, ProtocolError):
                     tries += 1
                 else:
                     tries = 0
+                    self._tries.answered(address)
                     await ended.wait()
             pause_s = min(MAX_BACK_OFF_S, MIN_BACK_OFF_S * 2 ** min(tries, 8))
             await asyncio.sleep(pause_s * self._station.random.uniform(0.5, 1.0))

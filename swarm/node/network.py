@@ -496,12 +496,13 @@ class NodeNetwork:
         while True:
             await asyncio.sleep(CACHE_EVERY_S * self._rules.round_s / 2.0)
             peers = sorted(self.gossip.core.view.table, key=lambda peer: -peer.heard_at)
-            records = [peer.signed for peer in peers if peer.signed.record.addresses]
+            # Never more than was proven: a record may name any host to be called at the next start.
+            addresses = [address for peer in peers if peer.proven for address in peer.addresses]
             hello = self._hello(None, None)
-            if not records or hello is None:
+            if not addresses or hello is None:
                 continue
             try:
-                await asyncio.to_thread(self.bootstraps.remember, hello, records)
+                await asyncio.to_thread(self.bootstraps.remember, hello, addresses)
             except OSError as error:
                 # A full disk is no reason to leave the swarm.
                 self._say_once(f"cannot write down peers for the next start: {error}")
