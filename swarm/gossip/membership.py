@@ -219,11 +219,11 @@ class Membership:
         ends."""
         effects: list[Effect] = []
         self._hear(caller, now)
+        payer = network_of(host)
         if message.hold_s > 0 and self._table.find(caller) is None:
-            self._leases.renew(caller, message.newest, now=now)
+            self._leases.renew(caller, message.newest, network=payer, now=now)
             self._count_leaves()
         latest = now - self.rules.transit_s
-        payer = network_of(host)
         effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now), payer=payer)
         self._table.prove(caller, lambda address: caller_of(address.host) == caller_of(host))
         return effects + self._hear_head(message.head, now)

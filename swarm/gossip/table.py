@@ -39,9 +39,11 @@ from swarm.types import Address, NodeId, VersionId
 
 @dataclass(slots=True, kw_only=True)
 class Leaf:
-    """A leaf of this home. `signed` is None until it sends its record. `newest` is the version that it last knew of."""
+    """A leaf of this home, which called from `network`. `signed` is None until it sends its record. `newest` is the
+    version that it last knew of."""
 
     heard_at: float
+    network: str
     signed: SignedRecord | None = None
     newest: VersionId | None = None
 
@@ -56,12 +58,22 @@ class LeafLeases:
     def __len__(self) -> int:
         return len(self.leaves)
 
-    def renew(self, node: NodeId, newest: VersionId | None, *, now: float) -> bool:
+    def renew(self, node: NodeId, newest: VersionId | None, *, network: str, now: float) -> bool:
         """Count a poll of `node`. Return False if this home has no room for it."""
         leaf = self.leaves.pop(node, None)
-        if leaf is None and len(self.leaves) >= MAX_LEAVES:
+        if leaf is None and len(self.leaves) >= MAX_LEAVES and not self._make_room(network):
             return False
-        self.leaves[node] = Leaf(heard_at=now, newest=newest, signed=leaf.signed if leaf else None)
+        signed = leaf.signed if leaf else None
+        self.leaves[node] = Leaf(heard_at=now, network=network, newest=newest, signed=signed)
+        return True
+
+    def _make_room(self, network: str) -> bool:
+        """Drop the leaf that has been silent for longest of the network with the most, if `network` has two less."""
+        counts = Counter(leaf.network for leaf in self.leaves.values())
+        largest, most = counts.most_common(1)[0]
+        if most < counts[network] + 2:
+            return False
+        self.end(next(node for node, leaf in self.leaves.items() if leaf.network == largest))
         return True
 
     def wants(self, signed: SignedRecord) -> bool:

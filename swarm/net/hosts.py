@@ -39,10 +39,10 @@ def caller_of(host: str) -> str:
 
 @lru_cache(maxsize=8192)
 def network_of(host: str) -> str:
-    """Return the name of the /24 (IPv4) or /48 (IPv6) of an address, the smallest blocks that are routed and rented on
-    their own; a name stands for itself."""
-    address = address_of(host)
-    return address.packed[: 3 if address.version == 4 else 6].hex() if address is not None else host.lower()
+    """Return the name of the /24 (IPv4) or /48 (IPv6) of an address of the open internet, the smallest blocks that are
+    rented on their own. In a private network each host stands for itself."""
+    address = address_of(open_host(host))
+    return address.packed[: 3 if address.version == 4 else 6].hex() if address is not None else host
 
 
 def is_loopback(host: str) -> bool:

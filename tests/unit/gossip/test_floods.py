@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from swarm.gossip.membership import SIGNATURE_US, WORK, Membership
-from swarm.gossip.records import MAX_PER_SUBNET, Exchange, ExchangeReply, Profile, SignedRecord
+from swarm.gossip.records import MAX_LEAVES, MAX_PER_SUBNET, Exchange, ExchangeReply, Profile, SignedRecord
 from swarm.gossip.table import MAX_OTHERS
-from swarm.types import Address
+from swarm.types import Address, NodeId
 from tests.swarmers import (
     DEAD_S,
     ELSEWHERE,
@@ -264,3 +264,37 @@ def test_only_proven_publics_are_asked_to_call_back() -> None:
     introduce(one, signed(2), proven=False)
     introduce(one, signed(3))
     assert [peer.signed.node for peer in one.view.reached(0.0)] == [key(3).node_id]
+
+
+# -- places of leaves ----------------------------------------------------------------------------------------
+
+
+def polls(one: Membership, numbers: Sequence[int], host: str, now: float) -> list[bool]:
+    """Have leaves poll from one host. Return which of them found a place."""
+    placed: list[bool] = []
+    for number in numbers:
+        node, poll = NodeId(f"{number:032x}"), Exchange(hold_s=RULES.hold_s, asks=0)
+        one.receive(node, poll, host=host.format(number % 250), now=now)
+        placed.append(not one.answer(node, poll, now=now).full)
+    return placed
+
+
+@pytest.mark.parametrize("honest", [HONEST, "10.0.0.{}", "127.0.0.1"], ids=["elsewhere", "laboratory", "this machine"])
+def test_the_keys_of_one_network_leave_places_for_leaves_of_others(honest: str) -> None:
+    one = core(1)
+    assert all(polls(one, range(MAX_LEAVES), FLOODER, 1.0))
+    assert not any(polls(one, range(5000, 6000), "20.2.2.99", 2.0)), "it is the largest network itself"
+    polls(one, range(10), FLOODER, 3.0)
+    assert all(polls(one, range(10_000, 10_200), honest, 4.0))
+    assert all(polls(one, range(10_000, 10_200), honest, 5.0)), "they keep them"
+    assert all(polls(one, range(10), FLOODER, 5.0)), "the silent give way first"
+    assert not any(polls(one, range(10, 210), FLOODER, 5.0))
+    assert len(one.view.leases) == MAX_LEAVES
+
+
+def test_two_large_networks_do_not_drive_one_another_out() -> None:
+    one = core(1)
+    polls(one, range(MAX_LEAVES // 2), HONEST, 1.0)
+    polls(one, range(5000, 5000 + MAX_LEAVES // 2), FLOODER, 1.0)
+    assert not any(polls(one, range(6000, 6100), FLOODER, 2.0))
+    assert not any(polls(one, range(7000, 7100), HONEST, 2.0))
