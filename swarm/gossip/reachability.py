@@ -30,6 +30,9 @@ LAN_DIAL_BACKS_PER_MINUTE = 60  # Per address: a home has one router, but in a l
 MAX_DIALLED = 4096  # Addresses that are remembered for a minute; beyond that every caller waits
 MAX_CLAIMED = 8  # Addresses remembered that witnesses named: a liar has a new answer every time
 DIAL_BACK_CONTEXT = "dial-back"
+CROWDED = (
+    "your network has as many public nodes as this swarm takes"  # No other refusal tells what an address is good for
+)
 
 
 class DialBack(Message, frozen=True):
@@ -116,7 +119,8 @@ class Reachability:
     def answered(self, witness: NodeId, reply: DialBackReply, publics: int, *, now: float) -> bool:
         """Take in what a witness found. Return True if `address` has changed."""
         if reply.refused:
-            return False
+            # No node keeps a record for which it has no room: a public that nobody knows is a leaf.
+            return self._failed() if reply.refused == CROWDED else False
         # An honest witness names only the address that its socket saw and that it called.
         if not reply.reached or "%" in reply.host or not is_dialable(reply.host, lan=self._lan):
             return self._failed()

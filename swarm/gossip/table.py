@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,8 +227,8 @@ class Table:
         if signed.record.role != "learner":
             if known is None and len(self.by_prefix) >= MAX_OTHERS:
                 return "table_full"
-            entered = blocks_of(signed) - (blocks_of(known.signed) if known is not None else set())
-            if any(self.blocks[block] >= block[1] for block in entered):
+            before = known.signed.record.addresses if known is not None else ()
+            if not self.has_room(blocks_of(signed.record.addresses) - blocks_of(before)):
                 return "subnet_full"
         if known is None:
             return "new"
@@ -336,8 +336,11 @@ class Table:
         self.dead[signed.prefix] = Tombstone(signed=signed, died_at=now, addresses=addresses)
         return []
 
+    def has_room(self, blocks: set[Block]) -> bool:
+        return all(self.blocks[block] < block[1] for block in blocks)
+
     def _count_blocks(self, signed: SignedRecord, by: int) -> None:
-        for block in blocks_of(signed):
+        for block in blocks_of(signed.record.addresses):
             self.blocks[block] += by
             if not self.blocks[block]:
                 del self.blocks[block]
@@ -348,8 +351,8 @@ def _drop_oldest(table: dict[Any, Any], size: int) -> None:
         del table[next(iter(table))]
 
 
-def blocks_of(signed: SignedRecord) -> set[Block]:
+def blocks_of(addresses: Iterable[Address]) -> set[Block]:
     """Return the /24 or /48 and the host of each address of the open internet, with the publics that each may have.
     Private networks have no limit: no stranger is there, and a laboratory may have many nodes."""
-    hosts = {open_host(address.host) for address in signed.record.addresses} - {""}
+    hosts = {open_host(address.host) for address in addresses} - {""}
     return {(network_of(host), MAX_PER_SUBNET) for host in hosts} | {(host, MAX_PER_HOST) for host in hosts}

@@ -172,7 +172,7 @@ def check(one: Table, highest: dict[bytes, int]) -> None:
     for prefix, order in held.items():
         assert order >= highest.get(prefix, 0), "I4"
     highest.update(held)
-    recount = Counter(subnet for peer in one for subnet in blocks_of(peer.signed))
+    recount = Counter(subnet for peer in one for subnet in blocks_of(peer.signed.record.addresses))
     assert dict(one.blocks) == recount
     assert all(count <= MAX_PER_SUBNET for count in recount.values())
     for peer in one:

@@ -9,6 +9,7 @@ import pytest
 from swarm.gossip.reachability import (
     ASK_ROUNDS,
     CHECK_ROUNDS,
+    CROWDED,
     DIAL_BACKS_PER_MINUTE,
     LAN_DIAL_BACKS_PER_MINUTE,
     LOST_AFTER,
@@ -142,6 +143,14 @@ def test_a_refusal_says_nothing_about_an_address() -> None:
     for _ in range(5 * LOST_AFTER):
         assert not one.answered(PUBLICS[0], seen(reached=False, refused="too soon"), len(PUBLICS), now=1.0)
     assert one.address is not None
+
+
+def test_where_the_network_is_crowded_a_node_stays_a_leaf_or_becomes_one() -> None:
+    fresh, public = case(), proven()
+    for _ in range(LOST_AFTER):
+        for one in (fresh, public):
+            one.answered(PUBLICS[0], seen(reached=False, refused=CROWDED), len(PUBLICS), now=1.0)
+    assert (fresh.address, public.address) == (None, None)
 
 
 def test_witnesses_are_asked_one_after_another_each_once_before_any_twice() -> None:
