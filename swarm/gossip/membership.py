@@ -219,12 +219,12 @@ class Membership:
         ends."""
         effects: list[Effect] = []
         self._hear(caller, now)
-        payer = network_of(host)
+        network = network_of(host)
         if message.hold_s > 0 and self._table.find(caller) is None:
-            self._leases.renew(caller, message.newest, network=payer, now=now)
+            self._leases.renew(caller, message.newest, network=network, now=now)
             self._count_leaves()
         latest = now - self.rules.transit_s
-        effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now), payer=payer)
+        effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now), network=network)
         self._table.prove(caller, lambda address: caller_of(address.host) == caller_of(host))
         return effects + self._hear_head(message.head, now)
 
@@ -243,7 +243,7 @@ class Membership:
         self._greet_wait_s = FIRST_GREET_S
         if signed.node == self.view.own.node:
             return []
-        effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now), payer=signed.node)
+        effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now))
         self._hear(signed.node, now)
         self._table.prove(signed.node, lambda claimed: claimed == address)
         # Greet again soon if it taught nothing: it may be a leaf, and the call that follows may be lost.
@@ -261,9 +261,8 @@ class Membership:
         if home is not None:
             self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
             home.told = -1 if self.view.own.prefix in reply.wanted else home.told
-        direct, payer = (pending.node, sent_at), pending.node
-        effects = self._take_in(reply.records, reply.digest, sent_at, now, direct=direct, payer=payer)
-        effects += self._hear_head(reply.head, now) + self._refute(reply.refute, payer, now)
+        effects = self._take_in(reply.records, reply.digest, sent_at, now, direct=(pending.node, sent_at))
+        effects += self._hear_head(reply.head, now) + self._refute(reply.refute, now)
         if home is not None:
             home.knows = self.view.newest if reply.head == self.view.head else home.asked
         return effects + self._send_wanted(pending, reply.wanted, now)
@@ -348,11 +347,12 @@ class Membership:
         now: float,
         *,
         direct: tuple[NodeId, float],
-        payer: str,
+        network: str = "",
     ) -> list[Effect]:
         """Take in records, and the beats of a digest whose ages count back from `latest`. `direct` is the speaker and
         when it spoke. A record without an age brings no beat, so it makes no unknown node known. Signatures are checked
-        of what would change something, as far as `payer` has time left; the rest will be offered again."""
+        of what would change something, as far as the caller's network or the node that was called has time left; the
+        rest will be offered again."""
         effects: list[Effect] = []
         try:
             beats = {prefix: heard_at for prefix, (_, heard_at) in seen_in(digest, latest=latest).items()}
@@ -365,9 +365,11 @@ class Membership:
             try:
                 signed = self._read_record(one)
                 heard_at = spoke_at if signed.node == speaker else beats.get(signed.prefix, -math.inf)
-                if self._wants(signed, heard_at, now) and not self._proves(signed, payer, now):
-                    effects.append(Rejected(reason="over_budget"))
-                    continue
+                if self._wants(signed, heard_at, now):
+                    if self._work.take(network or speaker, now=now, cost=SIGNATURE_US):
+                        effects.append(Rejected(reason="over_budget"))
+                        continue
+                    self._open_record(one)
             except ProtocolError:
                 # Ignore the rest: an honest node passes on only records that open, and signatures cost time.
                 effects.append(Rejected(reason="bad_record"))
@@ -388,13 +390,6 @@ class Membership:
         if signed.node == (own := self.view.own).node:
             return signed.body != own.body and signed.order >= own.order
         return self._leases.wants(signed) or self._table.judge(signed, heard_at, now=now) in CHANGES
-
-    def _proves(self, signed: SignedRecord, payer: str, now: float) -> bool:
-        """Check a signature if `payer` has time left. Raise ProtocolError if the owner did not sign."""
-        if self._work.take(payer, now=now, cost=SIGNATURE_US):
-            return False
-        self._open_record(signed.sealed)
-        return True
 
     def _admit(self, signed: SignedRecord, heard_at: float, now: float, effects: list[Effect]) -> bool:
         self._leases.tell(signed)
@@ -422,18 +417,15 @@ class Membership:
         """Put the number of leaves into the next record. They come and go too often to issue one each time."""
         self._owner.profile = msgspec.structs.replace(self._owner.profile, leaves=len(self._leases))
 
-    def _refute(self, sealed: bytes, payer: str, now: float) -> list[Effect]:
+    def _refute(self, sealed: bytes, now: float) -> list[Effect]:
         """Answer a node that believes this one dead: it has to hear of a higher order."""
         if not sealed:
             return []
         try:
-            claimed = self._read_record(sealed)
-            is_own = claimed.node == self.view.own.node
-            if is_own and self._wants(claimed, now, now) and not self._proves(claimed, payer, now):
-                return [Rejected(reason="over_budget")]
+            claimed = self._open_record(sealed)
         except ProtocolError:
             return [Rejected(reason="bad_record")]
-        return self._overtake(claimed, now) if is_own else []
+        return self._overtake(claimed, now) if claimed.node == self.view.own.node else []
 
     def _hear_head(self, sealed: bytes, now: float) -> list[Effect]:
         before = self.view.newest

@@ -82,11 +82,11 @@ class LeafLeases:
         return leaf is not None and (leaf.signed is None or signed.order > leaf.signed.order)
 
     def tell(self, signed: SignedRecord) -> None:
-        """Keep a record that is wanted. A leaf may say in it that it has left."""
-        if self.wants(signed):
+        """Keep a record that is wanted, or drop a leaf that says in it that it has left."""
+        if self.wants(signed) and signed.record.reachability == "gone":
+            self.end(signed.node)
+        elif self.wants(signed):
             self.leaves[signed.node].signed = signed
-            if signed.record.reachability == "gone":
-                self.end(signed.node)
 
     def end(self, node: NodeId) -> None:
         """Drop a leaf that has left or become a public."""

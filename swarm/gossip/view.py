@@ -89,9 +89,8 @@ class View:
         that knows one other node must not fall silent because its first calls were lost."""
         usable = self.usable(now)
         missing = max(0, count - len(usable))
-        later = [peer for peer in self.table if peer.retry_at > now and self.table.may_call(peer, now=now)]
-        waiting = sorted(later, key=lambda peer: peer.retry_at)
-        return [*usable, *waiting[:missing]]
+        waiting = [peer for peer in self.table if peer.retry_at > now and self.table.may_call(peer, now=now)]
+        return [*usable, *sorted(waiting, key=lambda peer: peer.retry_at)[:missing]]
 
     def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
         """Return up to `count` random publics to call."""

@@ -11,6 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Annotated
@@ -176,22 +177,16 @@ class Links:
 
     async def _keep(self, node: NodeId) -> None:
         """Link to `node` again and again, at the addresses known by then."""
-        tries, loop = 0, asyncio.get_running_loop()
+        tries, loop = self._tries, asyncio.get_running_loop()
         while True:
-            known = self._wanted[node]()
-            address = known[tries % len(known)] if known else None
-            if address and self._tries.is_due(address, now=loop.time()) and not self._is_barred(node):
-                self._tries.tried(address, now=loop.time())
-                try:
+            address = next((a for a in self._wanted[node]() if tries.is_due(a, now=loop.time())), None)
+            if address is not None and not self._is_barred(node):
+                tries.tried(address, now=loop.time())
+                with suppress(PeerUnreachable, ProtocolError):
                     ended = await self._dial(node, address)
-                except (PeerUnreachable, ProtocolError):
-                    tries += 1
-                else:
-                    tries = 0
-                    self._tries.answered(address)
+                    tries.answered(address)
                     await ended.wait()
-            pause_s = min(MAX_BACK_OFF_S, MIN_BACK_OFF_S * 2 ** min(tries, 8))
-            await asyncio.sleep(pause_s * self._station.random.uniform(0.5, 1.0))
+            await asyncio.sleep(MIN_BACK_OFF_S * self._station.random.uniform(0.5, 1.0))
 
     async def _dial(self, node: NodeId, address: Address) -> asyncio.Event:
         """Try once. The returned event is set when the link has ended."""

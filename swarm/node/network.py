@@ -322,13 +322,8 @@ class NodeNetwork:
         return [(peer.signed.node, peer.addresses[0]) for peer in reached if peer.signed.node != learner]
 
     def public_at(self, node: NodeId) -> list[Address]:
-        """Return where a public node was proven to be; empty for a leaf or an unknown node."""
-        if not self.gossip.is_open:
-            return []
-        view = self.gossip.core.view
-        if node == self.node:
-            return list(view.own.record.addresses) if view.is_public else []
-        peer = view.table.find(node)
+        """Return where another public was proven to be; empty for a leaf or an unknown node."""
+        peer = self.gossip.core.view.table.find(node) if self.gossip.is_open else None
         return list(peer.addresses) if peer is not None and peer.proven else []
 
     def uplink_of(self, node: NodeId) -> float:

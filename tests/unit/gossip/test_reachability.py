@@ -14,7 +14,6 @@ from swarm.gossip.reachability import (
     LAN_DIAL_BACKS_PER_MINUTE,
     LOST_AFTER,
     MAX_CLAIMED,
-    MAX_DIALLED,
     PATIENT_FAILURES,
     WITNESSES,
     DialBackLimit,
@@ -61,14 +60,6 @@ def test_many_nodes_of_a_laboratory_share_an_address() -> None:
 def test_a_private_address_is_not_called_back() -> None:
     assert "--lan" in DialBackLimit(lan=False).refusal("10.0.0.1", now=0.0)
     assert DialBackLimit(lan=True).refusal("10.0.0.1", now=0.0) == ""
-
-
-def test_the_memory_of_calls_is_bounded_and_forgets() -> None:
-    limit = DialBackLimit(lan=False)
-    for number in range(MAX_DIALLED):
-        assert limit.refusal(f"20.{number >> 8}.{number & 255}.1", now=0.0) == ""
-    assert "too many" in limit.refusal("8.8.8.8", now=1.0)
-    assert limit.refusal("8.8.8.8", now=61.0) == ""
 
 
 def case(now: float = 0.0) -> Reachability:
