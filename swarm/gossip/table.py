@@ -110,7 +110,6 @@ CHANGES = frozenset({"new", "changed", "reissued", "gone", "buried", "equivocati
 LASTING = frozenset({"banned_key", "prefix_taken", "address_refused", "table_full", "subnet_full"})
 """Records refused for these reasons are asked for again only in another order, or after `pardon`."""
 
-
 Block = tuple[str, int]
 
 
@@ -196,12 +195,11 @@ class Table:
     def prove(self, node: NodeId, proves: Callable[[Address], bool]) -> None:
         """Note that `node` is where `proves` says, and call it nowhere else."""
         peer = self.find(node)
-        found = next(filter(proves, peer.addresses), None) if peer is not None else None
-        if peer is not None and found is not None:
+        if peer is None or peer.proven:
+            return
+        if (found := next(filter(proves, peer.addresses), None)) is not None:
             self.tries.answered(found)
-            peer.proven = True
-            if peer.signed.record.role != "learner":
-                peer.addresses = (found,)
+            peer.addresses, peer.proven = (found,), True
 
     def judge(self, signed: SignedRecord, heard_at: float, *, now: float) -> str:
         """Return what `admit` would make of a record if its owner signed it: one of CHANGES, "known", or the reason for
