@@ -25,6 +25,7 @@ from swarm.gossip.records import (
     SignedRecord,
     open_record,
     pack_digest,
+    read_record,
     sign_record,
     unpack_digest,
 )
@@ -39,6 +40,8 @@ LEARNER = SigningKey.from_bytes(bytes(31) + b"\1")
 THE_SWARM = swarm_id_of(LEARNER.public_bytes)
 DEAD_S = RULES.dead_rounds * RULES.round_s
 LIFE_S = RULES.life_rounds * RULES.round_s
+ELSEWHERE = "20.255.255.1"
+"""Where callers are that have no address of their own."""
 
 
 @cache
@@ -131,6 +134,7 @@ def core(
     made = Membership(
         owner,
         rules,
+        read_record=partial(read_record, swarm=THE_SWARM),
         open_record=partial(open_record, swarm=THE_SWARM),
         open_head=open_version,
         dialable=dialable,
@@ -151,10 +155,15 @@ def ages_in(digest: bytes) -> dict[bytes, float]:
     return {prefix: age * AGE_UNIT_S for prefix, _, age in unpack_digest(digest)}
 
 
-def introduce(one: Membership, *others: SignedRecord, now: float = 0.0, age_s: float = 0.0) -> list[Effect]:
-    """Have `one` learn of `others` from a stranger."""
+def introduce(
+    one: Membership, *others: SignedRecord, now: float = 0.0, age_s: float = 0.0, proven: bool = True
+) -> list[Effect]:
+    """Have `one` learn of `others` from a stranger, and reach them unless they are not `proven`."""
     told = Exchange(records=tuple(other.sealed for other in others), digest=ages(*((o, age_s) for o in others)), asks=0)
-    return one.receive(key(4_000_000).node_id, told, now=now)
+    effects = one.receive(key(4_000_000).node_id, told, host=ELSEWHERE, now=now)
+    for other in others if proven else ():
+        one.view.table.prove(other.node, anywhere)
+    return effects
 
 
 def calls_in(effects: Sequence[Effect]) -> list[Call]:
@@ -173,7 +182,8 @@ def deliver(
     call: Call, source: Membership, target: Membership, *, now: float, held_s: float = 0.0
 ) -> tuple[list[Effect], list[Effect]]:
     """Carry a call to `target` and its answer back: what both made of it."""
-    received = target.receive(source.view.own.node, call.message, now=now)
+    host = source.view.own.record.addresses[0].host if source.view.own.record.addresses else ELSEWHERE
+    received = target.receive(source.view.own.node, call.message, host=host, now=now)
     answer = target.answer(source.view.own.node, call.message, now=now + held_s)
     return received, source.answered(call.ticket, answer, now=now + held_s)
 

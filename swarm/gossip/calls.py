@@ -104,15 +104,15 @@ class Homes:
         if full:
             self.homes.remove(home)
 
-    def failed(self, home: Home, *, took_s: float, now: float) -> None:
-        """Try again after a short while, or give the home up."""
+    def failed(self, home: Home, *, took_s: float, patience: int, now: float) -> None:
+        """Try again after a short while, or give the home up after `patience` failures."""
         home.ticket = None
         home.failures += 1
         # The home may have lost what it knew about this leaf.
         if home.failures > 1:
             home.told, home.knows = -1, None
         home.next_at = now + max(0.0, self._rules.round_s * home.failures - took_s)
-        if home.failures >= MAX_FAILURES:
+        if home.failures >= patience:
             self.homes.remove(home)
 
 

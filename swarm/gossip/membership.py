@@ -20,8 +20,9 @@ from random import Random
 import msgspec
 
 from swarm.errors import ProtocolError
-from swarm.gossip.calls import Calls, Home, Homes, Partners, Pending, Purpose
+from swarm.gossip.calls import MAX_FAILURES, Calls, Home, Homes, Partners, Pending, Purpose
 from swarm.gossip.records import (
+    ENTRY_BYTES,
     Call,
     Doubled,
     Effect,
@@ -37,11 +38,21 @@ from swarm.gossip.records import (
     SignedRecord,
     Wake,
 )
-from swarm.gossip.table import Peer
+from swarm.gossip.table import CHANGES, Peer
 from swarm.gossip.view import View, answer_to, fitting, seen_in
+from swarm.net.hosts import caller_of, network_of
+from swarm.net.limits import Limits, Meter
 from swarm.types import Address, NodeId, VersionId
 
 FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0  # Pause between tries to reach a bootstrap while no node is known; it doubles
+SIGNATURE_US, RECORD_US, ENTRY_US = 150, 10, 2
+"""What it takes to check a signature, to read a record, and to look at an entry of a digest or of the own table."""
+
+WORK = Limits(requests_per_s=10_000, burst=40_000)
+"""Of such microseconds each network of callers gets 1 % of the time, and so does each node whose answers are taken in.
+A partner among 1,000 publics, all of which renew their records once a minute, needs half of that; the burst is a
+message as large as any. Keys are free, so callers are counted by their network."""
+
 OVERTAKEN_YOUNG, OVERTAKEN = 3, 6
 """Records of our own key, issued by another process, that are gone past in one record's life. A former life that the
 disk forgot may be met once or twice, depending on whom one hears first; a process that is alive answers each time."""
@@ -50,14 +61,15 @@ HELLO_S = 10.0  # By then a hello is answered or has failed
 
 
 class Membership:
-    """One node's view. `open_record` and `open_head` check signatures and raise ProtocolError. `dialable` says whether
-    this node may call an address that somebody else named."""
+    """One node's view. `read_record` raises ProtocolError, and so do `open_record` and `open_head`, which check
+    signatures too. `dialable` says whether this node may call an address that somebody else named."""
 
     def __init__(
         self,
         owner: Owner,
         rules: GossipRules,
         *,
+        read_record: Callable[[bytes], SignedRecord],
         open_record: Callable[[bytes], SignedRecord],
         open_head: Callable[[bytes], VersionId],
         dialable: Callable[[Address], bool],
@@ -72,9 +84,11 @@ class Membership:
         self._table = self.view.table
         self._leases = self.view.leases
         self._partners = Partners(rules, random)
+        self._read_record = read_record
         self._open_record = open_record
         self._open_head = open_head
         self._random = random
+        self._work = Meter(WORK)
         self._began = now
         self._overtaken: list[float] = []
         self._fresh: dict[bytes, SignedRecord] = {}
@@ -143,12 +157,12 @@ class Membership:
 
     def _revive(self, now: float) -> list[Effect]:
         """Call a dead node. It answers if it was only on the other side of a partition."""
-        stones = [s.signed for s in self._table.dead.values() if s.is_lost and self._table.callable_at(s.signed)]
+        stones = [stone for stone in self._table.dead.values() if stone.addresses]
         if not stones:
             return []
-        signed = self._random.choice(stones)
+        stone = self._random.choice(stones)
         message = self.view.round_message(now)
-        return [self.calls.to(signed.node, self._table.callable_at(signed), "revive", message, now=now)]
+        return [self.calls.to(stone.signed.node, stone.addresses, "revive", message, now=now)]
 
     def _has_to_greet(self, now: float) -> bool:
         """Return True if this node should call a bootstrap: a leaf if it can reach no public, and a few publics at a
@@ -193,15 +207,25 @@ class Membership:
 
     # -- being called ----------------------------------------------------------------------------------------
 
-    def receive(self, caller: NodeId, message: Exchange, *, now: float) -> list[Effect]:
-        """Take in what an authenticated `caller` says. Call `answer` afterwards, at once or when a held poll ends."""
+    def affords(self, host: str, message: Exchange, *, now: float) -> bool:
+        """Return False if the callers from the network of `host` have used up their time. They should call later."""
+        entries = len(message.digest) // ENTRY_BYTES + min(message.asks, len(self._table))
+        heads = message.head not in (b"", self.view.head)
+        cost = ENTRY_US * entries + RECORD_US * len(message.records) + SIGNATURE_US * heads
+        return not self._work.take(network_of(host), now=now, cost=cost)
+
+    def receive(self, caller: NodeId, message: Exchange, *, host: str, now: float) -> list[Effect]:
+        """Take in what an authenticated `caller` at `host` says. Call `answer` afterwards, at once or when a held poll
+        ends."""
         effects: list[Effect] = []
         self._hear(caller, now)
+        network = network_of(host)
         if message.hold_s > 0 and self._table.find(caller) is None:
-            self._leases.renew(caller, message.newest, now=now)
+            self._leases.renew(caller, message.newest, network=network, now=now)
             self._count_leaves()
         latest = now - self.rules.transit_s
-        effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now))
+        effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now), network=network)
+        self._table.prove(caller, lambda address: caller_of(address.host) == caller_of(host))
         return effects + self._hear_head(message.head, now)
 
     def holds(self, message: Exchange) -> bool:
@@ -221,6 +245,7 @@ class Membership:
             return []
         effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now))
         self._hear(signed.node, now)
+        self._table.prove(signed.node, lambda claimed: claimed == address)
         # Greet again soon if it taught nothing: it may be a leaf, and the call that follows may be lost.
         self._greet_at = now + max(HELLO_S, self._greet_period(now))
         message = self.view.round_message(now) if self.view.is_public else self.view.refresh_message(now)
@@ -231,6 +256,7 @@ class Membership:
         pending = self.calls.take(ticket)
         sent_at = pending.sent_at
         self._hear(pending.node, sent_at)
+        self._table.prove(pending.node, lambda address: address == pending.address)
         home = self.homes.of_ticket(ticket)
         if home is not None:
             self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
@@ -244,10 +270,12 @@ class Membership:
     def failed(self, ticket: int, *, now: float) -> list[Effect]:
         """Note that a call failed: the other node may be dead, or only the connection."""
         pending = self.calls.take(ticket)
-        if (peer := self._table.find(pending.node)) is not None:
+        peer = self._table.find(pending.node)
+        if peer is not None:
             peer.failed(self.rules.round_s, now=now)
         if (home := self.homes.of_ticket(ticket)) is not None:
-            self.homes.failed(home, took_s=now - pending.sent_at, now=now)
+            patience = MAX_FAILURES if peer is not None and peer.proven else 1
+            self.homes.failed(home, took_s=now - pending.sent_at, patience=patience, now=now)
         if pending.purpose in ("refresh", "seed"):
             self._refresh_at = min(self._refresh_at, now + self._period(1))
         return []
@@ -312,10 +340,19 @@ class Membership:
             peer.heard(heard_at)
 
     def _take_in(
-        self, sealed: Iterable[bytes], digest: bytes, latest: float, now: float, *, direct: tuple[NodeId, float]
+        self,
+        sealed: Iterable[bytes],
+        digest: bytes,
+        latest: float,
+        now: float,
+        *,
+        direct: tuple[NodeId, float],
+        network: str = "",
     ) -> list[Effect]:
         """Take in records, and the beats of a digest whose ages count back from `latest`. `direct` is the speaker and
-        when it spoke. A record without an age brings no beat, so it makes no unknown node known."""
+        when it spoke. A record without an age brings no beat, so it makes no unknown node known. Signatures are checked
+        of what would change something, as far as the caller's network or the node that was called has time left; the
+        rest will be offered again."""
         effects: list[Effect] = []
         try:
             beats = {prefix: heard_at for prefix, (_, heard_at) in seen_in(digest, latest=latest).items()}
@@ -326,16 +363,20 @@ class Membership:
         fresh: list[SignedRecord] = []
         for one in sealed:
             try:
-                signed = self._open_record(one)
+                signed = self._read_record(one)
+                heard_at = spoke_at if signed.node == speaker else beats.get(signed.prefix, -math.inf)
+                if self._wants(signed, heard_at, now):
+                    if self._work.take(network or speaker, now=now, cost=SIGNATURE_US):
+                        effects.append(Rejected(reason="over_budget"))
+                        continue
+                    self._open_record(one)
             except ProtocolError:
                 # Ignore the rest: an honest node passes on only records that open, and signatures cost time.
                 effects.append(Rejected(reason="bad_record"))
                 break
             if signed.node == self.view.own.node:
                 effects += self._overtake(signed, now) if signed.body != self.view.own.body else []
-                continue
-            heard_at = spoke_at if signed.node == speaker else beats.get(signed.prefix, -math.inf)
-            if self._admit(signed, heard_at, now, effects):
+            elif self._admit(signed, heard_at, now, effects):
                 fresh.append(signed)
         for prefix, heard_at in beats.items():
             peer = self._table.by_prefix.get(prefix)
@@ -344,11 +385,15 @@ class Membership:
         self._push_later(fresh, now)
         return effects
 
+    def _wants(self, signed: SignedRecord, heard_at: float, now: float) -> bool:
+        """Return True if a record would change something."""
+        if signed.node == (own := self.view.own).node:
+            return signed.body != own.body and signed.order >= own.order
+        return self._leases.wants(signed) or self._table.judge(signed, heard_at, now=now) in CHANGES
+
     def _admit(self, signed: SignedRecord, heard_at: float, now: float, effects: list[Effect]) -> bool:
-        if signed.record.reachability != "public":
-            self._leases.tell(signed)
+        self._leases.tell(signed)
         if signed.record.reachability == "gone":
-            self._leases.end(signed.node)
             self._count_leaves()
         admitted, more = self._table.admit(signed, heard_at, now=now)
         effects += more
@@ -430,7 +475,12 @@ class Membership:
         return [self.calls.to(pending.node, (pending.address,), "push", message, now=now)]
 
     def _call(self, peer: Peer, purpose: Purpose, message: Exchange, now: float) -> Call:
-        return self.calls.to(peer.signed.node, peer.addresses, purpose, message, now=now)
+        tries = self._table.tries
+        due = tuple(a for a in peer.addresses if peer.proven or tries.is_due(a, now=now))
+        call = self.calls.to(peer.signed.node, due or peer.addresses, purpose, message, now=now)
+        if not peer.proven:
+            tries.tried(call.address, now=now)
+        return call
 
     def _period(self, rounds: float) -> float:
         return self._vary(rounds * self.rules.round_s)

@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from swarm.net.hosts import address_of, caller_of, is_dialable
+from swarm.net.limits import Limits, Meter
 from swarm.net.signing import PublicKeyField
 from swarm.net.wire import Message
 from swarm.types import Address, Id, NodeId
@@ -27,9 +28,11 @@ PATIENT_FAILURES = 8
 LOST_AFTER = 2  # Failed checks in a row that make a public a leaf
 DIAL_BACKS_PER_MINUTE = 1
 LAN_DIAL_BACKS_PER_MINUTE = 60  # Per address: a home has one router, but in a laboratory many nodes share an address
-MAX_DIALLED = 4096  # Addresses that are remembered for a minute; beyond that every caller waits
 MAX_CLAIMED = 8  # Addresses remembered that witnesses named: a liar has a new answer every time
 DIAL_BACK_CONTEXT = "dial-back"
+CROWDED = (
+    "your network has as many public nodes as this swarm takes"  # No other refusal tells what an address is good for
+)
 
 
 class DialBack(Message, frozen=True):
@@ -59,24 +62,16 @@ class DialBackLimit:
     """How often this node calls back, by address."""
 
     def __init__(self, *, lan: bool) -> None:
-        self._per_minute = LAN_DIAL_BACKS_PER_MINUTE if lan else DIAL_BACKS_PER_MINUTE
+        per_minute = LAN_DIAL_BACKS_PER_MINUTE if lan else DIAL_BACKS_PER_MINUTE
         self._lan = lan
-        self._times: dict[str, list[float]] = {}
+        self._meter = Meter(Limits(requests_per_s=per_minute / 60, burst=per_minute))
 
     def refusal(self, host: str, *, now: float) -> str:
         """Return why `host` is not called now. If it may be called, count that as a call and return ""."""
         if not is_dialable(host, lan=self._lan):
             return "private addresses are not called back (--lan allows them)"
-        host = caller_of(host)
-        for old in [known for known, times in self._times.items() if now - times[-1] >= 60.0]:
-            del self._times[old]
-        recent = [at for at in self._times.get(host, []) if now - at < 60.0]
-        if len(recent) >= self._per_minute:
-            return "this address was called back less than a minute ago"
-        if len(self._times) >= MAX_DIALLED:
-            return "too many addresses want to be called back"
-        self._times[host] = [*recent, now]
-        return ""
+        too_soon = self._meter.take(caller_of(host), now=now)
+        return "this address was called back less than a minute ago" if too_soon else ""
 
 
 class Reachability:
@@ -116,7 +111,8 @@ class Reachability:
     def answered(self, witness: NodeId, reply: DialBackReply, publics: int, *, now: float) -> bool:
         """Take in what a witness found. Return True if `address` has changed."""
         if reply.refused:
-            return False
+            # No node keeps a record for which it has no room: a public that nobody knows is a leaf.
+            return self._failed() if reply.refused == CROWDED else False
         # An honest witness names only the address that its socket saw and that it called.
         if not reply.reached or "%" in reply.host or not is_dialable(reply.host, lan=self._lan):
             return self._failed()

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.gossip.membership import Membership
-from swarm.gossip.reachability import DialBack, DialBackLimit, DialBackReply, Reachability
+from swarm.gossip.reachability import CROWDED, DialBack, DialBackLimit, DialBackReply, Reachability
 from swarm.gossip.records import (
     GOSSIP_BODY_BYTES,
     Appeared,
@@ -35,7 +35,8 @@ from swarm.gossip.records import (
     SignedRecord,
     Wake,
 )
-from swarm.net.client import Peer, binary, read_signed
+from swarm.gossip.table import blocks_of
+from swarm.net.client import Crowded, Peer, binary, read_signed
 from swarm.net.sessions import ServerSessions
 from swarm.net.wire import decode, encode
 from swarm.types import Address, NodeId
@@ -130,8 +131,10 @@ class GossipService:
         message = decode(body, Exchange, cap_bytes=GOSSIP_BODY_BYTES)
         if self._core is None:
             return _starting()
-        core = self._core
-        self.perform(core.receive(caller, message, now=time.monotonic()))
+        core, host, now = self._core, request.remote or "", time.monotonic()
+        if not core.affords(host, message, now=now):
+            raise Crowded("this node has no more time for the gossip of your network; try again in a second")
+        self.perform(core.receive(caller, message, host=host, now=now))
         with suppress(TimeoutError):
             async with asyncio.timeout(min(message.hold_s, core.rules.longest_hold_s)):
                 while core is self._core and core.holds(message):
@@ -143,13 +146,15 @@ class GossipService:
         asked = decode(body, DialBack, cap_bytes=DIAL_BACK_BYTES)
         if self._core is None:
             return _starting()
-        host = request.remote or ""
-        refused = self._limit.refusal(host, now=time.monotonic())
-        reached = False
+        host, table, reached = request.remote or "", self._core.view.table, False
+        address = Address(host=host, port=asked.port, fingerprint=asked.fingerprint)
+        if table.find(caller) is None and not table.has_room(blocks_of([address])):
+            refused = CROWDED
+        else:
+            refused = self._limit.refusal(host, now=time.monotonic())
         if refused:
             self.rejected["dial_back"] += 1
         else:
-            address = Address(host=host, port=asked.port, fingerprint=asked.fingerprint)
             reached = await self._knock(caller, address)
         return binary(encode(DialBackReply(host=host, reached=reached, refused=refused)))
 
@@ -230,7 +235,7 @@ class GossipService:
         if self._reachability is None:
             return
         view = self.core.view
-        publics = {peer.signed.node: peer for peer in view.usable(now)}
+        publics = {peer.signed.node: peer for peer in view.reached(now)}
         witness = self._reachability.ask(list(publics), now=now)
         if witness is not None:
             addresses = publics[witness].addresses
@@ -244,8 +249,8 @@ class GossipService:
             reply = decode(data, DialBackReply, cap_bytes=DIAL_BACK_BYTES)
         except (PeerUnreachable, ProtocolError):
             return
-        if not (reply.reached or reply.refused or reachability.address):
-            self._emit("behind_router")
+        if not (reply.reached or reachability.address) and reply.refused in ("", CROWDED):
+            self._emit("crowded" if reply.refused else "behind_router")
         now = time.monotonic()
         if core is self._core and reachability.answered(witness, reply, len(core.view.table), now=now):
             found = reachability.address

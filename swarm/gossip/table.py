@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from swarm.gossip.records import (
     MAX_BANNED,
     MAX_LEAVES,
+    MAX_PER_HOST,
     MAX_PER_SUBNET,
     MAX_PUBLICS,
     Appeared,
@@ -33,15 +33,17 @@ from swarm.gossip.records import (
     SignedRecord,
     prefix_of,
 )
-from swarm.net.hosts import address_of, is_name
+from swarm.net.hosts import Tries, is_name, network_of, open_host
 from swarm.types import Address, NodeId, VersionId
 
 
 @dataclass(slots=True, kw_only=True)
 class Leaf:
-    """A leaf of this home. `signed` is None until it sends its record. `newest` is the version that it last knew of."""
+    """A leaf of this home, which called from `network`. `signed` is None until it sends its record. `newest` is the
+    version that it last knew of."""
 
     heard_at: float
+    network: str
     signed: SignedRecord | None = None
     newest: VersionId | None = None
 
@@ -56,19 +58,35 @@ class LeafLeases:
     def __len__(self) -> int:
         return len(self.leaves)
 
-    def renew(self, node: NodeId, newest: VersionId | None, *, now: float) -> bool:
+    def renew(self, node: NodeId, newest: VersionId | None, *, network: str, now: float) -> bool:
         """Count a poll of `node`. Return False if this home has no room for it."""
         leaf = self.leaves.pop(node, None)
-        if leaf is None and len(self.leaves) >= MAX_LEAVES:
+        if leaf is None and len(self.leaves) >= MAX_LEAVES and not self._make_room(network):
             return False
-        self.leaves[node] = Leaf(heard_at=now, newest=newest, signed=leaf.signed if leaf else None)
+        signed = leaf.signed if leaf else None
+        self.leaves[node] = Leaf(heard_at=now, network=network, newest=newest, signed=signed)
         return True
 
+    def _make_room(self, network: str) -> bool:
+        """Drop the leaf that has been silent for longest of the network with the most, if `network` has two less."""
+        counts = Counter(leaf.network for leaf in self.leaves.values())
+        largest, most = counts.most_common(1)[0]
+        if most < counts[network] + 2:
+            return False
+        self.end(next(node for node, leaf in self.leaves.items() if leaf.network == largest))
+        return True
+
+    def wants(self, signed: SignedRecord) -> bool:
+        """Return True for a newer record than is known of a leaf that has a lease."""
+        leaf = self.leaves.get(signed.node) if signed.record.reachability != "public" else None
+        return leaf is not None and (leaf.signed is None or signed.order > leaf.signed.order)
+
     def tell(self, signed: SignedRecord) -> None:
-        """Keep the newest record of a leaf that has a lease."""
-        leaf = self.leaves.get(signed.node)
-        if leaf is not None and (leaf.signed is None or signed.order > leaf.signed.order):
-            leaf.signed = signed
+        """Keep a record that is wanted, or drop a leaf that says in it that it has left."""
+        if self.wants(signed) and signed.record.reachability == "gone":
+            self.end(signed.node)
+        elif self.wants(signed):
+            self.leaves[signed.node].signed = signed
 
     def end(self, node: NodeId) -> None:
         """Drop a leaf that has left or become a public."""
@@ -86,21 +104,26 @@ class LeafLeases:
 MAX_OTHERS = MAX_PUBLICS - 2  # Alive at a time; this node and the learner, which always finds room, fill the digest
 MAX_BACK_OFF = 5  # After 2 to 5 failures in a row a public is called again 4 to 32 rounds later, or once it calls
 
-Admitted = Literal["new", "changed", "reissued", "known", "refused", "gone"]
+CHANGES = frozenset({"new", "changed", "reissued", "gone", "buried", "equivocation"})
+"""Verdicts on records that change something, so their signatures have to be checked."""
 
 LASTING = frozenset({"banned_key", "prefix_taken", "address_refused", "table_full", "subnet_full"})
-"""Records refused for these reasons are asked for again only when renewed, or after `pardon`."""
+"""Records refused for these reasons are asked for again only in another order, or after `pardon`."""
+
+Block = tuple[str, int]
 
 
 @dataclass(slots=True, kw_only=True)
 class Peer:
     """A public. `risen_at` is when its order last rose here, `retry_at` when it may be called again. `addresses` are
-    those that this node may call."""
+    those that this node may call. It is `proven` where it answered this node, or called it from there: before that an
+    address is a claim, and may be that of somebody who never heard of this swarm."""
 
     signed: SignedRecord
     addresses: tuple[Address, ...]
     heard_at: float
     risen_at: float
+    proven: bool
     failures: int = 0
     retry_at: float = -math.inf
 
@@ -117,10 +140,11 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """A node that was a public: it was lost, or says that it is none any more."""
+    """A node that was a public: it was lost, or says that it is none any more. `addresses` are the proven ones."""
 
     signed: SignedRecord
     died_at: float
+    addresses: tuple[Address, ...] = ()
 
     @property
     def is_lost(self) -> bool:
@@ -137,8 +161,9 @@ class Table:
         self.dead: dict[bytes, Tombstone] = {}
         self.banned: dict[NodeId, None] = {}
         self.unwanted: dict[bytes, int] = {}
+        self.tries = Tries(2 * rules.round_s, rules.silent_rounds * rules.round_s)
         self._pardon_at = -math.inf
-        self.subnets: Counter[str] = Counter()
+        self.blocks: Counter[Block] = Counter()
         self._learner = b""
 
     def __len__(self) -> int:
@@ -163,32 +188,73 @@ class Table:
         named = record.role == "learner"
         return tuple(a for a in record.addresses if self._dialable(a) or (named and a.fingerprint and is_name(a.host)))
 
-    def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[Admitted, list[Effect]]:
-        """Take in a record. `heard_at` is its latest beat as far as the node that passed it on knows."""
-        if signed.node in self.banned:
-            return self._refuse(signed, "banned_key")
-        known = self.by_prefix.get(signed.prefix)
-        if (latest := known or self.dead.get(signed.prefix)) is not None:
-            newest = latest.signed
-            if newest.node != signed.node:
-                return self._refuse(signed, "prefix_taken")
-            if signed.order < newest.order:
-                return self._refuse(signed, "old_record")
-            if signed.order == newest.order:
-                return self._again(newest, signed)
-        if signed.record.reachability != "public":
-            return self._withdraw(signed, known, now)
-        if not (addresses := self.callable_at(signed)):
-            return self._refuse(signed, "address_refused")
-        if known is not None:
-            return self._renew(known, signed, addresses, heard_at, now)
-        return self._add(signed, addresses, heard_at, now)
+    def may_call(self, peer: Peer, *, now: float) -> bool:
+        """Return True if a public is proven, or if a host that it claims was not tried in vain lately."""
+        return peer.proven or any(self.tries.is_due(address, now=now) for address in peer.addresses)
 
-    def _refuse(self, signed: SignedRecord, reason: str) -> tuple[Admitted, list[Effect]]:
-        if reason in LASTING:
+    def prove(self, node: NodeId, proves: Callable[[Address], bool]) -> None:
+        """Note that `node` is where `proves` says, and call it nowhere else."""
+        peer = self.find(node)
+        if peer is None or peer.proven:
+            return
+        if (found := next(filter(proves, peer.addresses), None)) is not None:
+            self.tries.answered(found)
+            peer.addresses, peer.proven = (found,), True
+
+    def judge(self, signed: SignedRecord, heard_at: float, *, now: float) -> str:
+        """Return what `admit` would make of a record if its owner signed it: one of CHANGES, "known", or the reason for
+        a refusal. Nothing here is as costly as a signature."""
+        if signed.node in self.banned:
+            return "banned_key"
+        known = self.by_prefix.get(signed.prefix)
+        latest = known or self.dead.get(signed.prefix)
+        if latest is not None and latest.signed.node != signed.node:
+            return "prefix_taken"
+        if latest is not None and signed.order <= latest.signed.order:
+            if signed.order < latest.signed.order:
+                return "old_record"
+            # Compare the bodies: anybody can wrap the same body and signature in other bytes.
+            return "known" if signed.body == latest.signed.body else "equivocation"
+        if signed.record.reachability != "public":
+            return "gone" if known is not None else "buried" if latest is not None else "known"
+        if known is None and now - heard_at > self._rules.dead_rounds * self._rules.round_s:
+            return "zombie"
+        if not self.callable_at(signed):
+            return "address_refused"
+        # The learner always finds room: without it there is no swarm.
+        if signed.record.role != "learner":
+            if known is None and len(self.by_prefix) >= MAX_OTHERS:
+                return "table_full"
+            before = known.signed.record.addresses if known is not None else ()
+            if not self.has_room(blocks_of(signed.record.addresses) - blocks_of(before)):
+                return "subnet_full"
+        if known is None:
+            return "new"
+        return "changed" if signed.record.addresses != known.signed.record.addresses else "reissued"
+
+    def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[str, list[Effect]]:
+        """Take in a record as `judge` says, and return its verdict. `heard_at` is the latest beat as far as the node
+        that passed the record on knows. The caller has checked the signature if the verdict is one of CHANGES."""
+        verdict = self.judge(signed, heard_at, now=now)
+        match verdict:
+            case "known":
+                return verdict, []
+            case "new":
+                return verdict, self._add(signed, heard_at, now)
+            case "changed" | "reissued":
+                return verdict, self._renew(self.by_prefix[signed.prefix], signed, heard_at, now)
+            case "buried":
+                return verdict, self._lay(signed, now)
+            case "gone":
+                self.forget(self.by_prefix[signed.prefix])
+                reason = signed.record.reachability
+                return verdict, [*self._lay(signed, now), Died(node=signed.node, reason=reason)]
+            case "equivocation":
+                return verdict, self._ban(signed)
+        if verdict in LASTING:
             self.unwanted[signed.prefix] = signed.order
             _drop_oldest(self.unwanted, MAX_PUBLICS)
-        return "refused", [Rejected(reason=reason)]
+        return verdict, [Rejected(reason=verdict)]
 
     def pardon(self, *, now: float) -> None:
         """Once in a record's life, ask again for what was refused: there may be room by now."""
@@ -204,7 +270,7 @@ class Table:
         effects: list[Effect] = []
         for peer in [p for p in self if p.heard_at < oldest_beat or p.risen_at < oldest_record]:
             self.forget(peer)
-            self._lay(peer.signed, now)
+            self._lay(peer.signed, now, peer.addresses if peer.proven else ())
             reason = "silent" if peer.heard_at < oldest_beat else "record expired"
             effects.append(Died(node=peer.signed.node, reason=reason))
         forgotten = now - rules.tombstone_rounds * rules.round_s
@@ -226,77 +292,56 @@ class Table:
     def forget(self, peer: Peer) -> None:
         """Drop a live peer without a tombstone, for example because a leaf knows enough others."""
         del self.by_prefix[peer.signed.prefix]
-        self._count_subnets(peer.signed, -1)
+        self._count_blocks(peer.signed, -1)
 
     # -- transitions -----------------------------------------------------------------------------------------
 
-    def _again(self, known: SignedRecord, signed: SignedRecord) -> tuple[Admitted, list[Effect]]:
-        # Compare the bodies: anybody can wrap the same body and signature in other bytes.
-        if known.body == signed.body:
-            return "known", []
+    def _ban(self, signed: SignedRecord) -> list[Effect]:
         self.banned[signed.node] = None
         _drop_oldest(self.banned, MAX_BANNED)
         if (peer := self.by_prefix.get(signed.prefix)) is not None:
             self.forget(peer)
         self.dead.pop(signed.prefix, None)
-        return "refused", [Rejected(reason="equivocation"), Died(node=signed.node, reason="equivocated")]
+        return [Rejected(reason="equivocation"), Died(node=signed.node, reason="equivocated")]
 
-    def _withdraw(self, signed: SignedRecord, known: Peer | None, now: float) -> tuple[Admitted, list[Effect]]:
-        """Take the word of a node that it has left, or that it cannot be reached any more."""
-        if known is not None:
-            self.forget(known)
-            self._lay(signed, now)
-            return "gone", [Died(node=signed.node, reason=signed.record.reachability)]
-        if signed.prefix in self.dead:
-            self._lay(signed, now)
-        return "known", []
-
-    def _renew(
-        self, peer: Peer, signed: SignedRecord, addresses: tuple[Address, ...], heard_at: float, now: float
-    ) -> tuple[Admitted, list[Effect]]:
-        moved = signed.record.addresses != peer.signed.record.addresses
-        if moved:
-            if self._is_crowded(signed, subnets_of(signed) - subnets_of(peer.signed)):
-                return self._refuse(signed, "subnet_full")
-            self._count_subnets(peer.signed, -1)
-            self._count_subnets(signed, 1)
+    def _renew(self, peer: Peer, signed: SignedRecord, heard_at: float, now: float) -> list[Effect]:
+        if signed.record.addresses != peer.signed.record.addresses:
+            self._count_blocks(peer.signed, -1)
+            self._count_blocks(signed, 1)
             peer.failures, peer.retry_at = 0, -math.inf
-        peer.signed, peer.addresses, peer.risen_at = signed, addresses, now
+            peer.addresses, peer.proven = self.callable_at(signed), signed.record.role == "learner"
+        peer.signed, peer.risen_at = signed, now
         peer.heard_at = max(peer.heard_at, heard_at)
-        return ("changed" if moved else "reissued"), []
+        return []
 
-    def _add(
-        self, signed: SignedRecord, addresses: tuple[Address, ...], heard_at: float, now: float
-    ) -> tuple[Admitted, list[Effect]]:
-        if now - heard_at > self._rules.dead_rounds * self._rules.round_s:
-            return self._refuse(signed, "zombie")
-        # The learner always finds room: without it there is no swarm.
-        if signed.record.role != "learner" and len(self.by_prefix) >= MAX_OTHERS:
-            return self._refuse(signed, "table_full")
-        if self._is_crowded(signed, subnets_of(signed)):
-            return self._refuse(signed, "subnet_full")
+    def _add(self, signed: SignedRecord, heard_at: float, now: float) -> list[Effect]:
         self.dead.pop(signed.prefix, None)
         while len(self.by_prefix) + len(self.dead) >= MAX_PUBLICS and self.dead:
             del self.dead[next(iter(self.dead))]
-        self.by_prefix[signed.prefix] = Peer(signed=signed, addresses=addresses, heard_at=heard_at, risen_at=now)
-        if signed.record.role == "learner":
+        is_learner = signed.record.role == "learner"
+        addresses = self.callable_at(signed)
+        self.by_prefix[signed.prefix] = Peer(
+            signed=signed, addresses=addresses, heard_at=heard_at, risen_at=now, proven=is_learner
+        )
+        if is_learner:
             self._learner = signed.prefix
-        self._count_subnets(signed, 1)
-        return "new", [Appeared(signed=signed)]
+        self._count_blocks(signed, 1)
+        return [Appeared(signed=signed)]
 
-    def _lay(self, signed: SignedRecord, now: float) -> None:
+    def _lay(self, signed: SignedRecord, now: float, addresses: tuple[Address, ...] = ()) -> list[Effect]:
         # Take it out and put it in again, so that the oldest tombstone stays first.
         self.dead.pop(signed.prefix, None)
-        self.dead[signed.prefix] = Tombstone(signed=signed, died_at=now)
+        self.dead[signed.prefix] = Tombstone(signed=signed, died_at=now, addresses=addresses)
+        return []
 
-    def _is_crowded(self, signed: SignedRecord, subnets: set[str]) -> bool:
-        return signed.record.role != "learner" and any(self.subnets[one] >= MAX_PER_SUBNET for one in subnets)
+    def has_room(self, blocks: set[Block]) -> bool:
+        return all(self.blocks[block] < block[1] for block in blocks)
 
-    def _count_subnets(self, signed: SignedRecord, by: int) -> None:
-        for subnet in subnets_of(signed):
-            self.subnets[subnet] += by
-            if not self.subnets[subnet]:
-                del self.subnets[subnet]
+    def _count_blocks(self, signed: SignedRecord, by: int) -> None:
+        for block in blocks_of(signed.record.addresses):
+            self.blocks[block] += by
+            if not self.blocks[block]:
+                del self.blocks[block]
 
 
 def _drop_oldest(table: dict[Any, Any], size: int) -> None:
@@ -304,14 +349,8 @@ def _drop_oldest(table: dict[Any, Any], size: int) -> None:
         del table[next(iter(table))]
 
 
-def subnets_of(signed: SignedRecord) -> set[str]:
-    """Return the /24, /48 or name of each address."""
-    return {_subnet(address.host) for address in signed.record.addresses}
-
-
-@lru_cache(maxsize=2 * MAX_PUBLICS)
-def _subnet(host: str) -> str:
-    address = address_of(host)
-    if address is None:
-        return host.lower()
-    return address.packed[: 3 if address.version == 4 else 6].hex()
+def blocks_of(addresses: Iterable[Address]) -> set[Block]:
+    """Return the /24 or /48 and the host of each address of the open internet, with the publics that each may have.
+    Private networks have no limit: no stranger is there, and a laboratory may have many nodes."""
+    hosts = {open_host(address.host) for address in addresses} - {""}
+    return {(network_of(host), MAX_PER_SUBNET) for host in hosts} | {(host, MAX_PER_HOST) for host in hosts}

@@ -78,15 +78,19 @@ class View:
 
     def usable(self, now: float) -> list[Peer]:
         """Return the publics that may be called now."""
-        return [peer for peer in self.table if peer.retry_at <= now]
+        return [peer for peer in self.table if peer.retry_at <= now and self.table.may_call(peer, now=now)]
+
+    def reached(self, now: float) -> list[Peer]:
+        """Return those of them that are proven, for calls whose failure is not told here."""
+        return [peer for peer in self.usable(now) if peer.proven]
 
     def at_least(self, count: int, now: float) -> list[Peer]:
         """Return the publics that may be called now, filled up to `count` with those whose turn comes next: a newcomer
         that knows one other node must not fall silent because its first calls were lost."""
         usable = self.usable(now)
         missing = max(0, count - len(usable))
-        waiting = sorted((peer for peer in self.table if peer.retry_at > now), key=lambda peer: peer.retry_at)
-        return [*usable, *waiting[:missing]]
+        waiting = [peer for peer in self.table if peer.retry_at > now and self.table.may_call(peer, now=now)]
+        return [*usable, *sorted(waiting, key=lambda peer: peer.retry_at)[:missing]]
 
     def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
         """Return up to `count` random publics to call."""
@@ -248,7 +252,7 @@ def _wanted_of(view: View, seen: Seen, random: Random) -> list[bytes]:
         if known is not None:
             lacks = order > known.signed.order
         else:
-            lacks = prefix != view.own.prefix and order > view.table.unwanted.get(prefix, -1)
+            lacks = prefix != view.own.prefix and order != view.table.unwanted.get(prefix)
         if lacks:
             wanted.append(prefix)
     return wanted if len(wanted) <= MAX_WANTED else random.sample(wanted, MAX_WANTED)

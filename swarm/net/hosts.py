@@ -1,8 +1,12 @@
-"""What a host is, judged by its address alone: names are never resolved here."""
+"""What a host is, judged by its address alone (names are never resolved here), and how often a silent one is tried."""
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+from swarm.types import Address
 
 METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"), ip_address("100.100.100.200"))
 """Where clouds keep their machines' credentials. No setting allows these."""
@@ -12,6 +16,7 @@ TUNNELS6 = (ip_network("2002::/16"), ip_network("2001::/32"))
 """All that IPv6 routes globally, and the parts of it (6to4, Teredo) that carry IPv4 addresses, even private ones."""
 
 HOME6_BITS = 64  # A home gets at least this IPv6 prefix, so all addresses in it count as one caller
+MAX_TRIED = 4096  # Hosts whose silence is remembered: as many as a node may know
 
 
 def address_of(host: str) -> IPv4Address | IPv6Address | None:
@@ -30,6 +35,14 @@ def caller_of(host: str) -> str:
     if address is None or address.version == 4:
         return str(address or host)
     return str(ip_network((address, HOME6_BITS), strict=False))
+
+
+@lru_cache(maxsize=8192)
+def network_of(host: str) -> str:
+    """Return the name of the /24 (IPv4) or /48 (IPv6) of an address of the open internet, the smallest blocks that are
+    rented on their own. In a private network each host stands for itself."""
+    address = address_of(open_host(host))
+    return address.packed[: 3 if address.version == 4 else 6].hex() if address is not None else host
 
 
 def is_loopback(host: str) -> bool:
@@ -51,6 +64,39 @@ def is_dialable(host: str, *, lan: bool) -> bool:
         # Outside INTERNET6 an address may carry an IPv4 one too: translators' addresses and old notations.
         return isinstance(address, IPv4Address) or address in INTERNET6
     return lan and (address.is_private or address.is_loopback)
+
+
+@lru_cache(maxsize=8192)
+def open_host(host: str) -> str:
+    """Return an address of the open internet in its one notation, whatever it was written as; "" for other hosts."""
+    return str(address_of(host)) if is_dialable(host, lan=False) else ""
+
+
+class Tries:
+    """How often a host is tried that does not answer: `first_s` after the first time, then twice as late each time, up
+    to `max_s`, whatever names it is called by. In a private network each port counts as a host."""
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._tried: dict[str, tuple[float, float]] = {}
+
+    def is_due(self, address: Address, *, now: float) -> bool:
+        return self._tried.get(_place(address), (0.0, -math.inf))[1] <= now
+
+    def tried(self, address: Address, *, now: float) -> None:
+        """Count a call before its outcome is known."""
+        wait_s = min(self._max_s, self._tried.pop(_place(address), (self._first_s, 0.0))[0])
+        self._tried[_place(address)] = 2 * wait_s, now + wait_s
+        if len(self._tried) > MAX_TRIED:
+            del self._tried[next(iter(self._tried))]
+
+    def answered(self, address: Address) -> None:
+        self._tried.pop(_place(address), None)
+
+
+def _place(address: Address) -> str:
+    return open_host(address.host) or address.authority
 
 
 def is_private(host: str) -> bool:

@@ -138,12 +138,12 @@ class Meter:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def take(self, name: str, *, now: float) -> float:
-        """Take a token and return 0, or the seconds until there is one."""
+    def take(self, name: str, *, now: float, cost: float = 1.0) -> float:
+        """Take `cost` tokens and return 0, or take none and return the seconds until there are enough."""
         tokens, then = self._buckets.pop(name, (self._burst, now))
         tokens = min(self._burst, tokens + (now - then) * self._rate)
-        wait = 0.0 if tokens >= 1.0 else (1.0 - tokens) / self._rate
-        self._buckets[name] = (tokens - 1.0 if wait == 0.0 else tokens, now)
+        wait = max(0.0, (cost - tokens) / self._rate)
+        self._buckets[name] = (tokens - cost if wait == 0.0 else tokens, now)
         if len(self._buckets) > self._max_buckets:
             self._buckets.popitem(last=False)
         return wait

@@ -20,7 +20,7 @@ import msgspec
 
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import PeerClient
-from swarm.net.hosts import caller_of
+from swarm.net.hosts import Tries, caller_of
 from swarm.net.sessions import ServerSessions
 from swarm.net.stream import (
     HEADER,
@@ -101,12 +101,14 @@ class Links:
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
         self._closed = False
         self._barred_until: dict[NodeId, float] = {}
+        self._tries = Tries(MIN_BACK_OFF_S, MAX_BACK_OFF_S)
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def dial(self, wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:
-        """Keep a link to each of these nodes, trying its addresses in turn. Give up all others that it dialled."""
+        """Keep a link to each of these nodes, trying its addresses in turn. Give up all others that it dialled. A host
+        of the open internet that does not answer is tried ever more rarely, however many of the nodes name it."""
         self._wanted = wanted
         for node in [n for n in self._dialling if n not in wanted]:
             self._dialling.pop(node).cancel()
@@ -176,19 +178,16 @@ class Links:
 
     async def _keep(self, node: NodeId) -> None:
         """Link to `node` again and again, at the addresses known by then."""
-        tries = 0
+        tries, loop = self._tries, asyncio.get_running_loop()
         while True:
-            known = self._wanted[node]()
-            if known and not self._is_barred(node):
-                try:
-                    ended = await self._dial(node, known[tries % len(known)])
-                except (PeerUnreachable, ProtocolError):
-                    tries += 1
-                else:
-                    tries = 0
+            address = next((a for a in self._wanted[node]() if tries.is_due(a, now=loop.time())), None)
+            if address is not None and not self._is_barred(node):
+                tries.tried(address, now=loop.time())
+                with suppress(PeerUnreachable, ProtocolError):
+                    ended = await self._dial(node, address)
+                    tries.answered(address)
                     await ended.wait()
-            pause_s = min(MAX_BACK_OFF_S, MIN_BACK_OFF_S * 2 ** min(tries, 8))
-            await asyncio.sleep(pause_s * self._station.random.uniform(0.5, 1.0))
+            await asyncio.sleep(MIN_BACK_OFF_S * self._station.random.uniform(0.5, 1.0))
 
     async def _dial(self, node: NodeId, address: Address) -> asyncio.Event:
         """Try once. The returned event is set when the link has ended."""

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
+from aiohappyeyeballs import AddrInfoType, start_connection
+
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.limits import Turns
 from swarm.types import Address, NodeId, VersionId
@@ -383,6 +385,7 @@ class Stream:
 
 
 OPEN_S = 10.0  # Time limit for connecting and TLS
+HEAD_START_S = 0.25  # Of one address of a name over the next, as RFC 8305 says and HTTP does
 PREAMBLE = b"\0echo-stream\n"  # Neither TLS nor HTTP begins with its first byte
 UNSENT_BYTES = 16 * 1024  # What the kernel may hold unsent on a new link (TCP_NOTSENT_LOWAT)
 TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
@@ -403,12 +406,8 @@ async def open_stream(address: Address) -> socket.socket:
 async def _open(address: Address) -> socket.socket:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    family, kind, proto, _, where = found[0]
-    sock = socket.socket(family, kind, proto)
+    sock = await start_connection(found, happy_eyeballs_delay=HEAD_START_S, socket_factory=_tuned)
     try:
-        sock.setblocking(False)
-        tune(sock)
-        await loop.sock_connect(sock, where)
         await loop.sock_sendall(sock, PREAMBLE)
         if not address.fingerprint:
             return sock
@@ -424,6 +423,13 @@ async def _open(address: Address) -> socket.socket:
     except BaseException:
         sock.close()
         raise
+
+
+def _tuned(info: AddrInfoType) -> socket.socket:
+    """Return a socket for one address of a name. What is tuned has to be there before it connects."""
+    sock = socket.socket(*info[:3])
+    tune(sock)
+    return sock
 
 
 async def start_tls(sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:

@@ -186,7 +186,7 @@ class GoodPeers(Message, frozen=True):
     bootstraps: tuple[str, ...]
     swarm: Id
     learner_key: bytes
-    records: tuple[bytes, ...]
+    addresses: tuple[Address, ...]
 
 
 class OtherSwarm(EchoError):
@@ -310,13 +310,13 @@ class Bootstraps:
             raise OtherSwarm(f"{address.url} belongs to swarm {heard.hello.swarm}, not to {expected}{old}")
         return Greeting(hello=heard.hello, signed=heard.signed, learner=heard.learner, address=address)
 
-    def remember(self, hello: Hello, records: Sequence[SignedRecord]) -> None:
-        """Write a few kilobytes of peers to disk for the next start. Blocking."""
+    def remember(self, hello: Hello, addresses: Sequence[Address]) -> None:
+        """Write where a few peers were reached to disk for the next start. Blocking."""
         peers = GoodPeers(
             bootstraps=self._texts,
             swarm=hello.swarm,
             learner_key=hello.learner_key,
-            records=tuple(signed.sealed for signed in records[:MAX_CACHED]),
+            addresses=tuple(addresses[:MAX_CACHED]),
         )
         write_privately(self._cache, encode(peers))
         self._cached = self._read_cache()
@@ -328,13 +328,12 @@ class Bootstraps:
             swarm = SwarmId(peers.swarm)
             if peers.bootstraps != self._texts or swarm != swarm_id_of(peers.learner_key):
                 return []
-            records = [open_record(sealed, swarm).record for sealed in peers.records]
         except (OSError, ProtocolError):
             return []
         if self.swarm not in (None, swarm):
             return []
         self.remembered = swarm
-        return [_bootstrap_of(a, is_remembered=True) for record in records for a in record.addresses]
+        return [_bootstrap_of(address, is_remembered=True) for address in peers.addresses]
 
 
 def clock_fault(found: Greeting, now: float) -> str:

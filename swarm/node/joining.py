@@ -42,6 +42,10 @@ from swarm.types import Role
 R = TypeVar("R")
 SWARMS = "swarms"  # In a state directory: the weights, by swarm
 FINISH_S = 86_400.0  # `finish` waits for all samples under way: a day is the longest time limit of a lease
+NO_PUBLIC = {
+    "behind_router": "others cannot dial this node, which is usual behind a router",
+    "crowded": "this swarm has as many public nodes of this network as it takes, so this node is a leaf",
+}
 MEMORY_SHARE = 0.5  # Of what is free, for the weights: their owner goes on working
 
 
@@ -326,9 +330,9 @@ class JoiningNode(ABC):
     def _emit(self, kind: str, **fields: Any) -> None:
         if kind == "reachable":
             self._say(f"others can dial this node at {fields['address']}: it takes part as a public node")
-        elif kind == "behind_router" and not self._said_router:
+        elif kind in NO_PUBLIC and not self._said_router:
             self._said_router = True
-            self._say("others cannot dial this node, which is usual behind a router: it dials them, and all works")
+            self._say(f"{NO_PUBLIC[kind]}: it dials them, and all works")
         elif kind == "unreachable":
             self._say("others cannot dial this node any more: it takes part as a leaf")
         elif kind == "doubled" and self.role == "relay":

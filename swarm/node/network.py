@@ -31,7 +31,7 @@ from swarm.broadcast.version.manifest import open_head
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.membership import Membership
 from swarm.gossip.reachability import DIAL_BACK_CONTEXT, DialBackLimit, Knock, Reachability
-from swarm.gossip.records import GossipRules, Owner, Profile, SignedRecord, open_record, prefix_of
+from swarm.gossip.records import GossipRules, Owner, Profile, SignedRecord, open_record, prefix_of, read_record
 from swarm.gossip.service import KNOCK_S, GossipService
 from swarm.gossip.table import Leaf, Peer
 from swarm.net.client import PeerClient, session_route
@@ -313,23 +313,17 @@ class NodeNetwork:
         return node, list(dict.fromkeys(addresses))
 
     def publics(self) -> list[tuple[NodeId, Address]]:
-        """Return the public nodes that may be called now, except the learner."""
+        """Return the public nodes that may be called now, at proven addresses, except the learner."""
         if not self.gossip.is_open:
             return []
         learner, _ = self.learner()
-        usable = self.gossip.core.view.usable(time.monotonic())
-        return [
-            (peer.signed.node, peer.addresses[0]) for peer in usable if peer.signed.node not in (learner, self.node)
-        ]
+        reached = self.gossip.core.view.reached(time.monotonic())
+        return [(peer.signed.node, peer.addresses[0]) for peer in reached if peer.signed.node != learner]
 
     def public_at(self, node: NodeId) -> list[Address]:
-        """Return where a public node can be dialled; empty for a leaf or an unknown node."""
-        if not self.gossip.is_open:
-            return []
-        signed = self.gossip.core.view.record_of(prefix_of(node))
-        if signed is None or signed.node != node or signed.record.reachability != "public":
-            return []
-        return list(self.gossip.core.view.table.callable_at(signed))
+        """Return where another public was proven to be; empty for a leaf or an unknown node."""
+        peer = self.gossip.core.view.table.find(node) if self.gossip.is_open else None
+        return list(peer.addresses) if peer is not None and peer.proven else []
 
     def uplink_of(self, node: NodeId) -> float:
         """Return the uplink that a node reports, in bytes per second; 0 if unknown."""
@@ -407,6 +401,7 @@ class NodeNetwork:
         return Membership(
             self._owner,
             self._rules,
+            read_record=lambda sealed: read_record(sealed, swarm),
             open_record=lambda sealed: open_record(sealed, swarm),
             open_head=lambda sealed: open_head(sealed, learner_key).version,
             dialable=lambda address: address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan),
@@ -495,12 +490,13 @@ class NodeNetwork:
         while True:
             await asyncio.sleep(CACHE_EVERY_S * self._rules.round_s / 2.0)
             peers = sorted(self.gossip.core.view.table, key=lambda peer: -peer.heard_at)
-            records = [peer.signed for peer in peers if peer.signed.record.addresses]
+            # Never more than was proven: a record may name any host to be called at the next start.
+            addresses = [address for peer in peers if peer.proven for address in peer.addresses]
             hello = self._hello(None, None)
-            if not records or hello is None:
+            if not addresses or hello is None:
                 continue
             try:
-                await asyncio.to_thread(self.bootstraps.remember, hello, records)
+                await asyncio.to_thread(self.bootstraps.remember, hello, addresses)
             except OSError as error:
                 # A full disk is no reason to leave the swarm.
                 self._say_once(f"cannot write down peers for the next start: {error}")

@@ -33,12 +33,12 @@ from swarm.gossip.records import (
     pack_digest,
     unpack_digest,
 )
-from swarm.gossip.table import Table, subnets_of
+from swarm.gossip.table import Table, blocks_of
 from swarm.net.wire import decode, encode
 from swarm.types import Address
 from tests.property.strategies import messages
 from tests.property.test_wire import bits, junk, with_flips
-from tests.swarmers import RULES, THE_SWARM, ages, calls_in, core, head, introduce, key, signed, table
+from tests.swarmers import ELSEWHERE, RULES, THE_SWARM, ages, calls_in, core, head, introduce, key, signed, table
 
 EFFECTS = (Appeared, Call, Died, Doubled, GenerationRaised, Greet, HeadLearned, LeafGone, Rejected, Wake)
 RECORD = signed(2, 5)
@@ -66,7 +66,7 @@ def said(effects: list[Effect]) -> None:
 def take_in(one: Membership, message: Exchange, answer: ExchangeReply) -> None:
     """Everything that a peer can do to a core with these; it goes on afterwards."""
     caller = key(9).node_id
-    said(one.receive(caller, message, now=5.0))
+    said(one.receive(caller, message, host=ELSEWHERE, now=5.0))
     one.holds(message)
     assert len(encode(one.answer(caller, message, now=5.0))) <= GOSSIP_BODY_BYTES
     introduce(one, signed(7), now=5.0)
@@ -172,8 +172,8 @@ def check(one: Table, highest: dict[bytes, int]) -> None:
     for prefix, order in held.items():
         assert order >= highest.get(prefix, 0), "I4"
     highest.update(held)
-    recount = Counter(subnet for peer in one for subnet in subnets_of(peer.signed))
-    assert dict(one.subnets) == recount
+    recount = Counter(subnet for peer in one for subnet in blocks_of(peer.signed.record.addresses))
+    assert dict(one.blocks) == recount
     assert all(count <= MAX_PER_SUBNET for count in recount.values())
     for peer in one:
         assert peer.signed.node not in one.banned

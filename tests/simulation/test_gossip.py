@@ -206,7 +206,9 @@ def test_a_held_poll_is_answered_at_once_when_the_learner_has_moved() -> None:
     again = swarm.add(swarm.learner_key, public=True, generation=2)
     sealed = again.core.view.own.sealed
     digest = pack_digest([(again.core.view.own.prefix, again.core.view.own.order, 0.0)])
-    effects = home.core.receive(again.node, Exchange(records=(sealed,), digest=digest, asks=0), now=home.now)
+    effects = home.core.receive(
+        again.node, Exchange(records=(sealed,), digest=digest, asks=0), host=swarmers.ELSEWHERE, now=home.now
+    )
     assert Wake() in effects
     assert not home.core.holds(poll)
     assert sealed in home.core.answer(leaf, poll, now=home.now).records
@@ -228,7 +230,7 @@ def replay(swarm: GossipSwarm, target: GossipNode, heard: list[tuple[str, Exchan
     """All of the recorded messages again, by somebody who has a key and no right to them."""
     stranger = swarmers.key(999).node_id
     for _, message in heard:
-        target.core.receive(stranger, message, now=target.now)
+        target.core.receive(stranger, message, host=swarmers.ELSEWHERE, now=target.now)
         target.core.answer(stranger, message, now=target.now)
 
 
@@ -361,7 +363,7 @@ def containers_of(node: GossipNode) -> dict[str, int]:
     return {
         "publics": len(table),
         "dead": len(table.dead),
-        "subnets": len(table.subnets),
+        "subnets": len(table.blocks),
         "leases": len(core.view.leases),
         "calls": len(core.calls.pending),
         "homes": len(core.homes.homes),
@@ -391,7 +393,9 @@ def test_a_flood_of_garbage_is_counted_and_leaves_no_trace() -> None:
     before, view = containers_of(target), view_of(target)
     for number in range(3000):
         message = garbage(number, own)
-        effects = target.core.receive(swarmers.key(number % 97 + 500).node_id, message, now=target.now)
+        effects = target.core.receive(
+            swarmers.key(number % 97 + 500).node_id, message, host=swarmers.ELSEWHERE, now=target.now
+        )
         target.core.answer(swarmers.key(number % 97 + 500).node_id, message, now=target.now)
         assert {type(effect) for effect in effects} <= {Rejected}
     assert containers_of(target) == before

@@ -52,7 +52,8 @@ DATA = (
 PURE = (*DATA, "swarm.broadcast.version.codec", "swarm.environments.base", "swarm.tasks.base", "swarm.tasks.digits")
 """What a simulation may use besides cores."""
 
-IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")
+IO = ("asyncio", "time", "socket", "os", "threading", "logging", "torch", "vllm", "uvloop", "subprocess")
+IO += ("aiohappyeyeballs", "aiohttp")
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
 SHARED = ("swarm.types", "swarm.errors", "swarm.extras", "swarm.net", "swarm.process")
 CROSSING = {

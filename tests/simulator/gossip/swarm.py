@@ -32,6 +32,7 @@ from swarm.gossip.records import (
     Rejected,
     Wake,
     open_record,
+    read_record,
 )
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.net.wire import encode
@@ -146,6 +147,7 @@ class GossipNode:
         self.core = Membership(
             owner,
             swarm.scenario.rules,
+            read_record=swarm.read_record,
             open_record=swarm.open_record,
             open_head=swarm.open_head,
             dialable=lambda address: True,
@@ -188,8 +190,12 @@ class GossipNode:
         if self.swarm.heard is not None:
             self.swarm.heard.append(Heard(target=self, caller=caller, message=message))
 
+        host = self.swarm.by_node[caller].address.host
+
         def receive() -> list[Effect]:
-            effects = self.core.receive(caller, message, now=self.now)
+            if not self.core.affords(host, message, now=self.now):
+                return []
+            effects = self.core.receive(caller, message, host=host, now=self.now)
             self._perform(effects)
             if self.core.holds(message):
                 held = (caller, message, reply)
@@ -363,6 +369,7 @@ class GossipSwarm:
         self.stall_s = scenario.stall_s
         self.on_head: Callable[[GossipNode, VersionId], None] = lambda node, version: None
         self.on_change: Callable[[GossipNode, Effect], None] = lambda node, effect: None
+        self.read_record = cache(lambda sealed: read_record(sealed, self.swarm_id))
         self.open_record = cache(lambda sealed: open_record(sealed, self.swarm_id))
         self.open_head = cache(lambda sealed: open_head(sealed, self.learner_key.public_bytes).version)
 

@@ -12,6 +12,7 @@ from swarm.types import NodeId
 from tests.builders import v
 from tests.swarmers import (
     DEAD_S,
+    ELSEWHERE,
     LIFE_S,
     RULES,
     address,
@@ -104,7 +105,7 @@ def test_a_home_is_replaced_after_failures_in_a_row_and_by_another() -> None:
     home = one.homes[0]
     waits: list[float] = []
     for attempt in range(MAX_FAILURES):
-        one.failed(home, took_s=0.0, now=0.0)
+        one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
         waits.append(home.next_at)
         assert (home not in one.homes) is (attempt == MAX_FAILURES - 1)
     assert waits == sorted(set(waits))
@@ -119,7 +120,7 @@ def test_an_answer_between_ends_the_row_of_failures() -> None:
     (home,) = one.homes
     for _ in range(3):
         for _ in range(MAX_FAILURES - 1):
-            one.failed(home, took_s=0.0, now=0.0)
+            one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
             assert one.homes == [home]
         one.answered(home, full=False, held_s=0.0, now=0.0)
 
@@ -128,9 +129,9 @@ def test_a_home_that_failed_is_told_our_record_again() -> None:
     one = filled(NODES[0])
     (home,) = one.homes
     home.told = 77
-    one.failed(home, took_s=0.0, now=0.0)
+    one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
     assert home.told == 77, "one lost packet"
-    one.failed(home, took_s=0.0, now=0.0)
+    one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
     assert home.told == -1
 
 
@@ -146,8 +147,8 @@ def test_a_full_home_is_left() -> None:
 def test_polls_renew_a_lease_and_silence_ends_it() -> None:
     leases = LeafLeases(RULES)
     for number, node in enumerate(NODES[:3]):
-        assert leases.renew(node, None, now=float(number))
-    leases.renew(NODES[0], None, now=LEASE_S)
+        assert leases.renew(node, None, network="", now=float(number))
+    leases.renew(NODES[0], None, network="", now=LEASE_S)
     assert leases.expire(now=LEASE_S + 1.5, patience=1.0) == [LeafGone(node=NODES[1])]
     assert leases.expire(now=LEASE_S + 2.5, patience=2.0) == []
     assert leases.expire(now=LEASE_S + 2.5, patience=1.0) == [LeafGone(node=NODES[2])]
@@ -157,16 +158,16 @@ def test_polls_renew_a_lease_and_silence_ends_it() -> None:
 def test_a_home_serves_so_many_leaves_and_no_more() -> None:
     leases = LeafLeases(RULES)
     for number in range(MAX_LEAVES):
-        assert leases.renew(NodeId(str(number)), None, now=0.0)
-    assert not leases.renew(NodeId("one more"), None, now=0.0)
-    assert leases.renew(NodeId("0"), None, now=0.0), "whoever is here may stay"
+        assert leases.renew(NodeId(str(number)), None, network="", now=0.0)
+    assert not leases.renew(NodeId("one more"), None, network="", now=0.0)
+    assert leases.renew(NodeId("0"), None, network="", now=0.0), "whoever is here may stay"
     leases.end(NodeId("0"))
-    assert leases.renew(NodeId("one more"), None, now=0.0)
+    assert leases.renew(NodeId("one more"), None, network="", now=0.0)
 
 
 def test_the_newest_record_of_a_leaf_is_kept() -> None:
     leases = LeafLeases(RULES)
-    leases.renew(key(1).node_id, None, now=0.0)
+    leases.renew(key(1).node_id, None, network="", now=0.0)
     for sequence in (3, 5, 4):
         leases.tell(signed(1, sequence, reachability="leaf"))
     kept = leases.leaves[key(1).node_id].signed
@@ -304,7 +305,7 @@ def test_a_home_counts_its_leaves_in_its_record() -> None:
 def test_a_leaf_that_leaves_or_becomes_public_has_no_lease() -> None:
     leaf, home = leaf_with_home()
     (farewell, *_) = calls_in(leaf.leave(now=1.0))
-    home.receive(key(1).node_id, farewell.message, now=1.0)
+    home.receive(key(1).node_id, farewell.message, host=ELSEWHERE, now=1.0)
     assert len(home.view.leases) == 0
     leaf, home = leaf_with_home()
     introduce(home, signed(1, 9))
@@ -314,7 +315,7 @@ def test_a_leaf_that_leaves_or_becomes_public_has_no_lease() -> None:
 def test_a_full_home_says_so_and_is_exchanged() -> None:
     leaf, home = core(1, public=False), core(2)
     for number in range(MAX_LEAVES):
-        home.view.leases.renew(NodeId(f"other {number}"), None, now=0.0)
+        home.view.leases.renew(NodeId(f"other {number}"), None, network=f"{number}", now=0.0)
     introduce(leaf, home.view.own)
     (poll,) = [call for call in calls_in(leaf.tick(now=0.0)) if call.message.hold_s]
     assert home.answer(key(1).node_id, poll.message, now=0.0).full
@@ -422,5 +423,5 @@ def test_a_leaf_that_is_served_leaves_the_bootstraps_alone() -> None:
 
 def test_a_poll_that_claims_many_publics_teaches_nothing_without_records() -> None:
     home = core(2)
-    home.receive(key(1).node_id, Exchange(digest=ages((signed(5), 0.0)), hold_s=1.0, asks=0), now=0.0)
+    home.receive(key(1).node_id, Exchange(digest=ages((signed(5), 0.0)), hold_s=1.0, asks=0), host=ELSEWHERE, now=0.0)
     assert len(home.view.table) == 0

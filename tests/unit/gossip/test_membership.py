@@ -31,6 +31,7 @@ from swarm.types import Address
 from tests.builders import v
 from tests.swarmers import (
     DEAD_S,
+    ELSEWHERE,
     LIFE_S,
     RULES,
     address,
@@ -92,10 +93,10 @@ def test_a_record_and_its_age_make_a_public_known() -> None:
 
 def test_a_record_without_an_age_brings_no_beat() -> None:
     one = core(1)
-    effects = one.receive(STRANGER, Exchange(records=(signed(2).sealed,), asks=0), now=100.0)
+    effects = one.receive(STRANGER, Exchange(records=(signed(2).sealed,), asks=0), host=ELSEWHERE, now=100.0)
     assert reasons(effects) == ["zombie"]
     introduce(one, signed(2), now=100.0, age_s=30.0)
-    one.receive(STRANGER, Exchange(records=(signed(2, 1).sealed,), asks=0), now=101.0)
+    one.receive(STRANGER, Exchange(records=(signed(2, 1).sealed,), asks=0), host=ELSEWHERE, now=101.0)
     peer = knows(one, 2)
     assert peer is not None
     assert peer.signed == signed(2, 1)
@@ -104,11 +105,11 @@ def test_a_record_without_an_age_brings_no_beat() -> None:
 
 def test_a_caller_is_heard_now_and_so_is_its_own_record() -> None:
     one = core(1)
-    one.receive(key(2).node_id, Exchange(records=(signed(2).sealed,), asks=0), now=50.0)
+    one.receive(key(2).node_id, Exchange(records=(signed(2).sealed,), asks=0), host=ELSEWHERE, now=50.0)
     peer = knows(one, 2)
     assert peer is not None
     assert peer.heard_at == 50.0
-    one.receive(key(2).node_id, Exchange(asks=0), now=60.0)
+    one.receive(key(2).node_id, Exchange(asks=0), host=ELSEWHERE, now=60.0)
     assert peer.heard_at == 60.0
 
 
@@ -131,15 +132,15 @@ def test_the_youngest_of_all_beats_is_kept() -> None:
     peer = knows(one, 2)
     assert peer is not None
     first = peer.heard_at
-    one.receive(STRANGER, Exchange(digest=ages((signed(2), 6000.0)), asks=0), now=11.0)
+    one.receive(STRANGER, Exchange(digest=ages((signed(2), 6000.0)), asks=0), host=ELSEWHERE, now=11.0)
     assert peer.heard_at == first, "nobody makes a beat older"
-    one.receive(STRANGER, Exchange(digest=ages((signed(2), 2.0)), asks=0), now=20.0)
+    one.receive(STRANGER, Exchange(digest=ages((signed(2), 2.0)), asks=0), host=ELSEWHERE, now=20.0)
     assert peer.heard_at == pytest.approx(18.0 - RULES.transit_s)
 
 
 def test_a_node_that_claims_anothers_record_gains_nothing_by_it() -> None:
     one = core(1)
-    one.receive(key(3).node_id, Exchange(records=(signed(2).sealed,), asks=0), now=5.0)
+    one.receive(key(3).node_id, Exchange(records=(signed(2).sealed,), asks=0), host=ELSEWHERE, now=5.0)
     assert knows(one, 2) is None
     assert knows(one, 3) is None
     one.introduced(signed(2), address(66), now=5.0)
@@ -154,7 +155,7 @@ def test_bad_records_heads_and_digests_are_counted_and_change_nothing() -> None:
     foreign = signed(3, swarm=signed(1).node).sealed  # type: ignore[arg-type]
     for bad in (b"junk", wrong, foreign):
         message = Exchange(records=(bad, signed(5).sealed, bad), digest=bytes(13), head=b"junk", asks=0)
-        effects = one.receive(STRANGER, message, now=1.0)
+        effects = one.receive(STRANGER, message, host=ELSEWHERE, now=1.0)
         assert sorted(reasons(effects)) == ["bad_head", "bad_record", "malformed_digest"]
         assert len(effects) == 3, "what follows a record that does not open is not looked at"
     assert one.view.round_message(1.0).digest == before
@@ -252,7 +253,7 @@ def test_a_liar_cannot_make_a_node_jump_its_numbers(refute: bytes) -> None:
     before = one.view.own.order
     one.answered(call.ticket, ExchangeReply(refute=refute, records=(refute,)), now=0.5)
     claim = ages((signed(1, 60_000, generation=60_000), 0.0))
-    one.receive(STRANGER, Exchange(digest=claim), now=0.6)
+    one.receive(STRANGER, Exchange(digest=claim), host=ELSEWHERE, now=0.6)
     assert one.answer(STRANGER, Exchange(digest=claim), now=0.6).wanted == ()
     assert one.view.own.order == before
 
@@ -311,12 +312,18 @@ def test_a_learner_restored_from_a_copy_knows_its_former_life_by_the_versions_th
     one = core(0, generation=2)
     one.take_head(head(1, 1), now=0.0)
     order = one.view.own.order
-    assert not any(isinstance(e, GenerationRaised) for e in one.receive(STRANGER, Exchange(head=head(0, 1)), now=1.0))
+    assert not any(
+        isinstance(e, GenerationRaised)
+        for e in one.receive(STRANGER, Exchange(head=head(0, 1)), host=ELSEWHERE, now=1.0)
+    )
     assert one.view.own.order == order
-    effects = one.receive(STRANGER, Exchange(head=head(10, 1)), now=1.0)
+    effects = one.receive(STRANGER, Exchange(head=head(10, 1)), host=ELSEWHERE, now=1.0)
     assert effects[0] == GenerationRaised(generation=3), "versions of this life are older than what others hold"
     assert one.view.own.order > order
-    assert not any(isinstance(e, GenerationRaised) for e in one.receive(STRANGER, Exchange(head=head(11, 1)), now=2.0))
+    assert not any(
+        isinstance(e, GenerationRaised)
+        for e in one.receive(STRANGER, Exchange(head=head(11, 1)), host=ELSEWHERE, now=2.0)
+    )
 
 
 def test_what_must_be_persisted_comes_before_what_is_sent() -> None:
@@ -336,7 +343,7 @@ def test_nobody_is_dead_by_hearsay() -> None:
     introduce(one, signed(2), now=0.0)
     for liar in range(10, 40):
         message = Exchange(digest=ages((signed(2), 6500.0)), records=(signed(2, reachability="public").sealed,))
-        effects = one.receive(key(liar).node_id, message, now=1.0)
+        effects = one.receive(key(liar).node_id, message, host=ELSEWHERE, now=1.0)
         assert deaths(effects + one.tick(now=1.0)) == []
     assert knows(one, 2) is not None
 
@@ -347,7 +354,9 @@ def test_a_dead_node_that_is_said_to_live_is_believed_for_one_life() -> None:
     now, died_at = 0.0, 0.0
     while not died_at and now < 2 * LIFE_S:
         now = max(now, one.deadline())
-        one.receive(STRANGER, Exchange(digest=ages((signed(2), 0.0)), records=(signed(2).sealed,)), now=now)
+        one.receive(
+            STRANGER, Exchange(digest=ages((signed(2), 0.0)), records=(signed(2).sealed,)), host=ELSEWHERE, now=now
+        )
         effects = one.tick(now=now)
         for call in calls_in(effects):
             one.failed(call.ticket, now=now)
@@ -553,7 +562,7 @@ def test_whoever_calls_or_says_hello_may_be_called_again_at_once() -> None:
         if greets:
             one.introduced(signed(2), address(2), now=10.0)
         else:
-            one.receive(key(2).node_id, Exchange(asks=0), now=10.0)
+            one.receive(key(2).node_id, Exchange(asks=0), host=ELSEWHERE, now=10.0)
         assert peer.failures == 0
         assert peer.retry_at < 0
 
@@ -608,8 +617,10 @@ def test_a_record_is_issued_anew_before_it_is_void() -> None:
 def test_a_refused_record_is_wanted_again_only_when_it_was_issued_anew() -> None:
     one = core(1)
     introduce(one, signed(2))
-    one.receive(STRANGER, Exchange(records=(signed(2, 3).sealed,), asks=0), now=1.0)
-    one.receive(STRANGER, Exchange(records=(signed(2, 3, addresses=[address(9)]).sealed,), asks=0), now=1.0)
-    one.receive(STRANGER, Exchange(records=(signed(2, 4).sealed,), asks=0), now=1.0)
+    one.receive(STRANGER, Exchange(records=(signed(2, 3).sealed,), asks=0), host=ELSEWHERE, now=1.0)
+    one.receive(
+        STRANGER, Exchange(records=(signed(2, 3, addresses=[address(9)]).sealed,), asks=0), host=ELSEWHERE, now=1.0
+    )
+    one.receive(STRANGER, Exchange(records=(signed(2, 4).sealed,), asks=0), host=ELSEWHERE, now=1.0)
     assert one.answer(STRANGER, Exchange(digest=ages((signed(2, 4), 0.0))), now=1.0).wanted == ()
     assert one.answer(STRANGER, Exchange(digest=ages((signed(2, 5), 0.0))), now=1.0).wanted == (signed(2).prefix,)

@@ -9,11 +9,11 @@ import pytest
 from swarm.gossip.reachability import (
     ASK_ROUNDS,
     CHECK_ROUNDS,
+    CROWDED,
     DIAL_BACKS_PER_MINUTE,
     LAN_DIAL_BACKS_PER_MINUTE,
     LOST_AFTER,
     MAX_CLAIMED,
-    MAX_DIALLED,
     PATIENT_FAILURES,
     WITNESSES,
     DialBackLimit,
@@ -60,14 +60,6 @@ def test_many_nodes_of_a_laboratory_share_an_address() -> None:
 def test_a_private_address_is_not_called_back() -> None:
     assert "--lan" in DialBackLimit(lan=False).refusal("10.0.0.1", now=0.0)
     assert DialBackLimit(lan=True).refusal("10.0.0.1", now=0.0) == ""
-
-
-def test_the_memory_of_calls_is_bounded_and_forgets() -> None:
-    limit = DialBackLimit(lan=False)
-    for number in range(MAX_DIALLED):
-        assert limit.refusal(f"20.{number >> 8}.{number & 255}.1", now=0.0) == ""
-    assert "too many" in limit.refusal("8.8.8.8", now=1.0)
-    assert limit.refusal("8.8.8.8", now=61.0) == ""
 
 
 def case(now: float = 0.0) -> Reachability:
@@ -142,6 +134,14 @@ def test_a_refusal_says_nothing_about_an_address() -> None:
     for _ in range(5 * LOST_AFTER):
         assert not one.answered(PUBLICS[0], seen(reached=False, refused="too soon"), len(PUBLICS), now=1.0)
     assert one.address is not None
+
+
+def test_where_the_network_is_crowded_a_node_stays_a_leaf_or_becomes_one() -> None:
+    fresh, public = case(), proven()
+    for _ in range(LOST_AFTER):
+        for one in (fresh, public):
+            one.answered(PUBLICS[0], seen(reached=False, refused=CROWDED), len(PUBLICS), now=1.0)
+    assert (fresh.address, public.address) == (None, None)
 
 
 def test_witnesses_are_asked_one_after_another_each_once_before_any_twice() -> None:

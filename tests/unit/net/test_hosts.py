@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from swarm.net.hosts import caller_of, is_dialable, is_loopback
+from swarm.net.hosts import MAX_TRIED, Tries, caller_of, is_dialable, is_loopback
+from swarm.types import Address
 
 ANYWHERE = ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8"]
 LAN_ONLY = [
@@ -103,3 +106,53 @@ def test_a_home_is_one_caller(host: str, name: str) -> None:
 )
 def test_loopback_is_this_machine(host: str, ours: bool) -> None:
     assert is_loopback(host) == ours
+
+
+# -- tries ---------------------------------------------------------------------------------------------------
+
+VICTIM = Address(host="8.8.8.8", port=7700)
+
+
+def test_a_silent_host_is_tried_ever_more_rarely_whatever_ports_are_named() -> None:
+    tries = Tries(1.0, 16.0)
+    tried = []
+    for now in range(200):
+        named = Address(host="8.8.8.8", port=1 + now)
+        if tries.is_due(named, now=float(now)):
+            tries.tried(named, now=float(now))
+            tried.append(now)
+    assert tried[:6] == [0, 1, 3, 7, 15, 31]
+    assert {later - earlier for earlier, later in pairwise(tried[5:])} == {16}
+
+
+@pytest.mark.parametrize("other", ["2606:4700:0::1", "2606:4700:0:0:0:0:0:1", "2606:4700::1%x", "2606:4700::0001"])
+def test_another_notation_is_the_same_host(other: str) -> None:
+    tries = Tries(1.0, 16.0)
+    tries.tried(Address(host="2606:4700::1", port=7700), now=0.0)
+    assert not tries.is_due(Address(host=other, port=9), now=0.5)
+    assert tries.is_due(Address(host="2606:4700::2", port=9), now=0.5)
+
+
+def test_a_host_that_answered_is_due_at_once() -> None:
+    tries = Tries(1.0, 16.0)
+    for _ in range(9):
+        tries.tried(VICTIM, now=0.0)
+    tries.answered(Address(host="8.8.8.8", port=9))
+    assert tries.is_due(VICTIM, now=0.0)
+    tries.tried(VICTIM, now=0.0)
+    assert tries.is_due(VICTIM, now=1.0)
+
+
+def test_in_a_private_network_each_port_is_a_host() -> None:
+    tries = Tries(1.0, 16.0)
+    tries.tried(Address(host="127.0.0.1", port=1), now=0.0)
+    assert not tries.is_due(Address(host="127.0.0.1", port=1), now=0.5)
+    assert tries.is_due(Address(host="127.0.0.1", port=2), now=0.5)
+
+
+def test_the_memory_of_tries_is_bounded() -> None:
+    tries = Tries(1.0, 16.0)
+    for number in range(MAX_TRIED + 10):
+        tries.tried(Address(host=f"20.{number >> 8}.{number & 255}.1", port=1), now=0.0)
+    assert len(tries._tried) == MAX_TRIED
+    assert not tries.is_due(Address(host="20.1.1.1", port=1), now=0.5)

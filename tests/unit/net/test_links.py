@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from swarm.errors import PeerUnreachable
 from swarm.net import links as links_module
-from swarm.net.client import session_route
+from swarm.net.client import PeerClient, session_route
 from swarm.net.links import HELLO, METHOD, NO_VERSION, PATH, WELCOME, Links, Station, StreamHello
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
@@ -287,6 +289,33 @@ async def test_who_is_wanted_no_more_is_not_dialled_again(monkeypatch: pytest.Mo
         await until(lambda: not one.live())
         await as_long_as_five_dials()
         assert len(one.places) == 1
+
+
+async def test_many_nodes_that_name_one_host_have_it_tried_once_and_another_host_is_tried_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many as a roster has. The wait after the first try is longer than this test."""
+    monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 25.0)
+    tried: list[str] = []
+    asked: list[int] = []
+
+    def silent(node: NodeId, address: Address) -> PeerClient:
+        tried.append(address.host)
+        raise PeerUnreachable("silent")
+
+    def at(number: int) -> Callable[[], list[Address]]:
+        def said() -> list[Address]:
+            asked.append(number)
+            return [Address(host="20.66.66.66" if number else "20.1.1.1", port=7700 + number)]
+
+        return said
+
+    async with hosts(KEY) as (one,):
+        links = Links(replace(one.station, peer_at=silent), open_link=one._open_link, admits=lambda node: True)
+        links.dial({NodeId(f"{number:032x}"): at(number) for number in reversed(range(256))})
+        await until(lambda: len(asked) == 256)
+        await links.close()
+    assert sorted(tried) == ["20.1.1.1", "20.66.66.66"]
 
 
 async def test_a_hello_that_comes_after_the_end_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,22 @@ async def test_a_stream_is_opened_to_the_named_certificate_alone(certificate: Se
         await server.stop()
 
 
+async def test_a_stream_goes_to_the_next_address_of_a_name_when_one_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as refusing, socket.create_server(("127.0.0.1", 0)) as listening:
+        refusing.bind(("127.0.0.1", 0))
+        entries = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", one.getsockname()) for one in (refusing, refusing, listening)
+        ]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **named: entries)
+        sock = await open_stream(Address(host="two.example", port=7700))
+        with sock, listening.accept()[0] as came:
+            assert came.recv(len(PREAMBLE)) == PREAMBLE
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "it was tuned"
+        listening.close()
+        with pytest.raises(PeerUnreachable, match="cannot be reached for a stream"):
+            await open_stream(Address(host="two.example", port=7700))
+
+
 @pytest.mark.parametrize("said", [b"\0echo-strean\n", PREAMBLE + b"no TLS at all" * 10])
 async def test_what_is_neither_http_nor_a_stream_is_closed_and_counted(certificate: ServerTls, said: bytes) -> None:
     server = NodeServer([], dict, tls=certificate.context, on_stream=lambda incoming: asyncio.sleep(0))

@@ -138,7 +138,7 @@ async def test_good_peers_are_remembered_for_the_same_bootstraps_alone(tmp_path:
         before = bootstraps(tmp_path, alive.authority)
         greeting = await before.greet()
         before = bootstraps(tmp_path, dead)
-        before.remember(greeting.hello, [greeting.signed])
+        before.remember(greeting.hello, [alive])
         assert (await before.greet()).address == alive, "within the same life too"
 
         again = bootstraps(tmp_path, dead)
@@ -155,9 +155,7 @@ async def test_remembered_strangers_lead_nowhere_else_and_keep_nobody_waiting(tm
     dead = f"127.0.0.1:{_silent_port()}"
     async with member(KEY) as ours, member(OTHER_KEY) as theirs:
         greeting = await bootstraps(tmp_path, ours.authority).greet()
-        swarm = swarm_id_of(KEY.public_bytes)
-        stranger = Owner(OTHER_KEY, swarm, "relay", generation=1, addresses=(theirs,))
-        bootstraps(tmp_path, dead).remember(greeting.hello, [stranger.signed])
+        bootstraps(tmp_path, dead).remember(greeting.hello, [theirs])
         with pytest.raises(PeerUnreachable):
             await bootstraps(tmp_path, dead).greet()
         sweep = bootstraps(tmp_path, dead)._sweep()
@@ -167,13 +165,9 @@ async def test_remembered_strangers_lead_nowhere_else_and_keep_nobody_waiting(tm
 
 
 def test_everything_named_comes_before_a_few_that_are_remembered(tmp_path: Path) -> None:
-    swarm = swarm_id_of(KEY.public_bytes)
-    keys = [SigningKey.from_bytes(bytes([number]) * 32) for number in range(40)]
-    records = [
-        Owner(key, swarm, "relay", generation=1, addresses=(Address(host="8.8.8.8", port=7700),)).signed for key in keys
-    ]
+    reached = [Address(host="8.8.8.8", port=7700 + number) for number in range(40)]
     named = ("10.0.0.1", "10.0.0.2")
-    bootstraps(tmp_path, *named).remember(hello_of(KEY, Address(host="10.0.0.1", port=7700)), records)
+    bootstraps(tmp_path, *named).remember(hello_of(KEY, Address(host="10.0.0.1", port=7700)), reached)
     sweep = bootstraps(tmp_path, *named)._sweep()
     assert {one.host for one in sweep[:2]} == set(named)
     assert 0 < len(sweep[2:]) < 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.reachability import DialBack
-from swarm.gossip.records import Owner
+from swarm.gossip.records import Exchange, Owner
 from swarm.net.client import PeerClient, session_route
 from swarm.net.hosts import is_loopback
 from swarm.net.server import NodeServer
@@ -264,12 +265,53 @@ async def test_who_trusts_a_bare_host_is_told_whom_and_when_it_is_another(tmp_pa
             assert "last time" not in one.trust_line()
             hello = one._hello(None, None)
             assert hello is not None
-            one.bootstraps.remember(hello, [lead.gossip.core.view.own])
+            one.bootstraps.remember(hello, [lead.address])
         port = lead.port
     async with learner(tmp_path / "other", port=port) as other:
         assert other.node != lead.node
         async with joined(tmp_path / "one", lead.address.authority) as one:
             assert one.trust_line().endswith(f"; last time it was swarm {swarm_id_of(lead.key.public_bytes)}")
+
+
+async def test_a_node_for_whose_record_there_is_no_room_stays_a_leaf_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the open internet, with room for one public besides the learner."""
+    monkeypatch.setattr("swarm.gossip.table.open_host", lambda host: host)
+    monkeypatch.setattr("swarm.gossip.table.MAX_PER_HOST", 2)
+    told: list[str] = []
+    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+        await until(lambda: publics(lead) == {one.node} and publics(one) == {lead.node})
+        lead.gossip.core.view.table.blocks["127.0.0.1", 2] = 2
+        one.gossip.core.view.table.blocks["127.0.0.1", 2] = 2
+        async with joined(tmp_path / "two", lead.address.url) as two:
+            monkeypatch.setattr(two.gossip, "_emit", lambda kind, **fields: told.append(kind))
+            await until(lambda: "crowded" in told)
+            assert two.status()["reachability"] == "leaf"
+        assert one.status()["reachability"] == "public", "it has its place, and keeps it"
+
+
+async def test_a_claimed_address_gets_no_stream_and_is_not_remembered_before_it_is_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.node.network.CACHE_EVERY_S", 0.01)
+    remembered: list[list[Address]] = []
+    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+        await until(lambda: publics(lead) == {one.node} and bool(lead.public_at(one.node)))
+        claim = Address(host="20.66.66.66", port=22)
+        liar = Owner(OTHER_KEY, swarm_id_of(lead.key.public_bytes), "relay", generation=1, addresses=(claim,))
+        liar.reachability = "public"
+        liar.issue()
+        said = Exchange(records=(liar.signed.sealed,), asks=0)
+        lead.gossip.core.receive(OTHER_KEY.node_id, said, host="127.0.0.1", now=time.monotonic())
+        assert OTHER_KEY.node_id in publics(lead)
+        assert lead.public_at(OTHER_KEY.node_id) == []
+        assert lead.publics() == [(one.node, one.address)]
+        monkeypatch.setattr(lead.bootstraps, "remember", lambda hello, addresses: remembered.append(list(addresses)))
+        await until(lambda: len(remembered) > 1)
+        assert remembered[-1] == [one.address]
+        lead.gossip.core.view.table.prove(OTHER_KEY.node_id, lambda address: True)
+        assert lead.public_at(OTHER_KEY.node_id) == [claim]
 
 
 def test_all_interfaces_of_one_family_are_advertised_in_that_family() -> None:
