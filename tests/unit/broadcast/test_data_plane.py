@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,13 +15,14 @@ from typing import Any
 import pytest
 
 from swarm.broadcast import neighbours
-from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
+from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, forwarders_of, parts_of
 from swarm.broadcast.catchup import Download, Piece, catch_up
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning
+from swarm.broadcast.forest.planner import STRIPES, PeerProfile, Plan, Planning, Uplinks, forest_of, slots_of
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Kind, Member, Roster, Routing
 from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.service import BroadcastService, Spreading
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.store.weight_map import WeightMap
@@ -35,7 +37,7 @@ from swarm.broadcast.transfers import (
 )
 from swarm.broadcast.version.manifest import TABLE_BYTES
 from swarm.errors import PeerUnreachable
-from swarm.net.client import PeerClient
+from swarm.net.client import Peer, PeerClient
 from swarm.net.links import NO_VERSION, Station
 from swarm.net.sessions import ServerSessions
 from swarm.net.stream import Frame, Pace
@@ -125,6 +127,95 @@ def test_routes_of_a_node_with_as_many_children_as_can_be_fit_into_their_frame()
     assert {len(row) for row in routing.children} == {MAX_MEMBERS}
 
 
+# -- claims ---------------------------------------------------------------------------------------------------
+
+LIAR = NodeId("liar")
+
+
+def claims_of(honest: int) -> dict[NodeId, float]:
+    """Uplinks from 1 to 9 MB/s, and one that no line has."""
+    return {LIAR: 1e13, **{NodeId(f"{i:032x}"): 1e6 * (1 + i % 9) for i in range(honest)}}
+
+
+@pytest.mark.parametrize("honest", [1, 40, 200])
+def test_a_claim_takes_no_more_than_a_median_nodes_share_of_a_forest_and_of_a_table(honest: int) -> None:
+    believed = Uplinks().of(claims_of(honest))
+    profiles = [PeerProfile(node=node, public=True, uplink_bytes_per_s=rate) for node, rate in believed.items()]
+    learner = PeerProfile(node=NodeId("learner"), public=True, uplink_bytes_per_s=5e6)
+    slots = slots_of(forest_of(learner, profiles, STRIPES))
+    assert slots.get(LIAR, 0) <= max(slots.get(node, 0) for node in believed if node != LIAR) <= 1.5 * STRIPES
+    parts = Counter(forwarders_of(32, believed))
+    assert parts[LIAR] <= max(2, 32 // len(believed))
+
+
+def test_a_claim_counts_as_far_as_others_got_something_from_the_node() -> None:
+    fast, slow = NodeId("fast"), NodeId("slow")
+    claims, uplinks = {LIAR: 1e13, fast: 1e8, slow: 1e6}, Uplinks()
+    uplinks.measure({fast: 40_000_000, slow: 2_000_000, LIAR: 2_000_000}, 1.0)
+    assert uplinks.of(claims) == {LIAR: 4e6, fast: 8e7, slow: 1e6}
+    # A node that was asked for nothing since is not forgotten at once.
+    uplinks.measure({slow: 2_000_000}, 1.0)
+    assert uplinks.of(claims)[fast] == 8e7
+    assert Uplinks().of({LIAR: 0.0, slow: 0.0}) == {LIAR: 0.0, slow: 0.0}
+
+
+def test_an_accomplice_makes_a_node_faster_by_one_version_a_transfer_at_most(
+    tmp_path: Path, first: HeldVersion
+) -> None:
+    hearer = Hearer(tmp_path / "receiver")
+    service = BroadcastService(tmp_path / "service", KEY, hearer.station)
+    version, whole = first.head.version, first.table.encoded_bytes
+    service._spreading[version] = Spreading(raw_bytes=0, encoded_bytes=whole, codecs={}, began_at=0.0, announced_at=0.0)
+    service._transfers.links |= dict.fromkeys((ALICE, BOB))  # type: ignore[arg-type]
+    for fed in ({BOB: 10**13}, {BOB: whole, NodeId("nobody"): 0}, {BOB: whole}):
+        service._on_peer_complete(ALICE, version, fed)
+    service._on_peer_complete(BOB, version, {BOB: whole})
+    assert service._spreading[version].fed == {BOB: whole}
+    service.close()
+    hearer.pool.shutdown()
+
+
+# -- whom a node asks -----------------------------------------------------------------------------------------
+
+
+class Asked:
+    """A peer that answers, fails, or is silent for ever."""
+
+    def __init__(self, answer: bytes | Exception | None) -> None:
+        self._answer = answer
+        self.asked = 0
+
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
+        self.asked += 1
+        if self._answer is None:
+            await asyncio.Event().wait()
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        assert self._answer is not None
+        return self._answer
+
+    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
+        raise NotImplementedError
+
+
+async def test_while_a_peer_is_silent_the_learner_is_asked_and_after_a_failure_the_next_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ask(peer: Peer) -> bytes:
+        return await peer.get("/", cap_bytes=1, timeout_s=60.0)
+
+    failing, silent, never, learner = Asked(PeerUnreachable("")), Asked(None), Asked(b"late"), Asked(b"it")
+    monkeypatch.setattr(neighbours, "SILENT_S", 0.01)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await neighbours.first_of([failing, silent, never, learner], ask) == b"it"
+    assert [one.asked for one in (failing, silent, never, learner)] == [1, 1, 0, 1]
+    monkeypatch.setattr(neighbours, "SILENT_S", 60.0)
+    unasked = Asked(b"")
+    assert await neighbours.first_of([failing, failing, never, unasked], ask) == b"late"
+    assert unasked.asked == 0
+    assert await neighbours.first_of([failing], ask) is None
+
+
 # -- a receiver that hears a learner --------------------------------------------------------------------------
 
 HERE = Address(host="127.0.0.1", port=1)
@@ -139,7 +230,7 @@ class Hearer:
 
     def __init__(self, directory: Path, base: BaseModel | None = None) -> None:
         receiver_store(directory)
-        station = Station(
+        self.station = Station(
             me=OTHER_KEY.node_id,
             sessions=ServerSessions(OTHER_KEY, b""),
             peer_at=_nobody,
@@ -154,7 +245,9 @@ class Hearer:
         )
         self.pool = ThreadPoolExecutor(2)
         self.said: list[str] = []
-        self.receiver = Receiver(directory, KEY.public_bytes, station, pool=self.pool, say=self.said.append, base=base)
+        self.receiver = Receiver(
+            directory, KEY.public_bytes, self.station, pool=self.pool, say=self.said.append, base=base
+        )
 
     def announce(self, held: HeldVersion) -> None:
         version, table = held.head.version, held.table_bytes
@@ -401,7 +494,7 @@ async def test_a_download_that_is_given_up_waits_for_what_is_being_written() -> 
 
     with ThreadPoolExecutor(1) as pool:
         download = Download([Piece(path="/", expected_bytes=1, cap_bytes=1, take=take)], pool)
-        task = asyncio.create_task(download.run([Giver()]))  # type: ignore[list-item]
+        task = asyncio.create_task(download.run([Giver()], (), patient=True))  # type: ignore[list-item]
         await until(begun.is_set)
         task.cancel()
         await asyncio.sleep(0.05)
