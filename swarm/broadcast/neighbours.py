@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from swarm.broadcast.notes import Roster, whom_to_dial
@@ -63,7 +63,8 @@ class Neighbours:
         learner, _ = self._station.learner()
         wanted: dict[NodeId, Callable[[], list[Address]]] = {learner: lambda: self._station.learner()[1]}
         for node, addresses in whom_to_dial(self._station.me, self._roster).items():
-            wanted[node] = lambda addresses=addresses: list(addresses)  # type: ignore[misc]
+            if ways := self._ways(addresses):
+                wanted[node] = lambda ways=ways: ways  # type: ignore[misc]
         self.links.dial(wanted)
 
     def take_roster(self, roster: Roster) -> None:
@@ -103,8 +104,8 @@ class Neighbours:
 
     def publics(self) -> list[Peer]:
         """Return the roster's publics in random order, or those that gossip knows while there is no roster."""
-        members = [m for m in self._roster.members if not m.is_leaf and m.node != self._station.me]
-        found = [(m.node, m.addresses[0]) for m in members] or self._station.publics()
+        members = [m for m in self._roster.members if m.node != self._station.me]
+        found = [(m.node, ways[0]) for m in members if (ways := self._ways(m.addresses))] or self._station.publics()
         self._station.random.shuffle(found)
         return [self._station.peer_at(node, address) for node, address in found]
 
@@ -130,6 +131,10 @@ class Neighbours:
         return found
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _ways(self, addresses: Iterable[Address]) -> list[Address]:
+        """Return which of a member's addresses this node may call: a roster may name any."""
+        return [address for address in addresses if self._station.dialable(address)]
 
     def _admits(self, node: NodeId) -> bool:
         return any(member.node == node for member in self._roster.members)

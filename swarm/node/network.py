@@ -208,6 +208,7 @@ class NodeNetwork:
             publics=self.publics,
             public_at=self.public_at,
             uplink_of=self.uplink_of,
+            dialable=self.may_call,
             upload=Pace(settings.max_upload_mbit * 1e6 / 8 if settings.max_upload_mbit else None),
             download=Pace(settings.max_download_mbit * 1e6 / 8 if settings.max_download_mbit else None),
             random=self._random,
@@ -337,6 +338,10 @@ class NodeNetwork:
         signed = self.gossip.core.view.record_of(prefix_of(node)) if self.gossip.is_open else None
         return signed.record.profile.uplink_bytes_per_s if signed is not None else 0.0
 
+    def may_call(self, address: Address) -> bool:
+        """Return whether this node may call an address that another one named."""
+        return address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan)
+
     def set_profile(self, profile: Profile) -> None:
         self.gossip.core.set_profile(profile, now=time.monotonic())
         self.gossip.perform([])
@@ -410,7 +415,7 @@ class NodeNetwork:
             self._rules,
             open_record=lambda sealed: open_record(sealed, swarm),
             open_head=lambda sealed: open_head(sealed, learner_key).version,
-            dialable=lambda address: address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan),
+            dialable=self.may_call,
             random=self._random,
             now=time.monotonic(),
         )
@@ -496,7 +501,7 @@ class NodeNetwork:
         while True:
             await asyncio.sleep(CACHE_EVERY_S * self._rules.round_s / 2.0)
             peers = sorted(self.gossip.core.view.table, key=lambda peer: -peer.heard_at)
-            records = [peer.signed for peer in peers if peer.signed.record.addresses]
+            records = [peer.signed for peer in peers if peer.addresses == peer.signed.record.addresses]
             hello = self._hello(None, None)
             if not records or hello is None:
                 continue

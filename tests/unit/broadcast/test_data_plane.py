@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,6 +39,7 @@ from swarm.broadcast.transfers import (
 from swarm.broadcast.version.manifest import TABLE_BYTES
 from swarm.errors import PeerUnreachable
 from swarm.net.client import Peer, PeerClient
+from swarm.net.hosts import is_dialable
 from swarm.net.links import NO_VERSION, Station
 from swarm.net.sessions import ServerSessions
 from swarm.net.stream import Frame, Pace
@@ -228,7 +230,7 @@ def _nobody(node: NodeId, address: Address) -> PeerClient:
 class Hearer:
     """A receiver, and what its learner says to it."""
 
-    def __init__(self, directory: Path, base: BaseModel | None = None) -> None:
+    def __init__(self, directory: Path, base: BaseModel | None = None, *, lan: bool = True) -> None:
         receiver_store(directory)
         self.station = Station(
             me=OTHER_KEY.node_id,
@@ -239,6 +241,7 @@ class Hearer:
             publics=lambda: [],
             public_at=lambda node: [],
             uplink_of=lambda node: 0.0,
+            dialable=lambda address: is_dialable(address.host, lan=lan),
             upload=Pace(None),
             download=Pace(None),
             random=Random(1),
@@ -336,6 +339,39 @@ async def test_links_to_those_who_left_the_roster_end_but_not_the_learners(
     hearer.list(Member(node=BOB))
     await until(lambda: ended)
     assert ended == [{KEY.node_id, BOB}]
+
+
+OPEN = ("8.8.8.8", "2606:4700::1")
+PRIVATE = ("192.168.1.1", "10.0.0.7", "127.0.0.1", "::1", "fd12::1")
+NEVER = ("169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "localhost", "router.home", "64:ff9b::a00:1")
+
+
+@pytest.mark.parametrize("lan", [False, True])
+async def test_a_roster_aims_nobody_at_addresses_that_no_stranger_may_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lan: bool
+) -> None:
+    called: list[str] = []
+
+    def peer_at(node: NodeId, address: Address) -> None:
+        called.append(address.host)
+
+    hearer = Hearer(tmp_path / "receiver", lan=lan)
+    found, dialled = hearer.receiver._neighbours, list[str]()
+    monkeypatch.setattr(found, "_station", replace(hearer.station, peer_at=peer_at))  # type: ignore[arg-type]
+
+    def dial(wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:
+        dialled.extend(address.host for ways in wanted.values() for address in ways())
+
+    monkeypatch.setattr(found.links, "dial", dial)
+    named = (*OPEN, *PRIVATE, *NEVER)
+    alone = [Member(node=NodeId(f"f{i}"), addresses=(Address(host=host, port=80),)) for i, host in enumerate(named)]
+    several = tuple(Address(host=host, port=80) for host in (NEVER[0], PRIVATE[0], OPEN[0]))
+    hearer.list(Member(node=OTHER_KEY.node_id), *alone, Member(node=NodeId("g"), addresses=several))
+    found.publics()
+    may = {*OPEN, *(PRIVATE if lan else ())}
+    assert set(dialled) == set(called) == may
+    await found.close()
+    hearer.pool.shutdown()
 
 
 class Hears:

@@ -48,6 +48,7 @@ class Host:
             publics=lambda: [],
             public_at=lambda node: [],
             uplink_of=lambda node: 0.0,
+            dialable=lambda address: True,
             upload=Pace(None),
             download=Pace(None),
             random=Random(1),

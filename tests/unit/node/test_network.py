@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.reachability import DialBack
-from swarm.gossip.records import Owner
+from swarm.gossip.records import Owner, SignedRecord
 from swarm.net.client import PeerClient, session_route
 from swarm.net.hosts import is_loopback
 from swarm.net.server import NodeServer
@@ -184,6 +185,26 @@ async def test_a_full_disk_is_no_reason_to_leave(tmp_path: Path, monkeypatch: py
         await until(lambda: publics(lead) == {one.node})
     assert "may be banned" in said[0]
     assert "cannot write down peers" in said[1]
+
+
+async def test_only_what_may_be_called_is_called_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.node.network.CACHE_EVERY_S", 0.01)
+    written: list[Sequence[SignedRecord]] = []
+    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+        assert one.station.dialable(lead.address)
+        for host in ("169.254.169.254", "fe80::1", "router.home"):
+            assert not one.station.dialable(Address(host=host, port=80))
+        await until(lambda: publics(one) == {lead.node})
+        table = one.gossip.core.view.table
+        (known,) = table
+        # Its record names another address too, which may not be called.
+        table.by_prefix[b"mixed"] = replace(known, addresses=(Address(host="127.0.0.1", port=9),))
+        monkeypatch.setattr(one.bootstraps, "remember", lambda hello, records: written.append(records))
+        await until(lambda: bool(written))
+        del table.by_prefix[b"mixed"]
+    assert list(written[0]) == [known.signed]
 
 
 async def test_the_learner_is_called_where_a_bootstrap_found_it_last(tmp_path: Path) -> None:
