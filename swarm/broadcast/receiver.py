@@ -682,7 +682,11 @@ class Receiver:
             self._changed.notify_all()
 
     def _is_news(self, version: VersionId) -> bool:
-        return self._target is None or version > self._target.head.version
+        if self._target is not None:
+            return version > self._target.head.version
+        # After a restart somebody may offer less than this node held.
+        current = self.weights.current if self.weights else None
+        return current is None or version >= current.head.version
 
     def _is_behind(self) -> bool:
         return self._target is not None and self.version != self._target.head.version

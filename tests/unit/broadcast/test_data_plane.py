@@ -26,7 +26,7 @@ from swarm.broadcast.receiver import Receiver
 from swarm.broadcast.service import BroadcastService, Spreading
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
-from swarm.broadcast.store.weight_map import WeightMap
+from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.transfers import (
     CAPS,
     HEAD,
@@ -37,7 +37,7 @@ from swarm.broadcast.transfers import (
     TABLE,
 )
 from swarm.broadcast.version.manifest import TABLE_BYTES
-from swarm.errors import PeerUnreachable
+from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import Peer, PeerClient
 from swarm.net.hosts import is_dialable
 from swarm.net.links import NO_VERSION, Station
@@ -372,6 +372,26 @@ async def test_a_roster_aims_nobody_at_addresses_that_no_stranger_may_name(
     assert set(dialled) == set(called) == may
     await found.close()
     hearer.pool.shutdown()
+
+
+async def test_nobody_leads_a_node_back_to_an_older_version(tmp_path: Path) -> None:
+    """Not the learner's line, nor a relay, nor gossip, and also not after a restart."""
+    old, held = Publisher(tmp_path / "learner").publish_up_to(1)
+    store = receiver_store(tmp_path / "receiver")
+    weights = open_weights(store)
+    for version in (old, held):
+        weights.apply(hand_over(store, version))
+    weights.close()
+    async with running(Hearer(tmp_path / "receiver")) as hearer:
+        for _ in range(2):
+            hearer.announce(old)
+            assert hearer.receiver._announced.empty()
+            hearer.announce(held)
+            await until(lambda: hearer.receiver._target is not None)
+        assert hearer.receiver.version == v(1)
+        with pytest.raises(ProtocolError, match="only the learner announces"):
+            hearer.receiver._on_frame(ALICE, Frame(HEAD, 0, v(2)), held.sealed_head)
+    assert hearer.said == []
 
 
 class Hears:
