@@ -296,9 +296,11 @@ class BroadcastService:
     def _plan(self, version: VersionId, encoded_bytes: int, chunk_bytes: int) -> None:
         last = self._spreading.get(self.newest.head.version) if self.newest is not None else None
         if last is not None and last.complete_s:
-            self._measured.measure(last.fed, last.announced_at - last.began_at + median_low(last.complete_s.values()))
+            took_s = last.announced_at - last.began_at + median_low(last.complete_s.values())
+            self._measured.measure(last.fed, took_s, self._all())
         profiles = self._profiles()
-        self._planning.begin(profiles, self._transfers.uplink_bytes_per_s, encoded_bytes, chunk_bytes)
+        uplink = self._measured.of([self._station.me])[self._station.me] or self._transfers.uplink_bytes_per_s
+        self._planning.begin(profiles, uplink, encoded_bytes, chunk_bytes)
         # The links of a new plan take a round trip, so they come first.
         self._send_rosters(profiles)
         self._routes = {}
@@ -366,11 +368,14 @@ class BroadcastService:
         return int(FULL_RATIO * trained) if full else self.version_bytes
 
     def _profiles(self) -> dict[NodeId, PeerProfile]:
-        uplinks = self._measured.of({node: self._station.uplink_of(node) for node in sorted(self._transfers.links)})
+        public_at, uplinks = self._station.public_at, self._measured.of(sorted(self._transfers.links))
         return {
-            node: PeerProfile(node=node, public=bool(self._station.public_at(node)), uplink_bytes_per_s=uplink)
+            node: PeerProfile(node=node, public=bool(public_at(node)), uplink_bytes_per_s=uplink)
             for node, uplink in uplinks.items()
         }
+
+    def _all(self) -> set[NodeId]:
+        return {self._station.me, *self._transfers.links}
 
     def _publics(self) -> dict[NodeId, float]:
         """Return the uplinks of the linked publics."""
@@ -434,9 +439,8 @@ class BroadcastService:
         spreading.complete_s.setdefault(node, time.monotonic() - spreading.announced_at)
         # A receiver gets a version once: a lie makes another node faster by no more than that.
         if fed and node not in spreading.reporters and sum(fed.values()) <= spreading.encoded_bytes:
-            links = self._transfers.links.keys() - {node}
             spreading.reporters.add(node)
-            spreading.fed.update({peer: nbytes for peer, nbytes in fed.items() if peer in links})
+            spreading.fed.update({peer: fed[peer] for peer in self._all() & fed.keys() - {node}})
 
     def _spread(self, version: VersionId) -> dict[str, Any]:
         spreading = self._spreading[version]

@@ -207,7 +207,6 @@ class NodeNetwork:
             head=lambda: self.gossip.core.view.head if self.gossip.is_open else b"",
             publics=self.publics,
             public_at=self.public_at,
-            uplink_of=self.uplink_of,
             dialable=self.may_call,
             upload=Pace(settings.max_upload_mbit * 1e6 / 8 if settings.max_upload_mbit else None),
             download=Pace(settings.max_download_mbit * 1e6 / 8 if settings.max_download_mbit else None),
@@ -332,11 +331,6 @@ class NodeNetwork:
         if signed is None or signed.node != node or signed.record.reachability != "public":
             return []
         return list(self.gossip.core.view.table.callable_at(signed))
-
-    def uplink_of(self, node: NodeId) -> float:
-        """Return the uplink that a node reports, in bytes per second; 0 if unknown."""
-        signed = self.gossip.core.view.record_of(prefix_of(node)) if self.gossip.is_open else None
-        return signed.record.profile.uplink_bytes_per_s if signed is not None else 0.0
 
     def may_call(self, address: Address) -> bool:
         """Return whether this node may call an address that another one named."""

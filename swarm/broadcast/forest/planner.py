@@ -35,35 +35,27 @@ death orphans one subtree for each child. 16 reaches 4,096 peers in three hops."
 NEAR = 64  # A parent looks among this many waiting peers for one that it does not feed yet
 Tree = dict[NodeId, NodeId]  # The parent of every peer
 
-GROWTH = (
-    2.0  # A node that gave others so much is believed to have up to this much more: it may have been asked for less
-)
-KEPT = 0.9  # Of a measured rate, from one version to the next: a node may have been asked for nothing
+KEPT = 0.9  # Of a measured rate, from one version to the next: a node may have been asked for less
 MIN_TOOK_S = 0.1  # What a small version takes at least: shorter times are of the announcement, not of the uplinks
-MAX_MEASURED = 4096  # Nodes whose rates are kept: more than ever take part at once
 
 
 class Uplinks:
-    """The uplinks that plans count on. Claims are free, so one counts up to GROWTH times what other receivers say that
-    they got from the node, and in any case up to the median of what was measured (at first, of what is claimed)."""
+    """The uplinks that plans count on: what receivers say that they got from a node, and the median where they got
+    nothing. What a node claims itself costs it nothing, and counts for nothing."""
 
     def __init__(self) -> None:
         self._measured: dict[NodeId, float] = {}
 
-    def measure(self, fed: Mapping[NodeId, int], took_s: float) -> None:
-        """Take how many bytes each node gave others of one version, and how long that took most of them."""
-        for node, nbytes in fed.items():
-            before = self._measured.pop(node, 0.0)
-            self._measured[node] = max(nbytes / max(took_s, MIN_TOOK_S), KEPT * before)
-        while len(self._measured) > MAX_MEASURED:
-            del self._measured[next(iter(self._measured))]
+    def measure(self, fed: Mapping[NodeId, int], took_s: float, nodes: Iterable[NodeId]) -> None:
+        """Take how many bytes each of `nodes` gave others of one version, and how long that took most of them."""
+        before, took_s = self._measured, max(took_s, MIN_TOOK_S)
+        self._measured = {node: max(fed.get(node, 0) / took_s, KEPT * before.get(node, 0.0)) for node in nodes}
 
-    def of(self, claims: Mapping[NodeId, float]) -> dict[NodeId, float]:
-        """Return the uplink of each node in bytes/s, given its claim (0: none). All are 0 if nothing is known."""
-        known = list(self._measured.values()) or [claim for claim in claims.values() if claim > 0]
+    def of(self, nodes: Iterable[NodeId]) -> dict[NodeId, float]:
+        """Return the uplink of each node in bytes/s. All are 0 while nothing was measured."""
+        known = [rate for rate in self._measured.values() if rate > 0]
         middle = median_low(known) if known else 0.0
-        believed = {node: max(middle, GROWTH * self._measured.get(node, 0.0)) for node in claims}
-        return {node: min(claim or middle, believed[node]) for node, claim in claims.items()}
+        return {node: self._measured.get(node) or middle for node in nodes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

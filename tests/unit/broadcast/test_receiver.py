@@ -62,7 +62,6 @@ class World:
             head=lambda: self.head,
             publics=lambda: [(node, at[0]) for node, at in self.publics.items() if node != key.node_id],
             public_at=lambda node: self.publics.get(node, []),
-            uplink_of=lambda node: 0.0,
             dialable=lambda address: True,
             upload=upload,
             download=Pace(None),

@@ -48,7 +48,6 @@ class Host:
             head=lambda: b"",
             publics=lambda: [],
             public_at=lambda node: [],
-            uplink_of=lambda node: 0.0,
             dialable=lambda address: True,
             upload=Pace(None),
             download=Pace(None),
