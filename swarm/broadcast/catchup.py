@@ -90,6 +90,7 @@ class Download:
         self._seconds = 0.0
         self._taken = 0
         self._moved_at = 0.0
+        self.asks_learner = False
 
     async def run(self, peers: Sequence[Peer], learner: Sequence[Peer], *, patient: bool) -> bool:
         """Return True once every piece is taken, False if no peer is left that gives the rest. The learner is asked too
@@ -102,7 +103,7 @@ class Download:
                 self._ask(free)
                 if learner and (self._is_late(self._moved_at) if self._requests else not patient):
                     free.extend([Source(peer) for peer in learner] * REQUESTS_A_PEER)
-                    learner = ()
+                    learner, self.asks_learner = (), True
                     continue
                 if not self._requests:
                     return False
@@ -246,8 +247,9 @@ class _CatchUp:
             whole = self._weights.last_whole
             if whole is None or older < whole or len(chain) == MAX_DELTAS or cost > limit_bytes:
                 return None
-            ask = partial(self._signed_from, older)
-            found = self._store.find(older) or await first_of([*self._sources, *self._learner], ask)
+            found: SignedVersion | None = self._store.find(older)
+            if found is None:
+                found = await first_of([*self._sources, *self._learner], partial(self._signed_from, older))
             if found is None:
                 return None
             chain.insert(0, found)
@@ -327,6 +329,8 @@ class _CatchUp:
             done = await download.run(self._sources, self._learner, patient=self._patient)
         finally:
             self._sources = [peer for peer in self._sources if peer not in download.failed]
+            # To be patient with peers that are silent would only make each further piece wait.
+            self._patient = self._patient and not download.asks_learner
         if not done:
             raise PeerUnreachable(f"nobody gives the last {len(download.left)} {what}")
 
