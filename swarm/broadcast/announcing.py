@@ -38,14 +38,11 @@ def parts_of(table_bytes: int) -> list[Span]:
 
 
 def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
-    """Choose the forwarder of each part so that all are done soonest. Uplinks are in bytes/s; an unknown one (0) counts
-    as the slowest known."""
-    known = [rate for rate in uplinks.values() if rate > 0]
-    least = min(known, default=1.0)
+    """Choose the forwarder of each part so that all are done soonest. Uplinks are in bytes/s; 0 if none is known."""
     load = dict.fromkeys(uplinks, 0)
     chosen: list[NodeId] = []
     for _ in range(parts):
-        forwarder = min(load, key=lambda node: (load[node] + 1) / (uplinks[node] or least))
+        forwarder = min(load, key=lambda node: (load[node] + 1) / (uplinks[node] or 1.0))
         load[forwarder] += 1
         chosen.append(forwarder)
     return chosen

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from swarm.broadcast.coding import in_thread
+from swarm.broadcast.neighbours import first_of
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.codec import FULL_RATIO
@@ -37,14 +38,16 @@ from swarm.types import VersionId
 REQUESTS_A_PEER = 4
 """Requests in flight to one peer: four pieces of 1 MiB cover 300 ms at 100 Mbit/s. A client opens twice as many."""
 
-REQUESTS_IN_ALL = 16  # Pieces in memory at once: 64 MiB at most
+REQUESTS_IN_ALL = 16  # To peers: with the learner's, 20 pieces are in memory at once, 80 MiB at most
 FETCH_S = 60.0  # Time limit for one piece: 4 MiB at 0.6 Mbit/s
 LATE_S = 2.0
 LATE_RATIO = 3.0
-"""A piece that took longer than LATE_S and three times the average so far is asked of another peer too."""
+"""A piece that took longer than LATE_S and three times the average so far is asked of another peer too. If nothing
+came for so long, the learner is asked too."""
 
 GONE_IN_A_ROW = 4  # A peer that lacks this many pieces in a row has moved on to another version
 BUSY_IN_A_ROW = 10  # A peer that is busy this often in a row is given up
+MAX_BUSY_S = 3.0  # Longest pause that a busy peer is granted: with BUSY_IN_A_ROW it holds a request for 30 s
 
 
 Meter = Callable[[int], Awaitable[None]]
@@ -78,7 +81,7 @@ class Request:
 
 
 class Download:
-    """Pieces to fetch from one set of peers, and then what is left of them from another."""
+    """Pieces to fetch from peers, and what these do not give in time from the learner."""
 
     def __init__(self, pieces: Sequence[Piece], pool: Executor, *, meter: Meter | None = None) -> None:
         self.failed: list[Peer] = []
@@ -89,14 +92,22 @@ class Download:
         self._requests: dict[asyncio.Task[bool], Request] = {}
         self._seconds = 0.0
         self._taken = 0
+        self._moved_at = 0.0
+        self.asks_learner = False
 
-    async def run(self, peers: Sequence[Peer]) -> bool:
-        """Return True once every piece is taken, False if no peer is left that gives the rest."""
+    async def run(self, peers: Sequence[Peer], learner: Sequence[Peer], *, patient: bool) -> bool:
+        """Return True once every piece is taken, False if no peer is left that gives the rest. The learner is asked too
+        once the peers are silent and, unless `patient`, once they give nothing more."""
+        self._moved_at = asyncio.get_running_loop().time()
         each = min(REQUESTS_A_PEER, max(1, REQUESTS_IN_ALL // max(1, len(peers))))
         free = deque([Source(peer) for peer in peers[:REQUESTS_IN_ALL]] * each)
         try:
             while self.left:
                 self._ask(free)
+                if learner and (self._is_late(self._moved_at) if self._requests else not patient):
+                    free.extend([Source(peer) for peer in learner] * REQUESTS_A_PEER)
+                    learner, self.asks_learner = (), True
+                    continue
                 if not self._requests:
                     return False
                 done, _ = await asyncio.wait(self._requests, timeout=LATE_S / 2, return_when=asyncio.FIRST_COMPLETED)
@@ -106,8 +117,10 @@ class Download:
             for task in self._requests:
                 task.cancel()
             await asyncio.gather(*self._requests, return_exceptions=True)
-            self._waiting.extend(request.piece for request in self._requests.values())
-            self._requests.clear()
+            # They kept these pieces until another peer gave them.
+            self.failed.extend(
+                request.source.peer for request in self._requests.values() if self._is_late(request.asked_at)
+            )
         return True
 
     def _ask(self, free: deque[Source]) -> None:
@@ -127,12 +140,14 @@ class Download:
         while self._waiting:
             if (piece := self._waiting.popleft()) in self.left:
                 return piece
-        late_s = max(LATE_S, LATE_RATIO * self._seconds / max(1, self._taken))
-        asked_before = asyncio.get_running_loop().time() - late_s
         for request in self._requests.values():
-            if request.asked_at < asked_before and request.source is not source and self._askers(request.piece) == 1:
+            if self._is_late(request.asked_at) and request.source is not source and self._askers(request.piece) == 1:
                 return request.piece
         return None
+
+    def _is_late(self, since: float) -> bool:
+        late_s = max(LATE_S, LATE_RATIO * self._seconds / max(1, self._taken))
+        return asyncio.get_running_loop().time() - since > late_s
 
     def _askers(self, piece: Piece) -> int:
         return sum(request.piece is piece for request in self._requests.values())
@@ -150,7 +165,7 @@ class Download:
         loop = asyncio.get_running_loop()
         if self._meter is not None:
             await self._meter(piece.expected_bytes)
-        began = loop.time()
+        began = self._moved_at = loop.time()
         try:
             body = await source.peer.get(piece.path, cap_bytes=piece.cap_bytes, timeout_s=FETCH_S)
         except Gone:
@@ -158,7 +173,7 @@ class Download:
             return source.gone < GONE_IN_A_ROW
         except Busy as busy:
             source.busy += 1
-            await asyncio.sleep(busy.retry_after_s)
+            await asyncio.sleep(min(busy.retry_after_s, MAX_BUSY_S))
             return source.busy < BUSY_IN_A_ROW
         except (ProtocolError, PeerUnreachable):
             return False
@@ -166,7 +181,8 @@ class Download:
             return False
         self.left.discard(piece)
         source.gone = source.busy = 0
-        self._seconds += loop.time() - began
+        self._moved_at = loop.time()
+        self._seconds += self._moved_at - began
         self._taken += 1
         return True
 
@@ -186,15 +202,18 @@ async def catch_up(
     *,
     pool: Executor,
     learner: Peer | None = None,
+    patient: bool = False,
     meter: Meter | None = None,
 ) -> None:
     """Make the map hold `target`. Nothing else may change the map meanwhile.
 
-    The sources are asked in parallel, the learner only for what none of them gives. Raise PeerUnreachable if nobody
-    gives the rest: what came is kept, and the next call goes on from there. `meter` is awaited before each request.
+    The sources are asked in parallel, the learner only while they are silent and, unless `patient`, for what none of
+    them gives. Raise PeerUnreachable if nobody gives the rest: what came is kept, and the next call goes on from there.
+    `meter` is awaited before each request.
     """
     if weights.version != target.head.version:
-        await _CatchUp(store, weights, list(sources), [learner] if learner is not None else [], pool, meter).run(target)
+        last = [learner] if learner is not None else []
+        await _CatchUp(store, weights, list(sources), last, patient, pool, meter).run(target)
 
 
 @dataclass(slots=True)
@@ -203,6 +222,7 @@ class _CatchUp:
     _weights: WeightMap
     _sources: list[Peer]
     _learner: list[Peer]
+    _patient: bool
     _pool: Executor
     _meter: Meter | None
 
@@ -230,7 +250,9 @@ class _CatchUp:
             whole = self._weights.last_whole
             if whole is None or older < whole or len(chain) == MAX_DELTAS or cost > limit_bytes:
                 return None
-            found = self._store.find(older) or await self._signed(older)
+            found: SignedVersion | None = self._store.find(older)
+            if found is None:
+                found = await first_of([*self._sources, *self._learner], partial(self._signed_from, older))
             if found is None:
                 return None
             chain.insert(0, found)
@@ -252,15 +274,7 @@ class _CatchUp:
                 await in_thread(held.chunks.recheck)
                 raise
 
-    async def _signed(self, version: VersionId) -> SignedVersion | None:
-        for peer in [*self._sources, *self._learner]:
-            try:
-                return await self._signed_from(peer, version)
-            except (ProtocolError, PeerUnreachable):
-                continue
-        return None
-
-    async def _signed_from(self, peer: Peer, version: VersionId) -> SignedVersion:
+    async def _signed_from(self, version: VersionId, peer: Peer) -> SignedVersion:
         sealed = await peer.get(f"/v1/versions/{version}/head", cap_bytes=HEAD_BYTES, timeout_s=FETCH_S)
         head = open_head(sealed, self._store.learner_key)
         if head.version != version or head.layout_digest != self._store.layout_digest:
@@ -315,9 +329,11 @@ class _CatchUp:
     async def _fetch(self, pieces: list[Piece], what: str) -> None:
         download = Download(pieces, self._pool, meter=self._meter)
         try:
-            done = await download.run(self._sources) or await download.run(self._learner)
+            done = await download.run(self._sources, self._learner, patient=self._patient)
         finally:
             self._sources = [peer for peer in self._sources if peer not in download.failed]
+            # To be patient with peers that are silent would only make each further piece wait.
+            self._patient = self._patient and not download.asks_learner
         if not done:
             raise PeerUnreachable(f"nobody gives the last {len(download.left)} {what}")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 from swarm.broadcast.notes import Roster, whom_to_dial
 from swarm.errors import PeerUnreachable, ProtocolError
@@ -21,7 +22,30 @@ DROPPED_S = 5.0
 
 FETCH_S = 60.0  # Time limit for the layout: 32 MiB at 4.5 Mbit/s
 SMALL_BYTES = 64 * 1024  # Objects up to this size are asked of the learner first
+SILENT_S = 2.0  # A peer that has not answered for this long may never do so: another one is asked too
 T = TypeVar("T")
+
+
+async def first_of(peers: Sequence[Peer], ask: Callable[[Peer], Coroutine[Any, Any, T]]) -> T | None:
+    """Return the first answer, or None if nobody gives one. After a failure the next peer is asked; while those that
+    were asked are silent, every SILENT_S the last one too, which is the learner."""
+    waiting, asked = deque(peers), set[asyncio.Task[T]]()
+    done = set[asyncio.Task[T]]()
+    try:
+        while waiting or asked:
+            if waiting:
+                asked.add(asyncio.create_task(ask(waiting.popleft() if done or not asked else waiting.pop())))
+            done, asked = await asyncio.wait(
+                asked, timeout=SILENT_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                if not isinstance(task.exception(), PeerUnreachable | ProtocolError):
+                    return task.result()
+        return None
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
 
 
 class Neighbours:
@@ -39,7 +63,8 @@ class Neighbours:
         learner, _ = self._station.learner()
         wanted: dict[NodeId, Callable[[], list[Address]]] = {learner: lambda: self._station.learner()[1]}
         for node, addresses in whom_to_dial(self._station.me, self._roster).items():
-            wanted[node] = lambda addresses=addresses: list(addresses)  # type: ignore[misc]
+            if ways := self._ways(addresses):
+                wanted[node] = lambda ways=ways: ways  # type: ignore[misc]
         self.links.dial(wanted)
 
     def take_roster(self, roster: Roster) -> None:
@@ -79,8 +104,8 @@ class Neighbours:
 
     def publics(self) -> list[Peer]:
         """Return the roster's publics in random order, or those that gossip knows while there is no roster."""
-        members = [m for m in self._roster.members if not m.is_leaf and m.node != self._station.me]
-        found = [(m.node, m.addresses[0]) for m in members] or self._station.publics()
+        members = [m for m in self._roster.members if m.node != self._station.me]
+        found = [(m.node, ways[0]) for m in members if (ways := self._ways(m.addresses))] or self._station.publics()
         self._station.random.shuffle(found)
         return [self._station.peer_at(node, address) for node, address in found]
 
@@ -90,21 +115,26 @@ class Neighbours:
         return self._station.peer_at(node, addresses[0]) if addresses else None
 
     async def fetch(self, digest: bytes, cap_bytes: int, read: Callable[[bytes], T], name: str) -> tuple[bytes, T]:
-        """Fetch an object from a peer that gives the right one, from the learner last unless it is small. Return it and
-        what `read`, in a thread, makes of it; `read` raises ProtocolError for a wrong one. Raise PeerUnreachable if
-        nobody gives it."""
-        learner = [found] if (found := self.learner()) is not None else []
+        """Fetch an object from a peer that gives the right one, from the learner last unless it is small or the peer is
+        silent. Return it and what `read`, in a thread, makes of it; `read` raises ProtocolError for a wrong one. Raise
+        PeerUnreachable if nobody gives it."""
+        learner = [known] if (known := self.learner()) is not None else []
         # At first only the learner has the layout. For a small one, asking around takes more time than it saves.
         peers = [*learner, *self.publics()] if cap_bytes <= SMALL_BYTES else [*self.publics(), *learner]
-        for peer in peers:
-            try:
-                data = await peer.get(f"/v1/objects/{digest.hex()}", cap_bytes=cap_bytes, timeout_s=FETCH_S)
-                return data, await asyncio.to_thread(read, data)
-            except (PeerUnreachable, ProtocolError):
-                continue
-        raise PeerUnreachable(f"nobody gives {name}")
+
+        async def ask(peer: Peer) -> tuple[bytes, T]:
+            data = await peer.get(f"/v1/objects/{digest.hex()}", cap_bytes=cap_bytes, timeout_s=FETCH_S)
+            return data, await asyncio.to_thread(read, data)
+
+        if (found := await first_of(peers, ask)) is None:
+            raise PeerUnreachable(f"nobody gives {name}")
+        return found
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _ways(self, addresses: Iterable[Address]) -> list[Address]:
+        """Return which of a member's addresses this node may call: a roster may name any."""
+        return [address for address in addresses if self._station.dialable(address)]
 
     def _admits(self, node: NodeId) -> bool:
         return any(member.node == node for member in self._roster.members)

@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 import msgspec
 
 from swarm.net.wire import Message
-from swarm.types import Address, NodeId
+from swarm.types import Address, Count, NodeId
 
 MAX_INDICES = 64  # In one note: the most chunks that a receiver asks for at a time
 MAX_BITMAP_BYTES = 512 * 1024  # One bit for each of the 4,000,000 chunks that a table may have
@@ -21,6 +21,10 @@ MAX_BITMAP_BYTES = 512 * 1024  # One bit for each of the 4,000,000 chunks that a
 Index = Annotated[int, msgspec.Meta(ge=0, le=4_000_000)]
 Indices = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_INDICES)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+Node = Annotated[NodeId, msgspec.Meta(min_length=1, max_length=64)]
+
+MAX_MEMBERS = 256
+"""A roster names the nodes that one node may be linked with: 32 in a mesh, parents and children in a forest."""
 
 
 class Kind(IntEnum):
@@ -72,10 +76,11 @@ class Have(Message, frozen=True, tag=4):
 
 
 class Complete(Message, frozen=True, tag=5):
-    """The sender holds the whole version. With `chunks` False, which only the learner is told, it got the version
-    another way and takes no part in this transfer."""
+    """The sender holds the whole version. With `chunks` False only the learner is told: it counts on none of the
+    sender's chunks, and `fed` are the bytes of chunks that each peer was the first to give."""
 
     chunks: bool = True
+    fed: Annotated[dict[Node, Count], msgspec.Meta(max_length=MAX_MEMBERS)] = msgspec.field(default_factory=dict)
 
 
 class Want(Message, frozen=True, tag=6):
@@ -144,15 +149,10 @@ def set_bit(bitmap: bytearray, index: int) -> None:
     bitmap[index >> 3] |= 1 << (index & 7)
 
 
-MAX_MEMBERS = 256
-"""A roster names the nodes that one node may be linked with: 32 in a mesh, parents and children in a forest."""
-
-
 ADDRESSES = 4  # Addresses of one member: IPv4 and IPv6, inside and outside
 MAX_STRIPES = 64  # Four times as many as the planner makes
 
 
-Node = Annotated[NodeId, msgspec.Meta(min_length=1, max_length=64)]
 Nodes = Annotated[tuple[Node, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 NO_NODE = NodeId("")  # As a parent: the learner, or nobody
 

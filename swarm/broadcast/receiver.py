@@ -25,7 +25,7 @@ from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.neighbours import Neighbours
-from swarm.broadcast.notes import Complete, Courier, Kind, Roster, Routing
+from swarm.broadcast.notes import MAX_MEMBERS, Complete, Courier, Kind, Roster, Routing
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
 from swarm.broadcast.store.memory_map import MemoryMap, open_in_memory
 from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion, SignedVersion, VersionStore
@@ -99,7 +99,7 @@ class Progress:
         return {version: transfer.held.chunks.missing for version, transfer in self._transfers.active.items()}
 
     def tell(self, learner: NodeId, store: VersionStore, in_map: VersionId | None) -> None:
-        """Tell the learner what is held, once over each link. A transfer that is complete has said so itself."""
+        """Tell the learner what is held and who gave it, once over each link."""
         link = self._transfers.links.get(learner)
         if link is None:
             return
@@ -110,8 +110,8 @@ class Progress:
             held.add(in_map)
         for version in sorted(held - self._told):
             transfer = self._transfers.active.get(version)
-            if transfer is None or transfer.completed_at is None:
-                link.say(version, Complete(chunks=False))
+            fed = dict(transfer.fed.most_common(MAX_MEMBERS)) if transfer is not None else {}
+            link.say(version, Complete(chunks=False, fed=fed))
         self._told = frozenset(held)
 
 
@@ -650,7 +650,6 @@ class Receiver:
         sources = self._neighbours.publics()
         # A node that has only just been linked does not know yet whom it could ask.
         patient = (sources or not self._neighbours.are_known) and now - self._behind_since < PATIENCE_S
-        learner = self._neighbours.learner()
         try:
             async with self._steady, self._filling:
                 await catch_up(
@@ -659,7 +658,8 @@ class Receiver:
                     self._target,
                     sources,
                     pool=self._pool,
-                    learner=None if patient else learner,
+                    learner=self._neighbours.learner(),
+                    patient=patient,
                     meter=self._station.download.flow,
                 )
             self._behind_since = None
@@ -682,7 +682,11 @@ class Receiver:
             self._changed.notify_all()
 
     def _is_news(self, version: VersionId) -> bool:
-        return self._target is None or version > self._target.head.version
+        if self._target is not None:
+            return version > self._target.head.version
+        # After a restart somebody may offer less than this node held.
+        current = self.weights.current if self.weights else None
+        return current is None or version >= current.head.version
 
     def _is_behind(self) -> bool:
         return self._target is not None and self.version != self._target.head.version

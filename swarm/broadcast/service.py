@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from aiohttp import web
@@ -18,7 +19,7 @@ from swarm.broadcast.announcing import DIRECT_BYTES, forwarders_of, parts_of
 from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.encoding import Encoders
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Plan, Planning, PlanOf, plan_of
+from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Plan, Planning, PlanOf, Uplinks, plan_of
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import ADDRESSES, Courier, Kind, Member, Roster
 from swarm.broadcast.publishing import PublishedVersions
@@ -52,13 +53,16 @@ MAX_LINKS = 2000  # Links that `status` names: more than a screen can draw
 
 @dataclass(slots=True, kw_only=True)
 class Spreading:
-    """How one version spreads. `complete_s` are seconds since its announcement, by receiver. `sent_bytes` is set once
-    the transfer is over."""
+    """How one version spreads. `complete_s` are seconds since its announcement, by receiver. `fed` are the bytes that
+    each node gave the `reporters`. `sent_bytes` is set once the transfer is over."""
 
     raw_bytes: int
     encoded_bytes: int
     codecs: dict[str, int]
+    began_at: float
     announced_at: float
+    reporters: set[NodeId] = field(default_factory=set)
+    fed: Counter[NodeId] = field(default_factory=Counter)
     complete_s: dict[NodeId, float] = field(default_factory=dict)
     sent_bytes: int = 0
 
@@ -79,6 +83,7 @@ class BroadcastService:
         self._key = key
         self._station = station
         self._planning = Planning(station.me, plan_of)
+        self._measured = Uplinks()
         self._pool = coding_pool(threads)
         self._encoders = Encoders(threads or spare_threads(), self._pool, directory)
         self._versions: PublishedVersions | None = None
@@ -241,15 +246,17 @@ class BroadcastService:
         assert self._layout is not None
         version = held.head.version
         self._retire(held)
+        begun, now = self._transfers.active.get(version), time.monotonic()
         self._spreading[version] = Spreading(
             raw_bytes=self._layout.total_bytes,
             encoded_bytes=held.table.encoded_bytes,
             codecs=dict(Counter(entry.codec for entry in held.table.regions)),
-            announced_at=time.monotonic(),
+            began_at=begun.began_at if begun is not None else now,
+            announced_at=now,
         )
         while len(self._spreading) > MAX_SHOWN:
             del self._spreading[min(self._spreading)]
-        if version not in self._transfers.active:
+        if begun is None:
             self._plan(version, held.table.encoded_bytes, held.table.chunk_bytes)
         self._announce(held)
         self._transfers.open(held, partial(self._courier, version, resumed=resumed))
@@ -257,7 +264,7 @@ class BroadcastService:
 
     def _begin_early(self, so_far: BegunVersion, sealed: bytes) -> None:
         """Deal the first segments of a version that is still being encoded."""
-        if (told := self._whom_to_tell_early(len(sealed))) is None:
+        if (told := self._whom_to_tell_early(so_far.version, len(sealed))) is None:
             return
         if so_far.version not in self._transfers.active:
             if len(self._transfers.active) >= MAX_ACTIVE:
@@ -268,16 +275,17 @@ class BroadcastService:
             self._transfers.links[node].send(SEGMENT, so_far.version, sealed, kind=kind, index=number)
         self._transfers.open(so_far, partial(self._courier, so_far.version))
 
-    def _whom_to_tell_early(self, nbytes: int) -> dict[NodeId, Kind] | None:
+    def _whom_to_tell_early(self, version: VersionId, nbytes: int) -> dict[NodeId, Kind] | None:
         """Return the nodes that get a segment's table, and whether they pass it on. None if that would cost too much:
         then it comes with the rest."""
         links = self._transfers.links
         if nbytes > SEGMENT_TABLE_BYTES or self._has_trees():
             return None
-        publics = [node for node in links if self._station.public_at(node)]
+        publics = self._publics()
         if not publics or len(links) * nbytes <= DIRECT_BYTES:
             return dict.fromkeys(links, Kind.COPY)
-        return {max(publics, key=self._station.uplink_of): Kind.FRESH}
+        # Another among equals for each version, because one of them may keep it to itself.
+        return {max(publics, key=lambda node: (publics[node], hash((node, version)))): Kind.FRESH}
 
     def _has_trees(self) -> bool:
         """Return True if the next version goes down trees: their routes come before its chunks, and in segments that
@@ -286,8 +294,13 @@ class BroadcastService:
         return len(self._transfers.links) > MESH_PEERS or (plan is not None and bool(plan.trees))
 
     def _plan(self, version: VersionId, encoded_bytes: int, chunk_bytes: int) -> None:
+        last = self._spreading.get(self.newest.head.version) if self.newest is not None else None
+        if last is not None and last.complete_s:
+            took_s = last.announced_at - last.began_at + median_low(last.complete_s.values())
+            self._measured.measure(last.fed, took_s, self._all())
         profiles = self._profiles()
-        self._planning.begin(profiles, self._transfers.uplink_bytes_per_s, encoded_bytes, chunk_bytes)
+        uplink = self._measured.of([self._station.me])[self._station.me] or self._transfers.uplink_bytes_per_s
+        self._planning.begin(profiles, uplink, encoded_bytes, chunk_bytes)
         # The links of a new plan take a round trip, so they come first.
         self._send_rosters(profiles)
         self._routes = {}
@@ -304,7 +317,7 @@ class BroadcastService:
     def _announce(self, held: HeldVersion) -> None:
         """Send head and table ahead of all chunks, so that receivers get their first byte without asking."""
         links = self._transfers.links
-        publics = {node: self._station.uplink_of(node) for node in links if self._station.public_at(node)}
+        publics = self._publics()
         if not publics or len(links) * len(held.table_bytes) <= DIRECT_BYTES:
             for link in links.values():
                 self._announce_directly(link, held)
@@ -355,13 +368,18 @@ class BroadcastService:
         return int(FULL_RATIO * trained) if full else self.version_bytes
 
     def _profiles(self) -> dict[NodeId, PeerProfile]:
-        station = self._station
+        public_at, uplinks = self._station.public_at, self._measured.of(sorted(self._transfers.links))
         return {
-            node: PeerProfile(
-                node=node, public=bool(station.public_at(node)), uplink_bytes_per_s=station.uplink_of(node)
-            )
-            for node in sorted(self._transfers.links)
+            node: PeerProfile(node=node, public=bool(public_at(node)), uplink_bytes_per_s=uplink)
+            for node, uplink in uplinks.items()
         }
+
+    def _all(self) -> set[NodeId]:
+        return {self._station.me, *self._transfers.links}
+
+    def _publics(self) -> dict[NodeId, float]:
+        """Return the uplinks of the linked publics."""
+        return {node: profile.uplink_bytes_per_s for node, profile in self._profiles().items() if profile.public}
 
     def _on_link(self, node: NodeId, up: bool) -> None:
         if not up:
@@ -415,9 +433,14 @@ class BroadcastService:
                 courier.set_routes(plan.routes_of(self._station.me), now=time.monotonic())
         self._transfers.stir()
 
-    def _on_peer_complete(self, node: NodeId, version: VersionId) -> None:
-        if (spreading := self._spreading.get(version)) is not None:
-            spreading.complete_s.setdefault(node, time.monotonic() - spreading.announced_at)
+    def _on_peer_complete(self, node: NodeId, version: VersionId, fed: Mapping[NodeId, int]) -> None:
+        if (spreading := self._spreading.get(version)) is None:
+            return
+        spreading.complete_s.setdefault(node, time.monotonic() - spreading.announced_at)
+        # A receiver gets a version once: a lie makes another node faster by no more than that.
+        if fed and node not in spreading.reporters and sum(fed.values()) <= spreading.encoded_bytes:
+            spreading.reporters.add(node)
+            spreading.fed.update({peer: fed[peer] for peer in self._all() & fed.keys() - {node}})
 
     def _spread(self, version: VersionId) -> dict[str, Any]:
         spreading = self._spreading[version]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -81,10 +81,13 @@ class Part:
 @dataclass(slots=True)
 class Transfer:
     """One version under way at this node, in `parts`: those of its segments that are open. `sent_bytes` counts its
-    chunks that went out, with their frames. `first_chunk_at` and `completed_at` are moments of the monotonic clock."""
+    chunks that went out, with their frames, `fed` the bytes that each peer was the first to give. `began_at`,
+    `first_chunk_at` and `completed_at` are moments of the monotonic clock."""
 
     held: Held
     parts: list[Part] = field(default_factory=list)
+    fed: Counter[NodeId] = field(default_factory=Counter)
+    began_at: float = field(default_factory=time.monotonic)
     first_chunk_at: float | None = None
     completed_at: float | None = None
     sent_bytes: int = 0
@@ -104,7 +107,8 @@ class Transfers:
 
     `is_leaf(node)` says whether a peer only dials out. `on_frame` gets announcements, `on_link` hears of new and lost
     links, `on_complete` of versions that are complete here, `on_fault` of a node that sent wrong chunks too often,
-    `on_peer_complete` of a peer that has a whole version, `on_chunk` of every chunk that is here, once or more often.
+    `on_peer_complete` of a peer that has a whole version, with who fed it, `on_chunk` of every chunk that is here, once
+    or more often.
     """
 
     def __init__(
@@ -115,7 +119,7 @@ class Transfers:
         on_link: Callable[[NodeId, bool], None],
         on_complete: Callable[[Transfer], None],
         on_fault: Callable[[NodeId], None],
-        on_peer_complete: Callable[[NodeId, VersionId], None] = lambda node, version: None,
+        on_peer_complete: Callable[[NodeId, VersionId, Mapping[NodeId, int]], None] = lambda node, version, fed: None,
         on_chunk: Callable[[VersionId, int], None] = lambda version, index: None,
     ) -> None:
         self._is_leaf = is_leaf
@@ -243,7 +247,7 @@ class Transfers:
     def hear(self, link: Link, version: VersionId, segment: int, note: Note) -> None:
         if isinstance(note, Complete) and not note.chunks:
             # The core must not hear of it: it would count on the peer's chunks.
-            self._on_peer_complete(link.node, version)
+            self._on_peer_complete(link.node, version, note.fed)
             return
         if (found := self._find(version, segment)) is not None:
             self._hear(link, *found, note)
@@ -269,7 +273,7 @@ class Transfers:
         if isinstance(note, Complete):
             part.done.add(link.node)
             if transfer.is_done(link.node):
-                self._on_peer_complete(link.node, transfer.held.version)
+                self._on_peer_complete(link.node, transfer.held.version, {})
         self.stir()
 
     def take_chunk(self, link: Link, frame: Frame, payload: memoryview, via: NodeId | None) -> None:
@@ -289,9 +293,11 @@ class Transfers:
         if chunks.spans[index].nbytes != frame.size:
             self.reject(link, "shape")
             return
-        if not chunks.has(index) and not chunks.put(index, payload):
-            self.reject(link, "digest")
-            return
+        if not chunks.has(index):
+            if not chunks.put(index, payload):
+                self.reject(link, "digest")
+                return
+            transfer.fed[link.node] += frame.size
         now = time.monotonic()
         transfer.first_chunk_at = transfer.first_chunk_at or now
         self._on_chunk(frame.version, index)

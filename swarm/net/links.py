@@ -63,8 +63,8 @@ class Station:
 
     `learner` gives the learner's id and addresses, `head` the newest signed head that gossip knows (empty for none),
     `publics` the publics that this node can dial, `public_at` the proven addresses of a public (none for a leaf),
-    `uplink_of` the uplink that a node claims, in bytes a second (0 if it claims nothing). `refused` counts refused
-    streams for `status`. `linked` counts the streams by the address at their other end.
+    `dialable` whether this node may call an address that another one named. `refused` counts refused streams for
+    `status`. `linked` counts the streams by the address at their other end.
     """
 
     me: NodeId
@@ -74,7 +74,7 @@ class Station:
     head: Callable[[], bytes]
     publics: Callable[[], list[tuple[NodeId, Address]]]
     public_at: Callable[[NodeId], list[Address]]
-    uplink_of: Callable[[NodeId], float]
+    dialable: Callable[[Address], bool]
     upload: Pace
     download: Pace
     random: Random

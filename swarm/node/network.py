@@ -31,7 +31,7 @@ from swarm.broadcast.version.manifest import open_head
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.membership import Membership
 from swarm.gossip.reachability import DIAL_BACK_CONTEXT, DialBackLimit, Knock, Reachability
-from swarm.gossip.records import GossipRules, Owner, Profile, SignedRecord, open_record, prefix_of, read_record
+from swarm.gossip.records import GossipRules, Owner, Profile, SignedRecord, open_record, read_record
 from swarm.gossip.service import KNOCK_S, GossipService
 from swarm.gossip.table import Leaf, Peer
 from swarm.net.client import PeerClient, session_route
@@ -207,7 +207,7 @@ class NodeNetwork:
             head=lambda: self.gossip.core.view.head if self.gossip.is_open else b"",
             publics=self.publics,
             public_at=self.public_at,
-            uplink_of=self.uplink_of,
+            dialable=self.may_call,
             upload=Pace(settings.max_upload_mbit * 1e6 / 8 if settings.max_upload_mbit else None),
             download=Pace(settings.max_download_mbit * 1e6 / 8 if settings.max_download_mbit else None),
             random=self._random,
@@ -325,10 +325,9 @@ class NodeNetwork:
         peer = self.gossip.core.view.table.find(node) if self.gossip.is_open else None
         return list(peer.addresses) if peer is not None and peer.proven else []
 
-    def uplink_of(self, node: NodeId) -> float:
-        """Return the uplink that a node reports, in bytes per second; 0 if unknown."""
-        signed = self.gossip.core.view.record_of(prefix_of(node)) if self.gossip.is_open else None
-        return signed.record.profile.uplink_bytes_per_s if signed is not None else 0.0
+    def may_call(self, address: Address) -> bool:
+        """Return whether this node may call an address that another one named."""
+        return address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan)
 
     def set_profile(self, profile: Profile) -> None:
         self.gossip.core.set_profile(profile, now=time.monotonic())
@@ -404,7 +403,7 @@ class NodeNetwork:
             read_record=lambda sealed: read_record(sealed, swarm),
             open_record=lambda sealed: open_record(sealed, swarm),
             open_head=lambda sealed: open_head(sealed, learner_key).version,
-            dialable=lambda address: address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan),
+            dialable=self.may_call,
             random=self._random,
             now=time.monotonic(),
         )

@@ -354,8 +354,8 @@ class TreeCourier:
             return
         match note:
             case Have(bitmap=bitmap):
-                for at, byte in enumerate(bitmap[: len(link.theirs)]):
-                    link.theirs[at] |= byte
+                both = int.from_bytes(link.theirs, "little") | int.from_bytes(bitmap[: len(link.theirs)], "little")
+                link.theirs[:] = both.to_bytes(len(link.theirs), "little")
             case Complete():
                 if self._whole_at is None and peer != self._learner:
                     self._whole_at = now

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heapreplace
-from statistics import median
+from statistics import median, median_low
 from typing import Literal
 
 from swarm.broadcast.notes import MAX_MEMBERS, NO_NODE, Member, Roster, Routing
@@ -34,6 +34,28 @@ death orphans one subtree for each child. 16 reaches 4,096 peers in three hops."
 
 NEAR = 64  # A parent looks among this many waiting peers for one that it does not feed yet
 Tree = dict[NodeId, NodeId]  # The parent of every peer
+
+KEPT = 0.9  # Of a measured rate, from one version to the next: a node may have been asked for less
+MIN_TOOK_S = 0.1  # What a small version takes at least: shorter times are of the announcement, not of the uplinks
+
+
+class Uplinks:
+    """The uplinks that plans count on: what receivers say that they got from a node, and the median where they got
+    nothing. What a node claims itself costs it nothing, and counts for nothing."""
+
+    def __init__(self) -> None:
+        self._measured: dict[NodeId, float] = {}
+
+    def measure(self, fed: Mapping[NodeId, int], took_s: float, nodes: Iterable[NodeId]) -> None:
+        """Take how many bytes each of `nodes` gave others of one version, and how long that took most of them."""
+        before, took_s = self._measured, max(took_s, MIN_TOOK_S)
+        self._measured = {node: max(fed.get(node, 0) / took_s, KEPT * before.get(node, 0.0)) for node in nodes}
+
+    def of(self, nodes: Iterable[NodeId]) -> dict[NodeId, float]:
+        """Return the uplink of each node in bytes/s. All are 0 while nothing was measured."""
+        known = [rate for rate in self._measured.values() if rate > 0]
+        middle = median_low(known) if known else 0.0
+        return {node: self._measured.get(node) or middle for node in nodes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,7 @@ class Seeder:
         self._peers: dict[NodeId, _Peer] = {}
         self._count = count
         self._undealt: deque[int] = deque(range(count))
+        self._held = bytes((count + 7) // 8)
         self._again: deque[int] = deque()
         self._waiting_for: dict[int, int] = {}
         self._dealt_at: deque[float] = deque(maxlen=RATE_DEALS)
@@ -152,13 +153,13 @@ class Seeder:
                     at.credit = min(MAX_CREDIT, at.credit + note.copies)
                     at.forwards = min(MAX_CREDIT, at.forwards + note.forwards)
             case Have(bitmap=bitmap):
-                at.has = bitmap
-                self._skip_held()
+                at.has = bitmap[: len(self._held)]
+                self._skip(at.has)
             case Complete():
                 at.complete = True
                 at.copies.clear()
                 at.wanted.clear()
-                self._skip_held()
+                self._skip(b"\xff" * len(self._held))
             case Want(indices=indices):
                 new = [i for i in indices if i not in at.wanted][: MAX_INDICES - len(at.wanted)]
                 at.wanted.extend(new)
@@ -316,7 +317,11 @@ class Seeder:
         return self._again[0] if self._again else self._undealt[0]
 
     def _pop(self) -> int:
-        return self._again.popleft() if self._again else self._undealt.popleft()
+        if self._again:
+            return self._again.popleft()
+        index = self._undealt.popleft()
+        self._pass_over_held()
+        return index
 
     # -- what was dealt --------------------------------------------------------------------------------------
 
@@ -398,11 +403,17 @@ class Seeder:
         if forwarder is not None and forwarder.to_forward.pop(send.index, None) is not None:
             forwarder.forwards += 1
 
-    def _skip_held(self) -> None:
+    def _skip(self, bitmap: bytes) -> None:
         """After a restart of the seeder, do not deal chunks that somebody holds: the others will ask for them."""
-        holders = [at for at in self._peers.values() if at.complete or at.has]
-        if self._resumed and holders and self._undealt:
-            self._undealt = deque(i for i in self._undealt if not any(at.holds(i) for at in holders))
+        if self._resumed:
+            held = int.from_bytes(self._held, "little") | int.from_bytes(bitmap, "little")
+            self._held = held.to_bytes(len(self._held), "little")
+            self._pass_over_held()
+
+    def _pass_over_held(self) -> None:
+        """Keep a chunk that has to be dealt at the head: whether anything is left is asked for every note."""
+        while self._undealt and has_bit(self._held, self._undealt[0]):
+            self._undealt.popleft()
 
 
 def _load(at: _Peer) -> float:

@@ -32,14 +32,19 @@ HEAD_BYTES = 1024  # Heads travel in gossip's answers
 LAYOUT_BYTES = 32 * 1024 * 1024
 """A tokenizer of 200,000 words is 12 MB; tensor names of a 1,000-layer model are under 2 MB."""
 
+MAX_TENSORS = 128 * 1024
+"""A model with 384 experts in each of 60 layers, one by one, has 70,000. A layout of so many tensors takes up to 120 MB
+once it is read, whatever these are: less than four times LAYOUT_BYTES."""
+
 TABLE_BYTES = 8 * 1024 * 1024  # 1,024 regions and 65,536 chunks are under 4 MB
 MIN_REGION_BYTES = 64 * 1024
 MAX_REGION_BYTES = 4 * 1024 * 1024
 REGIONS_AIMED_AT = 1024
 """Regions are independent units of coding: enough of them to spread over cores, large enough to compress."""
 
-MODEL_BYTES = 4 * 1024**4
-"""Largest model: 2 trillion parameters in bf16. A layout that claims more would only cost memory for its regions."""
+MODEL_BYTES = 1024**4
+"""Largest model: 500 billion parameters in bf16, which are more regions than TABLE_BYTES describe. A layout that claims
+more would only cost memory for its regions."""
 
 SEGMENT_BYTES = 128 * 1024 * 1024
 """Weights encoded in about a tenth of a second: while they travel, which takes a home line as long, so do the next."""
@@ -71,6 +76,7 @@ WHOLE: tuple[Codec, ...] = ("raw", "full")
 HEAD_CONTEXT = "head"
 SEGMENT_CONTEXT = "segment"
 
+TensorName = Annotated[str, msgspec.Meta(max_length=300, pattern=r"^[ -~]+\Z")]  # Others take up to four bytes a letter
 FileName = Annotated[
     str,
     msgspec.Meta(
@@ -85,10 +91,10 @@ class TensorSpec(Message, frozen=True):
     """One tensor of the stream. `aliases` are names that share its storage (tied embeddings). A `frozen` one is the
     same in all versions."""
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+    name: TensorName
     dtype: Dtype
-    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=16)]
-    aliases: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ()
+    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=6)]
+    aliases: Annotated[tuple[TensorName, ...], msgspec.Meta(max_length=4)] = ()
     frozen: bool = False
 
     @property
@@ -117,7 +123,7 @@ class Layout(Message, frozen=True):
     """The tensors of the stream, in order, and the model's small files. All versions of a run share it. Tensors are
     frozen only beside an `adapter`."""
 
-    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=1_000_000)]
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
     files: Annotated[tuple[ModelFile, ...], msgspec.Meta(max_length=64)]
     adapter: AdapterShape | None = None
 
@@ -155,7 +161,7 @@ class ChunkTable(Message, frozen=True):
     cuts: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=MAX_SEGMENTS)]
     chunk_bytes: Annotated[int, msgspec.Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
     chunk_digests: Annotated[tuple[DigestField, ...], msgspec.Meta(max_length=4_000_000)]
-    tensor_sums: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    tensor_sums: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_TENSORS)]
 
     @property
     def encoded_bytes(self) -> int:

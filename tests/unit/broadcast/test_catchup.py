@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from swarm.broadcast import catchup as fetching
-from swarm.broadcast import serving
+from swarm.broadcast import neighbours, serving
 from swarm.broadcast.catchup import GONE_IN_A_ROW, REQUESTS_A_PEER, catch_up
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.serving import ENCODINGS_AT_A_TIME, ENCODINGS_WAITING, Places, VersionServer
@@ -26,7 +26,7 @@ from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.version.manifest import DELTAS
 from swarm.errors import PeerUnreachable
-from swarm.net.client import Gone, Peer, PeerClient, guard
+from swarm.net.client import Busy, Gone, Peer, PeerClient, guard
 from swarm.net.links import Station
 from swarm.net.server import NodeServer
 from swarm.net.stream import Pace
@@ -126,8 +126,11 @@ class Receiver:
     def take(self, version: HeldVersion) -> None:
         self.weights.apply(hand_over(self.store, version))
 
-    async def catch_up(self, target: HeldVersion, *sources: Peer, learner: Peer | None = None) -> None:
-        await catch_up(self.store, self.weights, target, sources, learner=learner, pool=self._net.pool)
+    async def catch_up(
+        self, target: HeldVersion, *sources: Peer, learner: Peer | None = None, patient: bool = False
+    ) -> None:
+        pool = self._net.pool
+        await catch_up(self.store, self.weights, target, sources, learner=learner, patient=patient, pool=pool)
 
     def holds(self, publisher: Publisher, number: int) -> bool:
         return self.weights.version == v(number) and self.weights.path.read_bytes() == publisher.history[v(number)]
@@ -313,6 +316,68 @@ async def test_a_stalled_peer_does_not_hold_up_the_end(
         await receiver.catch_up(newest, stalled, good)
     over.set()
     assert receiver.holds(publisher, 5)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+async def test_the_learner_gives_what_silent_peers_keep_to_themselves(
+    publisher: Publisher, net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, patient: bool
+) -> None:
+    """Each of their requests would end after a minute, and a patient node would not burden the learner by then."""
+    monkeypatch.setattr(fetching, "LATE_S", 0.1)
+    monkeypatch.setattr(neighbours, "SILENT_S", 0.1)
+    over = asyncio.Event()
+
+    async def stall(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
+        await over.wait()
+        return answer
+
+    done = publisher.publish_up_to(3)
+    receiver.take(done[0])
+    silent, learner = await net.learner(publisher, alter=stall), await net.learner(publisher)
+    async with asyncio.timeout(PATIENCE_S):
+        await receiver.catch_up(done[3], silent, learner=learner, patient=patient)
+    assert receiver.holds(publisher, 3)
+    # Once silent, it is left out of what else there is to fetch.
+    assert silent.count("/chunks/") <= REQUESTS_A_PEER
+    over.set()
+
+
+async def test_a_patient_node_leaves_the_learner_alone_while_its_peers_answer(
+    publisher: Publisher, net: Net, receiver: Receiver
+) -> None:
+    done = publisher.publish_up_to(1)
+    receiver.take(done[0])
+    behind, learner = await net.serve(receiver.store, receiver.weights), await net.learner(publisher)
+    with pytest.raises(PeerUnreachable):
+        await receiver.catch_up(done[1], behind, learner=learner, patient=True)
+    assert learner.asked == []
+    await receiver.catch_up(done[1], behind, learner=learner)
+    assert receiver.holds(publisher, 1)
+
+
+class Hesitant:
+    """A peer that asks for a long pause, once."""
+
+    def __init__(self, peer: Peer, retry_after_s: float) -> None:
+        self._peer, self._busy = peer, [Busy("not now", retry_after_s)]
+
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
+        if self._busy:
+            raise self._busy.pop()
+        return await self._peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s)
+
+    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
+        raise NotImplementedError
+
+
+async def test_no_peer_says_how_long_a_node_waits(
+    publisher: Publisher, net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "MAX_BUSY_S", 0.0)
+    newest = publisher.publish(0)
+    async with asyncio.timeout(PATIENCE_S):
+        await receiver.catch_up(newest, Hesitant(await net.learner(publisher), 300.0))
+    assert receiver.holds(publisher, 0)
 
 
 async def test_a_busy_peer_is_asked_again(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,16 +16,17 @@ from typing import Any
 import pytest
 
 from swarm.broadcast import neighbours
-from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
+from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, forwarders_of, parts_of
 from swarm.broadcast.catchup import Download, Piece, catch_up
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning
+from swarm.broadcast.forest.planner import STRIPES, PeerProfile, Plan, Planning, Uplinks, forest_of, slots_of
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Kind, Member, Roster, Routing
 from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.service import BroadcastService, Spreading
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
-from swarm.broadcast.store.weight_map import WeightMap
+from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.transfers import (
     CAPS,
     HEAD,
@@ -34,8 +37,9 @@ from swarm.broadcast.transfers import (
     TABLE,
 )
 from swarm.broadcast.version.manifest import TABLE_BYTES
-from swarm.errors import PeerUnreachable
-from swarm.net.client import PeerClient
+from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.net.client import Peer, PeerClient
+from swarm.net.hosts import is_dialable
 from swarm.net.links import NO_VERSION, Station
 from swarm.net.sessions import ServerSessions
 from swarm.net.stream import Frame, Pace
@@ -125,6 +129,96 @@ def test_routes_of_a_node_with_as_many_children_as_can_be_fit_into_their_frame()
     assert {len(row) for row in routing.children} == {MAX_MEMBERS}
 
 
+# -- claims ---------------------------------------------------------------------------------------------------
+
+FAST, SLOW, LIAR = NodeId("fast"), NodeId("slow"), NodeId("liar")
+
+
+@pytest.mark.parametrize("honest", [1, 40, 200])
+def test_a_node_that_gives_nothing_has_no_more_than_a_median_nodes_share_of_a_forest_and_of_a_table(
+    honest: int,
+) -> None:
+    fed = {NodeId(f"{i:032x}"): 1_000_000 * (1 + i % 9) for i in range(honest)}
+    uplinks = Uplinks()
+    uplinks.measure(fed, 1.0, [*fed, LIAR])
+    believed = uplinks.of([LIAR, *fed])
+    profiles = [PeerProfile(node=node, public=True, uplink_bytes_per_s=rate) for node, rate in believed.items()]
+    learner = PeerProfile(node=NodeId("learner"), public=True, uplink_bytes_per_s=5e6)
+    slots = slots_of(forest_of(learner, profiles, STRIPES))
+    assert slots.get(LIAR, 0) <= max(slots.get(node, 0) for node in fed) <= 2 * STRIPES
+    parts = Counter(forwarders_of(32, believed))
+    assert parts[LIAR] <= max(2, 32 // len(believed))
+
+
+def test_a_node_counts_by_what_others_got_from_it() -> None:
+    uplinks = Uplinks()
+    assert uplinks.of([LIAR, FAST]) == {LIAR: 0.0, FAST: 0.0}
+    uplinks.measure({FAST: 40_000_000, SLOW: 2_000_000}, 2.0, [FAST, SLOW, LIAR])
+    assert uplinks.of([FAST, SLOW, LIAR, ALICE]) == {FAST: 2e7, SLOW: 1e6, LIAR: 1e6, ALICE: 1e6}
+    # A node that was asked for little since is not forgotten at once; one that left is.
+    uplinks.measure({SLOW: 2_000_000}, 2.0, [FAST, SLOW])
+    assert uplinks.of([FAST, SLOW]) == {FAST: 1.8e7, SLOW: 1e6}
+    uplinks.measure({}, 2.0, [SLOW])
+    assert uplinks.of([FAST]) == {FAST: 9e5}
+
+
+def test_an_accomplice_makes_a_node_faster_by_one_version_a_transfer_at_most(
+    tmp_path: Path, first: HeldVersion
+) -> None:
+    hearer = Hearer(tmp_path / "receiver")
+    service = BroadcastService(tmp_path / "service", KEY, hearer.station)
+    version, whole = first.head.version, first.table.encoded_bytes
+    service._spreading[version] = Spreading(raw_bytes=0, encoded_bytes=whole, codecs={}, began_at=0.0, announced_at=0.0)
+    service._transfers.links |= dict.fromkeys((ALICE, BOB))  # type: ignore[arg-type]
+    for fed in ({BOB: 10**13}, {BOB: whole, NodeId("nobody"): 0}, {BOB: whole}):
+        service._on_peer_complete(ALICE, version, fed)
+    service._on_peer_complete(BOB, version, {BOB: whole})
+    assert service._spreading[version].fed == {BOB: whole}
+    service.close()
+    hearer.pool.shutdown()
+
+
+# -- whom a node asks -----------------------------------------------------------------------------------------
+
+
+class Asked:
+    """A peer that answers, fails, or is silent for ever."""
+
+    def __init__(self, answer: bytes | Exception | None) -> None:
+        self._answer = answer
+        self.asked = 0
+
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
+        self.asked += 1
+        if self._answer is None:
+            await asyncio.Event().wait()
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        assert self._answer is not None
+        return self._answer
+
+    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
+        raise NotImplementedError
+
+
+async def test_while_a_peer_is_silent_the_learner_is_asked_and_after_a_failure_the_next_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ask(peer: Peer) -> bytes:
+        return await peer.get("/", cap_bytes=1, timeout_s=60.0)
+
+    failing, silent, never, learner = Asked(PeerUnreachable("")), Asked(None), Asked(b"late"), Asked(b"it")
+    monkeypatch.setattr(neighbours, "SILENT_S", 0.01)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await neighbours.first_of([failing, silent, never, learner], ask) == b"it"
+    assert [one.asked for one in (failing, silent, never, learner)] == [1, 1, 0, 1]
+    monkeypatch.setattr(neighbours, "SILENT_S", 60.0)
+    unasked = Asked(b"")
+    assert await neighbours.first_of([failing, failing, never, unasked], ask) == b"late"
+    assert unasked.asked == 0
+    assert await neighbours.first_of([failing], ask) is None
+
+
 # -- a receiver that hears a learner --------------------------------------------------------------------------
 
 HERE = Address(host="127.0.0.1", port=1)
@@ -137,9 +231,9 @@ def _nobody(node: NodeId, address: Address) -> PeerClient:
 class Hearer:
     """A receiver, and what its learner says to it."""
 
-    def __init__(self, directory: Path, base: BaseModel | None = None) -> None:
+    def __init__(self, directory: Path, base: BaseModel | None = None, *, lan: bool = True) -> None:
         receiver_store(directory)
-        station = Station(
+        self.station = Station(
             me=OTHER_KEY.node_id,
             sessions=ServerSessions(OTHER_KEY, b""),
             peer_at=_nobody,
@@ -147,14 +241,16 @@ class Hearer:
             head=lambda: b"",
             publics=lambda: [],
             public_at=lambda node: [],
-            uplink_of=lambda node: 0.0,
+            dialable=lambda address: is_dialable(address.host, lan=lan),
             upload=Pace(None),
             download=Pace(None),
             random=Random(1),
         )
         self.pool = ThreadPoolExecutor(2)
         self.said: list[str] = []
-        self.receiver = Receiver(directory, KEY.public_bytes, station, pool=self.pool, say=self.said.append, base=base)
+        self.receiver = Receiver(
+            directory, KEY.public_bytes, self.station, pool=self.pool, say=self.said.append, base=base
+        )
 
     def announce(self, held: HeldVersion) -> None:
         version, table = held.head.version, held.table_bytes
@@ -243,6 +339,59 @@ async def test_links_to_those_who_left_the_roster_end_but_not_the_learners(
     hearer.list(Member(node=BOB))
     await until(lambda: ended)
     assert ended == [{KEY.node_id, BOB}]
+
+
+OPEN = ("8.8.8.8", "2606:4700::1")
+PRIVATE = ("192.168.1.1", "10.0.0.7", "127.0.0.1", "::1", "fd12::1")
+NEVER = ("169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "localhost", "router.home", "64:ff9b::a00:1")
+
+
+@pytest.mark.parametrize("lan", [False, True])
+async def test_a_roster_aims_nobody_at_addresses_that_no_stranger_may_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lan: bool
+) -> None:
+    called: list[str] = []
+
+    def peer_at(node: NodeId, address: Address) -> None:
+        called.append(address.host)
+
+    hearer = Hearer(tmp_path / "receiver", lan=lan)
+    found, dialled = hearer.receiver._neighbours, list[str]()
+    monkeypatch.setattr(found, "_station", replace(hearer.station, peer_at=peer_at))  # type: ignore[arg-type]
+
+    def dial(wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:
+        dialled.extend(address.host for ways in wanted.values() for address in ways())
+
+    monkeypatch.setattr(found.links, "dial", dial)
+    named = (*OPEN, *PRIVATE, *NEVER)
+    alone = [Member(node=NodeId(f"f{i}"), addresses=(Address(host=host, port=80),)) for i, host in enumerate(named)]
+    several = tuple(Address(host=host, port=80) for host in (NEVER[0], PRIVATE[0], OPEN[0]))
+    hearer.list(Member(node=OTHER_KEY.node_id), *alone, Member(node=NodeId("g"), addresses=several))
+    found.publics()
+    may = {*OPEN, *(PRIVATE if lan else ())}
+    assert set(dialled) == set(called) == may
+    await found.close()
+    hearer.pool.shutdown()
+
+
+async def test_nobody_leads_a_node_back_to_an_older_version(tmp_path: Path) -> None:
+    """Not the learner's line, nor a relay, nor gossip, and also not after a restart."""
+    old, held = Publisher(tmp_path / "learner").publish_up_to(1)
+    store = receiver_store(tmp_path / "receiver")
+    weights = open_weights(store)
+    for version in (old, held):
+        weights.apply(hand_over(store, version))
+    weights.close()
+    async with running(Hearer(tmp_path / "receiver")) as hearer:
+        for _ in range(2):
+            hearer.announce(old)
+            assert hearer.receiver._announced.empty()
+            hearer.announce(held)
+            await until(lambda: hearer.receiver._target is not None)
+        assert hearer.receiver.version == v(1)
+        with pytest.raises(ProtocolError, match="only the learner announces"):
+            hearer.receiver._on_frame(ALICE, Frame(HEAD, 0, v(2)), held.sealed_head)
+    assert hearer.said == []
 
 
 class Hears:
@@ -401,7 +550,7 @@ async def test_a_download_that_is_given_up_waits_for_what_is_being_written() -> 
 
     with ThreadPoolExecutor(1) as pool:
         download = Download([Piece(path="/", expected_bytes=1, cap_bytes=1, take=take)], pool)
-        task = asyncio.create_task(download.run([Giver()]))  # type: ignore[list-item]
+        task = asyncio.create_task(download.run([Giver()], (), patient=True))  # type: ignore[list-item]
         await until(begun.is_set)
         task.cancel()
         await asyncio.sleep(0.05)

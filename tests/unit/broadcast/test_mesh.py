@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from swarm.broadcast.mesh import seeder as seeder_module
 from swarm.broadcast.mesh.forwarder import Forwarder, Window
 from swarm.broadcast.mesh.seeder import Seeder
-from swarm.broadcast.notes import Complete, Courier, Credit, Have, Kind, Send, Want
+from swarm.broadcast.notes import Complete, Courier, Credit, Have, Kind, Send, Want, has_bit, set_bit
 from swarm.types import NodeId
 
 SEEDER = NodeId("seeder")
@@ -265,6 +266,34 @@ def test_a_segment_is_dealt_when_all_of_the_one_before_is() -> None:
     assert second.next_for(peer, now=0.0) is None
     first.heard(peer, Credit(copies=2, forwards=0, epoch=0, copied=(0,)), now=0.1)
     assert second.next_for(peer, now=0.1) == Send(0, Kind.FRESH)
+
+
+def test_after_a_restart_a_chunk_is_passed_over_once_however_often_peers_say_what_they_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count, looked_at = 4096, 0
+
+    def counted(bitmap: bytes, index: int) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return has_bit(bitmap, index)
+
+    monkeypatch.setattr(seeder_module, "has_bit", counted)
+    seeder, honest, noisy = Seeder(count, now=0.0, resumed=True), NodeId("honest"), NodeId("noisy")
+    for peer in (honest, noisy):
+        seeder.join(peer, leaf=False, now=0.0)
+        seeder.heard(peer, Have(bitmap=b""), now=0.0)
+    for number in range(count):
+        # It names one chunk more each time, and ever the same far beyond.
+        held = bytearray(count // 8)
+        set_bit(held, number // 2)
+        seeder.heard(noisy, Have(bitmap=bytes(held) + b"\xff" * 100), now=0.0)
+    assert looked_at < 3 * count
+    seeder.heard(honest, Credit(copies=1, forwards=0, epoch=0), now=0.0)
+    assert seeder.next_for(honest, now=0.0) == Send(count // 2, Kind.FRESH)
+    seeder.heard(noisy, Complete(), now=0.0)
+    assert not seeder._undealt
+    assert looked_at < 4 * count
 
 
 def test_the_seeder_knows_about_how_much_each_peer_holds() -> None:

@@ -62,7 +62,7 @@ class World:
             head=lambda: self.head,
             publics=lambda: [(node, at[0]) for node, at in self.publics.items() if node != key.node_id],
             public_at=lambda node: self.publics.get(node, []),
-            uplink_of=lambda node: 0.0,
+            dialable=lambda address: True,
             upload=upload,
             download=Pace(None),
             random=Random(1),
@@ -218,6 +218,8 @@ async def test_version_after_version_comes_whole_to_publics_and_leaves(world: Wo
     assert status["up_bytes_per_s"] == pytest.approx(sum(own), abs=4)
     await until(lambda: {version for *_, version in learner.service.status()["links"]} == {None})
     assert hosts[0].receiver.status()["map"] == "0.3"
+    # Some forwarded to others, which said so.
+    assert learner.service._measured._measured.keys() & set(nodes)
 
 
 @pytest.mark.parametrize("count", [60, 600])

@@ -187,6 +187,13 @@ async def test_a_full_disk_is_no_reason_to_leave(tmp_path: Path, monkeypatch: py
     assert "cannot write down peers" in said[1]
 
 
+async def test_addresses_that_no_stranger_may_name_are_not_dialable(tmp_path: Path) -> None:
+    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+        assert one.station.dialable(lead.address)
+        for host in ("169.254.169.254", "fe80::1", "router.home"):
+            assert not one.station.dialable(Address(host=host, port=80))
+
+
 async def test_the_learner_is_called_where_a_bootstrap_found_it_last(tmp_path: Path) -> None:
     """Its name may lead elsewhere than at the start, and nobody else is there to tell."""
     async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:

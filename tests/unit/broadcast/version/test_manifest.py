@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.manifest import (
     HEAD_BYTES,
     HEAD_CONTEXT,
+    LAYOUT_BYTES,
     MAX_REGION_BYTES,
+    MAX_TENSORS,
     MIN_REGION_BYTES,
     ChunkTable,
     Dtype,
@@ -27,6 +31,7 @@ from swarm.broadcast.version.manifest import (
     open_head,
     open_layout,
     open_table,
+    read_layout,
     region_bytes,
     regions_of,
     sign_head,
@@ -252,7 +257,11 @@ def test_a_plain_file_name_passes(name: str) -> None:
         ("no tensors", {"tensors": []}),
         ("an unknown dtype", {"dtype": "F8"}),
         ("a negative extent", {"shape": [-1]}),
-        ("too many axes", {"shape": [1] * 17}),
+        ("too many axes", {"shape": [1] * 7}),
+        ("too many aliases", {"aliases": list("abcde")}),
+        ("a name of which each letter takes four bytes", {"name": "x" * 299 + "\U0001f600"}),
+        ("a vocabulary of a quadrillion", {"shape": [10**15, 1]}),
+        ("more layers than a model has parts", {"tensors": [[str(i), "U8", [1]] for i in range(MAX_TENSORS + 1)]}),
         ("a nameless tensor", {"name": ""}),
         ("a name without end", {"name": "x" * 301}),
         ("too many files", {"files": [[f"f{i}.json", b""] for i in range(65)]}),
@@ -267,6 +276,51 @@ def test_a_plain_file_name_passes(name: str) -> None:
 def test_a_layout_that_makes_no_sense_is_refused(why: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         opened_layout(raw_layout(**changes))
+
+
+def allocated_by(data: bytes) -> int:
+    """The most bytes that reading a layout takes, whether it is refused or not, on top of its own."""
+    tracemalloc.start()
+    try:
+        read_layout(data)
+    except ProtocolError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak
+
+
+SHARE = 64
+"""A test that reads a 64th of the largest layout counts it 64 times: each tensor takes as much as the one before."""
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        pytest.param(lambda i: [f"{i:x}", "U8", [], []], id="as small as can be"),
+        pytest.param(
+            lambda i: [f"{i:x}", "U8", [1, 1, 1, 1, 1, 300 + i], [f"{i:x}{j}" for j in "wxyz"]], id="many parts"
+        ),
+        pytest.param(lambda i: [f"{i:0300x}", "BOOL", [2**40 + i] * 5 + [0], []], id="long"),
+        pytest.param(lambda i: ["w", "U8", [1], []], id="all alike"),
+    ],
+)
+def test_no_layout_allocates_more_than_four_times_the_largest(tensor: Callable[[int], list[Any]]) -> None:
+    data = raw_layout(tensors=[tensor(i) for i in range(MAX_TENSORS // SHARE)])
+    assert allocated_by(data) * SHARE <= 4 * LAYOUT_BYTES
+
+
+def test_a_layout_over_its_caps_is_refused_before_anything_is_built() -> None:
+    for data in (
+        raw_layout(tensors=[[f"{i:x}", "U8", [1], []] for i in range(2 * MAX_TENSORS)]),
+        raw_layout(tensors=[[f"{i:x}", "U8", [1], []] for i in range(MAX_TENSORS)] + [["x" * 301]]),
+    ):
+        with pytest.raises(ProtocolError):
+            read_layout(data)
+        assert allocated_by(data) < 100_000
+    files = raw_layout(files=[["config.json", bytes(1 << 20)]])
+    assert allocated_by(files) <= 4 * len(files)
 
 
 # -- chunk tables --------------------------------------------------------------------------------------------
