@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Annotated, Literal, NewType, get_args
+from typing import Annotated, ClassVar, Literal, NewType, get_args
 
 import msgspec
 
@@ -130,6 +130,7 @@ class Lease(Message, frozen=True):
     to be drawn, and the prompt is all that its player has read and said before; with `play`, all turns are.
     """
 
+    max_objects: ClassVar[int] = MAX_TOKENS + 20_000  # Four for each of 4,096 samples, and the rules
     swarm: Id
     node: Id
     purpose: Purpose
