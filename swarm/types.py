@@ -58,6 +58,11 @@ def printable(words: str) -> str:
     return words if words.isprintable() else "".join(c if c.isprintable() else "?" for c in words)
 
 
+def quoted(words: str) -> str:
+    """Return the words of another node in quotation marks, so that no line of ours passes for its, or its for ours."""
+    return '"' + printable(words).replace('"', "'") + '"'
+
+
 class VersionId(Message, frozen=True, order=True):
     """A policy version. `version` counts learner steps; `incarnation` rises when a published version was lost."""
 
