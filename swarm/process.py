@@ -52,6 +52,7 @@ INHERITED = (
 )
 """Environment variables that a reward or an engine gets from the node; others may hold secrets."""
 
+MAX_LOG_BYTES = 16 << 20  # Of a child: a model from a learner may have its libraries print without end
 FRAME_BYTES = 1 << 30  # Only catches a broken stream: 8,192 rollouts of 8,192 tokens are 600 MB
 START_S = 120.0  # Longest wait for a child to import libraries and connect: four at once took 7 s
 STOP_S = 5.0  # From the request to end until the child is killed
@@ -212,6 +213,9 @@ class Child:
             while True:
                 frame = msgspec.msgpack.decode(await read_frame(reader), type=Progress | Reply | Failure)
                 self._heard_at = loop.time()
+                with suppress(OSError):
+                    if self._log.stat().st_size > MAX_LOG_BYTES:
+                        os.truncate(self._log, 0)  # The child holds it open and appends
                 if isinstance(frame, Progress):
                     if frame.said:
                         self._say(frame.said)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Annotated, Literal, NewType, get_args
+from typing import Annotated, ClassVar, Literal, NewType, get_args
 
 import msgspec
 
@@ -56,6 +56,11 @@ def printable(words: str) -> str:
     """Return the words of others for a terminal or a log: one line, without escapes or marks that reverse it."""
     # Nearly all are: asked as a whole that takes a hundredth of the time.
     return words if words.isprintable() else "".join(c if c.isprintable() else "?" for c in words)
+
+
+def quoted(words: str) -> str:
+    """Return the words of another node in quotation marks, so that no line of ours passes for its, or its for ours."""
+    return '"' + printable(words).replace('"', "'") + '"'
 
 
 class VersionId(Message, frozen=True, order=True):
@@ -130,6 +135,7 @@ class Lease(Message, frozen=True):
     to be drawn, and the prompt is all that its player has read and said before; with `play`, all turns are.
     """
 
+    max_objects: ClassVar[int] = MAX_TOKENS + 20_000  # Four for each of 4,096 samples, and the rules
     swarm: Id
     node: Id
     purpose: Purpose

@@ -349,6 +349,8 @@ def _say(line: str) -> None:
 
 
 def run_to_end(work: Coroutine[Any, Any, R]) -> R:
+    """Run `work`. What it and its children write is for this user alone."""
+    os.umask(0o077)
     try:
         import uvloop
     except ImportError:

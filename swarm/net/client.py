@@ -36,7 +36,7 @@ from swarm.net.sessions import (
 )
 from swarm.net.signing import SigningKey
 from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
-from swarm.types import Address, NodeId, printable
+from swarm.types import Address, NodeId, quoted
 
 SESSION_PATH = "/v1/session"
 SESSION_S = 10.0  # Time limit for opening a session: two round trips and two signatures
@@ -365,8 +365,7 @@ def _upgrade_line(spoken: str | None) -> str:
 
 
 async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
-    said = (await answer.content.read(500)).decode(errors="replace").strip()
-    text = printable(said)
+    text = quoted((await answer.content.read(500)).decode(errors="replace").strip())
     if answer.status == 426:
         theirs = answer.headers.get(PROTOCOL_HEADER, "")
         return other_protocol(peer, int(theirs)) if NUMBER.fullmatch(theirs) else OtherProtocol(f"{peer}: {text}")

@@ -1,15 +1,17 @@
 """Bytes on the wire: typed msgpack with size caps, bounded zstd, content digests.
 
-Every message is a frozen struct that is encoded as a msgpack array in field order, so no key can occur twice. The type
-drives the decoding: a body of another shape is refused before objects are built for it (docs/decisions/0001). A field
-may be added at the end with a default; any other change raises PROTOCOL.
+Every message is a frozen struct that is encoded as a msgpack array in field order, so no key can occur twice. msgpack
+packs and unpacks, and msgspec checks that what was unpacked has the shape of the type (docs/decisions/0001). Before
+anything is unpacked, a pass over the body refuses what would become far more objects than its type needs. A field may
+be added at the end with a default; any other change raises PROTOCOL.
 """
 
 from __future__ import annotations
 
 from threading import Lock
-from typing import Annotated, Any, NewType, TypeVar
+from typing import Annotated, ClassVar, NewType, TypeVar
 
+import msgpack
 import msgspec
 import zstandard
 from blake3 import blake3
@@ -35,13 +37,37 @@ RATIO_FREE_BYTES = 4 * 1024 * 1024
 ZSTD_WINDOW_BYTES = 8 * 1024 * 1024  # Largest window that a decoder allocates for a peer
 Digest = NewType("Digest", bytes)  # BLAKE3, 32 bytes
 DigestField = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # A digest inside a message
-M = TypeVar("M")
-_decoders: dict[object, msgspec.msgpack.Decoder[Any]] = {}
-_making = Lock()
+
+MAX_DEPTH = 16  # Arrays in arrays; a submission has eight
+MIN_OBJECTS = 256  # Allowed whatever the cap: the largest hello has 60
+
+BYTES_PER_OBJECT = 64
+"""One object is allowed for so many bytes of a cap. An object takes 72 bytes, or 200 as a string of 28 wide characters:
+so all that is unpacked takes less than four times the cap."""
+
+WIDE_BYTES = 32  # For so many bytes, a string with other characters than ASCII's counts as one more object
+
+SIZES = (
+    *([1] * 128 + [0] * 16 + [1] * 16),  # Small numbers; maps; arrays
+    *range(1, 33),  # Strings of up to 31 bytes
+    *([1, 0, 1, 1] + [0] * 6 + [5, 9] + [2, 3, 5, 9] * 2 + [0] * 5),  # None, bools; bytes; floats, integers; extensions
+    *([0] * 3 + [3, 5] + [0, 0] + [1] * 32),  # Strings; arrays; maps; small negative numbers
+)
+"""Bytes of an object by its first byte: of an array its header alone, 0 if that does not say or no message has it."""
+
+ARRAYS = {**dict.fromkeys(range(0x90, 0xA0), 0), 0xDC: 2, 0xDD: 4}  # Bytes that state how many objects follow
+STRINGS = frozenset({0xD9, 0xDA, 0xDB})  # Those of 32 bytes and more
+LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # Bytes that state a length, of bytes and strings
+M = TypeVar("M", bound="Message")
+_read: set[object] = set()
+_reading = Lock()
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The base of every message between nodes."""
+    """The base of every message between nodes. A type of many small objects raises `max_objects` above what its cap
+    allows."""
+
+    max_objects: ClassVar[int] = MIN_OBJECTS
 
 
 def digest(data: bytes | bytearray | memoryview) -> Digest:
@@ -51,7 +77,8 @@ def digest(data: bytes | bytearray | memoryview) -> Digest:
 
 def encode(message: object) -> bytes:
     """Return `message` as msgpack bytes. Equal messages give equal bytes."""
-    return msgspec.msgpack.encode(message)
+    packed: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes, bytearray, memoryview)))
+    return packed
 
 
 def decode(data: bytes | memoryview, kind: type[M], *, cap_bytes: int) -> M:
@@ -59,18 +86,52 @@ def decode(data: bytes | memoryview, kind: type[M], *, cap_bytes: int) -> M:
     if len(data) > cap_bytes:
         raise TooLarge(f"{kind.__name__} of {len(data)} bytes is over the cap of {cap_bytes}")
     try:
-        return _decoder(kind).decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        _refuse_bomb(data, min(len(data), max(kind.max_objects, cap_bytes // BYTES_PER_OBJECT)))
+        unpacked = msgpack.unpackb(data, use_list=False)
+        _read_type(kind)
+        return msgspec.convert(unpacked, kind, builtin_types=(bytes,))
+    except (ValueError, IndexError) as error:
         raise ProtocolError(f"not a {kind.__name__}: {error}") from error
 
 
-def _decoder(kind: type[M]) -> msgspec.msgpack.Decoder[M]:
+def _refuse_bomb(data: bytes | memoryview, max_objects: int) -> None:
+    """Raise ValueError for more than `max_objects`, for arrays deeper than MAX_DEPTH, and for types that no message
+    has. msgpack makes room for as many objects as an array's header promises, so those count."""
+    at, left, promised = 0, 1, 1
+    above: list[int] = []
+    while left or above:
+        if not left:
+            left = above.pop()
+            continue
+        left -= 1
+        first = data[at]
+        size = SIZES[first] or _size(data, at)
+        at += size
+        if first in ARRAYS:
+            above.append(left)
+            wide = ARRAYS[first]
+            left = int.from_bytes(data[at - wide : at], "big") if wide else first & 0x0F
+            promised += left
+        elif first in STRINGS and not bytes(data[at - size + 1 + LENGTHS[first] : at]).isascii():
+            promised += size // WIDE_BYTES
+        if promised > max_objects or len(above) > MAX_DEPTH:
+            raise ValueError(f"{promised:,} objects, {len(above)} deep, where {max_objects:,} are allowed")
+
+
+def _size(data: bytes | memoryview, at: int) -> int:
+    """Return the size of the bytes or the string at `at`."""
+    if (wide := LENGTHS.get(data[at])) is None:
+        raise ValueError(f"no message has an object of type 0x{data[at]:02x}")
+    return 1 + wide + int.from_bytes(data[at + 1 : at + 1 + wide], "big")
+
+
+def _read_type(kind: type[Message]) -> None:
     """msgspec 0.22 reads the fields of a type at its first use, and shows them half read to other threads, which crash.
     So only one thread has it read types."""
-    if kind not in _decoders:
-        with _making:
-            _decoders[kind] = msgspec.msgpack.Decoder(kind)
-    return _decoders[kind]
+    if kind not in _read:
+        with _reading:
+            msgspec.msgpack.Decoder(kind)
+            _read.add(kind)
 
 
 def compress(data: bytes, *, level: int = 1) -> bytes:

@@ -12,7 +12,7 @@ import msgspec
 from swarm.errors import ProtocolError
 from swarm.net.signing import SigningKey, unseal
 from swarm.net.wire import Message, decode, encode
-from swarm.types import Count, Nickname, printable
+from swarm.types import Count, Nickname, quoted
 
 CARD_CONTEXT = "card"  # Context of its signature, so that it cannot pass for anything else
 CARD_BYTES = 768  # Longest names in four bytes a character, the signature and the key
@@ -63,8 +63,8 @@ def open_card(sealed: bytes, learner_key: bytes) -> Card | None:
 
 
 def purpose(card: Card) -> str:
-    by = f", led by {printable(card.led_by)}" if card.led_by else ""
-    return f"this swarm trains {printable(card.model)} on the task {printable(card.task)}{by}"
+    by = f", led by {quoted(card.led_by)}" if card.led_by else ""
+    return f"this swarm trains {quoted(card.model)} on the task {quoted(card.task)}{by}"
 
 
 def card_lines(card: Card, *, draws: bool, has_base: bool) -> Iterator[str]:

@@ -6,6 +6,7 @@ its weights."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -20,7 +21,7 @@ from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
-from swarm.broadcast.store.disk import set_most_bytes
+from swarm.broadcast.store.disk import DiskFull, free_bytes, set_most_bytes
 from swarm.broadcast.store.place import Wanted, forget_place, place_of_map
 from swarm.errors import InUseElsewhere, UserError, first_fault
 from swarm.gossip.records import Profile
@@ -46,6 +47,10 @@ NO_PUBLIC = {
     "behind_router": "others cannot dial this node, which is usual behind a router",
     "crowded": "this swarm has as many public nodes of this network as it takes, so this node is a leaf",
 }
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+ROOM_S = 5.0  # Between two looks at a disk that was full
+RETRY_S = 600.0  # Then it is tried anyway: the weights may lie on another disk
+FREED_BYTES = 1 << 20  # Less than the smallest amount that a line asks for
 MEMORY_SHARE = 0.5  # Of what is free, for the weights: their owner goes on working
 
 
@@ -305,17 +310,37 @@ class JoiningNode(ABC):
             self._say(self._network.trust_line())
             key = found.hello.learner_key
             self._show_card(found.hello.card, key)
-            directory = await asyncio.to_thread(weights_directory, self._directory, found.hello.swarm)
+            full = ""
             swarm = self._network.swarm(key, found.learner.record.round_s)
             is_over: bool | None = False
             self._again.clear()
             try:
+                directory = await asyncio.to_thread(weights_directory, self._directory, found.hello.swarm)
                 async with swarm, self._data.receiving(directory, key, self._config.threads) as receiver:
                     is_over = await unless_stopped(self._again, self._take_part(found, receiver))
             except* OtherModel as changed:
                 self._say(f"{first_fault(changed)}; joining it again")
+            except* (DiskFull, OSError) as failed:
+                fault = first_fault(failed)
+                if isinstance(fault, OSError) and fault.errno not in NO_ROOM:
+                    raise
+                full = str(fault)
+            if full:
+                await unless_stopped(self._stop, self._wait_for_room(full))
             if is_over:
                 self._say("the run is finished; thank you")
+                return
+
+    async def _wait_for_room(self, fault: str) -> None:
+        """Pause until the disk has more room than now, or its owner allows more, or long enough to try again."""
+        self._say(f"paused: {fault}")
+        self._set_state(f"paused: {fault}")
+        allowed, free = self._config.max_disk, await asyncio.to_thread(free_bytes, self._directory)
+        for _ in range(int(RETRY_S / ROOM_S)):
+            await asyncio.sleep(ROOM_S)
+            has_more = await asyncio.to_thread(free_bytes, self._directory) >= free + FREED_BYTES
+            if has_more or self._config.max_disk != allowed:
+                self._say("there is room again: going on")
                 return
 
     def _show_card(self, sealed: bytes, learner_key: bytes) -> None:

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -152,7 +152,7 @@ def create_run_directory(
     """Create `path` for a new run. Write its configuration, and a copy of the model of its `origin` if it has one.
     Raise UserError if the directory already holds something, or if there is no such model."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         refuse_used(path)
         if origin is None:
             write_config(path, config)
@@ -207,12 +207,15 @@ def refuse_used(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, *, only_read: bool = False) -> Iterator[None]:
-    """Hold the lock of the run in `path`: to lead the run, or with `only_read` to keep learners away. Raise UserError
-    if a learner holds it."""
+    """Hold the lock of the run in `path`: to lead the run, which closes it to other users, or with `only_read` to keep
+    learners away. Raise UserError if a learner holds it."""
     if only_read and not (path / LOCK).is_file():
         yield
         return
     try:
+        if not only_read:
+            with suppress(PermissionError):  # Another user's, who lets this one write there
+                path.chmod(0o700)
         descriptor = os.open(path / LOCK, os.O_RDONLY if only_read else os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error

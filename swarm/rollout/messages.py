@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finishe
 WHY_LENGTH = 200  # Characters in a line that tells a person why a node waits
 ENGINE_CLASS_LENGTH = 64  # Of "transformers/float32/cpu" and the like
 DEVICE_CLASS_LENGTH = 64  # Characters in a device's product name
+HELD_OBJECTS = 33_000  # 8,192 held samples in groups of one take four objects each
 MAX_DID = 16  # Spans in a beat, so in a second or two: a picture of the run shows no more
 
 Why = Annotated[str, msgspec.Meta(max_length=WHY_LENGTH)]
@@ -44,6 +45,7 @@ class LeaseRequest(Message, frozen=True):
     restarted. The engine can begin `at_once` of the new samples now, if it refills places one by one; 0 means all of
     them if the node holds nothing, else none. `engine` is its class: engine, number format and kind of device."""
 
+    max_objects: ClassVar[int] = HELD_OBJECTS
     node: Id
     held: VersionId
     holding: Annotated[tuple[HeldSamples, ...], msgspec.Meta(max_length=65_536)]
@@ -125,6 +127,7 @@ class BeatReply(Message, frozen=True):
 class Release(Message, frozen=True):
     """Samples given back unfinished. `forget` means that the node holds nothing, since it is leaving or just came."""
 
+    max_objects: ClassVar[int] = HELD_OBJECTS
     node: Id
     samples: Annotated[tuple[HeldSamples, ...], msgspec.Meta(max_length=65_536)]
     forget: bool

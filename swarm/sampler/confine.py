@@ -4,8 +4,10 @@ On Linux it enters namespaces of its own. In that network there is nothing but a
 keys are covered; and the node's memory and descriptors belong to another user namespace, so they cannot be opened. The
 node is reached over a socket in the file system, and a GPU over /dev: neither depends on namespaces.
 
-Containers and Ubuntu (from 24.04) mostly allow no user namespaces. There a system call filter refuses every socket but
-Unix sockets. vLLM needs TCP between its own processes, which such a filter cannot tell from any other.
+Namespaces do not hold every kind of socket: by vsock a virtual machine reaches its host. So a system call filter leaves
+Unix sockets and those that a network namespace holds. Containers and Ubuntu (from 24.04) mostly allow no user
+namespaces. There the filter leaves Unix sockets alone. vLLM needs TCP between its own processes, which such a filter
+cannot tell from any other.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ CAPABILITIES_3 = 0x20080522  # The present form of capset's arguments: two words
 FILE_RIGHTS = 0b1011  # CHOWN, DAC_OVERRIDE, FOWNER: root's samplers may run from another user's files
 NATIVE = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}  # AUDIT_ARCH, and the number of socket()
 IO_URING_SETUP = 425  # It could make sockets that no filter sees
+IN_NAMESPACE = (socket.AF_INET, socket.AF_INET6, *((socket.AF_NETLINK,) if sys.platform == "linux" else ()))
 OTHER_ABI = 0x40000000  # Numbers from here on belong to x32, which has its own socket()
 MODPROBE_S = 20.0  # Loading a driver takes seconds
 
@@ -51,7 +54,9 @@ def confine(secrets: Sequence[str], *, needs_loopback: bool) -> str:
     apart = _enter_namespaces(libc)
     covered = [apart and _cover(libc, path) for path in secrets if os.path.exists(path)]
     _give_up_rights(libc)
-    reaches = [] if apart or (not needs_loopback and _refuse_sockets(libc)) else ["reach the network"]
+    may_dial = apart or needs_loopback
+    filtered = _refuse_sockets(libc, (socket.AF_UNIX, *(IN_NAMESPACE if may_dial else ())))
+    reaches = [] if filtered and (apart or not may_dial) else ["reach the network"]
     reaches += [] if all(covered) else ["read the node's keys"]
     return f"the engine process can {' and '.join(reaches)}: {NO_NAMESPACES}" if reaches else ""
 
@@ -97,25 +102,26 @@ def _give_up_rights(libc: ctypes.CDLL) -> None:
     libc.capset(struct.pack("=Ii", CAPABILITIES_3, 0), struct.pack("=6I", kept, kept, 0, 0, 0, 0))
 
 
-def _refuse_sockets(libc: ctypes.CDLL) -> bool:
-    """Filter the system calls of this process: of all sockets it may make Unix sockets alone."""
+def _refuse_sockets(libc: ctypes.CDLL, families: Sequence[int]) -> bool:
+    """Filter the system calls of this process: it may make sockets of these families alone."""
     if platform.machine() not in NATIVE:
         return False
     arch, make_socket = NATIVE[platform.machine()]
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
     allow, refuse = 0x7FFF0000, 0x00050000 | errno.EAFNOSUPPORT
+    more = len(families)
     # Each with how many lines to skip if it holds, and if not. A call's data: number, architecture, ..., arguments.
     lines = (
         (load, 0, 0, 4),
-        (equal, 0, 7, arch),
+        (equal, 0, 5 + more, arch),
         (load, 0, 0, 0),
-        (equal, 5, 0, IO_URING_SETUP),
-        (at_least, 4, 0, OTHER_ABI),
-        (equal, 0, 2, make_socket),
+        (equal, 3 + more, 0, IO_URING_SETUP),
+        (at_least, 2 + more, 0, OTHER_ABI),
+        (equal, 0, 2 + more, make_socket),
         (load, 0, 0, 16),
-        (equal, 0, 1, socket.AF_UNIX),
-        (answer, 0, 0, allow),
+        *((equal, more - i, 0, family) for i, family in enumerate(families)),
         (answer, 0, 0, refuse),
+        (answer, 0, 0, allow),
     )
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
     program = struct.pack("@HP", len(lines), ctypes.addressof(code))

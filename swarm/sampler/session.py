@@ -36,7 +36,7 @@ from swarm.rollout.messages import DroppedRollouts, Offer, RolloutVerdict
 from swarm.sampler.feeding import Feed, feed_of
 from swarm.sampler.spool import Spool, SpooledAnswer
 from swarm.sampler.worker import EngineWorker, ProofFailed
-from swarm.types import VersionId, printable
+from swarm.types import VersionId, printable, quoted
 
 SAID_AGAIN_S = 60.0  # Shortest time between two lines: a run that drops some in each step must not fill the terminal
 
@@ -60,7 +60,8 @@ class Drops:
         if not grown or (self._said_at is not None and now - self._said_at < SAID_AGAIN_S):
             return None
         self._said, self._said_at = dict(self.counts), now
-        by_reason = ", ".join(reason if len(grown) == 1 else f"{more} {reason}" for reason, more in grown.items())
+        words = {quoted(reason): more for reason, more in grown.items()}
+        by_reason = ", ".join(reason if len(words) == 1 else f"{more} {reason}" for reason, more in words.items())
         return f"the learner dropped {sum(grown.values())} of our rollouts: {by_reason}"
 
 
@@ -350,7 +351,7 @@ class Session:
             if reply.wrong and not self._status.was_told:
                 # An honest engine may be broken: with a new one the learner begins again with this node, once.
                 self._status.was_told = True
-                raise ProofFailed(f"the learner's audit found that {reply.wrong}")
+                raise ProofFailed(f"the learner says of its audit: {quoted(reply.wrong)}")
             if (line := self._status.drops.hear(reply.dropped, now=time.monotonic())) is not None:
                 self._say(line)
             if reply.finished:
@@ -358,9 +359,9 @@ class Session:
             await self._news(installed, self._beat_s)
 
     def _hear_standby(self, why: str) -> None:
-        before, self._status.standby = self._status.standby, why
+        before, self._status.standby = self._status.standby, why and f"the learner says {quoted(why)}"
         if bool(why) != bool(before):
-            self._say(f"standby: {why}" if why else "active again")
+            self._say(f"standby: {self._status.standby}" if why else "active again")
 
     async def _news(self, known: VersionId | None, patience_s: float) -> None:
         """Wait until a version other than `known` is installed, at most for `patience_s`."""

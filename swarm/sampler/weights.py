@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,11 +28,27 @@ CONFIG = "config.json"
 READ = (CONFIG, "tokenizer.json")  # Of a model's small files; playing.py has a few for itself
 CONFIG_BYTES = 1 << 20  # The largest known, with the names of 20,000 classes, is under 1 MB
 
-CODE = (
-    *("auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
-    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
-)
-"""Keys by which a configuration names Python modules or compiled kernels of a hub."""
+OBJECTS = frozenset((
+    "text_config", "vision_config", "audio_config", "encoder_config", "decoder_config", "global_config",
+    "patcher_config", "attn_config", "ffn_config", "ffn_act_fn", "per_layer_config", "compress_rates",
+    "rope_parameters", "rope_scaling", "full_attention", "sliding_attention", "chunked_attention",
+    "linear_attention", "hybrid", "hybrid_sliding", "main", "compress",
+))  # fmt: skip
+WORDS = frozenset((
+    "model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "type", "rope_type", "name",
+    "hidden_act", "hidden_activation", "activation", "activation_function", "afn", "ff_activation",
+    "mlp_hidden_act", "conv_activation", "nemo_activation", "hidden_mamba_act", "mamba_hidden_act", "layer_types",
+    "layers_block_type", "block_types", "mlp_layer_types", "indexer_types", "attention_layers", "attention_types",
+    "attention_type", "attn_layers", "attn_type", "hybrid_override_pattern", "mtp_layers_block_type",
+    "moe_layers_enum", "position_embedding_type", "norm_type", "scoring_func", "topk_method", "expert_selection_fn",
+    "shared_expert_combination_strategy", "conv_glu_type", "use_bidirectional_attention", "time_step_init_scheme",
+    "mamba_ssm_cache_dtype", "inference_state_dtype", "autocast_kernel_dtype", "mode", "weight_mode",
+    "patching_mode", "vision_feature_select_strategy",
+))  # fmt: skip
+"""Keys of a configuration that may have an object, and text. Any other may have numbers alone: by text a configuration
+could name Python modules, kernels of a hub, or files, as `speculators_config` does to vLLM."""
+
+WORD = re.compile(r"[A-Za-z0-9_.,+*|-]{1,1000}")  # No path and no name on a hub: those have a slash
 
 
 class WrongWeights(EchoError):
@@ -178,24 +195,32 @@ def write_model_files(directory: Path, layout: Layout, names: Collection[str] = 
     ProtocolError if the configuration makes no sense. Blocking."""
     files = {file.name: file.content for file in layout.files if file.name in names}
     if CONFIG in files:
-        files[CONFIG] = without_code(files[CONFIG])
+        files[CONFIG] = only_known(files[CONFIG])
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     for name, content in files.items():
         (directory / name).write_bytes(content)
 
 
-def without_code(config: bytes) -> bytes:
-    """Return a config.json without what names code to load (CODE), at any depth."""
+def only_known(config: bytes) -> bytes:
+    """Return a config.json with nothing but numbers, and known keys with objects and words."""
     if len(config) > CONFIG_BYTES:
         raise ProtocolError(f"the learner's {CONFIG} has {len(config)} bytes, over {CONFIG_BYTES}")
     try:
-        found = json.loads(config, object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in CODE})
+        found = json.loads(config, object_pairs_hook=lambda pairs: {k: v for k, v in pairs if _is_known(k, v)})
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the learner's {CONFIG} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise ProtocolError(f"the learner's {CONFIG} is no object")
     return json.dumps(found).encode()
+
+
+def _is_known(key: str, value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_known(key, one) for one in value)
+    if isinstance(value, dict):
+        return key in OBJECTS or key.isdecimal()  # Layers by number
+    return not isinstance(value, str) or (key in WORDS and WORD.fullmatch(value) is not None)
 
 
 def check_coverage(own: Mapping[str, torch.Tensor], layout: Layout) -> None:

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from swarm.errors import ChildFailed, UserError
-from swarm.process import SOCKET_VARIABLE, Call, Child
+from swarm.process import MAX_LOG_BYTES, SOCKET_VARIABLE, Call, Child
 from tests.integration.echo_child import Echo, Said
 
 MODULE = "tests.integration.echo_child"
@@ -41,6 +41,21 @@ async def test_a_fault_is_told_with_the_log_and_the_child_goes_on(child: Child) 
     with pytest.raises(UserError, match=r"^no such model$"):
         await child.call(Echo(words="no such model", fault="user"), Said)
     assert await child.call(Echo(words="still here"), Said) == Said("still here")
+
+
+async def test_a_log_that_a_child_fills_is_begun_again(child: Child, tmp_path: Path) -> None:
+    """A learner's model may make libraries print without end: that must not take an owner's disk."""
+    log = tmp_path / "echo.log"
+    with log.open("ab") as other:
+        other.write(bytes(MAX_LOG_BYTES))
+        other.flush()
+        await child.call(Echo(words="a"), Said)
+        assert log.stat().st_size == MAX_LOG_BYTES, "what fits stays"
+        for words in "bc":
+            other.write(b"one line more\n")
+            other.flush()
+            await child.call(Echo(words=words), Said)
+    assert log.read_bytes() == b"one line more\n", "it goes on where it was cut"
 
 
 def test_the_log_s_tail_has_what_a_process_of_the_child_s_said_before_the_child_s_own_traceback(tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ async def test_beats_tell_how_fast_a_sample_grows_and_hear_what_was_dropped(samp
     assert told[0].tokens_per_s == 0
     assert told[-1].tokens_per_s > 0
     assert sampler.status.drops.counts == {"stale": 12}
-    assert sampler.said.count("the learner dropped 12 of our rollouts: stale") == 1
+    assert sampler.said.count('the learner dropped 12 of our rollouts: "stale"') == 1
 
 
 async def test_a_standby_says_so_once_however_the_run_ends(sampler: Sampler) -> None:
@@ -352,7 +352,7 @@ async def test_a_standby_says_so_once_however_the_run_ends(sampler: Sampler) -> 
         await until(lambda: len(sampler.line.bodies("/v1/leases")) > asks + 1)
         await until(lambda: len(sampler.line.bodies("/v1/beat")) > beats + 1)
     told = [line for line in sampler.said if "standby" in line or "active" in line]
-    assert told == ["standby: the active samplers suffice"]
+    assert told == ['standby: the learner says "the active samplers suffice"']
 
 
 async def test_what_an_engine_could_do_is_said_once(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +475,7 @@ async def test_who_is_turned_down_at_once_does_not_ask_again_at_once(sampler: Sa
         beats = len(sampler.line.bodies("/v1/beat"))
         await until(lambda: len(sampler.line.bodies("/v1/beat")) > beats + 3)
     assert len(sampler.line.bodies("/v1/leases")) == 1
-    assert any(line.startswith("standby: this run takes no rollouts") for line in sampler.said)
+    assert any(line.startswith('standby: the learner says "this run takes no rollouts') for line in sampler.said)
 
 
 async def test_a_node_that_finishes_leaves_when_the_run_is_over_meanwhile(sampler: Sampler) -> None:

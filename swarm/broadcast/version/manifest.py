@@ -18,7 +18,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -207,6 +207,7 @@ class Segment(Message, frozen=True):
     """One segment of a version that is still being encoded: its part of the table, which begins with region `first`.
     Deltas refer to `base`."""
 
+    max_objects: ClassVar[int] = 20_000  # 1,024 regions of four objects, and digests up to SEGMENT_TABLE_BYTES
     swarm: Id
     version: VersionId
     base: VersionId | None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from typer.main import get_command
 
 from swarm import __version__
 from swarm.cli import run as cli
-from swarm.cli.run import app
+from swarm.cli.run import app, run_to_end
 from swarm.errors import UserError
 from swarm.node.dials import DIALS
 from swarm.node.logs import Lines
@@ -229,3 +232,21 @@ def test_lines_that_are_meant_to_be_shipped_have_no_token(monkeypatch: pytest.Mo
     lines.role = "learner"
     assert cli._without_token(said) == "page http://127.0.0.1:7/ (dashboard.json in the run directory has its token)"
     assert cli._without_token("step 3: it learns") == "step 3: it learns"
+
+
+def test_what_a_node_and_its_children_write_is_for_its_user_alone(tmp_path: Path) -> None:
+    """Its journal, its checkpoints and its logs too, which libraries open."""
+
+    async def write() -> None:
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "learner.log").touch()
+        with closing(sqlite3.connect(tmp_path / "journal.db")) as journal:
+            journal.execute("CREATE TABLE t (x)")
+        await (await asyncio.create_subprocess_exec("touch", str(tmp_path / "engine.log"))).wait()
+
+    before = os.umask(0)
+    try:
+        run_to_end(write())
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.rglob("*")} == {0}

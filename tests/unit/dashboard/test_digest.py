@@ -210,7 +210,7 @@ def test_the_public_page_shows_nothing_private(tmp_path: Path) -> None:
     config = {**CONFIG, "model": str(private), "task": f"examples:{private}/data.jsonl", "run_dir": str(tmp_path)}
     shown = public_state({**RECORD, "run_dir": str(tmp_path)}, config)
     assert (shown["model"], shown["task"], shown["run"]) == ("secret-lab", "examples:data.jsonl", "ada")
-    assert shown["what"] == "this swarm trains secret-lab on the task examples:data.jsonl, led by ada"
+    assert shown["what"] == 'this swarm trains "secret-lab" on the task "examples:data.jsonl", led by "ada"'
     text = json.dumps(shown)
     assert str(tmp_path) not in text
     others = [url for sampler in RECORD["publics"] for url in [sampler["address"]]]

@@ -7,17 +7,26 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import msgpack
 import msgspec
 import pytest
 import zstandard
+from msgspec import structs
 
+from swarm.broadcast.version.manifest import ChunkTable
 from swarm.errors import ProtocolError, TooLarge
+from swarm.gossip.records import GOSSIP_BODY_BYTES, Exchange
 from swarm.net.wire import (
+    BYTES_PER_OBJECT,
+    CONTROL_BODY_BYTES,
     RATIO_FREE_BYTES,
+    WIDE_BYTES,
     ZSTD_WINDOW_BYTES,
+    Message,
     compress,
     decode,
     decompress,
@@ -25,8 +34,15 @@ from swarm.net.wire import (
     encode,
     stated_size,
 )
-from swarm.rollout.messages import HeldSamples, LeaseRequest, Release
-from swarm.types import NodeId, VersionId
+from swarm.rollout.messages import (
+    LEASE_TOKEN_BYTES,
+    Beat,
+    HeldSamples,
+    LeaseRequest,
+    Release,
+    Submission,
+)
+from swarm.types import MAX_TOKENS, GroupId, Lease, NodeId, VersionId
 from tests.builders import lease, v
 
 CAP = 1 << 20
@@ -106,6 +122,86 @@ def test_64_kib_of_hostile_msgpack_are_refused_with_flat_memory(bomb: bytes, kin
     assert peak_bytes(lambda: decode(bomb, kind, cap_bytes=65_536)) < 64 * 1024
 
 
+UNITS = {
+    "nils": (b"\xc0", 1),
+    "empty arrays": (b"\x90", 1),
+    "arrays of one": (b"\x91\xc0", 2),
+    "empty strings": (b"\xa0", 1),
+    "short strings": (b"\xa2ab", 1),
+    "short wide strings": (msgpack.packb("x" * 27 + "\U0001f600"), 1),
+    "wide strings": (msgpack.packb("x" * 8000 + "\U0001f600"), 1 + 8000 // WIDE_BYTES),
+    "bytes": (b"\xc4\x01x", 1),
+    "huge integers": (b"\xcf" + b"\xff" * 8, 1),
+    "floats": (b"\xcb" + bytes(8), 1),
+    "samples": (msgpack.packb(["t1", [0]]), 4),
+    "extensions": (b"\xd4\x01x", 1),
+    "timestamps": (b"\xd6\xff" + bytes(4), 1),
+    "maps": (b"\x81\xc0\xc0", 1),
+}
+"""What a body may be full of, and how many objects each counts as."""
+
+
+def bombs(unit: bytes, counts: int, kind: type[Message], cap_bytes: int) -> Iterator[bytes]:
+    """Bodies of just under the cap: all units, as many as may be and bytes, and a header that promises all of them."""
+    most = max(kind.max_objects, cap_bytes // BYTES_PER_OBJECT) // counts - 3
+    for count in ((cap_bytes - 10) // len(unit), min(most, (cap_bytes - 15) // len(unit))):
+        body = b"\xdd" + struct.pack(">I", count + 1) + unit * count
+        padding = max(0, cap_bytes - len(body) - 5)
+        yield body + b"\xc6" + struct.pack(">I", padding) + bytes(padding)
+    yield b"\xdd" + struct.pack(">I", cap_bytes - 8) + unit
+
+
+@pytest.mark.parametrize(("unit", "counts"), UNITS.values(), ids=UNITS)
+@pytest.mark.parametrize(
+    ("kind", "cap_bytes"),
+    [
+        (ChunkTable, 1 << 20),
+        (Exchange, GOSSIP_BODY_BYTES),
+        (LeaseRequest, CONTROL_BODY_BYTES),
+        (Lease, LEASE_TOKEN_BYTES),
+    ],
+    ids=lambda given: getattr(given, "__name__", None),
+)
+def test_no_body_within_its_cap_takes_more_than_four_times_as_much_memory(
+    kind: type[Message], cap_bytes: int, unit: bytes, counts: int
+) -> None:
+    """Leases, and questions that name what is held, are of many small objects: 80 bytes for each that they may have."""
+    most = max(4 * cap_bytes, cap_bytes + 80 * kind.max_objects)
+    for bomb in bombs(unit, counts, kind, cap_bytes):
+        assert len(bomb) <= cap_bytes
+        assert peak_bytes(partial(decode, bomb, kind, cap_bytes=cap_bytes)) < most + 64 * 1024
+
+
+def test_the_largest_bomb_of_rollouts_takes_less_than_four_times_its_size() -> None:
+    """A span takes 6 bytes, and 200 when it is decoded."""
+    spans = b"\xdc\x04\x00" + msgpack.packb([[0, 0], 0, 1]) * 1024
+    rollout = b"\x96\xa1t\x00\xc4\x00\xc4\x00" + spans + msgpack.packb("stop")
+    for count in (16, 128):
+        body = b"\x92\xa1n\x91\x92\xc4\x00\xdc" + struct.pack(">H", count) + rollout * count
+        if count == 16:
+            assert len(decode(body, Submission, cap_bytes=8 << 20).items[0].rollouts[15].spans) == 1024
+        else:
+            assert peak_bytes(partial(decode, body, Submission, cap_bytes=8 << 20)) < 4 * len(body)
+
+
+def test_a_question_may_name_8192_held_samples_in_groups_of_one() -> None:
+    held = tuple(HeldSamples(group_id=GroupId(f"t{i}"), indices=(i % 8,)) for i in range(8192))
+    asked = LeaseRequest(node=NodeId("a1b2"), held=v(1), holding=held, capacity=1, wait_s=1.0)
+    assert decode(encode(asked), LeaseRequest, cap_bytes=CONTROL_BODY_BYTES) == asked
+
+
+def test_a_lease_may_have_the_longest_prompt() -> None:
+    long = structs.replace(lease(), prompt_token_ids=tuple(range(70_000, 70_000 + MAX_TOKENS)))
+    assert decode(encode(long), Lease, cap_bytes=LEASE_TOKEN_BYTES) == long
+
+
+@pytest.mark.parametrize("depth", [17, 5000])
+def test_arrays_in_arrays_are_refused_at_a_depth_that_no_message_has(depth: int) -> None:
+    for body in (b"\x91" * depth + b"\xc0", b"\x92\xc0" * depth + b"\xc0"):
+        with pytest.raises(ProtocolError, match="17 deep"):
+            decode(body, Beat, cap_bytes=CONTROL_BODY_BYTES)
+
+
 def test_what_was_compressed_comes_back() -> None:
     for content in (b"x", b"abc" * 10_000, bytes(range(256)) * 40):
         assert unpack(compress(content)) == content
@@ -177,7 +273,7 @@ from swarm.net.wire import Message
 class Outer(Message):
     inner: Inner
 class Inner(Message):
-    value: dict[str, list[tuple[int, ...]]]
+    value: list[list[tuple[int, ...]]]
 """
 
 FIRST_USES = """
@@ -191,7 +287,7 @@ with ThreadPoolExecutor(4) as threads:
     for number in range(50):
         module = sys.modules[f"nested{number}"] = types.ModuleType(f"nested{number}")
         exec(sys.argv[1], module.__dict__)
-        sent, together = module.Outer(inner=module.Inner(value={"a": [(1,)]})), Barrier(4)
+        sent, together = module.Outer(inner=module.Inner(value=[[(1,)]])), Barrier(4)
         def taken(_):
             together.wait()
             return decode(encode(sent), module.Outer, cap_bytes=100)

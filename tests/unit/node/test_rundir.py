@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,17 @@ def test_one_learner_leads_a_run(tmp_path: Path) -> None:
         pass
     with locked(path):
         pass
+
+
+def test_a_run_is_closed_to_other_users_also_one_of_an_older_release(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    for before in (path.stat().st_mode, 0o755):
+        path.chmod(before)
+        with locked(path):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    path.chmod(0o755)
+    with locked(path, only_read=True):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o755, "a reader changes nothing"
 
 
 def test_a_run_that_never_began_leaves_nothing_but_logs(tmp_path: Path) -> None:

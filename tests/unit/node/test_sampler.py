@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from swarm.broadcast.store.disk import DiskFull
 from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError
-from swarm.node import sampler
+from swarm.node import joining, sampler
 from swarm.node.identity import load_or_create_key, load_or_create_tls
 from swarm.node.sampler import MAX_FAULTS, SamplerNode
 from swarm.rollout.client import Answer
@@ -22,6 +27,7 @@ from swarm.types import VersionId
 from tests.builders import failed_rollout, rollout
 
 DIED = ChildFailed("the engine died")
+THANKS = "the run is finished; thank you"
 UNPROVEN = ProofFailed("model.norm.weight differs")
 
 
@@ -150,3 +156,79 @@ async def test_an_engine_is_told_what_it_must_not_read(monkeypatch: pytest.Monke
     with pytest.raises(ChildFailed):
         await node._session(cast(Any, None), cast(Any, None))
     assert sorted(given["secrets"]) == private_files(tmp_path)
+
+
+FULL = DiskFull("the disk of /state has no room for weights: free 7 MB there")
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+
+
+class Crowded(Broken):
+    """Taking part ends with `faults` in turn, then the run is over. At each look the disk has `free` bytes in turn."""
+
+    def __init__(self, tmp_path: Path, *faults: Exception) -> None:
+        super().__init__()
+        self._directory = tmp_path
+        self._ends = list(faults)
+        learner = SimpleNamespace(record=SimpleNamespace(round_s=1.0))
+        hello = SimpleNamespace(learner_key=b"", card=b"", swarm="s1")
+        found = SimpleNamespace(hello=hello, learner=learner)
+
+        async def find() -> Any:
+            return found
+
+        self._network = cast(
+            Any,
+            SimpleNamespace(find=find, trust_line=lambda: "trusted", swarm=lambda *_: nullcontext(), card=b""),
+        )
+        self._data = cast(Any, SimpleNamespace(receiving=lambda *_: nullcontext(), status=dict))
+
+    async def _take_part(self, *_: Any) -> bool:
+        if self._ends:
+            raise ExceptionGroup("a receiver", [self._ends.pop(0)])
+        return True
+
+
+@pytest.mark.parametrize("fault", [FULL, NO_SPACE], ids=["weights", "any file"])
+async def test_a_sampler_on_a_full_disk_pauses_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    free = [0, 0, 100, joining.FREED_BYTES]
+    states: list[str] = []
+
+    def free_bytes(_: Path) -> int:
+        states.append(node._state(None))
+        return free.pop(0)
+
+    monkeypatch.setattr(joining, "free_bytes", free_bytes)
+    monkeypatch.setattr(joining, "ROOM_S", 0.001)
+    node = Crowded(tmp_path, fault)
+    await node._swarms()
+    assert node.said == ["trusted", f"paused: {fault}", "there is room again: going on", "trusted", THANKS]
+    assert free == []
+    assert set(states) == {f"paused: {fault}"}
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_an_owner_who_leaves_or_allows_more_does_not_wait_for_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    node, looks = Crowded(tmp_path, FULL), Counter[str]()
+
+    def free_bytes(_: Path) -> int:
+        looks["made"] += 1
+        if looks["made"] == 3 and leaves:
+            loop.call_soon_threadsafe(node._stop.set)
+        elif looks["made"] == 3:
+            node._config = node._config.model_copy(update={"max_disk": 5.0})
+        return 0
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(joining, "free_bytes", free_bytes)
+    monkeypatch.setattr(joining, "ROOM_S", 0.001)
+    await node._swarms()
+    assert node.said[-1] == (f"paused: {FULL}" if leaves else THANKS)
+
+
+async def test_another_fault_of_a_file_still_ends_the_node(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup):
+        await Crowded(tmp_path, PermissionError(errno.EACCES, "Permission denied"))._swarms()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from swarm.sampler.confine import NATIVE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has namespaces and filters")
 
@@ -24,6 +27,21 @@ except OSError as error:
 socket.socketpair(socket.AF_UNIX)
 socket.socket(socket.AF_UNIX)
 print(said)
+"""
+
+ALL_FAMILIES = """
+import socket, sys
+from swarm.sampler import confine
+if sys.argv[1] == "apart":
+    confine._enter_namespaces = lambda libc: True  # A filter does not depend on them
+print(confine.confine([], needs_loopback=sys.argv[1] == "loopback"))
+for family in range(64):
+    try:
+        socket.socket(family, socket.SOCK_DGRAM).close()
+    except OSError as error:
+        if error.errno == 97:  # EAFNOSUPPORT
+            continue
+    print(socket.AddressFamily(family).name)
 """
 
 
@@ -50,3 +68,14 @@ def test_an_engine_that_needs_loopback_goes_on_and_says_what_it_can_reach(tmp_pa
     tried, said = confined(tmp_path / "key", "loopback")
     assert tried == "reached"
     assert said.startswith("the engine process can reach the network and read the node's keys: ")
+
+
+@pytest.mark.parametrize("how", ["apart", "loopback"])
+def test_of_what_namespaces_do_not_hold_an_engine_may_make_no_socket(how: str) -> None:
+    """By AF_VSOCK, which the namespace of a network does not hold, a virtual machine reaches its host."""
+    done = subprocess.run([sys.executable, "-c", ALL_FAMILIES, how], capture_output=True, text=True, check=True)
+    said, *families = done.stdout.splitlines()
+    if "AF_PACKET" in families and platform.machine() not in NATIVE:
+        pytest.skip(f"this system has no filters of system calls: {said}")
+    assert set(families) <= {"AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"}
+    assert {"AF_UNIX", "AF_INET"} <= set(families)

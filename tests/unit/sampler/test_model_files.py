@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
 
 from swarm.broadcast.version.manifest import Layout, ModelFile
 from swarm.errors import ProtocolError, UserError
@@ -16,7 +17,7 @@ from swarm.sampler.weights import (
     CONFIG_BYTES,
     WrongWeights,
     build_model,
-    without_code,
+    only_known,
     write_model_files,
 )
 from tests.builders import layout
@@ -35,10 +36,49 @@ def changed(staged: Staged, **changes: Any) -> str:
     return str(staged.files_dir)
 
 
-def test_a_configuration_loses_what_names_code_at_any_depth() -> None:
-    named = {"auto_map": {"AutoConfig": "evil.C"}, "attn_implementation": "evil/kernel", "hidden_size": 64}
-    kept = json.loads(without_code(json.dumps({**named, "text_config": named, "list": [named]}).encode()))
-    assert kept == {"hidden_size": 64, "text_config": {"hidden_size": 64}, "list": [{"hidden_size": 64}]}
+NAMED = {
+    "speculators_config": {"verifier": {"name_or_path": "/home/alice"}, "algorithm": "eagle3"},
+    "auto_map": {"AutoConfig": "evil.C"},
+    "attn_implementation": "evil/kernel",
+    "_name_or_path": "evil/model",
+    "model_file": "evil.py",
+    "adapters": ["/home/alice/adapter"],
+    "a_later_release": [{"path": "evil"}],
+    "hidden_act": "evil/kernel",
+    "dtype": "C:\\evil",
+}
+
+
+def test_a_configuration_loses_what_could_name_code_or_files_at_any_depth() -> None:
+    kept = json.loads(only_known(json.dumps({**NAMED, "hidden_size": 64, "text_config": NAMED | {"a": 1.5}}).encode()))
+    assert kept == {"hidden_size": 64, "text_config": {"a": 1.5}}
+
+
+FAMILIES = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "smollm3"),
+    *("gpt2", "gpt_neo", "gpt_neox", "gpt_oss", "olmo2", "falcon", "bloom", "deepseek_v3", "nemotron_h", "mamba2"),
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_of_models_keeps_all_that_builds_it(family: str) -> None:
+    """Its own configuration, as transformers writes it, comes back the same but for labels of classifiers."""
+    made = CONFIG_MAPPING[family]()
+    written = made.to_json_string(use_diff=False).encode()
+    read = CONFIG_MAPPING[family].from_dict(json.loads(only_known(written)))
+    lost = {"_name_or_path", "id2label", "label2id", "summary_type", "init_device", "attn_impl", "architecture"}
+
+    def plain(found: Any) -> Any:
+        if isinstance(found, dict):
+            return {key: plain(value) for key, value in found.items() if key not in lost}
+        return list(found) if isinstance(found, tuple) else found
+
+    assert plain(read.to_dict()) == plain(made.to_dict())
+
+
+def test_a_scaled_rope_of_an_older_release_is_kept() -> None:
+    older = {"rope_theta": 1e4, "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1], "factor": 4}}
+    assert json.loads(only_known(json.dumps(older).encode())) == older
 
 
 @pytest.mark.parametrize(
