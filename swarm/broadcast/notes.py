@@ -80,7 +80,7 @@ class Complete(Message, frozen=True, tag=5):
     sender's chunks, and `fed` are the bytes of chunks that each peer was the first to give."""
 
     chunks: bool = True
-    fed: Annotated[dict[Node, Count], msgspec.Meta(max_length=MAX_MEMBERS)] = msgspec.field(default_factory=dict)
+    fed: Annotated[tuple[tuple[Node, Count], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
 
 class Want(Message, frozen=True, tag=6):

@@ -110,7 +110,7 @@ class Progress:
             held.add(in_map)
         for version in sorted(held - self._told):
             transfer = self._transfers.active.get(version)
-            fed = dict(transfer.fed.most_common(MAX_MEMBERS)) if transfer is not None else {}
+            fed = tuple(transfer.fed.most_common(MAX_MEMBERS)) if transfer is not None else ()
             link.say(version, Complete(chunks=False, fed=fed))
         self._told = frozenset(held)
 

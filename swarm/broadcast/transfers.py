@@ -247,7 +247,7 @@ class Transfers:
     def hear(self, link: Link, version: VersionId, segment: int, note: Note) -> None:
         if isinstance(note, Complete) and not note.chunks:
             # The core must not hear of it: it would count on the peer's chunks.
-            self._on_peer_complete(link.node, version, note.fed)
+            self._on_peer_complete(link.node, version, dict(note.fed))
             return
         if (found := self._find(version, segment)) is not None:
             self._hear(link, *found, note)

@@ -173,7 +173,8 @@ def _slow_nodes_count_as_silent(patch: pytest.MonkeyPatch) -> None:
 
 def _samples_are_leased_twice(patch: pytest.MonkeyPatch) -> None:
     def wait(table: LeaseTable, group: Group, _: int) -> None:
-        table._unfilled[group.group_id] = group
+        group.waiting = len(group.samples)
+        table._rank(group)
 
     patch.setattr(Sample, "waiting", property(lambda sample: sample.rollout is None))
     patch.setattr(LeaseTable, "_wait", wait)

@@ -52,8 +52,10 @@ DATA = (
 PURE = (*DATA, "swarm.broadcast.version.codec", "swarm.environments.base", "swarm.tasks.base", "swarm.tasks.digits")
 """What a simulation may use besides cores."""
 
-IO = ("asyncio", "time", "socket", "os", "threading", "logging", "torch", "vllm", "uvloop", "subprocess")
-IO += ("aiohappyeyeballs", "aiohttp")
+IO = (
+    *("asyncio", "time", "socket", "os", "threading", "logging", "torch", "vllm", "uvloop", "subprocess"),
+    *("aiohappyeyeballs", "aiohttp"),
+)
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
 SHARED = ("swarm.types", "swarm.errors", "swarm.extras", "swarm.net", "swarm.process")
 CROSSING = {
