@@ -157,8 +157,6 @@ class Index:
     def __init__(self, path: Path, *, group_size: int) -> None:
         self._path = path
         self._group_size = group_size
-        # SQLite would create the file with mode 0644 even where the umask allows more, and its log likewise.
-        path.touch()
         self.connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             with telling_damage(path):

@@ -111,6 +111,6 @@ async def test_of_what_the_learner_does_not_take_the_refused_portion_alone_is_lo
         answers(8), on_refused=lambda rollouts, fault: refused.append((rollouts, str(fault).partition(": ")[2]))
     )
     assert [one.rollout_id for one in verdicts] == ["0", "1", "4", "5", "6", "7"]
-    assert refused == [(2, "not this one")]
+    assert refused == [(2, '"not this one"')]
     with pytest.raises(ProtocolError, match="not this one"):
         await line.client.submit(answers(8))
