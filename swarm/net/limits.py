@@ -39,6 +39,11 @@ class Limits:
     """How many times as often an address may ask for a piece of weights, which takes no signature. 400 a second are
     100 MB/s of a model of 270 MB, and take the loop 0.1 s."""
 
+    body_bytes: int = 8 * 1024
+    """So much of a body counts as one more request, up to `counted_bytes`: the largest question, 98 kB, takes 10 ms to
+    read, as long as 80 small ones. Rollouts take less for each byte, and have limits of their own."""
+
+    counted_bytes: int = 96 * 1024
     buckets: int = 8192  # Addresses and nodes whose rate is remembered. One forgotten early only gets a new burst
     exempt_loopback: bool = True  # Processes of this machine can do worse, and a demonstration runs all its nodes here
 
@@ -99,16 +104,17 @@ class Gate:
         self._of[node].add(guest)
         return True
 
-    def wait_s(self, guest: Guest, *, now: float, fetches: bool = False) -> float:
+    def wait_s(self, guest: Guest, *, now: float, fetches: bool = False, body_bytes: float = 0) -> float:
         """Return 0 if one more request may be handled on this connection now, else the seconds until one may. One that
         `fetches` a piece of weights leaves the others theirs."""
         if guest.exempt:
             return 0.0
+        cost = 1 + min(body_bytes, self._limits.counted_bytes) / self._limits.body_bytes
         # The common bucket first: an address that asks with a new key each time must not get a new burst each time.
-        wait = (self._fetches if fetches else self._common).take(guest.address, now=now)
+        wait = (self._fetches if fetches else self._common).take(guest.address, now=now, cost=cost)
         if not fetches:
             meter, name = (self._proven, guest.node) if guest.node else (self._strangers, guest.address)
-            wait = wait or meter.take(name, now=now)
+            wait = wait or meter.take(name, now=now, cost=cost)
         if wait > 0.0:
             self.refused["requests"] += 1
         return wait

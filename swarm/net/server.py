@@ -254,7 +254,9 @@ class NodeServer:
     async def _limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if (guest := self._guests.get(request.protocol)) is not None:
             fetches = request.path.startswith(FETCHED_PATHS)
-            wait_s = self._gate.wait_s(guest, now=time.monotonic(), fetches=fetches)
+            # A body in pieces does not say how large it is.
+            size = math.inf if request.content_length is None and request.can_read_body else request.content_length or 0
+            wait_s = self._gate.wait_s(guest, now=time.monotonic(), fetches=fetches, body_bytes=size)
             if wait_s > 0.0:
                 text = "too many requests from your address: come back later"
                 return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(wait_s))})
