@@ -27,7 +27,6 @@ from swarm.net.signing import swarm_id_of
 from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal
 from swarm.node.auditing import Auditing, barred_in, measured_classes
-from swarm.node.best import BestModel
 from swarm.node.card import card_of, sign_card
 from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
@@ -264,7 +263,6 @@ class LearnerNode:
             on_divergence=lambda: self._publication.diverged(),
             note=self.timeline.note,
         )
-        self._best = BestModel(self._run_dir, self._training.held, emit=emit, say=self._say)
         self._publication = Publication(
             network,
             self._broadcast,
@@ -516,7 +514,6 @@ class LearnerNode:
             self._log,
             self._provisioning,
             self._held_out,
-            self._best,
             LearningSignal(self._prompts.decode, self._max_new_tokens),
             auditing,
             run_dir=self._run_dir,

@@ -20,7 +20,7 @@ from swarm.report.words import finite as _number
 MAX_POINTS = 300  # Of one curve, more than a screen shows: a page of 40 curves stays under 2 MB
 MAX_NAMES = 256  # Of figures; a task with many rewards has some dozens. More are not read.
 EVENTS_KEPT = 100  # From each end of a run, and as many again of those that matter
-FAULTS = ("alarm", "best_failed", "checkpoint_failed", "decision_failed", "diverged", "public_died", "reward_failed")
+FAULTS = ("alarm", "checkpoint_failed", "decision_failed", "diverged", "public_died", "reward_failed")
 CHANGES = ("set", "cost_reached", "paused", "prepared", "stopped", "trainer_restarted", "unpaused")
 MATTER = frozenset((*FAULTS, *CHANGES, "tensorboard_failed"))
 """Kinds of events that are kept from the middle of a long run too: faults, restarts and changes by hand."""
