@@ -196,9 +196,12 @@ def older_events(run_dir: Path, before: int, count: int) -> dict[str, Any]:
     events = []
     for _, line in found:
         try:
-            events.append(json.loads(line))
+            event = json.loads(line)
         except ValueError:
             continue  # Torn by a crash
+        if isinstance(event, dict):
+            event.pop("command", None)  # As in the event `prepared`: it may hold secrets
+        events.append(event)
     return {"events": events, "next": found[0][0] or None if found else None}
 
 

@@ -49,7 +49,7 @@ from swarm.node.rundir import (
     directory_of,
     kept_line,
     locked,
-    note_life,
+    ran_on,
     remove_run_directory,
     write_json,
 )
@@ -454,10 +454,8 @@ class LearnerNode:
         )
         self._ahead.begin()
         self._has_prompts = True
-        self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
-        fault = await asyncio.to_thread(note_life, self._run_dir, step=prepared.step, device=prepared.device)
-        if fault:
-            self._say(f"what this run ran on could not be noted: {fault}")
+        known = await asyncio.to_thread(ran_on)
+        self._log.event("prepared", step=prepared.step, parameters=prepared.parameters, device=prepared.device, **known)
         part = f", of which an adapter's {prepared.trained:,} are trained," if prepared.layout.adapter else ""
         self._say(f"the model has {prepared.parameters:,} parameters{part} and trains on {prepared.device}")
         for note in prepared.notes:

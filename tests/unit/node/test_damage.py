@@ -27,7 +27,6 @@ from swarm.node.network import NodeNetwork
 from swarm.node.prompts import RECORD, open_task
 from swarm.node.rundir import (
     create_run_directory,
-    note_life,
     write_json,
 )
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
@@ -100,7 +99,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log.close()
     digest = open_task(config).data_digest
     write_json(run_dir / RECORD, {"data_digest": digest, "most_tokens": 32, "began": BEGAN})
-    note_life(run_dir, step=0, device="cpu")
     (run_dir / "node.json").write_text('{"url": "http://127.0.0.1:4321", "join": "echo1:x"}\n')
     (run_dir / "summary.json").write_text('{"state": "finished", "step": 4}\n')
     load_or_create_key(run_dir / "identity")
@@ -191,7 +189,7 @@ def contents(run_dir: Path) -> dict[str, bytes]:
     return {name: (run_dir / name).read_bytes() for name in files_of(run_dir)}
 
 
-RESUMES_WITHOUT = ("checkpoints/", "model/", "metrics", "events", "environment", "node.json", "summary")
+RESUMES_WITHOUT = ("checkpoints/", "model/", "metrics", "events", "node.json", "summary")
 """What a run that is resumed can do without: it is made again, or an older one is used, with a word."""
 
 

@@ -26,7 +26,7 @@ from swarm.learner.device import as_streamed
 from swarm.learner.messages import AdapterRules, Save, Train
 from swarm.learner.models import tiny_model
 from swarm.node.metrics import RunLog
-from swarm.node.rundir import create_run_directory, forked_config, note_life
+from swarm.node.rundir import create_run_directory, forked_config, ran_on
 from swarm.report.card import model_card
 from swarm.report.figures import Figures
 from swarm.settings import LeadConfig
@@ -52,8 +52,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     log = RunLog(run_dir)
     for version, exact in [(0, 0.0), (2, 0.75), (4, 0.5)]:
         log.event("evaluated", version=version, exact_match=exact, prompts=8)
+    log.event("prepared", step=0, device="cpu", **ran_on())
     log.close()
-    note_life(run_dir, step=0, device="cpu")
     return run_dir, trainer._model
 
 
@@ -126,7 +126,7 @@ def test_the_settings_of_a_card_are_a_configuration_without_places(
     given: dict[str, Any], shown: dict[str, Any]
 ) -> None:
     config = LeadConfig(**given, state_dir=Path("/data/me"), advertise="me.example", port=1234)
-    card = model_card(Figures(config=config.model_dump(mode="json"), summary=None, lives=[]), 1)
+    card = model_card(Figures(config=config.model_dump(mode="json"), summary=None), 1)
     (toml,) = re.findall(r"```toml\n(.*?)\n```\n", card, re.DOTALL)
     assert LeadConfig(**tomllib.loads(toml)) == LeadConfig(**{**given, **shown})
     assert "me" not in re.findall(r"\w+", card)
@@ -134,7 +134,7 @@ def test_the_settings_of_a_card_are_a_configuration_without_places(
 
 def test_a_directory_is_not_taken_for_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = Figures(config={"model": "some/base", "task": "copy"}, summary=None, lives=[])
+    found = Figures(config={"model": "some/base", "task": "copy"}, summary=None)
     assert 'base_model: "some/base"' in model_card(found, 1)
     (tmp_path / "some/base").mkdir(parents=True)
     assert "base_model:" not in model_card(found, 1)
@@ -142,7 +142,7 @@ def test_a_directory_is_not_taken_for_a_model_of_the_hub(tmp_path: Path, monkeyp
 
 def test_the_card_of_an_adapter_loads_its_base_as_it_was_trained_with() -> None:
     configured = {"model": "some/base", "task": "copy", "adapter": 8, "base_precision": "nf4"}
-    found = Figures(config=configured, summary=None, lives=[])
+    found = Figures(config=configured, summary=None)
     (code,) = re.findall(r"```python\n(.*?)\n```\n", model_card(found, 1, alone=True), re.DOTALL)
     compile(code, "card", "exec")
     assert 'from_pretrained("some/base", quantization_config=BitsAndBytesConfig(' in code
