@@ -111,17 +111,15 @@ def verify(run_dir: RunDirectory, as_json: Json = False) -> None:
 def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str, str]]:
     """Return what the run's journal proves, the whole checkpoints it was compared with, and the fault of each damaged
     part by name. Blocking."""
-    from swarm.learner.checkpoint.files import damaged_checkpoints, fault_of, whole_checkpoints
+    from swarm.learner.checkpoint.files import damaged_checkpoints, whole_checkpoints
     from swarm.node.prompts import RECORD, read_record
     from swarm.rollout.journal.verify import verify_run
 
     config = _config(run_dir)
-    root, best = run_dir / "checkpoints", run_dir / "best"
+    root = run_dir / "checkpoints"
     torn = damaged_checkpoints(root)
     found = [checkpoint for checkpoint in whole_checkpoints(root) if checkpoint.path.name not in torn]
     damaged = {f"checkpoints/{name}": fault for name, fault in torn.items()}
-    if best.is_dir() and (fault := fault_of(best, ("best.json",))):
-        damaged["best"] = fault
     try:
         read_record(run_dir)
     except Damaged as error:
@@ -156,7 +154,7 @@ def export_model(
     step: Annotated[
         int | None, typer.Option(min=0, help="Of that checkpoint. Default: of the newest whole one.")
     ] = None,
-    best: Annotated[bool, typer.Option("--best", help="The model that was best on held-out prompts.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="The checkpoint nearest to the best held-out result.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Of an adapter: the whole model with it.")] = False,
 ) -> None:
     """Write a run's model as anybody loads it, with tokenizer, generation config and a model card. Of an adapter run:

@@ -210,7 +210,10 @@ def older_events(run_dir: Path, before: int, count: int) -> dict[str, Any]:
     events = []
     for line in lines:
         with suppress(ValueError):  # Torn by a crash
-            events.append(json.loads(line))
+            event = json.loads(line)
+            if isinstance(event, dict):
+                event.pop("command", None)  # As in the event `prepared`: it may hold secrets
+            events.append(event)
     return {"events": events, "next": (before - sum(map(len, lines)) if lines else begins) or None}
 
 

@@ -46,7 +46,7 @@ SCORED_PROMPTS = 32  # Of each side: enough to see a reward that fails, or that 
 CHECKPOINT_BYTES = 12  # Bytes per trained parameter in a checkpoint: fp32 weights and two moments
 TRIED_GROUPS, TRIED_TOKENS = 2, 4096  # Of the step that is tried: seconds, on a GPU or with a small model
 LARGE_PARAMETERS, SMALL_PARAMETERS = 500_000_000, 10_000_000
-COPIES = 5  # Approximate copies of the published weights on disk: staged, mapped, held, best, and served versions
+COPIES = 4  # Approximate copies of the published weights on disk: staged, mapped, held for audits, and served versions
 
 
 async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: bool) -> None:
@@ -154,7 +154,7 @@ def _random_group(prompt: Prompt, size: int, length: int, vocab_size: int, draw:
 
 
 def _check_disk(config: LeadConfig, prepared: Prepared, place: Path, say: Callable[[str], None]) -> None:
-    checkpoints = (config.keep_checkpoints + 1) * CHECKPOINT_BYTES * prepared.trained
+    checkpoints = (config.keep_checkpoints + 2) * CHECKPOINT_BYTES * prepared.trained
     needed = checkpoints + COPIES * prepared.layout.total_bytes + SPARE_BYTES
     free = free_bytes(place)
     said = (

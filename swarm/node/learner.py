@@ -26,7 +26,6 @@ from swarm.net.signing import swarm_id_of
 from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal
 from swarm.node.auditing import Auditing, barred_in, measured_classes
-from swarm.node.best import BestModel
 from swarm.node.card import card_of, sign_card
 from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
@@ -49,7 +48,7 @@ from swarm.node.rundir import (
     directory_of,
     kept_line,
     locked,
-    note_life,
+    ran_on,
     remove_run_directory,
     write_json,
 )
@@ -245,7 +244,6 @@ class LearnerNode:
             heard=self._heard,
             prompts=self._ahead,
             absent=self._log.absent,
-            reward_failure=self._config.reward_failure,
             accepts=self._config.accept_precisions,
         )
         self._training = Training(
@@ -260,7 +258,6 @@ class LearnerNode:
             on_divergence=lambda: self._publication.diverged(),
             note=self.timeline.note,
         )
-        self._best = BestModel(self._run_dir, self._training.held, emit=emit, say=self._say)
         self._publication = Publication(
             network,
             self._broadcast,
@@ -452,10 +449,8 @@ class LearnerNode:
         )
         self._ahead.begin()
         self._has_prompts = True
-        self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
-        fault = await asyncio.to_thread(note_life, self._run_dir, step=prepared.step, device=prepared.device)
-        if fault:
-            self._say(f"what this run ran on could not be noted: {fault}")
+        known = await asyncio.to_thread(ran_on)
+        self._log.event("prepared", step=prepared.step, parameters=prepared.parameters, device=prepared.device, **known)
         part = f", of which an adapter's {prepared.trained:,} are trained," if prepared.layout.adapter else ""
         self._say(f"the model has {prepared.parameters:,} parameters{part} and trains on {prepared.device}")
         for note in prepared.notes:
@@ -511,7 +506,6 @@ class LearnerNode:
             self._log,
             self._provisioning,
             self._held_out,
-            self._best,
             LearningSignal(self._prompts.decode, self._max_new_tokens),
             auditing,
             run_dir=self._run_dir,
@@ -528,7 +522,6 @@ class LearnerNode:
             Auditor(measured_classes(), secret=os.urandom(32), share=config.audit_share),
             self._training.audit,
             class_of=self._rollouts.tally.engine_of,
-            redraws=config.reward_failure == "redraw",
             emit=self._log.event,
             say=self._say,
         )

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,10 +22,10 @@ from typing import Any, TypeVar
 
 from swarm.broadcast.publishing import content_of
 from swarm.broadcast.service import BroadcastService
-from swarm.broadcast.store.disk import DiskFull
+from swarm.broadcast.store.disk import DiskFull, copy_parts, require_room
 from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.version.manifest import Layout, trained_spans
 from swarm.gossip.records import Profile
-from swarm.node.best import hold_weights
 from swarm.node.network import NodeNetwork
 from swarm.node.timeline import PUBLICATION
 from swarm.node.training import PublishedStep, Training
@@ -213,10 +215,9 @@ class Publication:
             self._diverged = False
             await self._announce(encoded, staged_at=staged_at)
 
-    async def hold_weights(self, held: Path) -> VersionId:
-        """Return the newest version. Give its weights the second name `held`, if the disk allows, for measuring it."""
+    async def settled(self) -> VersionId:
+        """Return the newest version, once the publication under way is over."""
         async with self._publishing:
-            await self._hold(held)
             return self.newest
 
     async def watch(self) -> None:
@@ -264,11 +265,6 @@ class Publication:
         await self._journal.write([VersionPublished(version=version, content=content)])
         self._training.published = PublishedStep(step=version.version, content=content)
 
-    async def _hold(self, held: Path) -> None:
-        if (weights := self._broadcast.raw_weights) is not None and (layout := self._training.layout) is not None:
-            with suppress(OSError, DiskFull):
-                await asyncio.to_thread(hold_weights, weights, held, layout)
-
     async def _told(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
         version = held.head.version
         self.count += 1
@@ -282,8 +278,10 @@ class Publication:
         else:
             stage_s, prepared_s = self._training.stage_s, now - staged_at
             self._tracker.published(version, now=now, stage_s=stage_s, prepared_s=prepared_s)
-        if self.kept_at is not None:
-            await self._hold(self.kept_at(version))
+        if self.kept_at is not None and (weights := self._broadcast.raw_weights) is not None:
+            assert self._training.layout is not None
+            with suppress(OSError, DiskFull):
+                await asyncio.to_thread(hold_weights, weights, self.kept_at(version), self._training.layout)
         await self._rollouts.published(version)
 
     async def _with_room(self, work: Callable[[], Awaitable[R]]) -> R:
@@ -297,3 +295,17 @@ class Publication:
             else:
                 self.fault = ""
                 return done
+
+
+def hold_weights(weights: Path, held: Path, layout: Layout) -> None:
+    """Give the weights file the second name `held`. Copy it if the file system has no hard links; of an adapter run
+    copy what is not frozen, so that the file can be staged over without its base being written again."""
+    held.unlink(missing_ok=True)
+    if layout.adapter is not None:
+        copy_parts(weights, held, trained_spans(layout.tensors))
+        return
+    try:
+        os.link(weights, held)
+    except OSError:
+        require_room(held.parent, weights.stat().st_size, held.name)
+        shutil.copyfile(weights, held)

@@ -1,5 +1,5 @@
 """A run directory: create one for a new run, which may begin with another run's model, or open one to resume its run.
-environment.json records what the run ran on, with an entry for each start of the learner. Everything here blocks.
+Everything here blocks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ from swarm.learner.checkpoint.export import Merge, export_model
 from swarm.node.control import is_served
 from swarm.settings import CHANGEABLE, LeadConfig, load_config, read_toml
 
-ENVIRONMENT = "environment.json"
-LIVES_KEPT = 100  # Entries kept of a run that is resumed very often: the first and the newest, at about 10 kB each
-
-Life = dict[str, Any]
+LIBRARIES = ("echo-node", "torch", "transformers", "tokenizers", "safetensors", "numpy")  # Those the weights depend on
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:
@@ -42,65 +39,19 @@ def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:
     partial.replace(path)
 
 
-def note_life(run_dir: Path, *, step: int, device: str) -> str:
-    """Append an entry for this process, which continues at `step` and trains on `device`. Return "" or the reason why
-    the entry could not be written, such as a full disk. The run goes on without it."""
-    lives = [*read_lives(run_dir), _this_life(step=step, device=device)]
-    if len(lives) > LIVES_KEPT:
-        lives = [lives[0], *lives[1 - LIVES_KEPT :]]
-    try:
-        write_json(run_dir / ENVIRONMENT, lives)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def read_lives(run_dir: Path) -> list[Life]:
-    """Return the entries, oldest first. Return none if the file is missing or damaged."""
-    try:
-        found = json.loads((run_dir / ENVIRONMENT).read_text())
-    except (OSError, ValueError):
-        return []
-    return [life for life in found if isinstance(life, dict)] if isinstance(found, list) else []
-
-
-def _this_life(*, step: int, device: str) -> Life:
-    # NVIDIA's GPUs are read from the driver's files, because nvidia-smi may take seconds to answer.
-    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+def ran_on() -> dict[str, Any]:
+    """Return the versions that this process runs with, and its command as it was given."""
+    versions: dict[str, str] = {}
+    for name in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
-        "time": round(time.time(), 3),
-        "step": step,
-        "device": device,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
-        "cpus": os.cpu_count(),
-        "gpus": [_field(path, "Model") or "unknown" for path in gpus],
         "threads": os.environ.get("OMP_NUM_THREADS"),
-        "libraries": libraries(),
+        "libraries": versions,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
-
-
-def libraries() -> dict[str, str]:
-    """Return name and version of every installed distribution without importing any. A version shows a local build,
-    as in 2.13.0+cpu."""
-    found: dict[str, str] = {}
-    for one in metadata.distributions():
-        # The first one on the path gets imported. A distribution that was removed by hand has no name.
-        if name := one.metadata["Name"]:
-            found.setdefault(name, one.version)
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-
-
-def _field(path: Path, name: str) -> str:
-    """Return the first value of `name` in a file of lines like `name : value`; "" if there is none."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    pairs = (line.partition(":") for line in lines)
-    return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
 
 CONFIG = "config.json"
@@ -113,8 +64,8 @@ LOGS = "logs"  # Output of a run's processes. A demo creates it before the run b
 LOCK = ".lock"  # Held by the learner that leads the run; the system releases it when the process dies
 
 OTHER_CONFIG = (
-    "Put back a copy; or begin the same run in another directory (environment.json has its command), stop it, and copy "
-    "the config.json from there"
+    "Put back a copy; or begin the same run in another directory (events.jsonl has its command), stop it, and copy the "
+    "config.json from there"
 )
 """The remedy if a run's settings are lost, since no other file has them."""
 

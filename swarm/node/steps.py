@@ -18,10 +18,10 @@ from statistics import fmean, median
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.learner.checkpoint.files import BEST
 from swarm.learner.messages import Trained
 from swarm.node.alarms import AlarmLog, LearningSignal, rewards_failed
 from swarm.node.auditing import REFUSED, Auditing, bar_file, note_refused
-from swarm.node.best import BestModel
 from swarm.node.dials import described
 from swarm.node.joining import unless_stopped
 from swarm.node.metrics import RunLog
@@ -64,7 +64,6 @@ class Steps:
         log: RunLog,
         provisioning: Provisioning,
         held_out_prompts: Sequence[Prompt],
-        best: BestModel,
         signal: LearningSignal,
         auditing: Auditing | None = None,
         *,
@@ -83,7 +82,6 @@ class Steps:
         self._recorded_at = self._waiting_since = self._waited_s = 0.0
         self._said_at = -math.inf
         self._held_out_prompts = held_out_prompts
-        self._best = best
         self._signal = signal
         self._auditing = auditing
         self._say = say
@@ -92,6 +90,7 @@ class Steps:
         self._unsaid: dict[str, float] = {}
         self._stop = asyncio.Event()
         self._save_wanted = asyncio.Event()
+        self._save_soon = False
         self._every_steps = config.publish_every_steps  # As asked for; a low bound shortens it
         self.is_paused = False
         self._in_step = False
@@ -101,6 +100,7 @@ class Steps:
         self.last: dict[str, Any] = dict(log.last)
         self.max_staleness_seen = log.max_staleness_seen
         self.step = training.step
+        self._keep_near_best()
 
     @property
     def _target_reached(self) -> bool:
@@ -176,10 +176,10 @@ class Steps:
         await self._keep()
         if self._stop.is_set():
             return False
-        if (best := self._best.known) is not None:
+        if (best := self._best) is not None:
             self._say(
                 f"the last version is {self.step}, in checkpoints; the best measured is {best['version']} with "
-                f"{best['exact_match']:.3f} exact, in {self._best.directory}"
+                f"{best['exact_match']:.3f} exact, and {self._run_dir / BEST} is the checkpoint nearest to it"
             )
         if self._alarms.stopped_by:
             return False
@@ -226,7 +226,7 @@ class Steps:
             "step_s": round(median(s for s, _ in self._recent), 4) if self._recent else None,
             "ages": [ages[age] for age in range(max(ages, default=-1) + 1)],
             "held_out": self.held_out,
-            "best": self._best.known,
+            "best": self._best,
             "metrics": self.last,
             "alarm": self._alarms.last,
             "alarms": dict(self._alarms.counts),
@@ -387,29 +387,23 @@ class Steps:
 
     async def _save_if_due(self) -> None:
         again = bool(self._training.save_fault) and time.monotonic() - self._save_failed_at > SAVE_AGAIN_S
-        if self.step % self._config.checkpoint_every_steps == 0 or again or self._save_wanted.is_set():
+        wanted = self._save_soon or self._save_wanted.is_set()
+        if self.step % self._config.checkpoint_every_steps == 0 or again or wanted:
+            self._save_soon = False
             self._save_wanted.clear()
             self._save_failed_at = time.monotonic()
             await self._training.save()
 
     async def _evaluate(self) -> None:
-        """Measure the newest version, and keep its weights if it is the best so far. Training goes on meanwhile."""
-        version = await self._publication.hold_weights(self._training.held)
+        """Measure the newest version. Training goes on meanwhile."""
+        version = await self._publication.settled()
         if self._auditing is not None:
             self._auditing.measured = version
-        try:
-            if self.held_out and self.held_out[-1]["version"] == version.version:
-                # Measured before a restart, but perhaps not kept. Not measured again: there may be no samplers now.
-                figures = self.held_out[-1]
-            else:
-                figures = self._measured(await self._rollouts.evaluate(version, self._held_out_prompts))
-            if self._best.is_better(figures):
-                assert self._training.layout is not None
-                await self._best.keep(version, figures, self._training.layout)
-        finally:
-            self._best.forget()
+        # One that was measured before a restart is not measured again: there may be no samplers now.
+        if not self.held_out or self.held_out[-1]["version"] != version.version:
+            self._measured(await self._rollouts.evaluate(version, self._held_out_prompts))
 
-    def _measured(self, result: Evaluated) -> dict[str, float]:
+    def _measured(self, result: Evaluated) -> None:
         figures = held_out_figures(result.scores)
         self.held_out.append({"version": result.version, "newest_version": result.newest, **figures})
         self._unsaid = {f"eval_{name}": value for name, value in self.held_out[-1].items()}
@@ -417,7 +411,21 @@ class Steps:
             self.held_out[-1]["unaudited"] = 1
         self._log.event("evaluated", **self.held_out[-1], prompts=len(result.scores))
         self._say(f"version {result.version}: {_held_out_line(figures)}{', unaudited' * result.unaudited}")
-        return figures
+        if self._best is self.held_out[-1]:
+            self._log.event("best", **self._best)
+            self._keep_near_best()
+
+    @property
+    def _best(self) -> dict[str, float] | None:
+        """The best held-out result: the most right answers, then the highest mean reward; of equals the first."""
+        return max(self.held_out, key=lambda one: (one["exact_match"], one.get("reward", 0.0)), default=None)
+
+    def _keep_near_best(self) -> None:
+        """Keep the checkpoint nearest to the best version, and write one after the next step if there is none since."""
+        if (best := self._best) is not None:
+            self._training.best = int(best["version"])
+            saved = self._training.saved_step
+            self._save_soon = saved is None or saved < best["version"]
 
     def _record(self, batch: list[Group], step: int, trained: Trained) -> None:
         """Record a step. There is no await in between, because `status` may be called at every one."""
@@ -466,9 +474,7 @@ class Steps:
 
     def _look(self, batch: list[Group], figures: Mapping[str, float]) -> None:
         """Raise alarms if the step taught nothing, or if rewards failed."""
-        failed = rewards_failed(
-            self.last["reward_failed_share"], self._rollouts.failures.reason, self._config.reward_failure
-        )
+        failed = rewards_failed(self.last["reward_failed_share"], self._rollouts.failures.reason)
         self._alarms.told([failed] if failed else [], step=self.step)
         # A rehearsal teaches nothing, because its samplers have no model.
         if self._config.rehearse_step_s is None and (alarm := self._signal.stepped(batch, figures)) is not None:

@@ -6,7 +6,7 @@ weights, optimiser and generators come out as before. On a GPU they may differ i
 compared with the published weights, and `on_divergence` is called if it differs.
 
 The child writes the staging file and publications read it; `staging_lock` keeps the two apart. The file is reused: it
-held the weights published before last. If those are kept under another name (`held`), a new file takes its place.
+held the weights published before last. If those are kept under another name (`audited`), a new file takes its place.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from swarm.learner.checkpoint.files import (
     Checkpoint,
     checkpoint_path,
     clear_up,
+    link_best,
     newer_than,
     newest_whole,
     prune,
@@ -105,12 +106,13 @@ class Training:
         self._computing = asyncio.Lock()  # Held-out answers and failed ones are audited whenever they come
         self.files_dir = self._trainer.files_dir
         self.staging = self._trainer.staging
-        self.held = run_dir / "held.bin"
-        """A second name for the weights of a version while it is being measured (node/best.py)."""
         self.audited = run_dir / "audited"
         """Where versions whose rollouts may be audited have second names (node/auditing.py)."""
         self.save_fault = ""
         """Why the last checkpoint could not be written; "" if it was."""
+        self.best: int | None = None
+        """The best measured version: RUN_DIR/best leads to the checkpoint nearest to it, which is kept."""
+        self._linked: int | None = None
 
     async def look(self) -> None:
         """Find the checkpoint that the run continues from, before others are told about the run. Raise UserError if the
@@ -285,7 +287,7 @@ class Training:
 
     def _own_staging(self) -> None:
         """Make sure that the staging file has no second name, by replacing it if necessary. If the disk has no room for
-        another file, give up the weights that are being measured or may be audited."""
+        another file, give up the weights that may be audited."""
         if not self.staging.exists() or (state := self.staging.stat()).st_nlink == 1:
             return
         fresh = self.staging.with_name("staging.next")
@@ -294,7 +296,7 @@ class Training:
                 allocate(file.fileno(), state.st_size, fresh)
         except DiskFull:
             fresh.unlink()
-            for second in (self.held, *self.audited.glob("*.bin")):
+            for second in self.audited.glob("*.bin"):
                 second.unlink(missing_ok=True)
         else:
             fresh.replace(self.staging)
@@ -316,12 +318,17 @@ class Training:
         return groups
 
     async def _note_save(self, saved: Saved) -> None:
-        """Report why a checkpoint was not written. After a new one, prune old checkpoints and payloads."""
+        """Report why a checkpoint was not written. After a new one, prune old checkpoints and payloads, but never the
+        one that is nearest to the best version."""
         if saved.fault:
             self.save_fault = saved.fault
             self._say(f"no checkpoint was written: {saved.fault}")
             self._emit("checkpoint_failed", reason=saved.fault)
-        if saved.step is None or saved.step == self.saved_step:
+        is_new = saved.step is not None and saved.step != self.saved_step
+        if self.best is not None and (is_new or self.best != self._linked):
+            self._linked = self.best
+            await asyncio.to_thread(link_best, self._root, self.best)
+        if not is_new:
             return
         self.saved_step, self.save_fault = saved.step, ""
         self._emit("checkpoint", step=saved.step)

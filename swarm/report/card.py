@@ -12,7 +12,6 @@ from swarm.node.rundir import ORIGIN
 from swarm.report.figures import Figures
 from swarm.settings import CHANGEABLE, EMBEDDED, LeadConfig
 
-LIBRARIES = ("echo-node", "torch", "transformers", "tokenizers", "safetensors", "numpy")  # Those the weights depend on
 ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults too
 DECIDE = ("max_staleness", "publish_every_steps", "hold_s", "steps", "target")
 """Settings that the weights depend on although they may change when a run is resumed."""
@@ -122,14 +121,11 @@ def _toml(value: object) -> str:
 
 
 def _libraries(found: Figures) -> Iterator[str]:
-    if not found.lives:
-        return
-    life = found.lives[-1]
-    libraries = life.get("libraries")
-    known = libraries if isinstance(libraries, dict) else {}
-    versions = [f"{name} {known[name]}" for name in LIBRARIES if name in known]
-    yield ""
-    yield f"Python {life.get('python')}, {', '.join(versions)}; trained on {life.get('device')}."
+    known = found.ran_on.get("libraries")
+    if isinstance(known, dict):
+        versions = [f"{name} {version}" for name, version in known.items()]
+        yield ""
+        yield f"Python {found.ran_on.get('python')}, {', '.join(versions)}; trained on {found.ran_on.get('device')}."
 
 
 def _is_hub_name(model: str) -> bool:

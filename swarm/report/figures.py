@@ -8,19 +8,19 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swarm.node.metrics import EVENTS, METRICS, NO_FIGURES
-from swarm.node.rundir import ABILITY, CONFIG, SUMMARY, Life, read_lives
+from swarm.node.rundir import ABILITY, CONFIG, SUMMARY
 from swarm.report.words import finite as _number
 
 MAX_POINTS = 300  # Of one curve, more than a screen shows: a page of 40 curves stays under 2 MB
 MAX_NAMES = 256  # Of figures; a task with many rewards has some dozens. More are not read.
 EVENTS_KEPT = 100  # From each end of a run, and as many again of those that matter
-FAULTS = ("alarm", "best_failed", "checkpoint_failed", "decision_failed", "diverged", "public_died", "reward_failed")
+FAULTS = ("alarm", "checkpoint_failed", "decision_failed", "diverged", "public_died", "reward_failed")
 CHANGES = ("set", "cost_reached", "paused", "prepared", "stopped", "trainer_restarted", "unpaused")
 MATTER = frozenset((*FAULTS, *CHANGES, "tensorboard_failed"))
 """Kinds of events that are kept from the middle of a long run too: faults, restarts and changes by hand."""
@@ -99,7 +99,7 @@ class Figures:
 
     config: Mapping[str, Any]
     summary: Mapping[str, Any] | None
-    lives: Sequence[Life]
+    ran_on: Line = field(default_factory=dict)  # The newest event `prepared`
     ability: str = ""  # What the model answered before and after, if that was compared
     columns: dict[str, Column] = field(default_factory=dict)
     evaluated: dict[str, Column] = field(default_factory=dict)  # Figures of held-out prompts, by policy version
@@ -152,7 +152,7 @@ class FigureFiles:
     """The files of a run that may go on: each look reads what was appended since the one before. Blocking."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.figures = Figures(config={}, summary=None, lives=[])
+        self.figures = Figures(config={}, summary=None)
         self._run_dir = run_dir
         self._read: Counter[str] = Counter()
 
@@ -191,6 +191,7 @@ class FigureFiles:
                 if not isinstance(value, dict):
                     found.torn += 1
                     continue
+                value.pop("command", None)  # As in the event `prepared`: it may hold secrets
                 if (time := _number(value.get("time"))) is not None:
                     found.began = time if found.began is None else min(found.began, time)
                     found.ended = time if found.ended is None else max(found.ended, time)
@@ -201,7 +202,6 @@ def read_figures(run_dir: Path) -> Figures:
     """All figures in `run_dir`; a missing file has none. Reads each file once."""
     files = FigureFiles(run_dir)
     files.look(is_last=True)
-    files.figures.lives = read_lives(run_dir)
     files.figures.ability = "\n".join((_json(run_dir / ABILITY) or {}).get("lines", ()))
     return files.figures
 
@@ -229,6 +229,8 @@ def _add_event(found: Figures, event: Line) -> None:
     found._ends.add(number, event)
     if kind in MATTER:
         found._that_matter.add(number, event)
+    if kind == "prepared":
+        found.ran_on = event
     if kind == "evaluated":
         _add_evaluation(found, event)
     step = _number(event.get("step"))

@@ -90,7 +90,6 @@ def render(found: Figures, journaled: Journaled, *, now: float) -> str:
         _events(found),
         _costs(found),
         _configuration(config),
-        _lives(found),
         "</main></body></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
@@ -192,33 +191,6 @@ def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _configuration(config: Mapping[str, Any]) -> str:
     rows = [(name, json.dumps(value)) for name, value in shown_config(config).items()]
     return _section("Configuration", _table("config.json", ("setting", "value"), rows))
-
-
-def _lives(found: Figures) -> str:
-    if not found.lives:
-        return ""
-    names = ("device", "python", "platform", "cpu", "cpus", "gpus", "threads")
-    rows = [
-        (_clock(float(life.get("time", 0))), life.get("step"), *(_plain(life.get(name)) for name in names))
-        for life in found.lives
-    ]
-    parts = [_table("Lives of the learner", ("began", "from step", *names), rows)]
-    libraries = found.lives[-1].get("libraries")
-    if isinstance(libraries, dict):
-        before = found.lives[0].get("libraries", {})
-        table = _table(
-            "Libraries of the first and the last life",
-            ("library", "first", "last"),
-            [(name, before.get(name, "-"), version) for name, version in libraries.items()],
-        )
-        parts.append(f"<details><summary>{len(libraries)} libraries</summary>{table}</details>")
-    return _section("Environment", *parts)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return "-" if value is None else str(value)
 
 
 def _samples(journaled: Journaled) -> str:

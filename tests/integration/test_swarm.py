@@ -140,9 +140,10 @@ def _is_reported(run_dir: Path) -> None:
     assert page.count("<article>") >= 3
     (events,) = (run_dir / "tensorboard").iterdir()
     assert b"train/reward" in events.read_bytes()
-    (life,) = json.loads((run_dir / "environment.json").read_text())
-    assert (life["step"], life["device"]) == (0, "cpu")
-    assert "--tensorboard" in life["command"]
+    lines = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    (start,) = [line for line in lines if line["kind"] == "prepared"]
+    assert (start["step"], start["device"]) == (0, "cpu")
+    assert "--tensorboard" in start["command"]
     model = run_dir.parent / "model"
     done = command("export", "model", str(run_dir), "--to", str(model))
     assert (done.returncode, done.stdout) == (0, f"the model of step 6 in {model}\n")

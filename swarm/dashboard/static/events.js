@@ -5,7 +5,7 @@ import { date, number, plain, spoken } from "./format.js";
 const SHOWN = 400; // Rows at first; each load shows a page more
 const PAGE = 200;
 const OLDEST = 2000; // Older events held beside the newest
-const BAD = new Set(["alarm", "best_failed", "checkpoint_failed", "decision_failed", "diverged", "reward_failed", "tensorboard_failed"]);
+const BAD = new Set(["alarm", "checkpoint_failed", "decision_failed", "diverged", "reward_failed", "tensorboard_failed"]);
 
 export class Events {
   constructor(store) {

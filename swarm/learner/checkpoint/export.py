@@ -11,13 +11,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import (
     ADAPTER_CONFIG,
     DIGESTS,
     PARTIAL,
+    best_checkpoint,
     checkpoint_path,
     digest_of,
     newer_than,
@@ -27,8 +26,7 @@ from swarm.learner.checkpoint.files import (
 
 CONFIG = "config.json"
 CARD = "README.md"
-BEST = "best"  # The directory of a run that holds the model which was best on held-out prompts, and best.json about it
-OF_THE_RUN = ("trainer", "best.json", DIGESTS)  # How names begin of what is for the run alone
+OF_THE_RUN = ("trainer", DIGESTS)  # How names begin of what is for the run alone
 Card = Callable[[int], str]  # The model card of the weights after so many learner steps
 Merge = Callable[[Path], None]  # Turns a directory with an adapter into one with the whole model
 
@@ -46,12 +44,14 @@ def export_model(
     best: bool = False,
     merge: Merge | None = None,
 ) -> int:
-    """Write the newest whole checkpoint, that of `step`, or the best model to `to`, with its `card` if there is one;
+    """Write the newest whole checkpoint, that of `step`, or the best to `to`, with its `card` if there is one;
     after how many steps it is. An adapter is written alone, or whole with `merge`. UserError if `to` is not empty or
     cannot be made, or there is no such model or only a torn one."""
     check_target(to)
     if best:
-        return _export_best(run_dir / BEST, to, card, merge)
+        if (found := best_checkpoint(run_dir)) is None:
+            raise UserError(f"there is no best model in {run_dir}: one is kept once held-out prompts were evaluated")
+        step = int(found.name.removeprefix("step-"))
     root = run_dir / "checkpoints"
     steps = [checkpoint.step for checkpoint in whole_checkpoints(root)]
     if step is not None and step not in steps:
@@ -67,25 +67,8 @@ def export_model(
             continue
         return chosen
     if newer_than(root, None):
-        raise UserError(
-            f"no checkpoint in {root} is whole: `echo-node verify {run_dir}` says what is wrong with each, and --best "
-            "exports the best model"
-        )
+        raise UserError(f"no checkpoint in {root} is whole: `echo-node verify {run_dir}` says what is wrong with each")
     raise UserError(f"{run_dir} has no checkpoint yet: one is written every checkpoint_every_steps, and at the end")
-
-
-def _export_best(source: Path, to: Path, card: Card | None, merge: Merge | None) -> int:
-    try:
-        about = msgspec.json.decode((source / "best.json").read_bytes(), type=dict[str, object])
-    except (OSError, msgspec.DecodeError) as error:
-        raise UserError(
-            f"there is no best model in {source}: one is kept once held-out prompts were evaluated"
-        ) from error
-    step = about.get("version")
-    if not isinstance(step, int):
-        raise Torn(f"{source / 'best.json'} does not say which version it is about")
-    _export(source, to, card and card(step), merge)
-    return step
 
 
 def _export(source: Path, to: Path, card: str | None, merge: Merge | None) -> None:

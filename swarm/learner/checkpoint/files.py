@@ -15,7 +15,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -33,7 +33,7 @@ DIGESTS = "digests.json"
 STATE = "trainer.json"
 TENSORS = "trainer.safetensors"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # As peft names them
-OF_A_WHOLE_MODEL = ("config.json", "generation_config.json")  # Beside an adapter they would look like a model's
+BEST = "best"  # A symbolic link in the run directory, to the checkpoint nearest to the best measured version
 STEP_NAME = re.compile(r"step-([0-9]{6,18})")  # Sorts as text up to a million steps; beyond that the number counts
 JSON_BYTES = 1 << 20  # Longest file of JSON that is read; digests.json takes 130 bytes a file, trainer.json about 5,000
 BLOCK_BYTES = 1 << 20  # Read at once when a file is hashed; larger blocks were no faster
@@ -88,11 +88,10 @@ def is_whole(directory: Path) -> bool:
     return fault_of(directory) == ""
 
 
-def fault_of(directory: Path, needed: tuple[str, ...] = (STATE, TENSORS), *, only_sizes: bool = False) -> str:
-    """Return which file is not as digests.json says, and how; "" if all are. `needed` have to be in it. Reads all files
-    unless `only_sizes`."""
+def fault_of(directory: Path, *, only_sizes: bool = False) -> str:
+    """Return which file is not as digests.json says, and how; "" if all are. Reads all files unless `only_sizes`."""
     said = read_digests(directory)
-    if not set(needed) <= set(said):
+    if not {STATE, TENSORS} <= set(said):
         return f"its {DIGESTS} is missing or torn"
     try:
         for name, digest in said.items():
@@ -126,6 +125,15 @@ def newer_than(root: Path, step: int | None) -> list[str]:
     """Names of the directories of checkpoints after `step`, whole or not; all for None."""
     names = [path.name for path in step_directories(root)]
     return names if step is None else [name for name in names if int(name.removeprefix("step-")) > step]
+
+
+def best_checkpoint(run_dir: Path) -> Path | None:
+    """The checkpoint that RUN_DIR/best leads to, whole or not; None if there is no such link."""
+    try:
+        name = (run_dir / BEST).readlink().name
+    except OSError:
+        return None
+    return run_dir / "checkpoints" / name if STEP_NAME.fullmatch(name) else None
 
 
 def newest_whole(root: Path) -> Checkpoint | None:
@@ -181,10 +189,22 @@ def clear_up(root: Path) -> None:
             _remove_partial(root)
 
 
+def link_best(root: Path, step: int) -> None:
+    """Let RUN_DIR/best lead to the checkpoint that is nearest to `step`, the older of two."""
+    whole = whole_checkpoints(root)
+    if not whole:
+        return
+    nearest, fresh = min(whole, key=lambda one: abs(one.step - step)), root.with_name(BEST + PARTIAL)
+    with suppress(OSError):  # A disk that is full, or whose file system has no links: it is tried again next time
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(Path(root.name, nearest.path.name))
+        fresh.replace(root.with_name(BEST))
+
+
 def prune(root: Path, keep: int) -> None:
-    """Keep the newest `keep` (at least one) checkpoints; remove the others, and what crashes left behind. The newest is
-    read through; of the older ones only the sizes are compared. If none is whole, only partial ones are removed. While
-    a checkpoint is being written, partial ones and those newer than the newest whole one stay."""
+    """Keep the newest `keep` (at least one) checkpoints and the best; remove the others, and what crashes left behind.
+    The newest is read through; of the older ones only the sizes are compared. If none is whole, only partial ones are
+    removed. While a checkpoint is being written, partial ones and those newer than the newest whole one stay."""
     if not root.is_dir():
         return
     with _locked(root, wait=False) as alone:
@@ -197,7 +217,7 @@ def prune(root: Path, keep: int) -> None:
             return
         at = listed.index(newest.path)
         older = [path for path in listed[:at] if not fault_of(path, only_sizes=True)]
-        kept = {newest.path, *older[::-1][: max(0, keep - 1)]}
+        kept = {newest.path, *older[::-1][: max(0, keep - 1)], best_checkpoint(root.parent)}
         for path in listed if alone else listed[:at]:
             if path not in kept:
                 # Cut off half-way it is a partial one.

@@ -20,14 +20,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
 from swarm.cli import run as cli
-from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, commit
+from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, link_best
 from swarm.node.identity import load_or_create_key, next_generation
 from swarm.node.metrics import RunLog
 from swarm.node.network import NodeNetwork
 from swarm.node.prompts import RECORD, open_task
 from swarm.node.rundir import (
     create_run_directory,
-    note_life,
     write_json,
 )
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
@@ -86,10 +85,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (partial / STATE).write_bytes(msgspec.json.encode(state))
             (partial / TENSORS).write_bytes(bytes(range(100)))
             _write_model(partial)
-    (run_dir / "best.partial").mkdir()
-    _write_model(run_dir / "best.partial")
-    (run_dir / "best.partial/best.json").write_text('{"version": 2, "exact_match": 0.75}')
-    commit(run_dir / "best.partial", run_dir / "best")
+    link_best(run_dir / "checkpoints", 2)
     (run_dir / "model").mkdir()
     tokenizer = Tokenizer(WordLevel({letter: at for at, letter in enumerate("?0123456789=")}, unk_token="?"))
     tokenizer.pre_tokenizer = Split("", "isolated")
@@ -103,7 +99,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log.close()
     digest = open_task(config).data_digest
     write_json(run_dir / RECORD, {"data_digest": digest, "most_tokens": 32, "began": BEGAN})
-    note_life(run_dir, step=0, device="cpu")
     (run_dir / "node.json").write_text('{"url": "http://127.0.0.1:4321", "join": "echo1:x"}\n')
     (run_dir / "summary.json").write_text('{"state": "finished", "step": 4}\n')
     load_or_create_key(run_dir / "identity")
@@ -128,7 +123,7 @@ def _close_log(run_dir: Path) -> None:
 @pytest.fixture
 def run_dir(whole: Path, tmp_path: Path) -> Path:
     """A copy of it to break."""
-    return Path(shutil.copytree(whole, tmp_path / "run"))
+    return Path(shutil.copytree(whole, tmp_path / "run", symlinks=True))
 
 
 @pytest.fixture
@@ -194,7 +189,7 @@ def contents(run_dir: Path) -> dict[str, bytes]:
     return {name: (run_dir / name).read_bytes() for name in files_of(run_dir)}
 
 
-RESUMES_WITHOUT = ("best/", "checkpoints/", "model/", "metrics", "events", "environment", "node.json", "summary")
+RESUMES_WITHOUT = ("checkpoints/", "model/", "metrics", "events", "node.json", "summary")
 """What a run that is resumed can do without: it is made again, or an older one is used, with a word."""
 
 
@@ -215,14 +210,14 @@ def test_every_file_and_every_command(whole: Path, tmp_path: Path, terminal: Ter
         if name.startswith(ALIKE):
             continue
         run_dir = tmp_path / name / "run"
-        shutil.copytree(whole, run_dir)
+        shutil.copytree(whole, run_dir, symlinks=True)
         DAMAGES[kind](run_dir / name)
         before = contents(run_dir)
         commands: dict[str, tuple[object, ...]] = {"verify": ("verify", run_dir)}
-        if not name.startswith(("best/", "checkpoints/", "identity/")):
+        if not name.startswith(("checkpoints/", "identity/")):
             commands["rollouts"] = ("export", "rollouts", run_dir, "--to", tmp_path / name / "r.jsonl")
             commands["report"] = ("report", run_dir, "--to", tmp_path / name / "report.html")
-        if name.startswith(("best/", "checkpoints/", "config")):
+        if name.startswith(("checkpoints/", "config")):
             commands["model"] = ("export", "model", run_dir, "--to", tmp_path / name / "model")
             commands["best"] = ("export", "model", run_dir, "--best", "--to", tmp_path / name / "best")
         for command, arguments in commands.items():
@@ -284,16 +279,14 @@ def test_each_damaged_checkpoint_is_named(run_dir: Path, terminal: Terminal) -> 
     assert terminal("verify", run_dir) == 0
     truncate(run_dir / "checkpoints/step-000002" / TENSORS)
     flip(run_dir / "checkpoints/step-000004/model.safetensors")
-    (run_dir / "best/model.safetensors").unlink()
     assert "checkpoints/step-000002 is damaged" in terminal.refuses("verify", run_dir, "--json")
     *lines, count, last = terminal.out.splitlines()
     assert lines == [
         f"damaged: checkpoints/step-000002: {TENSORS} has 50 bytes instead of 100",
         "damaged: checkpoints/step-000004: model.safetensors is not what was written there",
-        "damaged: best: model.safetensors cannot be read: No such file or directory",
     ]
-    assert "0 checkpoints, 3 parts damaged; no breach of I1 or I3" in count
-    assert list(json.loads(last)["damaged_parts"]) == ["checkpoints/step-000002", "checkpoints/step-000004", "best"]
+    assert "0 checkpoints, 2 parts damaged; no breach of I1 or I3" in count
+    assert list(json.loads(last)["damaged_parts"]) == ["checkpoints/step-000002", "checkpoints/step-000004"]
     flip(run_dir / "checkpoints/step-000002/model.safetensors")
     assert "no checkpoint in" in terminal.refuses("export", "model", run_dir, "--to", run_dir / "m")
 

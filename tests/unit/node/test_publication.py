@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,13 +14,16 @@ import pytest
 
 from benchmarks.payload import write_weights
 from swarm.broadcast.publishing import content_of
+from swarm.broadcast.version.manifest import trained_spans
+from swarm.learner.messages import AdapterRules, Train
 from swarm.net.wire import digest
-from swarm.node.publication import InstallTracker, Publication
+from swarm.node.publication import InstallTracker, Publication, hold_weights
 from swarm.rollout.journal.entries import VersionPublished
 from swarm.rollout.journal.journal import Journal
 from swarm.types import VersionId
-from tests.builders import ALICE, v
+from tests.builders import ALICE, MIXED_LAYOUT, v
 from tests.unit.broadcast.test_receiver import SIZE, LearnerHost, World
+from tests.unit.trainers import group, trainer_in
 
 
 class Network:
@@ -175,3 +179,35 @@ async def test_a_step_whose_publication_was_due_is_published(world: World) -> No
         assert await second.resume_at(1, period=2) == v(0)
     async with life(world) as third:
         assert await third.resume_at(3, period=2) == v(3)
+
+
+# -- weights that are kept for audits ------------------------------------------------------------------------
+
+
+def test_a_second_name_costs_no_copy(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"abc")
+    hold_weights(tmp_path / "weights.bin", tmp_path / "held.bin", MIXED_LAYOUT)
+    assert os.path.samefile(tmp_path / "weights.bin", tmp_path / "held.bin")
+
+
+def test_where_a_file_has_one_name_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "weights.bin").write_bytes(b"abc")
+    hold_weights(tmp_path / "weights.bin", tmp_path / "held.bin", MIXED_LAYOUT)
+    (tmp_path / "weights.bin").write_bytes(b"xyz")
+    assert (tmp_path / "held.bin").read_bytes() == b"abc"
+
+
+def test_of_an_adapter_run_the_adapter_alone_is_held(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, adapter=AdapterRules(rank=4, alpha=8.0), learning_rate=1e-1)
+    layout = trainer.prepared().layout
+    trainer.step(Train(step=0, groups=(group([1.0, 0.0]),)))
+    trainer.stage()
+    staging = tmp_path / "staging.bin"
+    hold_weights(staging, tmp_path / "held.bin", layout)
+    assert staging.stat().st_nlink == 1
+    (adapter,) = trained_spans(layout.tensors)
+    assert (tmp_path / "held.bin").read_bytes() == bytes(adapter.start) + staging.read_bytes()[adapter.start :]

@@ -11,13 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.broadcast.version.manifest import ModelFile
 from swarm.errors import UserError
 from swarm.learner.messages import Alarm, Trained
 from swarm.node import steps as steps_module
 from swarm.node.alarms import FLAT_GROUPS, FLAT_STEPS, LearningSignal
 from swarm.node.auditing import REFUSED, barred_in
-from swarm.node.best import BestModel
 from swarm.node.dials import DIALS
 from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
@@ -32,9 +30,7 @@ from swarm.rollout.scoring import RewardFailures
 from swarm.rollout.tally import Tally
 from swarm.settings import LeadConfig
 from swarm.types import GroupId, NodeId, Score, Unscored, VersionId
-from tests.builders import ALICE, ListJournal, ask, layout, new_plane, prompt, rollout, submit_and_score, v
-
-LAYOUT = layout(("weight", "BF16", (4, 2)), files=[ModelFile(name="config.json", content=b'{"dtype": "float32"}')])
+from tests.builders import ALICE, ListJournal, ask, new_plane, prompt, rollout, submit_and_score, v
 
 
 class Rollouts:
@@ -48,7 +44,7 @@ class Rollouts:
         self.evaluations = 0
         self.samplers: dict[str, Any] = {}
         self.tally = Tally()
-        self.failures = RewardFailures(lambda kind, **fields: None, "zero")
+        self.failures = RewardFailures(lambda kind, **fields: None)
         self.asked, self.evaluating, self.starved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.batches: list[list[Group]] = []
         self.coming: asyncio.Future[list[Group]] | None = None
@@ -94,10 +90,9 @@ class Rollouts:
 class Training:
     """Takes `full_for` checkpoints to a full disk."""
 
-    def __init__(self, directory: Path, step: int) -> None:
+    def __init__(self, step: int) -> None:
         self.step = step
-        self.held = directory / "held.bin"
-        self.layout = LAYOUT
+        self.best: int | None = None
         self.alarms: tuple[Alarm, ...] = ()
         self.withheld: dict[str, int] = {}
         self.mismatches: dict[str, tuple[float, float]] = {}
@@ -135,18 +130,25 @@ class BrokenJournal(ListJournal):
 class Loop:
     """Steps of a run with S = 4 and K = 5 that has taken `step` steps."""
 
-    def __init__(self, directory: Path, *, step: int = 0, journal: ListJournal | None = None, **values: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        step: int = 0,
+        saved_step: int | None = None,
+        journal: ListJournal | None = None,
+        **values: Any,
+    ) -> None:
         self.journal = journal or ListJournal()
         self.rollouts = Rollouts()
         self.publication = cast(
             Any,
-            SimpleNamespace(
-                due=asyncio.Event(), newest=v(step), publish=self._publish, hold_weights=self._hold_weights
-            ),
+            SimpleNamespace(due=asyncio.Event(), newest=v(step), publish=self._publish, settled=self._settled),
         )
         self.said: list[str] = []
         self.log = RunLog(directory)
-        self.training = Training(directory, step)
+        self.training = Training(step)
+        self.training.saved_step = saved_step
         training: Any = self.training
         given: Any = self.journal
         rollouts: Any = self.rollouts
@@ -167,7 +169,6 @@ class Loop:
             self.log,
             cast(Any, self.provisioning),
             [],
-            BestModel(directory, self.training.held, emit=self.log.event, say=self.said.append),
             LearningSignal(str, 8),
             run_dir=directory,
             say=self.said.append,
@@ -192,14 +193,9 @@ class Loop:
     async def _publish(self, step: int) -> None:
         self.publication.newest = v(step)
 
-    async def _hold_weights(self, held: Path) -> VersionId:
+    async def _settled(self) -> VersionId:
         newest: VersionId = self.publication.newest
-        _write(held, bytes([newest.version]) * LAYOUT.total_bytes)
         return newest
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(("bounds", "period"), [((0,), 1), ((0, 2), 3), ((3,), 4), ((9,), 5), ((0, 1024), 5)], ids=str)
@@ -663,35 +659,40 @@ async def test_a_run_that_learns_nothing_goes_on_and_says_so(tmp_path: Path, reh
         assert loop.steps.status()["alarm"]["alarm"] == "no_variance"
 
 
-async def test_the_best_version_is_kept_and_the_first_of_equals_and_over_a_resume(tmp_path: Path) -> None:
+async def test_the_best_version_is_named_and_the_first_of_equals_and_over_a_resume(tmp_path: Path) -> None:
     loop = Loop(tmp_path, steps=200)
-    kept: list[int] = []
+    named: list[int | None] = []
     for version, right in [(1, False), (2, True), (3, False), (4, True)]:
         loop.publication.newest = v(version)
         loop.rollouts.right = {version: right}
         await loop.steps._evaluate()
-        kept.append((tmp_path / "best" / "model.safetensors").read_bytes()[-1])
-        assert not loop.training.held.exists()
-    assert kept == [1, 2, 2, 2]
-    best = {"version": 2, "incarnation": 0, "exact_match": 1.0, "pass_at_1": 1.0, "pass_at_k": 1.0, "reward": 1.0}
-    assert loop.steps.status()["best"] == {**best, "samples": 1}
+        named.append(loop.training.best)
+    assert named == [1, 2, 2, 2]
+    best = loop.steps.status()["best"]
+    assert (best["version"], best["exact_match"], best["reward"]) == (2, 1.0, 1.0)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["version"] for event in events if event["kind"] == "best"] == [1, 2]
     again = Loop(tmp_path, steps=200)
-    assert again.steps.status()["best"] == {**best, "samples": 1}
+    assert again.steps.status()["best"] == best
+    assert again.training.best == 2
     assert [entry["version"] for entry in again.steps.held_out] == [1, 2, 3, 4]
     assert again.steps.held_out[-1] == loop.steps.held_out[-1]
 
 
-async def test_a_version_that_was_measured_and_not_kept_before_a_crash_is_kept_by_the_next_life(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("saved_step", "saves"), [(None, 1), (9, 1), (10, 0)])
+async def test_after_the_best_version_a_checkpoint_is_written_unless_there_is_one(
+    tmp_path: Path, saved_step: int | None, saves: int
+) -> None:
+    """Also in the next life, if the learner was killed before it could."""
     former_life(tmp_path, step=10, exact_match=0.5)
-    loop = Loop(tmp_path, step=10, steps=200)
-    await loop.steps._evaluate()
-    assert loop.rollouts.evaluations == 0
-    assert loop.steps.status()["best"] == {"version": 10, "incarnation": 0, "exact_match": 0.5}
-    assert (tmp_path / "best" / "model.safetensors").read_bytes()[-1] == 10
-    again = Loop(tmp_path, step=10, steps=200)
-    assert again.steps.status()["best"] == loop.steps.status()["best"]
+    loop = Loop(tmp_path, step=10, steps=200, saved_step=saved_step)
+    loop.rollouts.batches = [[answered()] for _ in range(3)]
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.starved.wait()
+    running.cancel()
+    assert loop.rollouts.evaluations == 0, "it was measured before"
+    assert loop.training.best == 10
+    assert loop.training.saves == saves, "one for three steps"
 
 
 async def test_status_tells_the_pace_and_the_ages_of_the_last_steps(tmp_path: Path) -> None:

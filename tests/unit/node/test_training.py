@@ -14,6 +14,7 @@ from benchmarks.payload import layout_of
 from swarm.broadcast.publishing import content_of_file
 from swarm.broadcast.store.disk import DiskFull
 from swarm.errors import ChildFailed
+from swarm.learner.checkpoint.files import best_checkpoint, checkpoint_path, whole_checkpoints
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup
 from swarm.net.wire import digest
 from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figures, train_group
@@ -23,6 +24,7 @@ from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, NodeId, Score
 from tests.builders import prompt
 from tests.unit.episodes import TWO, played
+from tests.unit.learner.checkpoint.test_files import save
 from tests.unit.rollout.journal.test_journal import group, taken
 
 LAYOUT = layout_of(1 << 16)
@@ -237,7 +239,7 @@ async def test_staging_waits_while_a_publication_reads_the_file(run: Run) -> Non
 
 
 @pytest.mark.parametrize("room", [True, False])
-async def test_weights_that_are_measured_are_not_staged_over(
+async def test_weights_that_may_be_audited_are_not_staged_over(
     tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
     """Without room for both, the learner's own come first."""
@@ -245,19 +247,19 @@ async def test_weights_that_are_measured_are_not_staged_over(
     await run.training.open()
     await run.training.stage()
     before = run.training.staging.read_bytes()
-    os.link(run.training.staging, run.training.held)
+    held = hold(run)
     if not room:
         monkeypatch.setattr("swarm.node.training.allocate", _no_room)
     await run.training.catch_up(1)
     await run.training.stage()
     assert run.training.staging.read_bytes() != before
-    assert run.training.held.exists() == room
+    assert held.exists() == room
     if room:
-        assert run.training.held.read_bytes() == before
+        assert held.read_bytes() == before
     assert not (tmp_path / "staging.next").exists()
 
 
-async def test_a_trainer_that_is_started_again_stages_over_no_measured_weights(
+async def test_a_trainer_that_is_started_again_stages_over_no_weights_of_the_audit(
     tmp_path: Path, journal: Journal
 ) -> None:
     run = Run(tmp_path, journal)
@@ -265,15 +267,42 @@ async def test_a_trainer_that_is_started_again_stages_over_no_measured_weights(
     await run.training.catch_up(1)
     await run.training.stage()
     before = run.training.staging.read_bytes()
-    os.link(run.training.staging, run.training.held)
+    held = hold(run)
     run.child.dies_at = [("train", 1)]
     await run.training.catch_up(2)
     assert run.child.starts == 2
-    assert run.training.held.read_bytes() == before
+    assert held.read_bytes() == before
+
+
+def hold(run: Run) -> Path:
+    """The staged weights under a second name."""
+    run.training.audited.mkdir()
+    os.link(run.training.staging, held := run.training.audited / "0.1.bin")
+    return held
 
 
 def _no_room(descriptor: int, nbytes: int, path: Path) -> None:
     raise DiskFull(f"the disk of {path.parent} is full")
+
+
+@pytest.mark.parametrize(("best", "led_to", "left"), [(2, 2, [2]), (3, 2, [2]), (4, 5, [5]), (8, 8, []), (30, 9, [])])
+async def test_the_checkpoint_nearest_to_the_best_version_is_found_and_never_pruned(
+    run: Run, tmp_path: Path, best: int, led_to: int, left: list[int]
+) -> None:
+    root = tmp_path / "checkpoints"
+    for step in (2, 5, 7, 8, 9):
+        save(root, step)
+    run.training.best = best
+    await run.training._note_save(Saved(step=9, fault=""))
+    assert os.readlink(tmp_path / "best") == f"checkpoints/step-{led_to:06}"
+    assert [found.step for found in whole_checkpoints(root)] == [*left, 7, 8, 9]
+    # The last version may be measured after the last checkpoint.
+    run.training.best = 7
+    await run.training.flush()
+    assert best_checkpoint(tmp_path) == checkpoint_path(root, 7)
+    save(root, 10)
+    await run.training._note_save(Saved(step=10, fault=""))
+    assert [found.step for found in whole_checkpoints(root)] == [7, 8, 9, 10]
 
 
 def test_each_of_several_rewards_has_its_mean_and_deviation() -> None:

@@ -13,9 +13,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from swarm.dashboard.source import older_events
 from swarm.errors import UserError
 from swarm.node.metrics import RunLog
-from swarm.node.rundir import ABILITY, create_run_directory, libraries, note_life, read_lives
+from swarm.node.rundir import ABILITY, create_run_directory, ran_on
 from swarm.report.charts import Chart, Curve, draw, picture, sections, text
 from swarm.report.figures import EVENTS_KEPT, MAX_NAMES, MAX_POINTS, Column, Figures, read_figures
 from swarm.report.page import PIECES_SHOWN, write_report
@@ -264,7 +265,6 @@ def test_a_run_without_any_step_has_a_page(tmp_path: Path, files: Sequence[str])
 def test_the_page_is_whole_asks_for_nothing_and_can_be_read_aloud(tmp_path: Path) -> None:
     run_dir = run_in(tmp_path / "run")
     log_steps(run_dir, 5, reward=float, loss=float, **{"staleness/max": float, "cost_total": float})
-    note_life(run_dir, step=0, device="cpu")
     source = report_of(run_dir)
     page = Page(source)
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
@@ -412,39 +412,31 @@ def test_the_last_alarm_that_tells_why_little_is_learned_has_a_place_of_its_own(
 # -- what it ran on ------------------------------------------------------------------------------------------
 
 
-def test_each_life_of_a_run_is_noted_with_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "a secret of mine")
+def test_a_start_tells_what_it_ran_on_and_a_page_not_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/echo-node", "lead", "--provider", "key=a-secret-of-mine"])
+    monkeypatch.setenv("SOME_TOKEN", "another secret")
     run_dir = run_in(tmp_path / "run")
-    note_life(run_dir, step=0, device="cpu")
-    assert "a secret of mine" not in (run_dir / "environment.json").read_text()
-    note_life(run_dir, step=7, device="cuda")
-    lives = read_lives(run_dir)
-    assert [(life["step"], life["device"]) for life in lives] == [(0, "cpu"), (7, "cuda")]
-    assert lives[0]["libraries"] == libraries()
-    assert lives[0]["libraries"]["torch"].startswith("2.")
-    assert lives[0]["cpus"] > 0
+    log = RunLog(run_dir)
+    log.event("prepared", step=0, device="cpu", **ran_on())
+    log.event("prepared", step=7, device="cuda", **ran_on())
+    log.close()
+    (first, last) = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert first["command"] == ["echo-node", "lead", "--provider", "key=a-secret-of-mine"]
+    assert first["libraries"]["torch"].startswith("2.")
+    assert "another secret" not in (run_dir / "events.jsonl").read_text()
+    found = read_figures(run_dir)
+    assert (found.ran_on["step"], found.ran_on["device"]) == (7, "cuda")
     page = report_of(run_dir)
-    assert "Lives of the learner" in page
-    assert f"<td>torch</td><td>{lives[0]['libraries']['torch']}</td>" in page
-
-
-def test_the_first_life_and_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.node.rundir.LIVES_KEPT", 3)
-    for step in range(5):
-        note_life(tmp_path, step=step, device="cpu")
-    assert [life["step"] for life in read_lives(tmp_path)] == [0, 3, 4]
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "[1, 2]"])
-def test_a_damaged_file_of_lives_is_begun_anew(tmp_path: Path, content: str) -> None:
-    (tmp_path / "environment.json").write_text(content)
-    assert read_lives(tmp_path) == []
-    note_life(tmp_path, step=1, device="cpu")
-    assert len(read_lives(tmp_path)) == 1
+    assert (page.count("step 0, device cpu"), page.count("step 7, device cuda")) == (1, 1)
+    assert f"python {last['python']}" in page
+    shown = json.dumps([page, older_events(run_dir, 9, 9)])
+    assert "a-secret-of-mine" not in shown
 
 
 def test_a_page_needs_no_figures_at_all() -> None:
-    assert sections(Figures(config={}, summary=None, lives=[])) == [
+    assert sections(Figures(config={}, summary=None)) == [
         ("Learning", []),
         ("Swarm", []),
         ("Cost", []),

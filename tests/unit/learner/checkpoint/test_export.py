@@ -19,14 +19,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swarm.cli.runs import export_model as command
 from swarm.errors import UserError
-from swarm.learner.checkpoint.export import BEST, export_model
-from swarm.learner.checkpoint.files import TENSORS, commit
+from swarm.learner.checkpoint.export import export_model
+from swarm.learner.checkpoint.files import TENSORS, commit, link_best
 from swarm.learner.checkpoint.model_files import save_model
 from swarm.learner.device import as_streamed
 from swarm.learner.messages import AdapterRules, Save, Train
 from swarm.learner.models import tiny_model
 from swarm.node.metrics import RunLog
-from swarm.node.rundir import create_run_directory, forked_config, note_life
+from swarm.node.rundir import create_run_directory, forked_config, ran_on
 from swarm.report.card import model_card
 from swarm.report.figures import Figures
 from swarm.settings import LeadConfig
@@ -48,27 +48,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         trainer.steps_taken = step
         trainer.save(Save(directory=str(run_dir / f"checkpoints/step-{step:06}"), step=step))
         trainer.flush()
-    _keep_best(run_dir)
+    link_best(run_dir / "checkpoints", 2)
     log = RunLog(run_dir)
     for version, exact in [(0, 0.0), (2, 0.75), (4, 0.5)]:
         log.event("evaluated", version=version, exact_match=exact, prompts=8)
+    log.event("prepared", step=0, device="cpu", **ran_on())
     log.close()
-    note_life(run_dir, step=0, device="cpu")
     return run_dir, trainer._model
-
-
-def _keep_best(run_dir: Path) -> None:
-    """As a run does: a checkpoint's model, without the trainer, under its own digests."""
-    source, partial = run_dir / "checkpoints/step-000002", run_dir / "best.partial"
-    shutil.copytree(source, partial, ignore=shutil.ignore_patterns("trainer*", "digests.json"))
-    (partial / "best.json").write_text('{"version": 2, "exact_match": 0.75}')
-    commit(partial, run_dir / BEST)
 
 
 @pytest.fixture
 def run_dir(made: tuple[Path, Any], tmp_path: Path) -> Path:
     """A copy of it to break."""
-    return Path(shutil.copytree(made[0], tmp_path / "run"))
+    return Path(shutil.copytree(made[0], tmp_path / "run", symlinks=True))
 
 
 def exported(run_dir: Path, to: Path, **which: Any) -> int:
@@ -134,7 +126,7 @@ def test_the_settings_of_a_card_are_a_configuration_without_places(
     given: dict[str, Any], shown: dict[str, Any]
 ) -> None:
     config = LeadConfig(**given, state_dir=Path("/data/me"), advertise="me.example", port=1234)
-    card = model_card(Figures(config=config.model_dump(mode="json"), summary=None, lives=[]), 1)
+    card = model_card(Figures(config=config.model_dump(mode="json"), summary=None), 1)
     (toml,) = re.findall(r"```toml\n(.*?)\n```\n", card, re.DOTALL)
     assert LeadConfig(**tomllib.loads(toml)) == LeadConfig(**{**given, **shown})
     assert "me" not in re.findall(r"\w+", card)
@@ -142,7 +134,7 @@ def test_the_settings_of_a_card_are_a_configuration_without_places(
 
 def test_a_directory_is_not_taken_for_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = Figures(config={"model": "some/base", "task": "copy"}, summary=None, lives=[])
+    found = Figures(config={"model": "some/base", "task": "copy"}, summary=None)
     assert 'base_model: "some/base"' in model_card(found, 1)
     (tmp_path / "some/base").mkdir(parents=True)
     assert "base_model:" not in model_card(found, 1)
@@ -150,7 +142,7 @@ def test_a_directory_is_not_taken_for_a_model_of_the_hub(tmp_path: Path, monkeyp
 
 def test_the_card_of_an_adapter_loads_its_base_as_it_was_trained_with() -> None:
     configured = {"model": "some/base", "task": "copy", "adapter": 8, "base_precision": "nf4"}
-    found = Figures(config=configured, summary=None, lives=[])
+    found = Figures(config=configured, summary=None)
     (code,) = re.findall(r"```python\n(.*?)\n```\n", model_card(found, 1, alone=True), re.DOTALL)
     compile(code, "card", "exec")
     assert 'from_pretrained("some/base", quantization_config=BitsAndBytesConfig(' in code
@@ -161,7 +153,6 @@ def test_the_card_of_an_adapter_loads_its_base_as_it_was_trained_with() -> None:
 def test_newest_named_or_best(made: tuple[Path, Any], tmp_path: Path, which: dict[str, Any], step: int) -> None:
     assert exported(made[0], tmp_path / "model", **which) == step
     assert (tmp_path / "model/README.md").read_text() == f"after {step}"
-    assert not (tmp_path / "model/best.json").exists()
     # A copy of its own: to change it changes nothing of the run.
     assert all(path.stat().st_nlink == 1 for path in (tmp_path / "model").iterdir())
 
@@ -210,8 +201,7 @@ def test_a_torn_checkpoint_is_passed_over_or_refused(
     damage(run_dir / "checkpoints/step-000002/config.json")
     with pytest.raises(UserError, match=r"no checkpoint .* is whole"):
         exported(run_dir, tmp_path / "other")
-    damage(run_dir / "best/tokenizer.json")
-    with pytest.raises(UserError, match=r"best/tokenizer.json is (torn|missing)"):
+    with pytest.raises(UserError, match=r"step-000002/config.json is (torn|missing)"):
         exported(run_dir, tmp_path / "other", best=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
 
