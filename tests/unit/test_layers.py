@@ -141,6 +141,10 @@ def test_hidden_random_state_is_seen(source: str, found: list[str]) -> None:
     assert _random_functions(ast.parse(source)) == found
 
 
+def test_the_product_needs_neither_tests_nor_benchmarks() -> None:
+    assert [name for name, module in modules().items() if module.uses("tests", "benchmarks")] == []
+
+
 @pytest.mark.parametrize("package", PEERS)
 def test_the_four_parts_know_one_another_only_through_shared_modules(package: str) -> None:
     for name, module in modules().items():
