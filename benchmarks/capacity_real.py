@@ -3,8 +3,8 @@
 bin/python -m benchmarks.capacity --real --json
 
 Nine points, each a learner and SAMPLERS samplers in processes of their own (two each), everybody active. The trainer
-takes TRAIN_STEP_S for a step (`rehearse_step_s`), each sampler's engine without a model works at a set pace
-(`rehearse_tokens_per_s`), and the learner's uplink is capped so that a version, dealt once and passed on by the
+takes TRAIN_STEP_S for a step (tests/slow_steps.py), each sampler's engine without a model works at a set pace
+(tests/scripted_engine.py), and the learner's uplink is capped so that a version, dealt once and passed on by the
 samplers, takes the wanted part of a step. What is wanted only places the point on the grid: S, T_b / T, and the rate
 over `mu_min` of such samplers, or over R / T where no rate is enough.
 
@@ -48,7 +48,7 @@ TRAIN_STEP_S = 4.0
 """Questions, scoring and records, which the model knows nothing of, take 0.1 to 0.3 s of two busy cores."""
 
 SWARMS = 3
-"""Points that are measured at once: most processes of a rehearsal sleep most of the time."""
+"""Points that are measured at once: most of their processes sleep most of the time."""
 
 SAMPLERS = 4
 AT_ONCE = 8
@@ -236,13 +236,15 @@ class _Swarm:
             "model": model,
             "task": "copy",
             "learning_rate": LEARNING_RATE,
-            "rehearse_step_s": train_step_s,
             "max_staleness": point.max_staleness,
             "groups_per_step": GROUPS,
             "group_size": GROUP_SIZE,
             "max_new_tokens": MAX_TOKENS,
-            # What a scripted engine draws has no task's reward, so no gradient, and versions would be of nothing.
+            # What a scripted engine draws has no task's reward, so no gradient, and versions would be of nothing. What
+            # it claims means nothing either.
             "reward": "random",
+            "audit_share": 0.0,
+            "alarm_mismatch_kl": 100.0,
             "activate": "all",
             "beat_s": 0.5,
             "steps": 1_000_000,
@@ -252,19 +254,21 @@ class _Swarm:
         }
         if pace.max_upload_mbit is not None:
             self._lead["max_upload"] = pace.max_upload_mbit
-        self._join = {"engine": "scripted", "batch_samples": AT_ONCE, "rehearse_tokens_per_s": pace.tokens_per_s}
+        pace_of_it = {"engine_arguments.tokens_per_s": pace.tokens_per_s}
+        self._join = {"engine": "vllm", "batch_samples": AT_ONCE, **pace_of_it}
+        self._train_step_s = train_step_s
         self._until = time.monotonic() + LIMIT_S
 
     def start(self) -> None:
         lead = self._write("lead.toml", self._lead)
         given = ("--host", "127.0.0.1", "--port", "0", "--config", lead, "--run-dir", str(self._run_dir))
-        self._nodes.start("learner", "lead", *given)
+        self._nodes.start("learner", str(self._train_step_s), "0", "lead", *given, module="tests.slow_steps")
         self._url = url_of(self._nodes, self._run_dir / "node.json")
         join = self._write("join.toml", self._join)
         for number in range(SAMPLERS):
             state = str(self._directory / f"sampler-{number}")
             told = ("--lan", "--bootstrap", self._url, "--config", join, "--state-dir", state)
-            self._nodes.start(f"sampler-{number}", "join", *told)
+            self._nodes.start(f"sampler-{number}", "swarm", "join", *told, module="tests.scripted")
 
     def until(self, what: str, happened: Callable[[], bool]) -> None:
         while not happened():

@@ -3,10 +3,10 @@
 bin/python -m benchmarks.episodes --json
 
 A learner and two samplers as `lead` and `join` start them; each sampler's engine has 16 places and no model
-(`scripted`, `continuous`), and draws turns of 1 to 8 tokens, all as likely, in 0.5 s on average. All that they say to
-the learner goes through a TCP proxy that holds it back by half of the round trip in each direction. An episode has
-exactly eight turns. Beside it, in the same call: the same without the delay, and samples of one turn that take as long
-as the eight together.
+(tests/scripted_engine.py, `continuous`), and draws turns of 1 to 8 tokens, all as likely, in 0.5 s on average. All that
+they say to the learner goes through a TCP proxy that holds it back by half of the round trip in each direction. An
+episode has exactly eight turns. Beside it, in the same call: the same without the delay, and samples of one turn that
+take as long as the eight together.
 
 A place is idle while its engine draws no turn in it, by the engine's own clock. A turn is away from when it is drawn
 until the next one of its episode is there. CPU is the learner's own process, without its trainer and environments.
@@ -94,7 +94,7 @@ def measure(case: Case, seconds: float, samplers: int) -> dict[str, Any]:
         lead_settings(directory / "lead.toml", case)
         settings = ("--config", str(directory / "lead.toml"), "--run-dir", str(directory / "run"))
         listen = ("--host", "127.0.0.1", "--port", str(port), "--advertise", f"127.0.0.1:{proxy}")
-        learner = nodes.start("learner", "lead", *listen, *settings)
+        learner = nodes.start("learner", "0.2", "0", "lead", *listen, *settings, module="tests.slow_steps")
         url_of(nodes, directory / "run" / "node.json")
         logs = [_join(nodes, directory, number, proxy) for number in range(samplers)]
         _until_warm(nodes, directory / "run" / "metrics.jsonl")
@@ -116,7 +116,8 @@ def lead_settings(path: Path, case: Case) -> None:
         "groups_per_step": GROUPS,
         "group_size": GROUP_SIZE,
         "reward": "random",  # What is drawn means nothing.
-        "rehearse_step_s": 0.2,
+        "audit_share": 0.0,
+        "alarm_mismatch_kl": 100.0,
         "activate": "all",
         "beat_s": 2.0,
         "steps": 1_000_000,
@@ -130,12 +131,13 @@ def lead_settings(path: Path, case: Case) -> None:
 def _join(nodes: Nodes, directory: Path, number: int, proxy: int) -> Path:
     log, settings = directory / f"turns-{number}.jsonl", directory / "join.toml"
     settings.write_text(
-        f'engine = "scripted"\nbatch_samples = {PLACES}\nrehearse_tokens_per_s = {TOKENS_PER_S}\n'
-        "[engine_arguments]\ncontinuous = true\n"
+        f'engine = "vllm"\nbatch_samples = {PLACES}\n'
+        f"[engine_arguments]\ncontinuous = true\ntokens_per_s = {TOKENS_PER_S}\n"
     )
     told = ("--lan", "--bootstrap", f"127.0.0.1:{proxy}", "--config", str(settings))
     state = ("--state-dir", str(directory / f"sampler-{number}"))
-    nodes.start(f"sampler-{number}", str(log), "join", *told, *state, module="benchmarks.episodes_sampler")
+    given = ("benchmarks.episodes_sampler", str(log), "join", *told, *state)
+    nodes.start(f"sampler-{number}", *given, module="tests.scripted")
     return log
 
 

@@ -102,7 +102,6 @@ def _check_page(given: Any) -> str:
 
 PageAddress = Annotated[str, BeforeValidator(_check_page)]
 Option = bool | int | float | str
-Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time varies
 
 Rewards = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[float, Field(ge=-1e6, le=1e6)]],
@@ -282,8 +281,6 @@ class LeadConfig(BaseModel):
     lease_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600), RESUMED] = 10.0
     trainer_hang_s: Annotated[float, Field(ge=10), RESUMED] = 600.0
-    rehearse_step_s: Annotated[float | None, Field(gt=0, le=3600), RESUMED] = None
-    rehearse_noise: Annotated[Noise, RESUMED] = 0.0
 
     activate: Annotated[
         Literal["all", "cheapest"] | None,
@@ -434,7 +431,7 @@ class JoinConfig(Limits):
     ] = "auto"
     device: Annotated[str, Flag(MOST, "auto, cpu, cuda, cuda:1, mps, ...")] = "auto"
     engine: Annotated[
-        Literal["auto", "transformers", "vllm", "mlx", "scripted"],
+        Literal["auto", "transformers", "vllm", "mlx"],
         Flag(MOST, "auto is vllm with a GPU, mlx on Apple silicon, if its package is there."),
     ] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Type of the weights.")] = "auto"
@@ -450,8 +447,6 @@ class JoinConfig(Limits):
         int | None, Field(ge=1, le=4096), Flag(ENGINE, "Samples drawn at a time.", "as many as fit")
     ] = None
     engine_hang_s: Annotated[float, Field(ge=10)] = 120.0
-    rehearse_tokens_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    rehearse_noise: Noise = 0.0
     device_class: Annotated[
         str | None,
         Field(min_length=1, max_length=64),
@@ -463,24 +458,16 @@ class JoinConfig(Limits):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.rehearse_tokens_per_s is not None and self.engine != "scripted":
-            raise ValueError(
-                'rehearse_tokens_per_s sets the pace of the engine without a model: set engine = "scripted" with it'
-            )
-        if self.engine_arguments and self.engine not in ("vllm", "scripted"):
+        if self.engine_arguments and self.engine != "vllm":
             raise ValueError('engine_arguments are vLLM\'s: set engine = "vllm" with them, or leave them out')
-        if self.engine == "scripted" and set(self.engine_arguments) - {"continuous"}:
-            raise ValueError("the engine without a model knows one argument, continuous")
         if odd := [name for name in self.engine_arguments if not name.isidentifier()]:
             raise ValueError(
                 f"engine_arguments: {odd[0]!r} cannot be an argument of vLLM's; write block_size for --block-size"
             )
-        for name in ("tensor_parallel_size", "gpu_memory_share"):
-            takers = ("auto", "vllm") if name == "tensor_parallel_size" else ("auto", "vllm", "mlx", "transformers")
-            if name in self.model_fields_set and self.engine not in takers:
-                flag = f"--{name.replace('_', '-')}"
-                right = " or ".join(takers[1:])
-                raise ValueError(f"{flag} is for {right}: leave it out, or take --engine vllm, not {self.engine}")
+        if "tensor_parallel_size" in self.model_fields_set and self.engine not in ("auto", "vllm"):
+            raise ValueError(
+                f"--tensor-parallel-size is for vllm: leave it out, or take --engine vllm, not {self.engine}"
+            )
         return self
 
     @property

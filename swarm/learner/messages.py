@@ -107,8 +107,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
     `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
     The learning rate follows `schedule` over `steps` learner steps, down to `learning_rate_floor` of its peak. `resume`
-    is the checkpoint directory to go on from, or "". A step takes at least `rehearse_step_s`, varied by up to the share
-    `rehearse_noise`. With `audit_share` 0 claims are believed.
+    is the checkpoint directory to go on from, or "". With `audit_share` 0 claims are believed.
     """
 
     model: str
@@ -128,8 +127,6 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     compute: ComputeRules = ComputeRules()
     alarms: AlarmRules = AlarmRules()
     resume: str = ""
-    rehearse_step_s: float = 0.0
-    rehearse_noise: float = 0.0
     audit_share: float = 0.05
     adapter: AdapterRules | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,13 +127,11 @@ def prepare_command(
         compute=_from_config(ComputeRules, config, shares_beyond=0),
         adapter=_from_config(AdapterRules, config, **low_rank) if config.adapter else None,
         alarms=AlarmRules(
-            # In a rehearsal samplers have no model, and what they claim means nothing.
-            mismatch_kl=math.inf if config.rehearse_step_s else config.alarm_mismatch_kl,
+            mismatch_kl=config.alarm_mismatch_kl,
             entropy=config.alarm_entropy,
             gradient_spike=config.alarm_gradient_spike,
         ),
         resume=str(resume) if resume else "",
-        rehearse_step_s=config.rehearse_step_s or 0.0,
     )
 
 

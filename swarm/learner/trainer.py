@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from random import Random
 from typing import Any, NoReturn
 
 import msgspec
@@ -130,7 +129,6 @@ class Trainer:
             raise UserError(_out_of_memory(command, error)) from error
         self._lineage = command.lineage
         self.steps_taken = command.step + 1
-        self._rehearse(began, command.step)
         saved = self._saver.report()
         return Trained(
             metrics=figures,
@@ -246,14 +244,6 @@ class Trainer:
     def _context_tokens(self) -> int:
         found = stated(self._model.config.get_text_config(), "max_position_embeddings", "max_seq_len") or 0
         return int(found) if found > 0 else MAX_TOKENS  # ALiBi and Mamba have no limit; XLNet says -1
-
-    def _rehearse(self, began: float, step: int) -> None:
-        """Take as long as a large model would: a rehearsal of its swarm with a small one."""
-        noise = self._command.rehearse_noise * Random(f"step {self._command.seed} {step}").uniform(-1, 1)
-        left_s = began + self._command.rehearse_step_s * (1 + noise) - time.monotonic()
-        if left_s > 0:
-            with self._channel.alive():
-                time.sleep(left_s)
 
     def audit(self, command: Audit) -> Audited:
         began, rules = time.monotonic(), self._compute

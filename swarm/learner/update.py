@@ -53,8 +53,7 @@ class Update:
         self.objective = OBJECTIVES[command.learning.objective]
         learning.policy.module.entropy_pulls = command.learning.entropy_weight > 0
         self.alarms = Alarms(command.alarms)
-        # In a rehearsal samplers have no model.
-        self.claims = Claims(math.inf) if command.rehearse_step_s or not command.audit_share else Claims()
+        self.claims = Claims() if command.audit_share else Claims(math.inf)
         self.withheld = Counter[str]()
         """Rollouts of each sampler that the last step left out because of their claims."""
         self.compared: list[Mismatch] = []

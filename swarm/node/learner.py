@@ -513,9 +513,8 @@ class LearnerNode:
         )
 
     def _auditing(self) -> Auditing | None:
-        """None where nothing can be drawn again: samplers have no model."""
         config = self._config
-        if not config.audit_share or config.rehearse_step_s:
+        if not config.audit_share:
             return None
         return Auditing(
             self._training.audited,

@@ -258,8 +258,7 @@ class SamplerNode(JoiningNode):
         """Start the engine, and let weights be fetched if it has room for the model. Raise UserError if it has not.
         Other nodes have layout and weights, also while the learner is away."""
         await engine.launch()
-        if (room := await engine.reckon(await receiver.layout())) is not None:
-            self._say(room.said)
+        self._say((await engine.reckon(await receiver.layout())).said)
         receiver.may_fetch.set()
 
     def _offer(self, engine: EngineWorker, receiver: Receiver) -> Offer:

@@ -476,8 +476,7 @@ class Steps:
         """Raise alarms if the step taught nothing, or if rewards failed."""
         failed = rewards_failed(self.last["reward_failed_share"], self._rollouts.failures.reason)
         self._alarms.told([failed] if failed else [], step=self.step)
-        # A rehearsal teaches nothing, because its samplers have no model.
-        if self._config.rehearse_step_s is None and (alarm := self._signal.stepped(batch, figures)) is not None:
+        if (alarm := self._signal.stepped(batch, figures)) is not None:
             self._alarms.explained(alarm, lambda: self._signal.explain(batch), step=self.step)
 
 

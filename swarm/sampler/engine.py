@@ -19,7 +19,7 @@ Proof = Literal["sums", "some sums", "changed words", "sums and probe", "probe",
 since a version that was proven, or by the log-probs of a probe if it keeps its weights in another form; if it rounds
 them, by rounding the proven file once more; of an adapter, by comparing all bits with the proven file."""
 
-EngineKind = Literal["transformers", "vllm", "mlx", "scripted"]  # The scripted one has no model: it is for rehearsals
+EngineKind = Literal["transformers", "vllm", "mlx"]
 EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -27,9 +27,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine's owner asks of its engine; `arguments` are the library's own, by its names.
 
     A sample with its prompt has at most `sample_tokens`, as the run says; 0 is not known. At most `places` samples are
-    drawn side by side (None: as many as fit). An engine that is busy and draws no token for `hang_s` is broken. In an
-    engine without a model each sample grows by `rehearse_tokens_per_s` (None: at once), varied by up to the share
-    `rehearse_noise` from batch to batch.
+    drawn side by side (None: as many as fit). An engine that is busy and draws no token for `hang_s` is broken.
     """
 
     device: str = "auto"
@@ -42,8 +40,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
     places: int | None = None
     hang_s: float = 120.0
-    rehearse_tokens_per_s: float | None = None
-    rehearse_noise: float = 0.0
 
 
 class Reckon(msgspec.Struct, frozen=True, tag=True):

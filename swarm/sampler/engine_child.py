@@ -39,10 +39,6 @@ def _make(kind: str) -> Callable[[], Engine]:
             from swarm.sampler.transformers import Threaded
 
             return lambda: Threaded(MlxEngine())
-        case "scripted":
-            from swarm.sampler.scripted_engine import ScriptedEngine
-
-            return ScriptedEngine
     raise ValueError(f"no engine is called {kind}")
 
 
@@ -57,7 +53,7 @@ def serve(make: Callable[[], Engine], channel: ChildChannel, exposed: str = "") 
                 case Reckon():
                     return await asyncio.to_thread(reckon, command.kind, command.layout, command.options)
                 case Start():
-                    _limit_memory(command.options.device, is_model=sys.argv[1:2] != ["scripted"])
+                    _limit_memory(command.options.device)
                     return replace(await engine.start(command, channel.progress), exposed=exposed)
                 case Install():
                     return await engine.install(command, channel.progress)
@@ -69,10 +65,10 @@ def serve(make: Callable[[], Engine], channel: ChildChannel, exposed: str = "") 
     asyncio.run(run())
 
 
-def _limit_memory(device: str, *, is_model: bool) -> None:
+def _limit_memory(device: str) -> None:
     """Have an engine on the CPU fail before this machine runs out of memory. A GPU's driver maps what it never takes,
     so there the model's own check has to do."""
-    if is_model and (device == "cpu" or not has_gpu()):
+    if device == "cpu" or not has_gpu():
         limit_memory(free_host_bytes() + STACKS_BYTES)
 
 

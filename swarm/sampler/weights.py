@@ -2,7 +2,7 @@
 
 Nothing here believes the learner. What a file may configure is built without memory first.
 
-torch is imported only when it is needed: an engine without a model does without it.
+torch is imported only when it is needed: the node, which does without it, uses this module too.
 """
 
 from __future__ import annotations

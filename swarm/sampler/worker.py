@@ -36,7 +36,7 @@ from swarm.sampler.playing import FILES, Game, Stage, play_together
 from swarm.sampler.weights import CONFIG, write_model_files
 from swarm.types import Rollout, SampleSpec, VersionId
 
-MAX_PER_S = 1e9  # Largest rate that a beat may report; only an engine without a model comes near it
+MAX_PER_S = 1e9  # Largest rate that a beat may report; only engines of tests come near it
 MIN_S = 1e-6  # Shorter times may be invisible to a clock
 LENGTHS_KEPT = 512  # Lengths by which a partial batch is compared with a full one: four batches of 128 places
 RATE_SMOOTHING = 0.3  # Weight of the newest batch in the measured rate: three batches forget a slow start
@@ -204,11 +204,8 @@ class EngineWorker:
         """Start the process; it imports its libraries while the node looks for the learner."""
         await self._child.start()
 
-    async def reckon(self, layout: Layout) -> Reckoned | None:
-        """Ask whether the swarm's model fits, before its weights are fetched. Raise UserError if it does not. Return
-        None for an engine without a model."""
-        if self.kind == "scripted":
-            return None
+    async def reckon(self, layout: Layout) -> Reckoned:
+        """Ask whether the swarm's model fits, before its weights are fetched. Raise UserError if it does not."""
         config = tuple(file for file in layout.files if file.name == CONFIG)
         command = Reckon(kind=self.kind, layout=msgspec.structs.replace(layout, files=config), options=self._options)
         return await self._child.call(command, Reckoned)

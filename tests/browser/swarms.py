@@ -36,7 +36,7 @@ def hostile_run(swarm: Swarm, directory: Path) -> Led:
     from tests.browser.hostile import NICKNAME, hostile_model, hostile_questions
 
     swarm.lead_with(audit_share=0.0)
-    swarm.script_with(rehearse_tokens_per_s=16 * 12 * STEPS_PER_S / 8)
+    swarm.draw_at(16 * 12 * STEPS_PER_S / 8)
     learner = swarm.lead(
         *("--model", str(hostile_model(directory / "model"))),
         *("--task", f"jsonl:{hostile_questions(directory / 'questions.jsonl')}", "--max-new-tokens", "24"),

@@ -9,7 +9,7 @@ import threading
 from swarm.process import ChildChannel
 from swarm.sampler.engine import Generate, Generated, Install, Installed, NotInstalled, Start, Started, Told
 from swarm.sampler.engine_child import serve
-from swarm.sampler.scripted_engine import ScriptedEngine
+from tests.scripted_engine import ScriptedEngine
 
 VARIABLE = "ECHO_TEST_HANGS_IN"
 EXPOSED = "ECHO_TEST_EXPOSED"  # What it says of its process

@@ -25,7 +25,7 @@ POLL_S = 0.05
 
 class Node:
     """One process of the command line, and what it printed. `place` is put before its command, to run it elsewhere;
-    `module` is what runs in place of the product."""
+    `module`, which may have arguments of its own, is what runs in place of the product."""
 
     def __init__(
         self, directory: Path, name: str, *arguments: str, place: Sequence[str] = (), module: str = "swarm"
@@ -34,7 +34,7 @@ class Node:
         self.log = directory / f"{name}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*place, sys.executable, "-m", module, *arguments],
+                [*place, sys.executable, "-m", *module.split(), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -187,19 +187,18 @@ class Swarm:
             "alarm_mismatch_kl": 100.0,
             "audit_share": 0.0,
         }
-        self._scripts: dict[str, object] = {"engine": "scripted", "batch_samples": 8}
         self.lead_with()
-        self.script_with()
+        self.draw_at(0.0)
 
     def lead_with(self, **settings: object) -> None:
         """More settings of learners to come."""
         self._leads |= settings
         self._lead = self._write("lead.toml", self._leads)
 
-    def script_with(self, **settings: object) -> None:
-        """More settings of samplers without a model."""
-        self._scripts = {k: v for k, v in (self._scripts | settings).items() if v is not None}
-        self._scripted = self._write("scripted.toml", self._scripts)
+    def draw_at(self, tokens_per_s: float, noise: float = 0.0, **settings: object) -> None:
+        """The pace of samplers without a model to come (tests/scripted_engine.py), and more of their settings."""
+        pace = {"engine_arguments.tokens_per_s": tokens_per_s, "engine_arguments.noise": noise}
+        self._scripted = self._write("scripted.toml", {"engine": "vllm", "batch_samples": 8} | pace | settings)
 
     def lead(self, *arguments: str, name: str = "run", place: Sequence[str] = (), module: str = "swarm") -> Learner:
         given = ("--config", str(self._lead), *arguments)
@@ -230,7 +229,8 @@ class Swarm:
         self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = (), module: str = "swarm"
     ) -> Node:
         """A sampler without a model."""
-        return self.join(bootstrap, "--config", str(self._scripted), *arguments, name=name, place=place, module=module)
+        given, module = ("--config", str(self._scripted), *arguments), f"tests.scripted {module}"
+        return self.join(bootstrap, *given, name=name, place=place, module=module)
 
     def linked_relays(self, learner: Node, count: int, *arguments: str) -> list[Node]:
         """Relays that are linked with the learner and with one another; their names are relay-0 and so on."""

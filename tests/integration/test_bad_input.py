@@ -151,11 +151,11 @@ def test_lead_refuses_the_directory_of_another_run(tmp_path: Path) -> None:
         (("--bootstrap", "127.0.0.1", "--role", "king"), "'sampler'"),
         (("--bootstrap", "echo1:abc"), "copy the whole line"),
         (("--bootstrap", "127.0.0.1", "--port", "70000"), "less than or equal to 65535"),
-        (("--bootstrap", "127.0.0.1", "--engine", "sglang"), "'auto', 'transformers', 'vllm', 'mlx' or 'scripted'"),
+        (("--bootstrap", "127.0.0.1", "--engine", "sglang"), "'auto', 'transformers', 'vllm' or 'mlx'"),
         (("--bootstrap", "127.0.0.1", "--tensor-parallel-size", "0"), "greater than or equal to 1"),
         (
-            ("--bootstrap", "127.0.0.1", "--engine", "scripted", "--gpu-memory-share", "0.5"),
-            "--gpu-memory-share is for vllm or mlx or transformers: leave it out",
+            ("--bootstrap", "127.0.0.1", "--engine", "mlx", "--tensor-parallel-size", "2"),
+            "--tensor-parallel-size is for vllm: leave it out",
         ),
     ],
 )

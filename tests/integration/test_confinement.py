@@ -18,6 +18,7 @@ from swarm.sampler.engine import EngineOptions, Generate, Generated, Installed, 
 from swarm.sampler.worker import EngineWorker
 from tests.conformance import job
 from tests.integration.reaching_engine import PORT, SECRET, TOLD
+from tests.scripted_engine import ENGINE
 from tests.unit.models import Staged, stage
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has namespaces to confine a process in")
@@ -87,7 +88,7 @@ async def test_an_engine_reaches_no_network_no_key_and_no_variable(
 async def test_only_what_an_engine_reads_is_written_and_nothing_of_before_stays(tmp_path: Path, staged: Staged) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "modeling_evil.py").write_text("raise SystemExit")
-    worker = EngineWorker(tmp_path, kind="scripted", options=EngineOptions())
+    worker = EngineWorker(tmp_path, kind="transformers", options=EngineOptions(), module=ENGINE)
     try:
         await worker.launch()
         assert isinstance(staged.layout, Layout)

@@ -31,10 +31,10 @@ def ask(swarm: Swarm, node: Node, *words: str) -> str:
 
 def slow(swarm: Swarm, learner: Learner, *arguments: str, name: str) -> Node:
     """A sampler whose samples do not end while a test runs, once it draws some."""
-    swarm.script_with(rehearse_tokens_per_s=0.001)
+    swarm.draw_at(0.001)
     node = swarm.scripted(learner.url(), *arguments, name=name)
     eventually(lambda: node.status()["state"] == "sampling", node, "it draws")
-    swarm.script_with(rehearse_tokens_per_s=None)
+    swarm.draw_at(0.0)
     return node
 
 
@@ -77,7 +77,7 @@ def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_i
 @pytest.mark.long
 def test_a_node_that_finishes_hands_in_what_it_was_drawing(swarm: Swarm) -> None:
     learner = swarm.lead(*ENDLESS)
-    swarm.script_with(rehearse_tokens_per_s=3)
+    swarm.draw_at(3.0)
     node = swarm.scripted(learner.url(), "--grace", "0", name="node")
     eventually(lambda: node.status()["state"] == "sampling", node, "it draws")
     assert not node.status()["verdicts"]

@@ -323,7 +323,7 @@ def test_the_documents_begin_with_a_clone_and_have_what_the_tables_name() -> Non
 
 def test_settings_in_the_documents_are_settings() -> None:
     found = [block for document in DOCUMENTS for block in blocks(document) if is_settings(block)]
-    assert len(found) >= 3
+    assert found
     for block in found:
         kind = LeadConfig if block.startswith("# lead.toml") else JoinConfig
         kind.model_validate(tomllib.loads(block))

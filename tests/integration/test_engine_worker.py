@@ -11,12 +11,12 @@ import pytest
 
 from swarm.errors import ChildFailed
 from swarm.rollout.client import SealedLease
-from swarm.sampler import worker
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.worker import EngineWorker
 from tests.builders import MIXED_LAYOUT, lease, v
 from tests.integration.hanging_engine import VARIABLE
 from tests.publishers import Publisher
+from tests.scripted_engine import ENGINE
 
 HANG_S = 4.0
 """Longer than an engine without a model takes to load on a busy machine."""
@@ -24,13 +24,13 @@ HANG_S = 4.0
 
 @pytest.fixture
 def module() -> str:
-    return worker.ENGINE_MODULE
+    return ENGINE
 
 
 @pytest.fixture
 async def engine(module: str, tmp_path: Path) -> AsyncIterator[EngineWorker]:
     options = EngineOptions(hang_s=HANG_S)
-    engine = EngineWorker(tmp_path / "sampler", kind="scripted", options=options, module=module)
+    engine = EngineWorker(tmp_path / "sampler", kind="transformers", options=options, module=module)
     yield engine
     await engine.stop()
 

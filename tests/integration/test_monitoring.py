@@ -96,11 +96,7 @@ def prometheus(swarm: Swarm) -> Prometheus:
 
 def attacker(swarm: Swarm, learner: Learner) -> Node:
     """A sampler that hands in two answers for each sample."""
-    given = ("join", "--bootstrap", learner.url(), "--state-dir", str(swarm.directory / "state-attacker"))
-    config = ("--config", str(swarm.directory / "scripted.toml"))
-    node = Node(swarm.directory, "attacker", "equivocation", *given, *config, module="swarm.redteam.sampler")
-    swarm.nodes.append(node)
-    return node
+    return swarm.scripted(learner.url(), name="attacker", module="swarm.redteam.sampler equivocation")
 
 
 def fell(prometheus: Prometheus, job: str) -> list[str]:

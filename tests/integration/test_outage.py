@@ -74,11 +74,10 @@ def test_a_learner_that_never_answers_does_not_hold_a_leaver(swarm: Swarm) -> No
 
 
 @pytest.mark.long
-def test_an_engine_that_stands_still_is_replaced(swarm: Swarm, tmp_path: Path) -> None:
+def test_an_engine_that_stands_still_is_replaced(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", *ENDLESS)
-    config = tmp_path / "hang.toml"
-    config.write_text('engine = "scripted"\nbatch_samples = 8\nengine_hang_s = 10\n')
-    sampler = swarm.join(learner.url(), "--config", str(config), name="sampler")
+    swarm.draw_at(0.0, engine_hang_s=10)
+    sampler = swarm.scripted(learner.url(), name="sampler")
     eventually(lambda: any(accepted_by(learner.status()).values()), sampler, "the sampler contributes")
     (engine,) = sampler.children()
     engine.suspend()

@@ -17,6 +17,7 @@ from swarm.sampler.worker import EngineWorker
 from swarm.types import Play, SamplingRules
 from tests.builders import MIXED_LAYOUT, STOP, lease
 from tests.publishers import Publisher
+from tests.scripted_engine import ENGINE
 
 PLAY = Play(task="frozen-lake:size=3", prompt_id="episode-7", max_turns=4, max_tokens=200)
 
@@ -28,7 +29,7 @@ async def test_an_engine_plays_episodes_to_their_end(tmp_path: Path, continuous:
     publisher = Publisher(tmp_path / "learner")
     held = publisher.publish(0)
     options = EngineOptions(arguments={"continuous": continuous})
-    engine = EngineWorker(tmp_path / "sampler", kind="scripted", options=options)
+    engine = EngineWorker(tmp_path / "sampler", kind="transformers", options=options, module=ENGINE)
     before = set(psutil.Process().children(recursive=True))
     try:
         await engine.launch()

@@ -1,4 +1,4 @@
-"""Who is active in a swarm of real processes that rehearses a large model's: the trainer takes a second for a step,
+"""Who is active in a swarm of real processes at the pace of a large model's: the trainer takes a second for a step,
 each sampler draws about 8.4 rollouts a second, and three of them are what the learner needs."""
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
         yield processes
 
 
-def _rehearsal(swarm: Swarm, *, groups_per_step: int, step_s: float, idle_target: float = IDLE_TARGET) -> None:
-    """Have learners and scripted samplers of `swarm` behave as if the model were large."""
-    swarm.lead_with(groups_per_step=groups_per_step, max_new_tokens=8, rehearse_step_s=step_s, idle_target=idle_target)
-    swarm.lead_with(rehearse_noise=NOISE)
-    swarm.script_with(batch_samples=8, rehearse_tokens_per_s=8.0, rehearse_noise=NOISE)
+def _lead(swarm: Swarm, *arguments: str, groups_per_step: int, step_s: float) -> Learner:
+    """A learner that behaves as if its model were large, as scripted samplers to come will."""
+    swarm.lead_with(groups_per_step=groups_per_step, max_new_tokens=8, idle_target=IDLE_TARGET)
+    swarm.draw_at(8.0, NOISE)
+    module = f"tests.slow_steps {step_s} {NOISE}"
+    return swarm.lead("--port", "0", "--steps", "100000", *arguments, module=module)
 
 
 def _join(swarm: Swarm, learner: Learner, kind: str, price: float, count: int) -> list[Node]:
@@ -91,8 +92,7 @@ def _passes(learner: Learner, steps: int) -> int:
 
 @pytest.mark.long
 def test_cheaper_samplers_take_over_and_standbys_step_in_for_those_that_die(swarm: Swarm) -> None:
-    _rehearsal(swarm, groups_per_step=5, step_s=1.0)
-    learner = swarm.lead("--port", "0", "--steps", "100000")
+    learner = _lead(swarm, groups_per_step=5, step_s=1.0)
     dear = _join(swarm, learner, "dear", 80.0, NEEDED)
     eventually(lambda: len(_active(learner)) == NEEDED, learner, "all are needed and active")
     _passes(learner, 3)
@@ -126,8 +126,7 @@ def test_cheaper_samplers_take_over_and_standbys_step_in_for_those_that_die(swar
 
 @pytest.mark.long
 def test_a_run_ends_in_good_order_when_it_has_cost_enough_and_goes_on_with_more(swarm: Swarm) -> None:
-    _rehearsal(swarm, groups_per_step=2, step_s=0.3)
-    learner = swarm.lead("--port", "0", "--steps", "100000", "--max-cost", "12")
+    learner = _lead(swarm, "--max-cost", "12", groups_per_step=2, step_s=0.3)
     sampler = _join_when_it_runs(swarm, learner, "only")
     assert learner.wait() == 0, learner.output()
     assert sampler.wait() == 0, sampler.output()

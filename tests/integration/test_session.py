@@ -22,12 +22,13 @@ from swarm.rollout.messages import LEASE_CONTEXT, Beat, BeatReply, DroppedRollou
 from swarm.sampler.engine import EngineOptions, Started
 from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
-from swarm.sampler.worker import ENGINE_MODULE, EngineWorker
+from swarm.sampler.worker import EngineWorker
 from swarm.types import Address, Rounding
 from tests.builders import OTHER_KEY, v
 from tests.integration.hanging_engine import EXPOSED, VARIABLE
 from tests.learner_face import BOB, Learner, answers_to, leases_for
 from tests.publishers import Publisher, hand_over
+from tests.scripted_engine import ENGINE
 from tests.unit.broadcast.test_data_plane import LISTED, Hearer, running
 from tests.unit.wires import PATIENCE_S, many_turns, until
 
@@ -89,7 +90,7 @@ class Sampler:
         self.line = Line(learner.peers[BOB])
         self.installed = asyncio.Event()
         self.hang_s = 60.0
-        self.module = ENGINE_MODULE
+        self.module = ENGINE
         self.continuous = False
         self.grace_s = 10.0
         self.ending = Ending()
@@ -99,7 +100,7 @@ class Sampler:
         """A session with an engine of its own, which is told to stop at the end."""
         engine = EngineWorker(
             self.directory,
-            kind="scripted",
+            kind="transformers",
             options=EngineOptions(places=CAPACITY, hang_s=self.hang_s, arguments={"continuous": self.continuous}),
             module=self.module,
         )

@@ -82,8 +82,7 @@ def test_a_stopped_learner_keeps_what_it_says_and_another_run_begins_with_its_mo
 
 @pytest.mark.slow
 def test_a_learner_in_the_middle_of_a_step_says_so_and_ends_at_once_if_it_is_asked_again(swarm: Swarm) -> None:
-    swarm.lead_with(rehearse_step_s=3600)
-    learner = swarm.lead("--max-staleness", "0", *ENDLESS)
+    learner = swarm.lead("--max-staleness", "0", *ENDLESS, module="tests.slow_steps 3600 0")
     swarm.scripted(learner.url(), name="sampler")
 
     def is_training() -> bool:

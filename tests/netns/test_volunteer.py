@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -57,10 +56,10 @@ class Volunteers:
         self._directory = directory
         self.nodes: list[Node] = []
 
-    def join(self, host: Host, bootstrap: str, *arguments: str) -> Node:
+    def join(self, host: Host, bootstrap: str, *arguments: str, module: str = "swarm") -> Node:
         name = f"node-{len(self.nodes)}"
         given = ("join", "--bootstrap", bootstrap, "--state-dir", str(self._directory / name), *arguments)
-        self.nodes.append(Node(self._directory, name, *given, place=host.command([])))
+        self.nodes.append(Node(self._directory, name, *given, place=host.command([]), module=module))
         return self.nodes[-1]
 
 
@@ -267,7 +266,6 @@ def test_a_machine_without_a_network_has_a_swarm_of_its_own(
     assert one.run(["ip", "link", "set", "eth0", "down"]).returncode == 0
     learner = Learner(tmp_path, one)
     volunteers.nodes.append(learner)
-    scripted: Sequence[Any] = ("--engine", "scripted")
-    joined = [volunteers.join(one, text, *scripted) for text in (learner.bootstrap(), "127.0.0.1")]
+    joined = [volunteers.join(one, text, module="tests.scripted swarm") for text in (learner.bootstrap(), "127.0.0.1")]
     for node in joined:
         eventually(lambda: learner.accepted().get(node_of(node)), node, "its rollouts are accepted")  # noqa: B023

@@ -151,6 +151,10 @@ def test_nothing_between_nodes_depends_on_the_time_of_day() -> None:
     assert [one.name for one in between if re.search(r"time\.time\(|time_ns\(|datetime\.now", one.text)] == []
 
 
+def test_the_product_needs_neither_tests_nor_benchmarks() -> None:
+    assert [name for name, module in modules().items() if module.uses("tests", "benchmarks")] == []
+
+
 @pytest.mark.parametrize("package", PEERS)
 def test_the_four_parts_know_one_another_only_through_shared_modules(package: str) -> None:
     for name, module in modules().items():

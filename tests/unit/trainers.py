@@ -21,7 +21,6 @@ def trainer_in(
     resume: Path | None = None,
     schedule: Schedule = "constant",
     steps: int = 0,
-    rehearse_step_s: float = 0.0,
     learning: LearningRules | None = None,
     compute: ComputeRules | None = None,
     device: str = "cpu",
@@ -42,7 +41,6 @@ def trainer_in(
         learning=learning or LearningRules(),
         compute=compute or ComputeRules(),
         resume=str(resume) if resume else "",
-        rehearse_step_s=rehearse_step_s,
         adapter=adapter,
     )
     return Trainer(command, NoParent())

@@ -91,15 +91,6 @@ def test_a_group_of_hostile_log_probs_leaves_finite_weights(trainer: Trainer) ->
     assert torch.isfinite(weights(trainer)).all()
 
 
-def test_a_rehearsed_step_takes_as_long_as_it_is_to(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, rehearse_step_s=0.5)
-    quick = trainer_in(tmp_path / "quick")
-    command = Train(step=0, groups=(group([0.0, 1.0]),))
-    slow = trainer.step(command)
-    assert slow.seconds >= 0.5
-    assert slow.metrics == quick.step(command).metrics
-
-
 def test_rules_that_no_step_can_follow_are_refused_before_the_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

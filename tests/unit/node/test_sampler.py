@@ -150,7 +150,7 @@ async def test_an_engine_is_told_what_it_must_not_read(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(sampler, "EngineWorker", worker)
     node = SamplerNode(JoinConfig(bootstrap=("127.0.0.1",)), lambda line: None)
-    node._directory, node._chosen = tmp_path, Chosen(kind="scripted", why="")
+    node._directory, node._chosen = tmp_path, Chosen(kind="transformers", why="")
     load_or_create_key(tmp_path)
     load_or_create_tls(tmp_path)
     with pytest.raises(ChildFailed):

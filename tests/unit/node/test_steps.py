@@ -633,9 +633,8 @@ async def test_it_is_said_whose_rollouts_are_withheld_once_and_counted_always(tm
     assert withheld == [(step, {"z": 4}) for step in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("rehearsal", [{}, {"rehearse_step_s": 0.001}])
-async def test_a_run_that_learns_nothing_goes_on_and_says_so(tmp_path: Path, rehearsal: dict[str, Any]) -> None:
-    loop = Loop(tmp_path, steps=200, **rehearsal)
+async def test_a_run_that_learns_nothing_goes_on_and_says_so(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
     loop.rollouts.batches = [[answered()] * FLAT_GROUPS for _ in range(FLAT_STEPS)]
     # As if published on the way, so that none is due.
     loop.publication.newest = v(FLAT_STEPS)
@@ -651,12 +650,11 @@ async def test_a_run_that_learns_nothing_goes_on_and_says_so(tmp_path: Path, reh
     assert shares == [1.0, 0.0, 0.0, 0.0, 0.0]
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     alarms = [(event["alarm"], event["step"]) for event in events if event["kind"] == "alarm"]
-    assert alarms == [("reward_failed", 1), *([] if rehearsal else [("no_variance", FLAT_STEPS)])]
-    if not rehearsal:
-        assert events[-1]["causes"] == ["all of them are solved: these prompts have nothing left to teach"]
-        assert events[-1]["completions"][0]["prompt"] == prompt().text
-        assert any(line.startswith("  likely: ") for line in loop.said)
-        assert loop.steps.status()["alarm"]["alarm"] == "no_variance"
+    assert alarms == [("reward_failed", 1), ("no_variance", FLAT_STEPS)]
+    assert events[-1]["causes"] == ["all of them are solved: these prompts have nothing left to teach"]
+    assert events[-1]["completions"][0]["prompt"] == prompt().text
+    assert any(line.startswith("  likely: ") for line in loop.said)
+    assert loop.steps.status()["alarm"]["alarm"] == "no_variance"
 
 
 async def test_the_best_version_is_named_and_the_first_of_equals_and_over_a_resume(tmp_path: Path) -> None:

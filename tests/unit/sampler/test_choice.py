@@ -12,7 +12,6 @@ import pytest
 from swarm.errors import UserError
 from swarm.sampler import choice
 from swarm.sampler.choice import NO_GPU, Chosen, choose_engine
-from swarm.sampler.engine import EngineKind
 
 SUPPORTED = {"vllm": "0.32.0", "torch": "2.13.0", "transformers": "5.19.0"}
 
@@ -161,10 +160,9 @@ def test_elsewhere_mlx_is_taken_by_name_alone(machine: Machine) -> None:
     assert choose_engine("mlx").line == "engine: mlx (as asked, mlx-lm 0.32.2)"
 
 
-@pytest.mark.parametrize("kind", ["transformers", "scripted"])
-def test_other_engines_are_taken_as_they_are_asked_for(machine: Machine, kind: EngineKind) -> None:
+def test_transformers_is_taken_as_it_is_asked_for(machine: Machine) -> None:
     machine.has(SUPPORTED, H200)
-    assert choose_engine(kind) == Chosen(kind=kind, why="as asked")
+    assert choose_engine("transformers") == Chosen(kind="transformers", why="as asked")
 
 
 def test_choosing_loads_no_heavy_library() -> None:

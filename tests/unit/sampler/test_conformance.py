@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from swarm.sampler.engine import Engine
-from swarm.sampler.scripted_engine import ScriptedEngine
 from swarm.sampler.transformers import Threaded, TransformersEngine
 from tests.conformance import CHECKS, Life, begin
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.models import stage
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

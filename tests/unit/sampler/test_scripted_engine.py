@@ -8,18 +8,18 @@ import pytest
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.rollout.plane.verdict import malformation
-from swarm.sampler import scripted_engine
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Start
 from swarm.sampler.playing import rollout_of
-from swarm.sampler.scripted_engine import ScriptedEngine
 from swarm.types import SamplingRules
+from tests import scripted_engine
 from tests.builders import MIXED_LAYOUT, VOCAB, lease, v, weights_of
+from tests.scripted_engine import ScriptedEngine
 
 
 def silent() -> None: ...
 
 
-async def installed(directory: Path, *, places: int = 1, continuous: bool = False) -> ScriptedEngine:
+async def installed(directory: Path, **arguments: float) -> ScriptedEngine:
     weights = weights_of(MIXED_LAYOUT, 3)
     sums, at = [], 0
     for tensor in MIXED_LAYOUT.tensors:
@@ -28,7 +28,7 @@ async def installed(directory: Path, *, places: int = 1, continuous: bool = Fals
     path = directory / "weights"
     path.write_bytes(weights)
     engine = ScriptedEngine()
-    options = EngineOptions(places=places, arguments={"continuous": continuous})
+    options = EngineOptions(places=1, arguments=arguments)
     command = Start(directory=str(directory), layout=MIXED_LAYOUT, options=options)
     await engine.start(command, silent)
     done = await engine.install(Install(version=v(4), path=str(path), tensor_sums=tuple(sums)), silent)
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-async def rehearsed(directory: Path, jobs: tuple[Job, ...]) -> tuple[Generated, int]:
+async def paced(directory: Path, jobs: tuple[Job, ...]) -> tuple[Generated, int]:
     """What an engine gives at 4 tokens a second, and how often it said meanwhile that it is alive."""
     said = 0
 
@@ -90,37 +90,35 @@ async def rehearsed(directory: Path, jobs: tuple[Job, ...]) -> tuple[Generated, 
         nonlocal said
         said += 1
 
-    engine = await installed(directory)
-    engine._tokens_per_s = 4.0
+    engine = await installed(directory, tokens_per_s=4.0)
     return await engine.generate(Generate(jobs=jobs), progress), said
 
 
-async def test_in_a_rehearsal_a_batch_takes_as_long_as_its_longest_sample(tmp_path: Path, clock: Clock) -> None:
+async def test_at_a_pace_a_batch_takes_as_long_as_its_longest_sample(tmp_path: Path, clock: Clock) -> None:
     rules = SamplingRules(temperature=1.0, max_new_tokens=60, stop_token_ids=(2,))
     jobs = tuple(Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=600.0) for seed in range(20))
-    done, said = await rehearsed(tmp_path, jobs)
+    done, said = await paced(tmp_path, jobs)
     longest = max(len(sampled.token_ids) // 4 for sampled in done.samples)
     assert done.seconds == pytest.approx(longest / 4.0)
     assert done.steps == longest
     assert said >= int(done.seconds)
 
 
-async def test_in_a_noisy_rehearsal_batches_take_up_to_that_share_more_or_less(tmp_path: Path, clock: Clock) -> None:
+async def test_at_a_noisy_pace_batches_take_up_to_that_share_more_or_less(tmp_path: Path, clock: Clock) -> None:
     rules = SamplingRules(temperature=1.0, max_new_tokens=40, stop_token_ids=())
-    engine = await installed(tmp_path)
-    engine._tokens_per_s, engine._noise = 4.0, 0.1
+    engine = await installed(tmp_path, tokens_per_s=4.0, noise=0.1)
     jobs = [Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=600.0) for seed in range(50)]
     took_s = [(await engine.generate(Generate(jobs=(job,)), silent)).seconds for job in jobs]
     assert 9.0 <= min(took_s) < 9.3
     assert 10.7 < max(took_s) <= 11.0
 
 
-async def test_in_a_rehearsal_what_takes_too_long_fails_at_its_limit(tmp_path: Path, clock: Clock) -> None:
+async def test_at_a_pace_what_takes_too_long_fails_at_its_limit(tmp_path: Path, clock: Clock) -> None:
     rules = SamplingRules(temperature=1.0, max_new_tokens=40, stop_token_ids=())
     limits = (20.0, 5.0)
     jobs = tuple(Job(prompt_token_ids=(1, 3), seed=1, rules=rules, time_limit_s=limit_s) for limit_s in limits)
-    done, _ = await rehearsed(tmp_path, jobs)
+    done, _ = await paced(tmp_path, jobs)
     assert [(one.finish, one.fault) for one in done.samples] == [("length", ""), ("failed", "time limit")]
     assert done.seconds == pytest.approx(10.0)
-    done, _ = await rehearsed(tmp_path, jobs[1:])
+    done, _ = await paced(tmp_path, jobs[1:])
     assert done.seconds == pytest.approx(5.0)

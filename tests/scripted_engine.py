@@ -1,8 +1,12 @@
-"""An engine without a model, for trying out a network of many nodes on one machine.
+"""An engine without a model, for trying out a network of many nodes on one machine. ENGINE is its child's module.
 
 It checks weights like every engine. Its answers are well-formed and worthless: tokens of the prompt in a seeded random
-order. Never let it sample for a run that should learn. A rehearsal gives it the speed of a large model's engine: all
-samples of a batch grow side by side at that rate, so a batch takes as long as its longest sample.
+order, so its learner must audit nothing. It takes the arguments (`EngineOptions.arguments`)
+
+    continuous      draw each sample on its own in its places, else a batch at a time
+    tokens_per_s    the rate at which each sample of a batch grows, so a batch takes as long as its longest sample;
+                    0 is at once
+    noise           the largest share by which that varies from batch to batch
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from tokenizers import Tokenizer
 
 from swarm.broadcast.version.manifest import Layout
 from swarm.process import PROGRESS_S
+from swarm.sampler import engine_child
 from swarm.sampler.engine import (
     Generate,
     Generated,
@@ -23,6 +28,7 @@ from swarm.sampler.engine import (
     Installed,
     Job,
     NotInstalled,
+    Reckoned,
     Sampled,
     Start,
     Started,
@@ -33,13 +39,14 @@ from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.weights import wrong_tensor
 from swarm.types import Span, VersionId
 
+ENGINE = "tests.scripted_engine"
 LOGPROB = -2.6  # Reported for every token: near that of the untrained tiny model, so that a learner trains on it
+ARGUMENTS = "continuous", "tokens_per_s", "noise"
 TOO_SLOW = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
 
 
 class ScriptedEngine:
-    """An `Engine`. With the argument `continuous` it draws each sample on its own in its places, else a batch at a
-    time."""
+    """An `Engine`."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -52,8 +59,7 @@ class ScriptedEngine:
     async def start(self, command: Start, progress: Told) -> Started:
         self._layout, self._directory = command.layout, command.directory
         options = command.options
-        self._tokens_per_s, self._noise = options.rehearse_tokens_per_s or 0.0, options.rehearse_noise
-        continuous = bool(options.arguments.get("continuous"))
+        continuous, self._tokens_per_s, self._noise = (options.arguments.get(name, 0) for name in ARGUMENTS)
         places = options.places or CPU_PLACES
         self._places = Semaphore(places if continuous else 1)
         return Started(engine="scripted", device="none", dtype="none", places=places, lockstep=not continuous)
@@ -108,3 +114,10 @@ class ScriptedEngine:
             spans=(Span(version=self._version, start=0, end=len(tokens)),),
             finish="stop" if stops or end else "length",
         )
+
+
+if __name__ == "__main__":
+    engine_child._make = lambda kind: ScriptedEngine
+    room = Reckoned(places=CPU_PLACES, said="room: no model needs any")
+    engine_child.reckon = lambda *_: room  # type: ignore[attr-defined]
+    engine_child.main()
