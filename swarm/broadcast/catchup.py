@@ -10,6 +10,7 @@ requests in flight, and does not ask a peer again that failed or lied.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
@@ -31,7 +32,7 @@ from swarm.broadcast.version.manifest import (
     open_table,
 )
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.net.client import Busy, Gone, Peer
+from swarm.net.client import Busy, Gone, Peer, Progress
 from swarm.net.wire import decode
 from swarm.types import VersionId
 
@@ -40,10 +41,9 @@ REQUESTS_A_PEER = 4
 
 REQUESTS_IN_ALL = 16  # To peers: with the learner's, 20 pieces are in memory at once, 80 MiB at most
 FETCH_S = 60.0  # Time limit for one piece: 4 MiB at 0.6 Mbit/s
-LATE_S = 2.0
-LATE_RATIO = 3.0
-"""A piece that took longer than LATE_S and three times the average so far is asked of another peer too. If nothing
-came for so long, the learner is asked too."""
+LATE_S, LATE_RATIO, FIRST_S = 2.0, 3.0, 15.0
+"""A piece is late if nothing of it came for LATE_S, or if it takes three times the average so far (FIRST_S before the
+first): it is asked of another peer too, and of the learner while all are late."""
 
 GONE_IN_A_ROW = 4  # A peer that lacks this many pieces in a row has moved on to another version
 BUSY_IN_A_ROW = 10  # A peer that is busy this often in a row is given up
@@ -73,11 +73,18 @@ class Source:
     busy: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
+    """`began_at` is when it was asked for, `moved_at` when something of it came last; infinite while this node itself
+    holds it up."""
+
     source: Source
     piece: Piece
-    asked_at: float
+    began_at: float = math.inf
+    moved_at: float = math.inf
+
+    def moved(self, size: int) -> None:
+        self.moved_at = asyncio.get_running_loop().time()
 
 
 class Download:
@@ -92,35 +99,40 @@ class Download:
         self._requests: dict[asyncio.Task[bool], Request] = {}
         self._seconds = 0.0
         self._taken = 0
-        self._moved_at = 0.0
         self.asks_learner = False
 
     async def run(self, peers: Sequence[Peer], learner: Sequence[Peer], *, patient: bool) -> bool:
         """Return True once every piece is taken, False if no peer is left that gives the rest. The learner is asked too
-        once the peers are silent and, unless `patient`, once they give nothing more."""
-        self._moved_at = asyncio.get_running_loop().time()
+        while all peers are silent and, unless `patient`, once they give nothing more."""
         each = min(REQUESTS_A_PEER, max(1, REQUESTS_IN_ALL // max(1, len(peers))))
         free = deque([Source(peer) for peer in peers[:REQUESTS_IN_ALL]] * each)
+        helping = False
         try:
             while self.left:
                 self._ask(free)
-                if learner and (self._is_late(self._moved_at) if self._requests else not patient):
+                is_silent = all(self._is_late(request) for request in self._requests.values())
+                if learner and not helping and (is_silent if self._requests else not patient):
                     free.extend([Source(peer) for peer in learner] * REQUESTS_A_PEER)
-                    learner, self.asks_learner = (), True
+                    helping = self.asks_learner = True
                     continue
                 if not self._requests:
                     return False
                 done, _ = await asyncio.wait(self._requests, timeout=LATE_S / 2, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    free.append(self._end(task))
+                    source = self._end(task)
+                    if source.peer not in learner:
+                        free.append(source)
+                        helping = helping and not (task.result() and source.gone == source.busy == 0)
+                    elif helping:
+                        free.append(source)
+                if not helping:
+                    free = deque(source for source in free if source.peer not in learner)
         finally:
             for task in self._requests:
                 task.cancel()
             await asyncio.gather(*self._requests, return_exceptions=True)
             # They kept these pieces until another peer gave them.
-            self.failed.extend(
-                request.source.peer for request in self._requests.values() if self._is_late(request.asked_at)
-            )
+            self.failed.extend(request.source.peer for request in self._requests.values() if self._is_late(request))
         return True
 
     def _ask(self, free: deque[Source]) -> None:
@@ -132,8 +144,8 @@ class Download:
             if (piece := self._next(source)) is None:
                 free.append(source)
                 continue
-            task = asyncio.create_task(self._fetch(source, piece))
-            self._requests[task] = Request(source, piece, asyncio.get_running_loop().time())
+            request = Request(source, piece)
+            self._requests[asyncio.create_task(self._fetch(request))] = request
 
     def _next(self, source: Source) -> Piece | None:
         """Return a piece that nobody is asked for, or one that only one other peer is asked for and is late with."""
@@ -141,13 +153,16 @@ class Download:
             if (piece := self._waiting.popleft()) in self.left:
                 return piece
         for request in self._requests.values():
-            if self._is_late(request.asked_at) and request.source is not source and self._askers(request.piece) == 1:
-                return request.piece
+            piece, is_others = request.piece, request.source is not source
+            if piece in self.left and is_others and self._is_late(request) and self._askers(piece) == 1:
+                return piece
         return None
 
-    def _is_late(self, since: float) -> bool:
-        late_s = max(LATE_S, LATE_RATIO * self._seconds / max(1, self._taken))
-        return asyncio.get_running_loop().time() - since > late_s
+    def _is_late(self, request: Request) -> bool:
+        now, usual_s = asyncio.get_running_loop().time(), FIRST_S
+        if self._taken:
+            usual_s = max(LATE_S, LATE_RATIO * self._seconds / self._taken)
+        return now - request.moved_at > LATE_S or now - request.began_at > usual_s
 
     def _askers(self, piece: Piece) -> int:
         return sum(request.piece is piece for request in self._requests.values())
@@ -160,14 +175,16 @@ class Download:
             self._waiting.append(request.piece)
         return request.source
 
-    async def _fetch(self, source: Source, piece: Piece) -> bool:
+    async def _fetch(self, request: Request) -> bool:
         """Ask for a piece and take it. Return False if the peer must not be asked again."""
-        loop = asyncio.get_running_loop()
+        source, piece = request.source, request.piece
         if self._meter is not None:
             await self._meter(piece.expected_bytes)
-        began = self._moved_at = loop.time()
+        request.began_at = request.moved_at = asyncio.get_running_loop().time()
         try:
-            body = await source.peer.get(piece.path, cap_bytes=piece.cap_bytes, timeout_s=FETCH_S)
+            body = await source.peer.get(
+                piece.path, cap_bytes=piece.cap_bytes, timeout_s=FETCH_S, progress=request.moved
+            )
         except Gone:
             source.gone += 1
             return source.gone < GONE_IN_A_ROW
@@ -177,12 +194,13 @@ class Download:
             return source.busy < BUSY_IN_A_ROW
         except (ProtocolError, PeerUnreachable):
             return False
+        took_s = asyncio.get_running_loop().time() - request.began_at
+        request.began_at = request.moved_at = math.inf
         if piece in self.left and not await in_thread(piece.take, body, pool=self._pool):
             return False
         self.left.discard(piece)
         source.gone = source.busy = 0
-        self._moved_at = loop.time()
-        self._seconds += self._moved_at - began
+        self._seconds += took_s
         self._taken += 1
         return True
 
@@ -274,13 +292,13 @@ class _CatchUp:
                 await in_thread(held.chunks.recheck)
                 raise
 
-    async def _signed_from(self, version: VersionId, peer: Peer) -> SignedVersion:
+    async def _signed_from(self, version: VersionId, peer: Peer, progress: Progress) -> SignedVersion:
         sealed = await peer.get(f"/v1/versions/{version}/head", cap_bytes=HEAD_BYTES, timeout_s=FETCH_S)
         head = open_head(sealed, self._store.learner_key)
         if head.version != version or head.layout_digest != self._store.layout_digest:
             raise ProtocolError(f"asked for the head of {version}, got that of {head.version}")
         path = f"/v1/objects/{head.table_digest.hex()}"
-        data = await peer.get(path, cap_bytes=head.table_bytes, timeout_s=FETCH_S)
+        data = await peer.get(path, cap_bytes=head.table_bytes, timeout_s=FETCH_S, progress=progress)
         table = await in_thread(open_table, data, head, self._weights.layout)
         return SignedVersion(head=head, sealed_head=sealed, table=table, table_bytes=data)
 

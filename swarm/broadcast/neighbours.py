@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from swarm.broadcast.notes import Roster, whom_to_dial
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.net.client import Peer
+from swarm.net.client import Peer, Progress
 from swarm.net.links import Links, Station
 from swarm.net.stream import LinkEnd, Stream
 from swarm.types import Address, NodeId
@@ -26,18 +26,26 @@ SILENT_S = 2.0  # A peer that has not answered for this long may never do so: an
 T = TypeVar("T")
 
 
-async def first_of(peers: Sequence[Peer], ask: Callable[[Peer], Coroutine[Any, Any, T]]) -> T | None:
-    """Return the first answer, or None if nobody gives one. After a failure the next peer is asked; while those that
-    were asked are silent, every SILENT_S the last one too, which is the learner."""
-    waiting, asked = deque(peers), set[asyncio.Task[T]]()
-    done = set[asyncio.Task[T]]()
+async def first_of(peers: Sequence[Peer], ask: Callable[[Peer, Progress], Coroutine[Any, Any, T]]) -> T | None:
+    """Return the first answer, or None if nobody gives one. After a failure the next peer is asked; once nothing came
+    for SILENT_S, the last one too, which is the learner. `ask` reports what comes."""
+    waiting, asked, done = deque(peers), set[asyncio.Task[T]](), set[asyncio.Task[T]]()
+    loop = asyncio.get_running_loop()
+    moved_at = loop.time()
+
+    def moved(size: int) -> None:
+        nonlocal moved_at
+        moved_at = loop.time()
+
     try:
         while waiting or asked:
-            if waiting:
-                asked.add(asyncio.create_task(ask(waiting.popleft() if done or not asked else waiting.pop())))
-            done, asked = await asyncio.wait(
-                asked, timeout=SILENT_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
-            )
+            is_silent = len(asked) == 1 and loop.time() - moved_at >= SILENT_S
+            if waiting and (done or not asked or is_silent):
+                peer = waiting.pop() if is_silent and not done else waiting.popleft()
+                asked.add(asyncio.create_task(ask(peer, moved)))
+                moved(0)
+            patience_s = moved_at + SILENT_S - loop.time() if waiting and len(asked) == 1 else None
+            done, asked = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if not isinstance(task.exception(), PeerUnreachable | ProtocolError):
                     return task.result()
@@ -122,8 +130,9 @@ class Neighbours:
         # At first only the learner has the layout. For a small one, asking around takes more time than it saves.
         peers = [*learner, *self.publics()] if cap_bytes <= SMALL_BYTES else [*self.publics(), *learner]
 
-        async def ask(peer: Peer) -> tuple[bytes, T]:
-            data = await peer.get(f"/v1/objects/{digest.hex()}", cap_bytes=cap_bytes, timeout_s=FETCH_S)
+        async def ask(peer: Peer, progress: Progress) -> tuple[bytes, T]:
+            path = f"/v1/objects/{digest.hex()}"
+            data = await peer.get(path, cap_bytes=cap_bytes, timeout_s=FETCH_S, progress=progress)
             return data, await asyncio.to_thread(read, data)
 
         if (found := await first_of(peers, ask)) is None:

@@ -18,6 +18,7 @@ from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.codec import FULL_RATIO, tensor_sum
 from swarm.broadcast.version.manifest import (
     ITEM_BYTES,
+    TABLE_BYTES,
     ChunkTable,
     Head,
     Layout,
@@ -33,8 +34,9 @@ from swarm.broadcast.version.manifest import (
     sign_segment,
     tensor_spans,
 )
+from swarm.errors import ProtocolError, UserError
 from swarm.net.signing import SigningKey, swarm_id_of
-from swarm.net.wire import Digest, digest, encode
+from swarm.net.wire import Digest, decode, digest, encode
 from swarm.types import VersionId
 
 Begun = Callable[[BegunVersion, bytes], None]
@@ -219,6 +221,10 @@ class PublishedVersions:
 
     def _sign(self, version: VersionId, base: VersionId | None, table: ChunkTable) -> HeldVersion:
         table_bytes = encode(table)
+        try:
+            decode(table_bytes, ChunkTable, cap_bytes=TABLE_BYTES)
+        except ProtocolError as error:
+            raise UserError(f"this model is too large to be sent to samplers: {error}") from error
         head = Head(
             swarm=swarm_id_of(self._key.public_bytes),
             learner_key=self._key.public_bytes,

@@ -13,7 +13,7 @@ from swarm.broadcast.store.store import HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.manifest import FullRegion
 from swarm.errors import ProtocolError
-from swarm.net.hosts import caller_of
+from swarm.net.hosts import caller_of, network_of
 from swarm.net.limits import Turns
 from swarm.net.links import Station
 from swarm.net.stream import Pace
@@ -149,7 +149,8 @@ class VersionServer:
 
     def _find(self, request: web.Request) -> HeldVersion | None:
         version, store = parse_version(request.match_info["version"]), self._store()
-        return store.find(version, keeps=_caller(request) in self._station.linked) if store else None
+        is_linked = caller_of(request.remote or "") in self._station.linked
+        return store.find(version, keeps=is_linked) if store else None
 
     def _answer(self, request: web.Request, content: bytes | None, what: str) -> web.Response:
         if content is None:
@@ -158,7 +159,8 @@ class VersionServer:
 
 
 def _caller(request: web.Request) -> str:
-    return caller_of(request.remote or "")
+    """Return under which name a caller shares: anybody may have a /48 with 65,536 homes."""
+    return network_of(request.remote or "")
 
 
 def parse_version(text: str) -> VersionId:

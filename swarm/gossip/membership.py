@@ -209,7 +209,8 @@ class Membership:
 
     def affords(self, host: str, message: Exchange, *, now: float) -> bool:
         """Return False if the callers from the network of `host` have used up their time. They should call later."""
-        entries = len(message.digest) // ENTRY_BYTES + min(message.asks, len(self._table))
+        # Unless nothing is asked, the answer walks the whole table.
+        entries = len(message.digest) // ENTRY_BYTES + (len(self._table) if message.asks else 0)
         heads = message.head not in (b"", self.view.head)
         cost = ENTRY_US * entries + RECORD_US * len(message.records) + SIGNATURE_US * heads
         return not self._work.take(network_of(host), now=now, cost=cost)
@@ -224,7 +225,7 @@ class Membership:
             self._leases.renew(caller, message.newest, network=network, now=now)
             self._count_leaves()
         latest = now - self.rules.transit_s
-        effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now), network=network)
+        effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now), host=host)
         self._table.prove(caller, lambda address: caller_of(address.host) == caller_of(host))
         return effects + self._hear_head(message.head, now)
 
@@ -243,7 +244,7 @@ class Membership:
         self._greet_wait_s = FIRST_GREET_S
         if signed.node == self.view.own.node:
             return []
-        effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now))
+        effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now), called=address.host)
         self._hear(signed.node, now)
         self._table.prove(signed.node, lambda claimed: claimed == address)
         # Greet again soon if it taught nothing: it may be a leaf, and the call that follows may be lost.
@@ -256,12 +257,13 @@ class Membership:
         pending = self.calls.take(ticket)
         sent_at = pending.sent_at
         self._hear(pending.node, sent_at)
-        self._table.prove(pending.node, lambda address: address == pending.address)
         home = self.homes.of_ticket(ticket)
         if home is not None:
             self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
             home.told = -1 if self.view.own.prefix in reply.wanted else home.told
-        effects = self._take_in(reply.records, reply.digest, sent_at, now, direct=(pending.node, sent_at))
+        direct, called = (pending.node, sent_at), pending.address.host
+        effects = self._take_in(reply.records, reply.digest, sent_at, now, direct=direct, called=called)
+        self._table.prove(pending.node, lambda address: address == pending.address)
         effects += self._hear_head(reply.head, now) + self._refute(reply.refute, now)
         if home is not None:
             home.knows = self.view.newest if reply.head == self.view.head else home.asked
@@ -347,12 +349,13 @@ class Membership:
         now: float,
         *,
         direct: tuple[NodeId, float],
-        network: str = "",
+        host: str = "",
+        called: str = "",
     ) -> list[Effect]:
         """Take in records, and the beats of a digest whose ages count back from `latest`. `direct` is the speaker and
         when it spoke. A record without an age brings no beat, so it makes no unknown node known. Signatures are checked
-        of what would change something, as far as the caller's network or the node that was called has time left; the
-        rest will be offered again."""
+        of what would change something, as far as the network of the caller at `host`, or the node that was `called`,
+        has time left; the rest will be offered again."""
         effects: list[Effect] = []
         try:
             beats = {prefix: heard_at for prefix, (_, heard_at) in seen_in(digest, latest=latest).items()}
@@ -365,8 +368,10 @@ class Membership:
             try:
                 signed = self._read_record(one)
                 heard_at = spoke_at if signed.node == speaker else beats.get(signed.prefix, -math.inf)
-                if self._wants(signed, heard_at, now):
-                    if self._work.take(network or speaker, now=now, cost=SIGNATURE_US):
+                places = {caller_of(address.host) for address in signed.record.addresses}
+                is_there = signed.node == speaker and caller_of(host or called) in places
+                if self._wants(signed, heard_at, is_there, now):
+                    if self._work.take(network_of(host) if host else speaker, now=now, cost=SIGNATURE_US):
                         effects.append(Rejected(reason="over_budget"))
                         continue
                     self._open_record(one)
@@ -376,7 +381,7 @@ class Membership:
                 break
             if signed.node == self.view.own.node:
                 effects += self._overtake(signed, now) if signed.body != self.view.own.body else []
-            elif self._admit(signed, heard_at, now, effects):
+            elif self._admit(signed, heard_at, is_there, now, effects):
                 fresh.append(signed)
         for prefix, heard_at in beats.items():
             peer = self._table.by_prefix.get(prefix)
@@ -385,17 +390,17 @@ class Membership:
         self._push_later(fresh, now)
         return effects
 
-    def _wants(self, signed: SignedRecord, heard_at: float, now: float) -> bool:
+    def _wants(self, signed: SignedRecord, heard_at: float, is_there: bool, now: float) -> bool:
         """Return True if a record would change something."""
         if signed.node == (own := self.view.own).node:
             return signed.body != own.body and signed.order >= own.order
-        return self._leases.wants(signed) or self._table.judge(signed, heard_at, now=now) in CHANGES
+        return self._leases.wants(signed) or self._table.judge(signed, heard_at, is_there=is_there, now=now) in CHANGES
 
-    def _admit(self, signed: SignedRecord, heard_at: float, now: float, effects: list[Effect]) -> bool:
+    def _admit(self, signed: SignedRecord, heard_at: float, is_there: bool, now: float, effects: list[Effect]) -> bool:
         self._leases.tell(signed)
         if signed.record.reachability == "gone":
             self._count_leaves()
-        admitted, more = self._table.admit(signed, heard_at, now=now)
+        admitted, more = self._table.admit(signed, heard_at, is_there=is_there, now=now)
         effects += more
         if admitted == "new":
             self._make_room(signed.node)

@@ -15,7 +15,8 @@ from typing import Annotated
 
 import msgspec
 
-from swarm.net.hosts import address_of, caller_of, is_dialable
+from swarm.gossip.records import MAX_PER_SUBNET
+from swarm.net.hosts import address_of, caller_of, is_dialable, network_of
 from swarm.net.limits import Limits, Meter
 from swarm.net.signing import PublicKeyField
 from swarm.net.wire import Message
@@ -64,13 +65,14 @@ class DialBackLimit:
     def __init__(self, *, lan: bool) -> None:
         per_minute = LAN_DIAL_BACKS_PER_MINUTE if lan else DIAL_BACKS_PER_MINUTE
         self._lan = lan
-        self._meter = Meter(Limits(requests_per_s=per_minute / 60, burst=per_minute))
+        self._meter = Meter(limits := Limits(requests_per_s=per_minute / 60, burst=per_minute))
+        self._networks = Meter(limits, MAX_PER_SUBNET)
 
     def refusal(self, host: str, *, now: float) -> str:
         """Return why `host` is not called now. If it may be called, count that as a call and return ""."""
         if not is_dialable(host, lan=self._lan):
             return "private addresses are not called back (--lan allows them)"
-        too_soon = self._meter.take(caller_of(host), now=now)
+        too_soon = self._meter.take(caller_of(host), now=now) or self._networks.take(network_of(host), now=now)
         return "this address was called back less than a minute ago" if too_soon else ""
 
 

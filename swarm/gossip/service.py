@@ -35,7 +35,6 @@ from swarm.gossip.records import (
     SignedRecord,
     Wake,
 )
-from swarm.gossip.table import blocks_of
 from swarm.net.client import Crowded, Peer, binary, read_signed
 from swarm.net.sessions import ServerSessions
 from swarm.net.wire import decode, encode
@@ -148,7 +147,7 @@ class GossipService:
             return _starting()
         host, table, reached = request.remote or "", self._core.view.table, False
         address = Address(host=host, port=asked.port, fingerprint=asked.fingerprint)
-        if table.find(caller) is None and not table.has_room(blocks_of([address])):
+        if table.find(caller) is None and not table.has_room(address):
             refused = CROWDED
         else:
             refused = self._limit.refusal(host, now=time.monotonic())
@@ -156,6 +155,8 @@ class GossipService:
             self.rejected["dial_back"] += 1
         else:
             reached = await self._knock(caller, address)
+            if reached:
+                table.prove(caller, lambda claimed: claimed == address)
         return binary(encode(DialBackReply(host=host, reached=reached, refused=refused)))
 
     # -- effects ---------------------------------------------------------------------------------------------

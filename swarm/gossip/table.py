@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,7 @@ LASTING = frozenset({"banned_key", "prefix_taken", "address_refused", "table_ful
 """Records refused for these reasons are asked for again only in another order, or after `pardon`."""
 
 Block = tuple[str, int]
+TABLE: Block = ("", MAX_OTHERS)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,7 +164,7 @@ class Table:
         self.unwanted: dict[bytes, int] = {}
         self.tries = Tries(2 * rules.round_s, rules.silent_rounds * rules.round_s)
         self._pardon_at = -math.inf
-        self.blocks: Counter[Block] = Counter()
+        self._blocks: dict[Block, dict[bytes, None]] = {}
         self._learner = b""
 
     def __len__(self) -> int:
@@ -186,7 +187,7 @@ class Table:
         certificate, because a name may lead anywhere."""
         record = signed.record
         named = record.role == "learner"
-        return tuple(a for a in record.addresses if self._dialable(a) or (named and a.fingerprint and is_name(a.host)))
+        return tuple(a for a in record.addresses if (a.fingerprint and named if is_name(a.host) else self._dialable(a)))
 
     def may_call(self, peer: Peer, *, now: float) -> bool:
         """Return True if a public is proven, or if a host that it claims was not tried in vain lately."""
@@ -201,9 +202,10 @@ class Table:
             self.tries.answered(found)
             peer.addresses, peer.proven = (found,), True
 
-    def judge(self, signed: SignedRecord, heard_at: float, *, now: float) -> str:
+    def judge(self, signed: SignedRecord, heard_at: float, *, is_there: bool = False, now: float) -> str:
         """Return what `admit` would make of a record if its owner signed it: one of CHANGES, "known", or the reason for
-        a refusal. Nothing here is as costly as a signature."""
+        a refusal. Nothing here is as costly as a signature. If its owner `is_there`, speaking from the address that the
+        record names, publics that merely claim to be there give way."""
         if signed.node in self.banned:
             return "banned_key"
         known = self.by_prefix.get(signed.prefix)
@@ -222,20 +224,22 @@ class Table:
         if not self.callable_at(signed):
             return "address_refused"
         # The learner always finds room: without it there is no swarm.
-        if signed.record.role != "learner":
-            if known is None and len(self.by_prefix) >= MAX_OTHERS:
-                return "table_full"
-            before = known.signed.record.addresses if known is not None else ()
-            if not self.has_room(blocks_of(signed.record.addresses) - blocks_of(before)):
-                return "subnet_full"
+        full = self._full_for(signed) if signed.record.role != "learner" else []
+        if full and not (is_there and all(map(self._claim_in, full))):
+            return "table_full" if TABLE in full else "subnet_full"
         if known is None:
             return "new"
         return "changed" if signed.record.addresses != known.signed.record.addresses else "reissued"
 
-    def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[str, list[Effect]]:
+    def admit(
+        self, signed: SignedRecord, heard_at: float, *, is_there: bool = False, now: float
+    ) -> tuple[str, list[Effect]]:
         """Take in a record as `judge` says, and return its verdict. `heard_at` is the latest beat as far as the node
         that passed the record on knows. The caller has checked the signature if the verdict is one of CHANGES."""
-        verdict = self.judge(signed, heard_at, now=now)
+        verdict = self.judge(signed, heard_at, is_there=is_there, now=now)
+        if verdict in ("new", "changed") and signed.record.role != "learner":
+            for claim in filter(None, map(self._claim_in, self._full_for(signed))):
+                self.forget(claim)
         match verdict:
             case "known":
                 return verdict, []
@@ -292,7 +296,7 @@ class Table:
     def forget(self, peer: Peer) -> None:
         """Drop a live peer without a tombstone, for example because a leaf knows enough others."""
         del self.by_prefix[peer.signed.prefix]
-        self._count_blocks(peer.signed, -1)
+        self._count_blocks(peer.signed, leaves=True)
 
     # -- transitions -----------------------------------------------------------------------------------------
 
@@ -306,8 +310,8 @@ class Table:
 
     def _renew(self, peer: Peer, signed: SignedRecord, heard_at: float, now: float) -> list[Effect]:
         if signed.record.addresses != peer.signed.record.addresses:
-            self._count_blocks(peer.signed, -1)
-            self._count_blocks(signed, 1)
+            self._count_blocks(peer.signed, leaves=True)
+            self._count_blocks(signed)
             peer.failures, peer.retry_at = 0, -math.inf
             peer.addresses, peer.proven = self.callable_at(signed), signed.record.role == "learner"
         peer.signed, peer.risen_at = signed, now
@@ -325,7 +329,7 @@ class Table:
         )
         if is_learner:
             self._learner = signed.prefix
-        self._count_blocks(signed, 1)
+        self._count_blocks(signed)
         return [Appeared(signed=signed)]
 
     def _lay(self, signed: SignedRecord, now: float, addresses: tuple[Address, ...] = ()) -> list[Effect]:
@@ -334,14 +338,31 @@ class Table:
         self.dead[signed.prefix] = Tombstone(signed=signed, died_at=now, addresses=addresses)
         return []
 
-    def has_room(self, blocks: set[Block]) -> bool:
-        return all(self.blocks[block] < block[1] for block in blocks)
+    def has_room(self, address: Address) -> bool:
+        """Return True if a public that proves this address would be taken in."""
+        return all(len(self._in(one)) < one[1] or self._claim_in(one) for one in blocks_of((address,)))
 
-    def _count_blocks(self, signed: SignedRecord, by: int) -> None:
+    def _full_for(self, signed: SignedRecord) -> list[Block]:
+        """Return the blocks that have no room for a record, besides those in which its node is already."""
+        blocks = blocks_of(signed.record.addresses)
+        return [one for one in blocks if len(self._in(one)) >= one[1] and signed.prefix not in self._in(one)]
+
+    def _claim_in(self, block: Block) -> Peer | None:
+        """Return a public in a block that never proved to be there."""
+        return next((peer for one in self._in(block) if not (peer := self.by_prefix[one]).proven), None)
+
+    def _in(self, block: Block) -> Mapping[bytes, None]:
+        return self._blocks.get(block, {})
+
+    def _count_blocks(self, signed: SignedRecord, *, leaves: bool = False) -> None:
         for block in blocks_of(signed.record.addresses):
-            self.blocks[block] += by
-            if not self.blocks[block]:
-                del self.blocks[block]
+            within = self._blocks.setdefault(block, {})
+            if leaves:
+                within.pop(signed.prefix, None)
+            else:
+                within[signed.prefix] = None
+            if not within:
+                del self._blocks[block]
 
 
 def _drop_oldest(table: dict[Any, Any], size: int) -> None:
@@ -350,7 +371,7 @@ def _drop_oldest(table: dict[Any, Any], size: int) -> None:
 
 
 def blocks_of(addresses: Iterable[Address]) -> set[Block]:
-    """Return the /24 or /48 and the host of each address of the open internet, with the publics that each may have.
-    Private networks have no limit: no stranger is there, and a laboratory may have many nodes."""
+    """Return the table, and the /24 or /48 and the host of each address of the open internet, with the publics that
+    each may have. Private networks have no limit: no stranger is there, and a laboratory may have many nodes."""
     hosts = {open_host(address.host) for address in addresses} - {""}
-    return {(network_of(host), MAX_PER_SUBNET) for host in hosts} | {(host, MAX_PER_HOST) for host in hosts}
+    return {TABLE, *((network_of(host), MAX_PER_SUBNET) for host in hosts), *((host, MAX_PER_HOST) for host in hosts)}

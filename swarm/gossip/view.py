@@ -222,12 +222,11 @@ def _news_for(
     if message.asks and message.digest and view.is_public and seen.get(view.own.prefix, (-1, 0.0))[0] < view.own.order:
         records.append(view.own)
     younger_s = view.rules.transit_s
-    for prefix, peer in view.table.by_prefix.items() if message.digest or message.asks else ():
-        if (claimed := seen.get(prefix)) is None:
-            if prefix != caller:
-                unknown.append(peer)
+    if message.asks:
+        unknown = [peer for prefix, peer in view.table.by_prefix.items() if prefix not in seen and prefix != caller]
+    for prefix, (order, heard_at) in seen.items():
+        if (peer := view.table.by_prefix.get(prefix)) is None:
             continue
-        order, heard_at = claimed
         if peer.heard_at - heard_at > younger_s:
             entries.append((prefix, peer.signed.order, now - peer.heard_at))
         if order < peer.signed.order:
@@ -238,8 +237,9 @@ def _news_for(
     if len(unknown) > message.asks:
         # A leaf gets a random part, without suspects and with the learner first.
         unknown = [peer for peer in unknown if not view.table.is_suspect(peer, now=now)]
-        random.shuffle(unknown)
-        unknown.sort(key=lambda peer: peer.signed.record.role != "learner")
+        learners = [peer for peer in unknown if peer.signed.record.role == "learner"]
+        others = [peer for peer in unknown if peer.signed.record.role != "learner"]
+        unknown = [*learners, *random.sample(others, min(message.asks, len(others)))]
     return entries, records, unknown[: message.asks]
 
 

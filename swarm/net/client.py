@@ -99,10 +99,13 @@ class SlowLine(PeerUnreachable):
     """The peer did not wait for the rest of our body (408). The line is at fault; a smaller body may get through."""
 
 
+Progress = Callable[[int], None]
+
+
 class Peer(Protocol):
     """A node that can be asked over HTTP: once (PeerClient), or until it answers (node/link.py)."""
 
-    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes: ...
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = ...) -> bytes: ...
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes: ...
 
@@ -144,9 +147,11 @@ class PeerClient:
         """Close all connections. Calls under way fail."""
         await self._session.close()
 
-    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
-        """Return the body at `path`."""
-        return await self._call("GET", path, None, cap_bytes, timeout_s)
+    async def get(
+        self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = lambda size: None
+    ) -> bytes:
+        """Return the body at `path`. `progress` gets the size so far."""
+        return await self._call("GET", path, None, cap_bytes, timeout_s, progress=progress)
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
         """Return the answer to `body`. If the server no longer knows our session, ask it for a new one, once."""
@@ -196,6 +201,7 @@ class PeerClient:
         cap_bytes: int,
         timeout_s: float,
         signer: ClientSession | None = None,
+        progress: Progress = lambda size: None,
     ) -> bytes:
         limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         headers = {AUTH_HEADER: signer.header(method, path, body or b"")} if signer else {}
@@ -207,7 +213,7 @@ class PeerClient:
             ) as answer:
                 if answer.status != 200:
                     raise await _refusal(answer, self.base_url)
-                return await read_capped(answer.content, cap_bytes)
+                return await read_capped(answer.content, cap_bytes, progress=progress)
         except aiohttp.ConnectionTimeoutError as error:
             raise PeerUnreachable(
                 f"{self.base_url} cannot be reached: no answer within {CONNECT_S:g} s; {SILENT}"
@@ -262,9 +268,7 @@ def plain_address(url: str) -> Address:
     return Address(host=parts.hostname, port=parts.port)
 
 
-async def read_capped(
-    stream: aiohttp.StreamReader, cap_bytes: int, *, progress: Callable[[int], None] = lambda size: None
-) -> bytes:
+async def read_capped(stream: aiohttp.StreamReader, cap_bytes: int, *, progress: Progress = lambda size: None) -> bytes:
     """Read all of `stream`. Raise TooLarge once more than `cap_bytes` came. `progress` gets the size so far."""
     parts: list[bytes] = []
     size = 0

@@ -41,7 +41,7 @@ class Limits:
 
     body_bytes: int = 8 * 1024
     """So much of a body counts as one more request, up to `counted_bytes`: the largest question, 98 kB, takes 10 ms to
-    read, as long as 80 small ones. Rollouts take less for each byte, and have limits of their own."""
+    read, as long as 80 small ones."""
 
     counted_bytes: int = 96 * 1024
     buckets: int = 8192  # Addresses and nodes whose rate is remembered. One forgotten early only gets a new burst

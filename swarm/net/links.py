@@ -64,7 +64,8 @@ class Station:
     `learner` gives the learner's id and addresses, `head` the newest signed head that gossip knows (empty for none),
     `publics` the publics that this node can dial, `public_at` the proven addresses of a public (none for a leaf),
     `dialable` whether this node may call an address that another one named. `refused` counts refused streams for
-    `status`. `linked` counts the streams by the address at their other end.
+    `status`. `linked` counts the streams by the address at their other end, and `linked_at` says it of
+    each node.
     """
 
     me: NodeId
@@ -80,6 +81,7 @@ class Station:
     random: Random
     refused: Counter[str] = field(default_factory=Counter)
     linked: Counter[str] = field(default_factory=Counter)
+    linked_at: dict[NodeId, str] = field(default_factory=dict)
 
 
 class Links:
@@ -178,14 +180,19 @@ class Links:
 
     async def _keep(self, node: NodeId) -> None:
         """Link to `node` again and again, at the addresses known by then."""
-        tries, loop = self._tries, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        # The learner's wait is its own: another node at its host may be gone.
+        tries = Tries(MIN_BACK_OFF_S, MAX_BACK_OFF_S) if node == self._station.learner()[0] else self._tries
+        tried = 0
         while True:
-            address = next((a for a in self._wanted[node]() if tries.is_due(a, now=loop.time())), None)
-            if address is not None and not self._is_barred(node):
+            due = [a for a in self._wanted[node]() if tries.is_due(a, now=loop.time())]
+            if due and not self._is_barred(node):
+                address, tried = due[tried % len(due)], tried + 1
                 tries.tried(address, now=loop.time())
                 with suppress(PeerUnreachable, ProtocolError):
                     ended = await self._dial(node, address)
                     tries.answered(address)
+                    tried -= 1
                     await ended.wait()
             await asyncio.sleep(MIN_BACK_OFF_S * self._station.random.uniform(0.5, 1.0))
 
@@ -219,6 +226,7 @@ class Links:
         with suppress(OSError):  # It has gone already
             host = caller_of(sock.getpeername()[0])
         linked[host] += 1
+        self._station.linked_at[node] = host
         stream = self._streams[node] = Stream(sock, upload=self._station.upload, download=self._station.download)
 
         def ended() -> None:
@@ -226,7 +234,7 @@ class Links:
             if not linked[host]:
                 del linked[host]
             if self._streams.get(node) is stream:
-                del self._streams[node]
+                del self._streams[node], self._station.linked_at[node]
             on_end()
 
         stream.start(self._open_link(node, stream), ended)

@@ -50,6 +50,7 @@ SHOWN_ROWS = 128
 """Entries of a list in a status that strangers see, half of them its first and half its last: 250 kB with 4,096 nodes.
 The dashboard shows all."""
 
+ROLLOUTS_PATH = "/v1/rollouts"
 REFUSED_AS = {
     400: "malformed",
     408: "too_slow",
@@ -254,8 +255,9 @@ class NodeServer:
     async def _limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if (guest := self._guests.get(request.protocol)) is not None:
             fetches = request.path.startswith(FETCHED_PATHS)
-            # A body in pieces does not say how large it is.
+            # A body in pieces does not say how large it is. Rollouts have limits of their own (rollout/intake.py).
             size = math.inf if request.content_length is None and request.can_read_body else request.content_length or 0
+            size = 0 if request.path == ROLLOUTS_PATH else size
             wait_s = self._gate.wait_s(guest, now=time.monotonic(), fetches=fetches, body_bytes=size)
             if wait_s > 0.0:
                 text = "too many requests from your address: come back later"

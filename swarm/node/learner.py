@@ -18,8 +18,8 @@ import msgspec
 from swarm.audit.auditor import Auditor
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.store import newest_head
-from swarm.broadcast.version.manifest import LAYOUT_BYTES
-from swarm.errors import UserError
+from swarm.broadcast.version.manifest import read_layout
+from swarm.errors import ProtocolError, UserError
 from swarm.learner.messages import Prepared
 from swarm.net.hosts import is_loopback, is_private
 from swarm.net.signing import swarm_id_of
@@ -426,8 +426,10 @@ class LearnerNode:
         self._waits_for = "torch to be imported and the model to be loaded"
         prepared = await self._training.open()
         self._waits_for = "the prompts to be read and measured"
-        if (nbytes := len(encode(prepared.layout))) > LAYOUT_BYTES:
-            raise UserError(f"the model's tokenizer and configuration take {nbytes} bytes; {LAYOUT_BYTES} is the most")
+        try:
+            read_layout(encode(prepared.layout))
+        except ProtocolError as error:
+            raise UserError(f"no sampler could take this model, its tokenizer or its configuration: {error}") from error
         await self._broadcast.open(prepared.layout)
         # In a thread, because a large data set takes a while.
         progress = Progress(self._say)

@@ -8,7 +8,7 @@ from random import Random, SystemRandom
 from typing import TypeVar
 
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
-from swarm.net.client import Busy, OtherProtocol, Peer, SlowLine
+from swarm.net.client import Busy, OtherProtocol, Peer, Progress, SlowLine
 from swarm.net.sessions import Unauthorized
 from swarm.node.bootstrap import Hello, say_hello
 from swarm.node.network import NodeNetwork
@@ -50,8 +50,12 @@ class LearnerLink:
         """Return the learner's own hello, however long it takes."""
         return await self._patiently(self._learners_hello)
 
-    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
-        return await self._call(path, lambda peer: peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s))
+    async def get(
+        self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = lambda size: None
+    ) -> bytes:
+        return await self._call(
+            path, lambda peer: peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s, progress=progress)
+        )
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
         return await self._call(path, lambda peer: peer.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s))

@@ -35,7 +35,7 @@ from swarm.gossip.records import GossipRules, Owner, Profile, SignedRecord, open
 from swarm.gossip.service import KNOCK_S, GossipService
 from swarm.gossip.table import Leaf, Peer
 from swarm.net.client import PeerClient, session_route
-from swarm.net.hosts import is_dialable, is_loopback, is_private
+from swarm.net.hosts import caller_of, is_dialable, is_loopback, is_private
 from swarm.net.links import Station
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
@@ -321,9 +321,12 @@ class NodeNetwork:
         return [(peer.signed.node, peer.addresses[0]) for peer in reached if peer.signed.node != learner]
 
     def public_at(self, node: NodeId) -> list[Address]:
-        """Return where another public was proven to be; empty for a leaf or an unknown node."""
+        """Return where another public was proven to be, or where its stream comes from if it is linked with this node;
+        empty for a leaf or an unknown node."""
         peer = self.gossip.core.view.table.find(node) if self.gossip.is_open else None
-        return list(peer.addresses) if peer is not None and peer.proven else []
+        if peer is None or peer.proven:
+            return list(peer.addresses) if peer is not None else []
+        return [one for one in peer.addresses if caller_of(one.host) == self.station.linked_at.get(node)]
 
     def may_call(self, address: Address) -> bool:
         """Return whether this node may call an address that another one named."""

@@ -423,9 +423,10 @@ class Steps:
     def _keep_near_best(self) -> None:
         """Keep the checkpoint nearest to the best version, and write one after the next step if there is none since."""
         if (best := self._best) is not None:
-            self._training.best = int(best["version"])
-            saved = self._training.saved_step
-            self._save_soon = saved is None or saved < best["version"]
+            version, saved = int(best["version"]), self._training.saved_step
+            self._training.best = version
+            # Of the model that the run began with there is no checkpoint, and the last one may be nearer than the next.
+            self._save_soon = version > 0 and (saved is None or self.step + 1 - version < version - saved)
 
     def _record(self, batch: list[Group], step: int, trained: Trained) -> None:
         """Record a step. There is no await in between, because `status` may be called at every one."""

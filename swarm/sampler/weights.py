@@ -43,7 +43,8 @@ WORDS = frozenset((
     "moe_layers_enum", "position_embedding_type", "norm_type", "scoring_func", "topk_method", "expert_selection_fn",
     "shared_expert_combination_strategy", "conv_glu_type", "use_bidirectional_attention", "time_step_init_scheme",
     "mamba_ssm_cache_dtype", "inference_state_dtype", "autocast_kernel_dtype", "mode", "weight_mode",
-    "patching_mode", "vision_feature_select_strategy",
+    "patching_mode", "vision_feature_select_strategy", "output_gate_type", "mamba_ssm_dtype", "gating", "dense_act_fn",
+    "feed_forward_proj", "router_dtype",
 ))  # fmt: skip
 """Keys of a configuration that may have an object, and text. Any other may have numbers alone: by text a configuration
 could name Python modules, kernels of a hub, or files, as `speculators_config` does to vLLM."""

@@ -12,7 +12,6 @@ from swarm.gossip.membership import Membership
 from swarm.gossip.records import (
     ENTRY_BYTES,
     GOSSIP_BODY_BYTES,
-    MAX_PER_SUBNET,
     PREFIX_BYTES,
     Appeared,
     Call,
@@ -172,9 +171,9 @@ def check(one: Table, highest: dict[bytes, int]) -> None:
     for prefix, order in held.items():
         assert order >= highest.get(prefix, 0), "I4"
     highest.update(held)
-    recount = Counter(subnet for peer in one for subnet in blocks_of(peer.signed.record.addresses))
-    assert dict(one.blocks) == recount
-    assert all(count <= MAX_PER_SUBNET for count in recount.values())
+    recount = Counter(block for peer in one for block in blocks_of(peer.signed.record.addresses))
+    assert {block: len(nodes) for block, nodes in one._blocks.items()} == recount
+    assert all(count <= block[1] for block, count in recount.items())
     for peer in one:
         assert peer.signed.node not in one.banned
         assert peer.signed.record.reachability == "public"

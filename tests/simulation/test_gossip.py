@@ -363,7 +363,7 @@ def containers_of(node: GossipNode) -> dict[str, int]:
     return {
         "publics": len(table),
         "dead": len(table.dead),
-        "subnets": len(table.blocks),
+        "subnets": len(table._blocks),
         "leases": len(core.view.leases),
         "calls": len(core.calls.pending),
         "homes": len(core.homes.homes),

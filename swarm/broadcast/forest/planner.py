@@ -36,6 +36,7 @@ NEAR = 64  # A parent looks among this many waiting peers for one that it does n
 Tree = dict[NodeId, NodeId]  # The parent of every peer
 
 KEPT = 0.9  # Of a measured rate, from one version to the next: a node may have been asked for less
+MAX_SPREAD = 8.0  # Times the median that a node may count for: accomplices can report any rate
 MIN_TOOK_S = 0.1  # What a small version takes at least: shorter times are of the announcement, not of the uplinks
 
 
@@ -55,7 +56,7 @@ class Uplinks:
         """Return the uplink of each node in bytes/s. All are 0 while nothing was measured."""
         known = [rate for rate in self._measured.values() if rate > 0]
         middle = median_low(known) if known else 0.0
-        return {node: self._measured.get(node) or middle for node in nodes}
+        return {node: min(self._measured.get(node) or middle, MAX_SPREAD * middle) for node in nodes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

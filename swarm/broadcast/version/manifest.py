@@ -42,9 +42,9 @@ MAX_REGION_BYTES = 4 * 1024 * 1024
 REGIONS_AIMED_AT = 1024
 """Regions are independent units of coding: enough of them to spread over cores, large enough to compress."""
 
-MODEL_BYTES = 1024**4
-"""Largest model: 500 billion parameters in bf16, which are more regions than TABLE_BYTES describe. A layout that claims
-more would only cost memory for its regions."""
+MODEL_BYTES = 400 * 10**9
+"""Largest model: 200 billion parameters in bf16. Its 95,000 regions take most of the objects that a table may have. A
+layout that claims more would only cost memory for its regions."""
 
 SEGMENT_BYTES = 128 * 1024 * 1024
 """Weights encoded in about a tenth of a second: while they travel, which takes a home line as long, so do the next."""
@@ -123,6 +123,7 @@ class Layout(Message, frozen=True):
     """The tensors of the stream, in order, and the model's small files. All versions of a run share it. Tensors are
     frozen only beside an `adapter`."""
 
+    max_objects: ClassVar[int] = 8 * MAX_TENSORS + 1000  # Eight for a matrix
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
     files: Annotated[tuple[ModelFile, ...], msgspec.Meta(max_length=64)]
     adapter: AdapterShape | None = None
@@ -157,6 +158,7 @@ class ChunkTable(Message, frozen=True):
     """Regions, chunks and tensor sums of one version. `cuts` are the numbers of regions in its segments. While the
     version is being encoded, a table describes the first segments only, and has no sums."""
 
+    max_objects: ClassVar[int] = 470_000  # Four for a region, and one for a chunk or a sum: see MODEL_BYTES
     regions: Annotated[tuple[RegionEntry, ...], msgspec.Meta(min_length=1, max_length=2_000_000)]
     cuts: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=MAX_SEGMENTS)]
     chunk_bytes: Annotated[int, msgspec.Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from swarm.gossip.records import MAX_LEAVES, MAX_PER_SUBNET, MAX_PUBLICS, Died, Effect
+from swarm.gossip.records import MAX_LEAVES, MAX_PUBLICS, Died, Effect
 from swarm.gossip.table import blocks_of
 from swarm.types import NodeId, VersionId
 from tests.simulator.gossip.swarm import CONNECT_TRIPS, GossipNode, GossipSwarm
@@ -146,10 +146,11 @@ class GossipChecker:
         self._must(len(view.leases) <= MAX_LEAVES, "I5", f"{node.number} serves {len(view.leases)} leaves")
         self._must(len(node.core.homes.homes) <= view.rules.homes, "I5", f"{node.number} has too many homes")
         self._must(len(node.core.calls.pending) <= MAX_CALLS, "I5", f"{node.number} has too many calls under way")
-        subnets = Counter(subnet for peer in table for subnet in blocks_of(peer.signed.record.addresses))
-        self._must(dict(table.blocks) == subnets, "I5", f"{node.number} lost count of its subnets")
-        most = max(subnets.values(), default=0)
-        self._must(most <= MAX_PER_SUBNET + 1, "I5", f"{node.number} knows {most} of one subnet")
+        blocks = Counter(block for peer in table for block in blocks_of(peer.signed.record.addresses))
+        counted = {block: len(nodes) for block, nodes in table._blocks.items()}
+        self._must(counted == blocks, "I5", f"{node.number} lost count of its blocks")
+        for block, count in blocks.items():
+            self._must(count <= block[1] + 1, "I5", f"{node.number} knows {count} of block {block[0]}")
 
     def _check_ages(self, node: GossipNode) -> None:
         for peer in node.core.view.table:

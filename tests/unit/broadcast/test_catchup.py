@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -94,8 +94,8 @@ class CountingPeer:
         self._client = client
         self.asked = asked
 
-    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
-        return await self._client.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s)
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float, **rest: Any) -> bytes:
+        return await self._client.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s, **rest)
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
         return await self._client.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s)
@@ -361,10 +361,10 @@ class Hesitant:
     def __init__(self, peer: Peer, retry_after_s: float) -> None:
         self._peer, self._busy = peer, [Busy("not now", retry_after_s)]
 
-    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float, **rest: Any) -> bytes:
         if self._busy:
             raise self._busy.pop()
-        return await self._peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s)
+        return await self._peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s, **rest)
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
         raise NotImplementedError

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -38,7 +38,7 @@ from swarm.broadcast.transfers import (
 )
 from swarm.broadcast.version.manifest import TABLE_BYTES
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.net.client import Peer, PeerClient
+from swarm.net.client import Peer, PeerClient, Progress
 from swarm.net.hosts import is_dialable
 from swarm.net.links import NO_VERSION, Station
 from swarm.net.sessions import ServerSessions
@@ -49,6 +49,7 @@ from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
 from tests.publishers import Publisher, hand_over, receiver_store
 from tests.simulator.broadcast.schemes import planner_named
 from tests.unit.broadcast.store.test_base_model import save
+from tests.unit.net.test_stream import VirtualLoop
 from tests.unit.wires import PATIENCE_S, many_turns, until
 
 
@@ -188,7 +189,7 @@ class Asked:
         self._answer = answer
         self.asked = 0
 
-    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float, **rest: Any) -> bytes:
         self.asked += 1
         if self._answer is None:
             await asyncio.Event().wait()
@@ -204,7 +205,7 @@ class Asked:
 async def test_while_a_peer_is_silent_the_learner_is_asked_and_after_a_failure_the_next_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def ask(peer: Peer) -> bytes:
+    async def ask(peer: Peer, progress: Progress) -> bytes:
         return await peer.get("/", cap_bytes=1, timeout_s=60.0)
 
     failing, silent, never, learner = Asked(PeerUnreachable("")), Asked(None), Asked(b"late"), Asked(b"it")
@@ -217,6 +218,58 @@ async def test_while_a_peer_is_silent_the_learner_is_asked_and_after_a_failure_t
     assert await neighbours.first_of([failing, failing, never, unasked], ask) == b"late"
     assert unasked.asked == 0
     assert await neighbours.first_of([failing], ask) is None
+
+
+class Slow:
+    """A peer whose answers take `seconds`, of which a byte comes each second."""
+
+    def __init__(self, seconds: int) -> None:
+        self._seconds = seconds
+
+    async def get(
+        self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = lambda size: None
+    ) -> bytes:
+        for size in range(self._seconds):
+            await asyncio.sleep(1.0)
+            progress(size)
+        return b"it"
+
+
+def test_a_slow_line_is_not_taken_for_a_silent_peer() -> None:
+    async def ask(peer: Peer, progress: Progress) -> bytes:
+        return await peer.get("/", cap_bytes=1, timeout_s=60.0, progress=progress)
+
+    unasked = Asked(b"")
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        asked = [cast(Peer, Slow(30)), *[unasked] * 33]
+        assert runner.run(neighbours.first_of(asked, ask)) == b"it"
+    assert unasked.asked == 0
+
+
+def test_while_one_is_silent_no_more_than_two_are_asked() -> None:
+    async def ask(peer: Peer, progress: Progress) -> bytes:
+        return await peer.get("/", cap_bytes=1, timeout_s=60.0)
+
+    silent, others = Asked(None), [Asked(None) for _ in range(33)]
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner, pytest.raises(TimeoutError):
+        runner.run(asyncio.wait_for(neighbours.first_of([silent, *others], ask), 50.0))
+    assert [one.asked for one in others] == [0] * 32 + [1]
+
+
+@pytest.mark.parametrize(("seconds", "helped"), [(14, False), (None, True)], ids=["slow", "silent"])
+def test_the_learner_helps_only_while_all_peers_are_silent(seconds: int | None, helped: bool) -> None:
+    """Each of 12 pieces takes a home line 14 s, in which something of it always comes."""
+    learner = Asked(b"it")
+
+    async def download() -> bool:
+        pieces = [Piece(path="/", expected_bytes=1, cap_bytes=1, take=lambda body: True) for _ in range(12)]
+        with ThreadPoolExecutor(1) as pool:
+            peers = [cast(Peer, Asked(None) if seconds is None else Slow(seconds)) for _ in range(4)]
+            return await Download(pieces, pool).run(peers, [cast(Peer, learner)], patient=True)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(download())
+    assert (learner.asked > 0) == helped
 
 
 # -- a receiver that hears a learner --------------------------------------------------------------------------
@@ -535,7 +588,7 @@ async def test_who_leaves_in_an_apply_waits_for_its_end(
 class Giver:
     """A peer that gives whatever it is asked for."""
 
-    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float, **rest: Any) -> bytes:
         return b"what it is asked for"
 
 

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from swarm.gossip.membership import SIGNATURE_US, WORK, Membership
-from swarm.gossip.records import MAX_LEAVES, MAX_PER_SUBNET, Exchange, ExchangeReply, Profile, SignedRecord
+from swarm.gossip.records import (
+    MAX_LEAVES,
+    MAX_PER_HOST,
+    MAX_PER_SUBNET,
+    Exchange,
+    ExchangeReply,
+    Profile,
+    SignedRecord,
+)
 from swarm.gossip.table import MAX_OTHERS
 from swarm.types import Address, NodeId
 from tests.swarmers import (
@@ -298,3 +306,46 @@ def test_two_large_networks_do_not_drive_one_another_out() -> None:
     polls(one, range(5000, 5000 + MAX_LEAVES // 2), FLOODER, 1.0)
     assert not any(polls(one, range(6000, 6100), FLOODER, 2.0))
     assert not any(polls(one, range(7000, 7100), HONEST, 2.0))
+
+
+@pytest.mark.parametrize("fill", ["its host", "the table"])
+def test_claims_give_way_to_a_node_that_speaks_from_where_it_says_it_is(fill: str) -> None:
+    one = core(1)
+    table = one.view.table
+    claimed = (
+        fakes(MAX_OTHERS)
+        if fill == "the table"
+        else [signed(number, addresses=[Address(host=HONEST, port=number)]) for number in range(10, 10 + MAX_PER_HOST)]
+    )
+    for claim in claimed:
+        assert table.admit(claim, 1.0, now=1.0)[0] == "new"
+    honest = signed(2, 1, addresses=[Address(host=HONEST, port=7700)])
+    assert table.has_room(honest.record.addresses[0])
+    from_elsewhere = Exchange(records=(honest.sealed,), digest=ages((honest, 0.0)), asks=0)
+    one.receive(STRANGER, from_elsewhere, host=FLOODER, now=1.0)
+    assert table.find(honest.node) is None, "who passes a record on proves nothing"
+    one.receive(honest.node, Exchange(records=(honest.sealed,), asks=0), host=HONEST, now=2.0)
+    found = table.find(honest.node)
+    assert found is not None
+    assert found.proven
+    assert len(table) == len(claimed), "one claim has gone"
+
+
+def test_nodes_that_proved_to_be_there_keep_their_places() -> None:
+    one = core(1)
+    table = one.view.table
+    for number in range(10, 10 + MAX_PER_HOST):
+        record = signed(number, addresses=[Address(host=HONEST, port=number)])
+        one.receive(record.node, Exchange(records=(record.sealed,), asks=0), host=HONEST, now=1.0)
+    late = signed(2, 1, addresses=[Address(host=HONEST, port=7700)])
+    assert not table.has_room(late.record.addresses[0])
+    assert reasons(one.receive(late.node, Exchange(records=(late.sealed,), asks=0), host=HONEST, now=2.0)) == [
+        "subnet_full"
+    ]
+
+
+def test_a_name_in_a_record_is_called_only_if_the_record_is_the_learners() -> None:
+    """Although the user named a bootstrap by that name: strangers could have the ports of the learner tried."""
+    one = core(1, dialable=lambda named: named.host == "swarm.example.org")
+    named = [Address(host="swarm.example.org", port=port, fingerprint=bytes(32)) for port in (1, 2)]
+    assert one.view.table.callable_at(signed(2, addresses=named)) == ()

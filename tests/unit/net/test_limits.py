@@ -181,7 +181,7 @@ def test_large_bodies_count_as_several_requests_and_small_ones_of_others_pass() 
     questions = sum(gate.wait_s(asks, now=0.0, body_bytes=98_000) == 0.0 for _ in range(100))
     assert questions == limits.burst * limits.proven_share // (1 + 98_000 / limits.body_bytes)
     assert gate.wait_s(other, now=0.0, body_bytes=400) == 0.0
-    # Of a body that does not say its size, as of the largest submission, no more is counted than can be paid.
+    # Of a body that does not say its size no more is counted than can be paid.
     assert gate.wait_s(entered(gate, "192.0.2.77"), now=0.0, body_bytes=float("inf")) == 0.0
 
 

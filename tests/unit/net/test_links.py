@@ -356,6 +356,22 @@ async def test_many_nodes_that_name_one_host_have_it_tried_once_and_another_host
     assert sorted(tried) == ["20.1.1.1", "20.66.66.66"]
 
 
+async def test_a_second_address_at_one_host_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a learner whose router forwards another port than the one that it listens on."""
+    tried: list[int] = []
+
+    async def dial(links: Links, node: NodeId, address: Address) -> asyncio.Event:
+        tried.append(address.port)
+        raise PeerUnreachable("closed")
+
+    monkeypatch.setattr(Links, "_dial", dial)
+    monkeypatch.setattr("swarm.net.links.MIN_BACK_OFF_S", 0.001)
+    async with hosts(KEY) as (host,):
+        host.links.dial({NodeId("far"): lambda: [Address(host="8.8.8.8", port=port) for port in (7700, 8800)]})
+        await until(lambda: len(tried) >= 4)
+    assert tried[:4] == [7700, 8800, 7700, 8800]
+
+
 async def test_a_hello_that_comes_after_the_end_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reading = asyncio.Event()
 

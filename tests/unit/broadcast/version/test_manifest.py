@@ -15,9 +15,12 @@ from swarm.broadcast.version.manifest import (
     HEAD_BYTES,
     HEAD_CONTEXT,
     LAYOUT_BYTES,
+    MAX_CHUNK_BYTES,
     MAX_REGION_BYTES,
     MAX_TENSORS,
     MIN_REGION_BYTES,
+    MODEL_BYTES,
+    TABLE_BYTES,
     ChunkTable,
     Dtype,
     Head,
@@ -38,7 +41,7 @@ from swarm.broadcast.version.manifest import (
     tensor_spans,
 )
 from swarm.errors import ProtocolError
-from swarm.net.wire import digest, encode
+from swarm.net.wire import Digest, decode, digest, encode
 from swarm.types import VersionId
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, SWARM_OF_KEY, layout, publish, v, weights_of
 
@@ -309,6 +312,24 @@ SHARE = 64
 def test_no_layout_allocates_more_than_four_times_the_largest(tensor: Callable[[int], list[Any]]) -> None:
     data = raw_layout(tensors=[tensor(i) for i in range(MAX_TENSORS // SHARE)])
     assert allocated_by(data) * SHARE <= 4 * LAYOUT_BYTES
+
+
+def test_a_layout_of_a_model_of_many_experts_passes() -> None:
+    tensors = [[f"layers.{i // 384}.experts.{i % 384}.w", "BF16", [1, 2], []] for i in range(MAX_TENSORS)]
+    assert len(read_layout(raw_layout(tensors=tensors)).tensors) == MAX_TENSORS
+
+
+def test_a_table_of_the_largest_model_passes() -> None:
+    count = MODEL_BYTES // MAX_REGION_BYTES
+    entry = RegionEntry(codec="full", encoded_bytes=3 << 20, decoded_digest=Digest(bytes(32)))
+    table = ChunkTable(
+        regions=(entry,) * count,
+        cuts=(count,),
+        chunk_bytes=MAX_CHUNK_BYTES,
+        chunk_digests=(Digest(bytes(32)),) * (count * 3 // 4),
+        tensor_sums=(1,) * 2000,
+    )
+    assert decode(encode(table), ChunkTable, cap_bytes=TABLE_BYTES) == table
 
 
 def test_a_layout_over_its_caps_is_refused_before_anything_is_built() -> None:
