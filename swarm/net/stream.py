@@ -211,7 +211,7 @@ class Stream:
         self._left: list[memoryview] = []
         self._writing = False
         self._polled = False
-        self._paused_writing = False
+        self._paused_writing = self._paused_reading = False
         self._closed = False
         self._lowat = 1
         self._unsent = UNSENT_BYTES
@@ -324,6 +324,7 @@ class Stream:
         try:
             while budget > 0 and not self._closed and not self._waits_for_more():
                 if not self._download.admits(self._fd, self._resume_reading):
+                    self._paused_reading = True
                     self._loop.remove_reader(self._fd)
                     return
                 count = self._sock.recv_into(self._into[self._filled : self._filled + budget])
@@ -361,11 +362,13 @@ class Stream:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
     def _on_readable_again(self) -> None:
-        if not self._closed:
+        # Asked for before the stream had to wait for its turn, perhaps.
+        if not (self._closed or self._paused_reading):
             self._on_readable()
 
     def _resume_reading(self) -> None:
         if not self._closed:
+            self._paused_reading = False
             self._loop.add_reader(self._fd, self._on_readable)
             self._loop.call_soon(self._on_readable_again)
 
