@@ -677,11 +677,11 @@ async def test_the_best_version_is_named_and_the_first_of_equals_and_over_a_resu
     assert again.steps.held_out[-1] == loop.steps.held_out[-1]
 
 
-@pytest.mark.parametrize(("saved_step", "saves"), [(None, 1), (9, 1), (10, 0)])
+@pytest.mark.parametrize(("saved_step", "saves"), [(None, 1), (8, 1), (9, 0), (10, 0)])
 async def test_after_the_best_version_a_checkpoint_is_written_unless_there_is_one(
     tmp_path: Path, saved_step: int | None, saves: int
 ) -> None:
-    """Also in the next life, if the learner was killed before it could."""
+    """Also in the next life, if the learner was killed before it could; not if the next one would be no nearer."""
     former_life(tmp_path, step=10, exact_match=0.5)
     loop = Loop(tmp_path, step=10, steps=200, saved_step=saved_step)
     loop.rollouts.batches = [[answered()] for _ in range(3)]
