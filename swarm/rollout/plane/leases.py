@@ -72,16 +72,14 @@ RETRY_S = 60.0  # For this long a node does not get a sample that it failed, unl
 ALL_FAILED_RETRY_S = 1.0  # And if all have: a node that is alone and answers wrongly at once must not do so in a loop
 
 FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its group is dropped: one may lie
-MAX_REDRAWS = 2  # Times that a sample is drawn again for lack of a score: after that the prompt is to blame
 LENGTH_WEIGHT = 1 / 64  # Of the last answer in the mean length of answers
 MAX_NODES = 4096  # Samplers that the table remembers; the table of publics has the same bound
 
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One sample of a group. `node` holds it while it is leased, `author` answered it. `restored`: read back from the
-    journal, which does not say how often it was drawn again before, and so from which seed. `measured`: so is the class
-    of engine that holds or drew it. `episode` is the attempt under way, if the task has turns."""
+    """One sample of a group. `node` holds it while it is leased, `author` answered it. `measured`: so is the class of
+    engine that holds or drew it. `episode` is the attempt under way, if the task has turns."""
 
     spec: SampleSpec
     node: NodeId | None = None
@@ -91,8 +89,6 @@ class Sample:
     failures: int = 0
     failed_at: float = 0.0
     failed_by: set[NodeId] = field(default_factory=set)
-    redraws: int = 0
-    restored: bool = False
     measured: bool = True
     episode: Episode | None = None
 
@@ -425,19 +421,6 @@ class LeaseTable:
         if episode.drawn:
             episode.keeper = episode.drawn[-1][1]
             self._kept.append((now + STICKY_S, episode, episode.turn))
-
-    def retract(self, group: Group, index: int) -> bool:
-        """Have a sample drawn again, since its answer cannot be scored. Return False after MAX_REDRAWS times."""
-        sample = group.samples[index]
-        assert sample.score is None
-        if sample.redraws >= MAX_REDRAWS:
-            return False
-        sample.redraws += 1
-        # The old seed would give the same answer if the version is the same.
-        seed = sample_seed(self._run_seed, GroupId(f"{group.group_id}/{sample.redraws}"), index)
-        sample.spec = structs.replace(sample.spec, seed=seed)
-        self.withdraw(group, index)
-        return True
 
     def withdraw(self, group: Group, index: int) -> None:
         """Have a sample drawn again from its seed, as if it had not been answered."""
