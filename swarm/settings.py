@@ -263,9 +263,6 @@ class LeadConfig(BaseModel):
     prompt_column: Annotated[str, Field(min_length=1, max_length=256)] = "prompt"
     answer_column: Annotated[str, Field(min_length=1, max_length=256)] = "answer"
     held_out_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
-    reward_failure: Annotated[
-        Literal["zero", "redraw", "stop"], Flag(LEARNING, "What to do when a reward fails."), RESUMED
-    ] = "zero"
     reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20), RESUMED] = 4096
     reward_processes: Annotated[int | None, Field(ge=1, le=256), RESUMED] = None
     eval_samples: Annotated[int, Field(ge=1, le=1024), RESUMED] = 1

@@ -42,7 +42,6 @@ Finish = Literal["stop", "length", "failed"]
 BasePrecision = Literal["bf16", "nf4"]
 Rounding = Literal["none", "fp8", "int8", "int4"]
 """To what an engine rounds its matrices at each install; the rest keeps the engine's number format."""
-RewardFailure = Literal["zero", "redraw", "stop"]  # What happens to a completion whose reward failed
 Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "barred", "overloaded"]
 
 

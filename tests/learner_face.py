@@ -21,7 +21,7 @@ from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.scoring import Stepper
 from swarm.rollout.tally import SamplerWatch
-from swarm.types import Address, NodeId, RewardFailure, Rounding, Score, Unscored
+from swarm.types import Address, NodeId, Rounding, Score, Unscored
 from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
 
 ALICE, BOB = KEY.node_id, OTHER_KEY.node_id
@@ -38,7 +38,6 @@ class Learner(SamplerWatch):
         *,
         limits: IntakeLimits | None = None,
         commit_s: float = WAIT_S,
-        reward_failure: RewardFailure = "redraw",
         accepts: Collection[Rounding] = (),
     ) -> None:
         self.key = SigningKey.generate()
@@ -59,7 +58,6 @@ class Learner(SamplerWatch):
             heard=lambda node, beat, idle: self.did.append((node, beat.did, idle)),
             limits=limits,
             commit_s=commit_s,
-            reward_failure=reward_failure,
             accepts=accepts,
         )
         self.port = 0

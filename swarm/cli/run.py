@@ -82,7 +82,7 @@ Resume = Annotated[Path | None, typer.Option(help=RESUME, rich_help_panel=MOST)]
 FROM = "Begin a new run with the model and the settings of that run; each may be changed."
 ForkFrom = Annotated[Path | None, typer.Option("--from", help=FROM, rich_help_panel=MOST)]
 ForkStep = Annotated[int | None, typer.Option("--step", min=0, help="With --from: of that checkpoint, not the newest.")]
-ForkBest = Annotated[bool, typer.Option("--best", help="With --from: the model that was best on held-out prompts.")]
+ForkBest = Annotated[bool, typer.Option("--best", help="With --from: its checkpoint nearest to the best result.")]
 CHECK = "Look at all that the run needs, say what was found, and start nothing."
 Check = Annotated[bool, typer.Option("--check", help=CHECK, rich_help_panel=MOST)]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]

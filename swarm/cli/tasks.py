@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 WRONG = "this is not the answer"  # Scored to show what a wrong answer earns
 MAX_SHOWN = 2000  # Characters of a prompt that are shown
 
-FAILURES = {
-    "zero": "a run gives such completions 0",
-    "redraw": "a run draws such completions again",
-    "stop": "a run ends at the first",
-}  # By reward_failure
-
 tasks_app = typer.Typer(help="List the tasks, or try one.", invoke_without_command=True)
 
 
@@ -95,7 +89,7 @@ def try_task(
     chosen = [[one] for one in given or []] or [[p.answer, "", WRONG] if answer is None else [answer] for p in prompts]
     asked = list(zip(prompts, chosen, strict=False))
     if failed := asyncio.run(_show_scored(settings, asked, reader)):
-        raise UserError(f"the reward failed {failed} times: {FAILURES[settings.reward_failure]}, and ends if all fail")
+        raise UserError(f"the reward failed {failed} times: a run gives such completions 0, and ends if all fail")
 
 
 def _show(prompt: Prompt, reader: Prompts | None) -> None:

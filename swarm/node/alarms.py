@@ -162,15 +162,12 @@ def _holds_wanted(answer: Answer) -> bool:
     return bool(wanted) and not answer.exact and bool(re.search(rf"(?<!\w){wanted}(?!\w)", said, re.IGNORECASE))
 
 
-def rewards_failed(share: float, reason: str, failure: str) -> Alarm | None:
+def rewards_failed(share: float, reason: str) -> Alarm | None:
     """Return the alarm of a step in which `share` of the rewards failed, if that is too many. The last one failed for
-    `reason`. `failure` is the setting reward_failure."""
+    `reason`."""
     if share <= FAILED_SHARE:
         return None
-    follows = "are drawn again, so the data lack answers of that kind" if failure == "redraw" else "get 0"
-    text = (
-        f'{share:.1%} of the rewards failed; reward_failure = "{failure}": such completions {follows}. Last: {reason}'
-    )
+    text = f"{share:.1%} of the rewards failed: such completions get 0. Last: {reason}"
     return _alarm("reward_failed", share, FAILED_SHARE, text)
 
 

@@ -106,7 +106,6 @@ class Chosen:
     rollout: Rollout
     whole: Rollout
     seed: int | None
-    is_seed_known: bool
     side: int
     in_full: bool
 
@@ -144,8 +143,8 @@ class Part:
 
 
 class Auditing:
-    """Weights are kept in `directory`; `audit` is the trainer's. `class_of` names the class of a sampler's engine.
-    Where a failed reward `redraws` a sample from another seed, draws from before a restart are not judged."""
+    """Weights are kept in `directory`; `audit` is the trainer's. `class_of` names the class of a sampler's
+    engine."""
 
     def __init__(
         self,
@@ -154,7 +153,6 @@ class Auditing:
         audit: Audit,
         *,
         class_of: Callable[[NodeId], str],
-        redraws: bool = False,
         emit: Callable[..., None],
         say: Callable[[str], None],
     ) -> None:
@@ -162,7 +160,6 @@ class Auditing:
         self._auditor = auditor
         self._audit = audit
         self._class_of = class_of
-        self._redraws = redraws
         self._emit = emit
         self._say = say
         self._seen: set[tuple[str, NodeId]] = set()
@@ -245,7 +242,7 @@ class Auditing:
     async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool | None, Looked]:
         """Return whether an answer is what its seed draws (None if nobody can tell), and who is caught by it."""
         rollout, looked = sample.rollout, Looked()
-        if rollout is None or len(rollout.turns) > 1 or (self._redraws and sample.restored):
+        if rollout is None or len(rollout.turns) > 1:
             return None, looked
         one = self._chosen(rollout.rollout_id, group, sample, _turns_of(sample)[0], in_full=True)
         parts = []
@@ -298,7 +295,6 @@ class Auditing:
             rollout=part_of(rollout, turn),
             whole=rollout,
             seed=seat_seed(sample.spec.seed, turn.seat) if group.rules.temperature > 0 else None,
-            is_seed_known=not (self._redraws and sample.restored),
             side=_side_of(sample, group),
             in_full=in_full,
         )
@@ -310,7 +306,7 @@ class Auditing:
             if len(part.errors):
                 self._replace(looked, part)
         errors = EMPTY if one.seed is None else np.concatenate([part.errors for part in parts])
-        margins = np.concatenate([part.margins for part in parts]) * one.is_seed_known
+        margins = np.concatenate([part.margins for part in parts])
         past = sum(chosen.past_its_end() for chosen in {id(part.chosen): part.chosen for part in parts}.values())
         if past:
             margins = np.concatenate([margins[:-past], np.full(past, CUT, np.float32)])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PREFIX, OTHER = "echo_node_", "other"
 
-DROPS = ("stale", "bound_lowered", NO_VARIANCE, "reward_failed", "environment_failed", "generation_failed")
+DROPS = ("stale", "bound_lowered", NO_VARIANCE, "environment_failed", "generation_failed")
 REFUSALS = (  # What people ask about; those of gossip are `other`
     *("connections", "all_connections", "connections_of_node", "requests", "handshake", "malformed", "too_slow"),
     *("too_large", "other_protocol", "unsigned", "bad_signature", "unknown_session", "stream", "dial_back"),

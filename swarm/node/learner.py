@@ -249,7 +249,6 @@ class LearnerNode:
             heard=self._heard,
             prompts=self._ahead,
             absent=self._log.absent,
-            reward_failure=self._config.reward_failure,
             accepts=self._config.accept_precisions,
         )
         self._training = Training(
@@ -533,7 +532,6 @@ class LearnerNode:
             Auditor(measured_classes(), secret=os.urandom(32), share=config.audit_share),
             self._training.audit,
             class_of=self._rollouts.tally.engine_of,
-            redraws=config.reward_failure == "redraw",
             emit=self._log.event,
             say=self._say,
         )

@@ -466,9 +466,7 @@ class Steps:
 
     def _look(self, batch: list[Group], figures: Mapping[str, float]) -> None:
         """Raise alarms if the step taught nothing, or if rewards failed."""
-        failed = rewards_failed(
-            self.last["reward_failed_share"], self._rollouts.failures.reason, self._config.reward_failure
-        )
+        failed = rewards_failed(self.last["reward_failed_share"], self._rollouts.failures.reason)
         self._alarms.told([failed] if failed else [], step=self.step)
         # A rehearsal teaches nothing, because its samplers have no model.
         if self._config.rehearse_step_s is None and (alarm := self._signal.stepped(batch, figures)) is not None:

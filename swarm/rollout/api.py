@@ -64,7 +64,6 @@ from swarm.types import (
     GroupId,
     NodeId,
     Prompt,
-    RewardFailure,
     Rollout,
     Rounding,
     SamplingRules,
@@ -132,7 +131,6 @@ class RolloutService:
         limits: IntakeLimits | None = None,
         commit_s: float = COMMIT_S,
         absent: Collection[NodeId] = (),
-        reward_failure: RewardFailure = "zero",
         accepts: Collection[Rounding] = (),
     ) -> None:
         self._accepts = accepts
@@ -146,7 +144,7 @@ class RolloutService:
         self._look: Look | None = None
         self._caught: set[NodeId] = set()  # During the held-out round under way; they may be forgiven before it ends
         self._scoring: Scoring | None = None
-        self.failures = RewardFailures(emit, reward_failure)
+        self.failures = RewardFailures(emit)
         self._journal: Recorder | None = None
         self._journal_error: EchoError | None = None
         self._intake = Intake(limits)
@@ -614,7 +612,7 @@ class RolloutService:
         effects, now = list[Effect](), time.monotonic()
         for asked, outcome in zip(wanted, self.failures.settle(wanted, outcomes, now=now), strict=True):
             if isinstance(outcome, Unscored):
-                effects += self._opened.unscorable(asked.group_id, asked.index, genuine=outcome.genuine, now=now)
+                effects += self._opened.refused(asked.group_id, asked.index, now=now)
             else:
                 effects += self._opened.scored(asked.group_id, asked.index, outcome)
         self._perform(effects)
@@ -625,11 +623,8 @@ class RolloutService:
         effects: list[Effect] = []
         outcomes = self.failures.settle([asked for asked, _ in said], [outcome for _, outcome in said], now=now)
         for (asked, _), outcome in zip(said, outcomes, strict=True):
-            if isinstance(outcome, Unscored):
-                effects += self._opened.unscorable(asked.group_id, asked.index, asked.episode)
-            else:
-                found = None if isinstance(outcome, Score) else outcome
-                effects += self._opened.observed(asked.group_id, asked.index, asked.episode, found, now=now)
+            found = outcome if isinstance(outcome, tuple) else None
+            effects += self._opened.observed(asked.group_id, asked.index, asked.episode, found, now=now)
         self._perform(effects)
         self._ready.tell()
 

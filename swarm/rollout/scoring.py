@@ -1,15 +1,13 @@
 """Computes rewards in the background, one task per group, and returns their outcomes to the plane.
 
-A reward fails if it raises, hangs, ends its process or is not a finite number. The user's `reward_failure` says what
-follows. "zero": the rollout gets 0 and counts in its group, so the data are what the policy drew. "redraw": the plane
-has the sample drawn again or drops its group (plane.unscorable), so the data lack answers on which the reward fails.
-"stop": the first failure ends the run.
+A reward fails if it raises, hangs, ends its process or is not a finite number. The rollout then gets 0 and counts in
+its group, so the data are what the policy drew.
 
-A reward that only fails ends the run in any case, or volunteers would work for nothing. It does so after MAX_IN_A_ROW
-failures without a score between them, if an audit drew those answers again. Anybody can make up an answer that no audit
-can draw again, so these count only after QUIET_S without a score. An answer that its sampler's seed does not draw does
-not count: others draw its sample. A turn that an environment answers counts as a score, so one that fails in late turns
-alone is left to an alarm.
+A reward that only fails ends the run, or volunteers would work for nothing. It does so after MAX_IN_A_ROW failures
+without a score between them, if an audit drew those answers again. Anybody can make up an answer that no audit can draw
+again, so these count only after QUIET_S without a score. An answer that its sampler's seed does not draw does not
+count: others draw its sample (plane.refused). A turn that an environment answers counts as a score, so one that fails
+in late turns alone is left to an alarm.
 
 A free process goes to the sampler whose rewards took the fewest seconds lately (SamplerStats.recent), so that none can
 hold up the others with answers that keep a reward busy until its limit.
@@ -31,7 +29,7 @@ from swarm.errors import UserError, first_fault
 from swarm.rollout.plane.effects import ScoreWanted, StepWanted
 from swarm.rollout.plane.heldout import WRONG
 from swarm.rollout.tally import SamplerStats
-from swarm.types import NodeId, Observed, RewardFailure, Score, Unscored
+from swarm.types import NodeId, Observed, Score, Unscored
 
 R = TypeVar("R")
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]
@@ -174,9 +172,8 @@ class RewardFailures:
     """Decides what follows from failed rewards, and emits events about them. `in_a_row` counts failures since the last
     score, at `scored_at`, that may be the reward's, and `reason` belongs to the last. `now` is in seconds."""
 
-    def __init__(self, emit: Callable[..., None], failure: RewardFailure) -> None:
+    def __init__(self, emit: Callable[..., None]) -> None:
         self._emit = emit
-        self._failure = failure
         self._unsaid = Counter[str]()
         self._said_at: dict[str, float] = {}
         self._since = Counter[bool]()
@@ -188,7 +185,8 @@ class RewardFailures:
     def settle(
         self, wanted: Sequence[ScoreWanted | StepWanted], outcomes: Sequence[R | Unscored], *, now: float
     ) -> list[R | Score | Unscored]:
-        """Return the outcomes for the plane. Raise UserError if they end the run."""
+        """Return the outcomes for the plane; Unscored only of an answer that no seed draws. UserError if they end the
+        run."""
         return [self._settled(*one, now) for one in zip(wanted, outcomes, strict=True)]
 
     def _settled(self, asked: ScoreWanted | StepWanted, outcome: R | Unscored, now: float) -> R | Score | Unscored:
@@ -205,26 +203,19 @@ class RewardFailures:
         self.reason = outcome.reason[:REASON_LENGTH]
         self._say("reward_failed", asked, self.reason, now)
         self._check(asked, now)
-        return WRONG if self._failure == "zero" else outcome
+        return WRONG
 
     def dropped(self, reason: str, *, now: float) -> None:
-        """Count a group that was lost to its reward or environment. UserError after MAX_IN_A_ROW and QUIET_S without a
+        """Count a group that was lost to its environment. UserError after MAX_IN_A_ROW and QUIET_S without a
         rollout that was scored: its environment may answer first turns, which are no scores, for ever."""
-        if reason not in ("reward_failed", "environment_failed"):
+        if reason != "environment_failed":
             return
         self._dropped += 1
         if self._dropped >= MAX_IN_A_ROW and now - self._kept_at >= QUIET_S:
-            why = (
-                self.reason
-                if reason == "reward_failed"
-                else (
-                    "their episodes were over before the first turn; what is read first may be longer than "
-                    "--max-episode-tokens"
-                )
-            )
             raise UserError(
-                f"{self._dropped} groups in a row were lost and no rollout was scored: {why}; mend the task, then go "
-                "on with `echo-node lead --resume RUN_DIR`"
+                f"{self._dropped} groups in a row were lost and no rollout was scored: their episodes were over before "
+                "the first turn; what is read first may be longer than --max-episode-tokens; mend the task, then go on "
+                "with `echo-node lead --resume RUN_DIR`"
             )
 
     def scored(self, *, now: float) -> None:
@@ -239,16 +230,12 @@ class RewardFailures:
 
     def _check(self, asked: ScoreWanted | StepWanted, now: float) -> None:
         count = self.in_a_row if now - self.scored_at >= QUIET_S else self._genuine
-        if self._failure == "stop":
-            how = 'and reward_failure is "stop"'
-        elif count >= MAX_IN_A_ROW:
-            how = f"{self.in_a_row} times in a row"
-        else:
-            return
-        raise UserError(
-            f"the reward failed {how}, last for prompt {asked.prompt.prompt_id}: {self.reason}; mend it "
-            "(`echo-node tasks try` shows what it says), then go on with `echo-node lead --resume RUN_DIR`"
-        )
+        if count >= MAX_IN_A_ROW:
+            raise UserError(
+                f"the reward failed {self.in_a_row} times in a row, last for prompt {asked.prompt.prompt_id}: "
+                f"{self.reason}; mend it (`echo-node tasks try` shows what it says), then go on with `echo-node lead "
+                "--resume RUN_DIR`"
+            )
 
     def _say(self, kind: str, asked: ScoreWanted | StepWanted, reason: str, now: float) -> None:
         self._unsaid[kind] += 1

@@ -151,7 +151,7 @@ class PlaneMachine(RuleBasedStateMachine):
     def score(self, which: int, fails: bool, right: bool = True) -> None:
         one = self.wanted.pop(which % len(self.wanted))
         if fails:
-            self.perform(self.plane.unscorable(one.group_id, one.index))
+            self.perform(self.plane.refused(one.group_id, one.index))
         else:
             reward = float(right)
             self.perform(self.plane.scored(one.group_id, one.index, Score(reward=reward, exact=right)))

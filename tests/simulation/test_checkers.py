@@ -334,7 +334,7 @@ BREAKAGES: dict[Breakage, tuple[str, str]] = {
     _any_group_is_replaced: ("dynamic-sampling", "I3: .* is not no_variance"),
     _no_group_is_replaced: ("dynamic-sampling", "dynamic: .* has no variance and was kept"),
     _what_was_replaced_is_forgotten_in_a_crash: ("dynamic-sampling-crashes", "dynamic: 5 groups were replaced"),
-    _authors_are_not_told: ("failing-rewards", "I3: on record: group .* was not by"),
+    _authors_are_not_told: ("dial", "I3: on record: group .* was not by"),
 }
 
 SEEDS: dict[Breakage, int] = {

@@ -100,10 +100,6 @@ def test_failed_generations_are_not_trained_on_as_a_reward_of_zero() -> None:
     assert figures.trained == figures.steps * 16
 
 
-def test_groups_whose_reward_failed_are_dropped_by_that_name() -> None:
-    assert run("failing-rewards", 0).dropped["reward_failed"] > 0
-
-
 @pytest.mark.parametrize("seed", [0, 1, 3, 4, 5])
 def test_a_sampler_that_leaves_politely_leaves_no_sample_behind(seed: int) -> None:
     """With seed 2 a farewell overtakes the question sent 8 ms before it, whose leases then wait for silence."""

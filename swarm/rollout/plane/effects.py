@@ -47,7 +47,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreWanted:
-    """Compute the reward of this accepted rollout of `node`, then call `scored` or `unscorable`."""
+    """Compute the reward of this accepted rollout of `node`, then call `scored` or `refused`."""
 
     group_id: GroupId
     index: int

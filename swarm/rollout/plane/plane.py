@@ -59,7 +59,7 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
 from swarm.rollout.plane.grant import Grant
-from swarm.rollout.plane.heldout import WRONG, HeldOutRound
+from swarm.rollout.plane.heldout import HeldOutRound
 from swarm.rollout.plane.leases import LEAST_NEW_HELD, Group, LeaseTable
 from swarm.rollout.plane.rules import Pacing, aged_by, is_fresh
 from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
@@ -351,25 +351,14 @@ class RolloutPlane:
         record = [RolloutScored(number=group.order, index=index, score=score)] if is_recorded else []
         return [*record, *(self._completed(group) if group.complete else [])]
 
-    def unscorable(
-        self, group_id: str, index: int, episode: str = "", *, genuine: bool | None = None, now: float = 0.0
-    ) -> list[Effect]:
-        """Draw a sample again because its reward or its `episode`'s environment failed; from its seed if its answer is
-        not `genuine`. Drop its group if that has not helped or is too late. A held-out sample is wrong instead."""
-        group = self.leased.group(group_id)
-        if group is None or (episode and (found := group.samples[index].episode) and found.name != episode):
+    def refused(self, group_id: str, index: int, *, now: float) -> list[Effect]:
+        """Have others draw a sample whose seed does not draw the answer that was given."""
+        if (group := self.leased.group(group_id)) is None:
             return []  # It was given up meanwhile.
-        if genuine is False:
-            author, effects = group.samples[index].author, self._withdraw(group, index)
-            if author is not None:
-                self.leased.put_off(author, group, index, now=now)
-            return effects
-        if group.purpose == "eval":
-            return self.scored(group_id, index, WRONG)
-        given_up = returned(group, index)
-        if self._fresh(group.min_version.version) and self.leased.retract(group, index):
-            return [*given_up, *beginnings(group, index)]
-        return self._drop(group, "reward_failed")
+        author, effects = group.samples[index].author, self._withdraw(group, index)
+        if author is not None:
+            self.leased.put_off(author, group, index, now=now)
+        return effects
 
     def bar(self, node: NodeId, why: str) -> list[Effect]:
         """Give `node` nothing more, take nothing more from it, and have others draw what it gave to groups that are not
@@ -593,7 +582,7 @@ class RolloutPlane:
         for found in recorded.rollouts:
             self.leased.answer(group, found.rollout, found.node)
             sample = group.samples[found.rollout.index]
-            sample.score, sample.restored = found.score, True
+            sample.score = found.score
             if found.score is None and group.episodes is None:
                 wanted.append(score_wanted(group, found.rollout, found.node))
             elif found.score is None:

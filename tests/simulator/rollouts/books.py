@@ -25,7 +25,7 @@ class Entry:
     rollouts: dict[int, Rollout] = field(default_factory=dict)
     scored: dict[int, float] = field(default_factory=dict)
     failures: Counter[int] = field(default_factory=Counter)
-    unscorable: bool = False
+    refused: bool = False
 
     @property
     def ready(self) -> bool:
@@ -97,18 +97,17 @@ class Books:
             del entry.holders[index]
         return holds
 
-    def scored_wrong(self, group_id: str, index: int) -> None:
-        """Enter a held-out answer that could not be scored."""
-        entry = self.groups[group_id]
-        if entry.purpose == "eval":
-            entry.scored[index] = 0.0
-            if entry.ready:
-                self.close(group_id)
+    def refuse(self, group_id: str, index: int) -> None:
+        """Enter that an answer is refused: one to train on is then taken back, a held-out one is on no record."""
+        if (entry := self.groups.get(group_id)) is not None:
+            entry.refused = True
+            if entry.purpose == "eval":
+                entry.rollouts.pop(index, None)
 
     def take_back(self, group_id: str, index: int) -> bool:
-        """Forget an answer that could not be scored; False if none waits for a score."""
+        """Forget an answer that was refused; False if none waits for a score."""
         entry = self.groups.get(group_id)
-        waits = entry is not None and entry.unscorable and index in entry.rollouts and index not in entry.scored
+        waits = entry is not None and entry.refused and index in entry.rollouts and index not in entry.scored
         if entry is not None and waits:
             del entry.rollouts[index]
         return waits

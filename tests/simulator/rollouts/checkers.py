@@ -204,13 +204,9 @@ class WatchedPlane:
             self._require(not entry.flat or enough, "dynamic", f"{group_id} has no variance and was kept")
         return settled
 
-    def unscorable(self, group_id: str, index: int) -> list[Effect]:
-        entry = self._books.groups.get(group_id)
-        effects = self._live.unscorable(group_id, index)
-        if entry is not None:
-            entry.unscorable = True
-            self._books.scored_wrong(group_id, index)
-        return self._settled(effects)
+    def refused(self, group_id: str, index: int) -> list[Effect]:
+        self._books.refuse(group_id, index)
+        return self._settled(self._live.refused(group_id, index, now=self._clock()))
 
     def can_take(self) -> bool:
         ready = sum(e.ready and e.purpose == "train" and not self._late(e.oldest) for e in self._books.groups.values())
@@ -436,7 +432,6 @@ class WatchedPlane:
             "stale": late and not lowered,
             "bound_lowered": late and lowered,
             "generation_failed": max(entry.failures.values(), default=0) >= MAX_FAILURES,
-            "reward_failed": entry.unscorable,
             "no_variance": self._scenario.dynamic_sampling and entry.ready and entry.flat and not late,
         }
         self._require(

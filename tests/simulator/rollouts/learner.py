@@ -432,12 +432,12 @@ class Learner:
             self._process.later(self._scenario.reward_s, "scored", lambda: self._score(wanted))
 
     def _score(self, wanted: Sequence[ScoreWanted]) -> None:
-        """Rewards of one submission arrive together; the first of them may fail."""
+        """Rewards of one submission arrive together; the first answer may be refused, as no seed draws it."""
         effects: list[Effect] = []
-        failed = int(self._world.random.random() < self._scenario.reward_failure_share)
-        for asked in wanted[:failed]:
-            effects += self._plane.unscorable(asked.group_id, asked.index)
-        for asked in wanted[failed:]:
+        refused = int(self._world.random.random() < self._scenario.refused_share)
+        for asked in wanted[:refused]:
+            effects += self._plane.refused(asked.group_id, asked.index)
+        for asked in wanted[refused:]:
             score = Score(reward=float(asked.rollout.length % 2), exact=False)
             effects += self._plane.scored(asked.group_id, asked.index, score)
         self._perform(effects)

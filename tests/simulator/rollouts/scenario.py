@@ -108,7 +108,7 @@ class Scenario:
     generation_failure_share: float = 0.0
     lease_time_limit_s: float = 30.0
     reward_s: float = 0.05
-    reward_failure_share: float = 0.0
+    refused_share: float = 0.0
     dynamic_sampling: bool = False
     broadcast_s: float = 0.6
     broadcast_spread: float = 0.3
@@ -184,7 +184,7 @@ class Scenario:
             generation_failure_share=draw.choice((0.0, 0.0, 0.1)),
             lease_time_limit_s=8 * generation_s,
             reward_s=step_s * draw.uniform(0.0, 0.2),
-            reward_failure_share=draw.choice((0.0, 0.0, 0.05)),
+            refused_share=draw.choice((0.0, 0.0, 0.05)),
             broadcast_s=broadcast_s,
             beat_s=draw.uniform(1.0, 5.0),
             call_s=draw.uniform(0.5, 3.0),
@@ -352,7 +352,7 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
             replace(DEFAULT, name="partition", partitions=(Partition(at_s=20.0, duration_s=40.0, samplers=2),)),
             replace(DEFAULT, name="failing-generations", generation_failure_share=0.3),
             replace(DEFAULT, name="failing-calls", generation_failure_share=0.3, loss_share=0.08, call_s=1.0),
-            replace(DEFAULT, name="failing-rewards", reward_failure_share=0.4),
+            replace(DEFAULT, name="refused-answers", refused_share=0.4),
             replace(DEFAULT, name="dynamic-sampling", group_size=2, dynamic_sampling=True),
             replace(
                 DEFAULT,

@@ -173,12 +173,10 @@ def test_a_text_that_is_cut_keeps_both_ends() -> None:
     assert cut("abcdefgh", 4) == "ab ... gh"
 
 
-@pytest.mark.parametrize(("failure", "words"), [("zero", "get 0"), ("redraw", "so the data lack answers of that kind")])
-def test_rewards_that_fail_now_and_then_are_an_alarm(failure: str, words: str) -> None:
-    assert rewards_failed(0.01, "it hung", failure) is None
-    alarm = rewards_failed(0.02, "it hung", failure)
+def test_rewards_that_fail_now_and_then_are_an_alarm() -> None:
+    assert rewards_failed(0.01, "it hung") is None
+    alarm = rewards_failed(0.02, "it hung")
     assert alarm is not None
     assert (alarm.kind, alarm.reaction) == ("reward_failed", "none")
     assert alarm.text.startswith("2.0% of the rewards failed")
-    assert words in alarm.text
     assert alarm.text.endswith("Last: it hung")

@@ -387,17 +387,6 @@ async def test_who_draws_what_a_caught_sampler_gave_is_audited_too(tmp_path: Pat
     assert {one.node for one in audits.auditing.unseen(batch)} == {ALICE}
 
 
-@pytest.mark.parametrize("redraws", [True, False])
-async def test_draws_whose_seed_is_not_known_after_a_restart_are_not_judged(tmp_path: Path, redraws: bool) -> None:
-    audits, batch = Audits(tmp_path), batch_of(BOB, groups=8)
-    keep(audits, 0)
-    audits.auditing._redraws = redraws
-    for sample in (sample for group in batch for sample in group.samples):
-        sample.restored = True
-        audits.guilty.add(sample.spec.seed)
-    assert bool((await audits.auditing.look(audits.auditing.unseen(batch))).caught) != redraws
-
-
 async def test_newcomers_are_audited_as_far_as_there_is_time_and_their_first_rollouts_in_any_case(
     tmp_path: Path,
 ) -> None:

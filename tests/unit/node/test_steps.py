@@ -48,7 +48,7 @@ class Rollouts:
         self.evaluations = 0
         self.samplers: dict[str, Any] = {}
         self.tally = Tally()
-        self.failures = RewardFailures(lambda kind, **fields: None, "zero")
+        self.failures = RewardFailures(lambda kind, **fields: None)
         self.asked, self.evaluating, self.starved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.batches: list[list[Group]] = []
         self.coming: asyncio.Future[list[Group]] | None = None

@@ -16,12 +16,12 @@ from swarm.net.wire import compress, encode
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.client import Answer, RolloutClient
 from swarm.rollout.intake import IntakeLimits
-from swarm.rollout.journal.entries import Entry, RolloutReturned, RolloutScored
+from swarm.rollout.journal.entries import Entry, RolloutScored
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
 from swarm.rollout.plane.effects import Looked, ScoreWanted, StepWanted
 from swarm.rollout.plane.leases import Group, Sample
 from swarm.rollout.scoring import MAX_IN_A_ROW, QUIET_S, RewardFailures
-from swarm.types import GroupId, NodeId, RewardFailure, Rollout, Score, Unscored
+from swarm.types import GroupId, NodeId, Rollout, Score, Unscored
 from tests.builders import ListJournal, floats, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for, serving
 
@@ -262,23 +262,8 @@ async def test_what_a_sampler_does_not_name_is_leased_again(learner: Learner) ->
     assert [one.lease for one in again] == [one.lease for one in lost]
 
 
-async def test_a_rollout_whose_reward_fails_is_asked_for_again_and_its_neighbours_stay(learner: Learner) -> None:
-    await learner.open()
-    learner.unscorable = {"t1/0"}
-    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 6)))
-    assert [group.group_id for group in await learner.service.next_batch()] == ["t0", "t2"]
-    assert RolloutReturned(number=1, index=0) in learner.journal.entries
-    (told,) = [fields for kind, fields in learner.events if kind == "reward_failed"]
-    assert told == {"prompt": prompt(1).prompt_id, "rollout": "t1/0", "reason": "no", "rollouts": 1}
-    learner.unscorable = set()
-    (again, *_) = given = await leases_for(learner, ALICE, 1)
-    assert (again.lease.group_id, [spec.index for spec in again.lease.samples]) == ("t1", [0])
-    await learner.client(ALICE).submit(answers_to(given))
-    await learner.shows(lambda status: status["groups_ready"] == 1)
-    assert learner.service.tally.dropped == {}
-
-
 async def test_a_reward_that_does_nothing_but_fail_ends_the_run(learner: Learner) -> None:
+    learner.plane = new_plane(newest=None, groups=MAX_IN_A_ROW)
     await learner.open()
     learner.unscorable = {f"t{number}/{index}" for number in range(MAX_IN_A_ROW) for index in range(2)}
     watch = asyncio.create_task(learner.service.watch_silence())
@@ -293,7 +278,7 @@ async def test_a_reward_that_does_nothing_but_fail_ends_the_run(learner: Learner
 
 
 async def test_a_rollout_whose_reward_fails_gets_zero_and_counts_in_its_group() -> None:
-    async with serving(Learner(reward_failure="zero")) as learner:
+    async with serving(Learner()) as learner:
         await learner.open()
         learner.unscorable = {"t1/0"}
         await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
@@ -303,17 +288,6 @@ async def test_a_rollout_whose_reward_fails_gets_zero_and_counts_in_its_group() 
     assert [kind for kind, _ in learner.events if kind in ("reward_failed", "group_dropped")] == ["reward_failed"]
     assert (learner.service.failures.take_share(), learner.service.failures.take_share()) == (0.25, 0.0)
     assert learner.service.failures.reason == "no"
-
-
-async def test_the_first_reward_that_fails_may_end_the_run() -> None:
-    async with serving(Learner(reward_failure="stop")) as learner:
-        await learner.open()
-        learner.unscorable = {"t1/0"}
-        watch = asyncio.create_task(learner.service.watch_silence())
-        await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
-        with pytest.raises(UserError, match=r'failed and reward_failure is "stop", last for prompt .*: no; mend it'):
-            await watch
-    assert not [entry for entry in learner.journal.entries if isinstance(entry, RolloutScored) and entry.number == 1]
 
 
 async def test_what_took_long_is_heard_of_before_the_rest_of_its_group(learner: Learner) -> None:
@@ -329,7 +303,7 @@ async def test_what_took_long_is_heard_of_before_the_rest_of_its_group(learner: 
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 2)))
     await learner.shows(lambda status: len(calls) == 2)
     assert calls == [["t0/0", "t0/1"], ["t0/1"]]
-    assert RolloutReturned(number=0, index=0) in learner.journal.entries
+    assert [one.score.reward for one in learner.journal.entries if isinstance(one, RolloutScored)] == [0.0, 0.5]
 
 
 # -- failures of a reward that anybody can make up -----------------------------------------------------------
@@ -346,9 +320,8 @@ def settle(failures: RewardFailures, outcome: Score | Unscored, *, now: float, n
     return failures.settle([asked], [outcome], now=now)[0]
 
 
-@pytest.mark.parametrize("failure", ["zero", "redraw"])
-def test_no_number_of_keys_ends_a_run_whose_reward_works(failure: RewardFailure) -> None:
-    failures = RewardFailures(lambda kind, **fields: None, failure)
+def test_no_number_of_keys_ends_a_run_whose_reward_works() -> None:
+    failures = RewardFailures(lambda kind, **fields: None)
     settle(failures, HALF, now=0.0)
     fails(failures, 10 * MAX_IN_A_ROW, None, now=QUIET_S - 1)
     with pytest.raises(UserError, match="failed 641 times in a row"):
@@ -357,7 +330,7 @@ def test_no_number_of_keys_ends_a_run_whose_reward_works(failure: RewardFailure)
 
 @pytest.mark.parametrize(("works", "genuine"), [(False, None), (True, True)])
 def test_a_reward_that_fails_soon_ends_the_run(works: bool, genuine: bool | None) -> None:
-    failures = RewardFailures(lambda kind, **fields: None, "zero")
+    failures = RewardFailures(lambda kind, **fields: None)
     if works:
         settle(failures, HALF, now=0.0)
     fails(failures, MAX_IN_A_ROW - 1, genuine, now=1.0)
@@ -366,7 +339,7 @@ def test_a_reward_that_fails_soon_ends_the_run(works: bool, genuine: bool | None
 
 
 def test_an_environment_that_cannot_begin_ends_the_run_whatever_it_scored() -> None:
-    failures = RewardFailures(lambda kind, **fields: None, "zero")
+    failures = RewardFailures(lambda kind, **fields: None)
     settle(failures, HALF, now=0.0)
     begins = StepWanted(group_id=GroupId("t0"), index=0, episode="e", prompt=prompt(), drawn=(), answered=0)
     with pytest.raises(UserError, match=f"failed {MAX_IN_A_ROW} times in a row"):
@@ -375,10 +348,10 @@ def test_an_environment_that_cannot_begin_ends_the_run_whatever_it_scored() -> N
 
 def test_what_nobody_drew_is_no_failure_of_the_reward() -> None:
     events: list[tuple[str, int]] = []
-    failures = RewardFailures(lambda kind, **fields: events.append((kind, fields["rollouts"])), "stop")
+    failures = RewardFailures(lambda kind, **fields: events.append((kind, fields["rollouts"])))
     fails(failures, 2 * MAX_IN_A_ROW, False, now=0.0)
     made_up = Unscored(reason="no", genuine=False)
-    assert settle(RewardFailures(lambda kind, **fields: None, "zero"), made_up, now=0.0) == made_up
+    assert settle(RewardFailures(lambda kind, **fields: None), made_up, now=0.0) == made_up
     assert events == [("reward_refused", 1)]
     assert (failures.in_a_row, failures.take_share()) == (0, 0.0)
 
@@ -387,7 +360,7 @@ async def test_a_failed_answer_that_nobody_drew_is_drawn_by_others_from_its_seed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("swarm.rollout.scoring.ASKED_FROM", 2)
-    async with serving(Learner(reward_failure="zero")) as learner:
+    async with serving(Learner()) as learner:
         await learner.open()
         learner.service._look = accuser = Accuser()
         learner.unscorable = {"t0/0", "t0/1"}
@@ -410,15 +383,15 @@ async def test_the_reward_of_a_run_that_goes_on_has_worked(learner: Learner) -> 
 
 
 def test_groups_that_are_lost_one_after_the_other_end_the_run_though_turns_were_answered() -> None:
-    failures = RewardFailures(lambda kind, **fields: None, "redraw")
+    failures = RewardFailures(lambda kind, **fields: None)
     for number in range(MAX_IN_A_ROW - 1):
         failures.dropped("stale", now=0.0)
         if number == 1:
             failures.scored(now=0.0)
         if number:
             failures.dropped("environment_failed", now=0.0)
-    failures.dropped("reward_failed", now=0.0)
-    failures.dropped("reward_failed", now=QUIET_S - 1)
+    failures.dropped("environment_failed", now=0.0)
+    failures.dropped("environment_failed", now=QUIET_S - 1)
     with pytest.raises(UserError, match=f"{MAX_IN_A_ROW + 1} groups in a row were lost .* --max-episode-tokens"):
         failures.dropped("environment_failed", now=QUIET_S)
 

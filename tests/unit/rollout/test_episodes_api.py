@@ -18,10 +18,10 @@ from swarm.rollout.messages import LEASE_CONTEXT
 from swarm.rollout.plane import plane as plane_module
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
-from swarm.rollout.plane.leases import MAX_REDRAWS, Group
+from swarm.rollout.plane.leases import Group
 from swarm.rollout.plane.plane import FORGED
 from swarm.rollout.scoring import Said, Scoring
-from swarm.types import GroupId, NodeId, Observed, Play, RewardFailure, Rollout, Turn, Unscored
+from swarm.types import GroupId, NodeId, Observed, Play, Rollout, Turn, Unscored
 from tests.builders import RULES, STOP, failed_rollout, floats, ints, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, leases_for, serving
 
@@ -57,11 +57,9 @@ class Lake:
         )
 
 
-def learner_of(
-    *, size: int = 1, failure: RewardFailure = "zero", play: Play | None = None, bound: int = 0, max_tokens: int = 40
-) -> Learner:
+def learner_of(*, size: int = 1, play: Play | None = None, bound: int = 0, max_tokens: int = 40) -> Learner:
     """One group a step, of `size` episodes, and none ahead of it."""
-    found = Learner(reward_failure=failure)
+    found = Learner()
     episodes = EpisodeRules(max_turns=3, max_tokens=max_tokens, play=play)
     found.plane = new_plane(max_staleness=bound, groups=1, size=size, newest=None, episodes=episodes)
     return found
@@ -228,41 +226,6 @@ async def test_an_episode_whose_environment_fails_gets_zero_and_counts(learner: 
     assert told == {"prompt": "p0", "rollout": "t0/0", "reason": "it fell in", "rollouts": 1}
 
 
-async def test_an_episode_whose_environment_fails_is_drawn_again_from_the_beginning(lake: Lake) -> None:
-    async with serving(learner_of(failure="redraw")) as learner:
-        await learner.open(lake)
-        first = await draw(learner, ALICE)
-        given = await lease_for(learner, ALICE)
-        lake.broken = 1
-        await verdicts(learner, ALICE, turn_of(given))
-        again = await draw(learner, ALICE)
-        assert (again.lease.turn, again.lease.prompt_token_ids) == (0, PROMPT)
-        assert again.lease.samples[0].seed != first.lease.samples[0].seed
-        assert lake.asked[-1].episode != lake.asked[0].episode
-        await ends_unharmed(learner)
-
-
-async def test_a_group_whose_environment_does_nothing_but_fail_is_dropped(lake: Lake) -> None:
-    async with serving(learner_of(failure="redraw")) as learner:
-        await learner.open(lake)
-        lake.broken = MAX_REDRAWS + 1
-        for _ in range(MAX_REDRAWS + 1):
-            assert (await draw(learner, ALICE)).lease.group_id == "t0"
-        other = await lease_for(learner, ALICE)
-        assert other.lease.group_id == "t1"
-        dropped = [fields for kind, fields in learner.events if kind == "group_dropped"]
-        assert dropped == [{"group": "t0", "reason": "reward_failed", "rollouts": 0}]
-
-
-async def test_an_environment_that_fails_may_end_the_run(lake: Lake) -> None:
-    async with serving(learner_of(failure="stop")) as learner:
-        await learner.open(lake)
-        lake.broken = 1
-        await draw(learner, ALICE)
-        with pytest.raises(UserError, match=r'failed and reward_failure is "stop", last for prompt p0: it fell in'):
-            await learner.service.watch_silence()
-
-
 # -- questions -----------------------------------------------------------------------------------------------
 
 
@@ -368,28 +331,6 @@ async def test_a_turn_cannot_be_skipped(learner: Learner) -> None:
             await learner.client(ALICE).submit([turn_of(sealed)])
     await learner.client(ALICE).release(second.samples(), forget=False)
     await ends_unharmed(learner)
-
-
-async def test_a_turn_of_an_attempt_that_was_given_up_is_refused(lake: Lake) -> None:
-    """ALICE keeps the lease of a turn until the episode has begun again, from another seed."""
-    async with serving(learner_of(failure="redraw")) as learner:
-        await learner.open(lake)
-        await draw(learner, BOB)
-        kept = await lease_for(learner, BOB)
-        await learner.client(BOB).release((), forget=True)
-        given = await lease_for(learner, ALICE)
-        assert given.lease.turn == 1
-        lake.broken = 1
-        await verdicts(learner, ALICE, turn_of(given))
-        await learner.shows(lambda status: lake.broken == 0)
-        assert await verdicts(learner, BOB, turn_of(kept)) == ["stale"]
-        await draw(learner, ALICE)
-        second = await lease_for(learner, ALICE)
-        assert second.lease.prompt_token_ids == kept.lease.prompt_token_ids
-        # It reads the same, but who draws it again would do so from another seed, and find BOB guilty.
-        assert await verdicts(learner, BOB, turn_of(kept)) == ["stale"]
-        await learner.client(ALICE).release(second.samples(), forget=False)
-        await ends_unharmed(learner)
 
 
 async def test_a_turn_of_another_nodes_episode_is_refused(learner: Learner) -> None:
@@ -537,7 +478,7 @@ async def test_log_probs_that_a_sampler_gives_the_environments_words_are_not_bel
 
 async def test_episodes_that_are_over_before_they_begin_end_the_run() -> None:
     """As where what is read first is longer than an episode: no turn is ever leased, and no reward fails."""
-    found = Learner(reward_failure="zero")
+    found = Learner()
     episodes = EpisodeRules(max_turns=3, max_tokens=40, begins=True)
     found.plane = new_plane(max_staleness=0, groups=1, size=1, newest=None, episodes=episodes)
 

@@ -494,15 +494,6 @@ def never(rule: str, what: str) -> NoReturn:
     raise AssertionError(f"{rule}: {what}")
 
 
-def test_an_attempt_that_was_given_up_costs_the_next_one_nothing() -> None:
-    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, begins=True))
-    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
-    (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
-    assert len(of_kind(plane.unscorable(wanted.group_id, wanted.index, wanted.episode), StepWanted)) == 1
-    for _ in range(3):
-        assert plane.unscorable(wanted.group_id, wanted.index, wanted.episode) == []
-
-
 def test_an_environment_that_fails_leaves_an_episode_without_a_reward() -> None:
     plane = plane_of()
     wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
@@ -513,17 +504,6 @@ def test_an_environment_that_fails_leaves_an_episode_without_a_reward() -> None:
     assert isinstance(scored, RolloutScored)
     assert scored.score.reward == 0.0
     assert {turn.reward for turn in accepted.rollout.turns} == {0.0}
-
-
-def test_an_episode_that_is_to_be_redrawn_begins_again_from_another_seed() -> None:
-    plane = plane_of()
-    (first,) = ask(plane, ALICE, 0, 1)
-    wanted, _ = draw(plane, first)
-    assert not of_kind(plane.unscorable(wanted.group_id, wanted.index), RolloutReturned)
-    assert observe(plane, wanted, says(7)) == []
-    (again,) = ask(plane, ALICE, 0, 1)
-    assert (again.turn, again.prompt_token_ids) == (0, PROMPT)
-    assert again.samples[0].seed != first.samples[0].seed
 
 
 def test_what_a_barred_node_drew_is_drawn_by_others_from_the_beginning() -> None:

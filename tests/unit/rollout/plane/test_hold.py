@@ -9,7 +9,6 @@ import pytest
 
 from swarm.rollout.journal.entries import BatchTaken, GroupDropped
 from swarm.rollout.plane.effects import Judged
-from swarm.rollout.plane.leases import MAX_REDRAWS
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease, NodeId
 from tests.builders import ALICE, BOB, answers, ask, new_plane, prompt, refusal, rollout, submit_and_score, v
@@ -101,8 +100,8 @@ def test_an_unlimited_hold_ends_when_the_group_is_given_up() -> None:
     ((given, answer),) = answers([one_left_behind(plane)], 0)
     plane.submit(ALICE, given, answer, now=0.0)
     assert not plane.can_take(now=0.0)
-    next(iter(plane.leased.groups())).samples[0].redraws = MAX_REDRAWS
-    plane.unscorable("t0", 0)
+    (group,) = plane.leased.groups()
+    plane._drop(group, "generation_failed")
     assert plane.can_take(now=0.0)
 
 

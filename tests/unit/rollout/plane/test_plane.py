@@ -19,7 +19,8 @@ from swarm.rollout.plane.effects import (
     NodeSilent,
     ScoreWanted,
 )
-from swarm.rollout.plane.leases import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_NODES, MAX_REDRAWS
+from swarm.rollout.plane.heldout import WRONG
+from swarm.rollout.plane.leases import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_NODES
 from swarm.rollout.plane.plane import MAX_FAILURES, MIN_PATIENCE_S, RolloutPlane
 from swarm.types import Lease, NodeId, Score, Span
 from tests.builders import (
@@ -237,7 +238,7 @@ def test_a_round_ends_with_its_last_score_and_counts_what_cannot_be_scored_as_wr
     assert plane.evaluating
     (one, answer), *_ = answers(granted[1:], 0)
     plane.submit(ALICE, one, answer, now=0.0)
-    (over,) = plane.unscorable(one.group_id, 0)
+    (over,) = plane.scored(one.group_id, 0, WRONG)
     assert over == Evaluated(version=0, newest=0, scores=((SCORE,), (Score(reward=0.0, exact=False),)))
     assert not plane.evaluating
 
@@ -356,7 +357,7 @@ def test_of_an_answer_its_lease_says_from_which_seed_it_was_drawn() -> None:
     plane.leave(ALICE)
     ((other, first), *_) = answers(ask(plane, BOB, 0, 2), 0)
     plane.submit(BOB, other, first, now=0.0)
-    plane.unscorable(first.group_id, first.index)
+    plane.refused(first.group_id, first.index, now=0.0)
     assert verdict_of(plane.submit(ALICE, given, answer, now=0.0)) == "accepted"
     group = plane.leased.group(answer.group_id)
     assert group is not None
@@ -437,51 +438,6 @@ def test_a_lease_is_limited_by_the_rate_that_its_sampler_measured() -> None:
     assert (slow.time_limit_s, unknown.time_limit_s) == (48.0, plane.rules.lease_time_limit_s)
     plane.beat(BOB, now=0.0)
     assert ask(plane, BOB, 0, 1)[0].time_limit_s == 48.0
-
-
-def test_a_rollout_whose_reward_fails_is_drawn_anew_from_another_seed() -> None:
-    """Its neighbour keeps its score, and the group its place in the batch."""
-    plane = new_plane(max_staleness=0, groups=1, size=2)
-    granted = ask(plane, ALICE, 0, 2)
-    for given, answer in answers(granted, 0):
-        plane.submit(ALICE, given, answer, now=0.0)
-    plane.scored("t0", 1, SCORE)
-    assert plane.unscorable("t0", 0) == [RolloutReturned(number=0, index=0)]
-    (again,) = ask(plane, ALICE, 0, 4)
-    before, after = granted[0].samples[0], again.samples[0]
-    assert (again.group_id, after.index) == ("t0", 0)
-    assert after.seed != before.seed
-    submit_and_score(plane, ALICE, [again], 0)
-    batch, _ = plane.take()
-    assert [group.group_id for group in batch] == ["t0"]
-
-
-def test_a_group_is_dropped_once_a_sample_was_drawn_anew_often_enough() -> None:
-    plane = new_plane(max_staleness=0, groups=1, size=2)
-    other, *_ = answers(ask(plane, BOB, 0, 1), 0)
-    plane.submit(BOB, *other, now=0.0)
-    for _ in range(MAX_REDRAWS):
-        ((given, answer),) = answers(ask(plane, ALICE, 0, 1), 0)
-        plane.submit(ALICE, given, answer, now=0.0)
-        assert drops(plane.unscorable("t0", answer.index)) == []
-    ((given, answer),) = answers(ask(plane, ALICE, 0, 1), 0)
-    plane.submit(ALICE, given, answer, now=0.0)
-    assert refusal(plane, ALICE, 0) == "paced"
-    assert drops(plane.unscorable("t0", answer.index)) == [("t0", "reward_failed", 2)]
-    assert plane.scored("t0", 0, SCORE) == []
-    assert plane.unscorable("t0", 0) == []
-    assert ask(plane, ALICE, 0, 1)[0].group_id == "t1"
-
-
-def test_what_could_be_in_no_batch_any_more_is_not_drawn_anew() -> None:
-    """The sampler switched to a newer version before it began: the group is fresh by its answers alone."""
-    plane = new_plane(max_staleness=0, groups=1, size=1)
-    late = ask(plane, BOB, 0, 1)
-    plane.published(v(1))
-    plane.next_batch = 1
-    ((given, answer),) = answers(late, 1)
-    plane.submit(BOB, given, answer, now=0.0)
-    assert drops(plane.unscorable("t0", 0)) == [("t0", "reward_failed", 1)]
 
 
 def test_on_policy_every_batch_waits_for_its_own_version() -> None:
@@ -652,7 +608,7 @@ def test_what_no_seed_draws_goes_to_others_first() -> None:
     plane.beat(BOB, now=0.0)
     ((one, answer),) = answers([lease], 0)
     plane.submit(ALICE, one, answer, now=1.0)
-    assert plane.unscorable(one.group_id, 0, genuine=False, now=1.0) == [RolloutReturned(number=0, index=0)]
+    assert plane.refused(one.group_id, 0, now=1.0) == [RolloutReturned(number=0, index=0)]
     assert refusal(plane, ALICE, 0, 1, now=1.0) == "paced"
     (again,) = ask(plane, BOB, 0, 1, now=1.0)
     assert again.samples == lease.samples, "from the same seed"

@@ -19,7 +19,7 @@ from swarm.rollout.journal.entries import (
     SamplesLeased,
 )
 from swarm.rollout.plane.effects import Effect, Granted, NodeSilent, ScoreWanted
-from swarm.rollout.plane.leases import LEASE_SLACK_S, MAX_REDRAWS, MISSED_BEATS
+from swarm.rollout.plane.leases import LEASE_SLACK_S, MISSED_BEATS
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.types import GroupId, Lease, NodeId, Score
 from tests.builders import ALICE, BOB, answers, new_plane, prompt, rollout, v, verdict_of
@@ -154,27 +154,25 @@ def test_a_drop_tells_whose_rollouts_it_cost_and_by_what_it_was_judged(run: Run)
     run.answer(ALICE, [mine], 0, scored=False)
     run.answer(BOB, [yours], 0, scored=False)
     run.records.clear()
-    next(iter(run.plane.leased.groups())).samples[0].redraws = MAX_REDRAWS
-    run.note(run.plane.unscorable("t0", 0))
+    (group,) = run.plane.leased.groups()
+    run.note(run.plane._drop(group, "generation_failed"))
     (dropped,) = run.records
     assert isinstance(dropped, GroupDropped)
-    assert (dropped.number, dropped.reason, dropped.rollouts) == (0, "reward_failed", 2)
+    assert (dropped.number, dropped.reason, dropped.rollouts) == (0, "generation_failed", 2)
     assert dropped.nodes == {ALICE: 1, BOB: 1}
     assert (dropped.oldest, dropped.next_batch, dropped.max_staleness) == (0, 0, 2)
 
 
-def test_a_rollout_that_cannot_be_scored_is_off_the_record_and_another_takes_its_place(run: Run) -> None:
+def test_a_rollout_that_is_refused_is_off_the_record(run: Run) -> None:
     (mine,), _ = run.ask(ALICE, 0, 1), run.ask(BOB, 0, 1)
     run.answer(ALICE, [mine], 0, scored=False)
     run.records.clear()
-    run.note(run.plane.unscorable("t0", 0))
+    run.note(run.plane.refused("t0", 0, now=0.0))
     assert run.records == [RolloutReturned(number=0, index=0)]
     plane, effects = run.restored(0)
     assert effects == []
     plane.ask(ALICE, v(0), 1, now=100.0, holding=())
     assert plane.counts()["samples_leased"] == 2
-    run.answer(ALICE, run.ask(ALICE, 0, 1), 0)
-    assert [type(record) for record in run.records[1:]] == [SamplesLeased, RolloutAccepted, RolloutScored]
 
 
 # -- another life ------------------------------------------------------------------------------------------------
