@@ -44,11 +44,12 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """`control` has the held-out accuracy of honest samplers alone, by seed."""
+    """`control` has the held-out accuracy of honest samplers alone, by seed; `alarms` what was said of honest ones."""
 
     attacks: list[Row] = field(default_factory=list)
     control: list[float] = field(default_factory=list)
     false_alarms: int = 0
+    alarms: list[dict[str, Any]] = field(default_factory=list)
     wall_s: float = 0.0
 
     @property
@@ -113,6 +114,7 @@ async def campaign(
         with tempfile.TemporaryDirectory(prefix="echo-node-redteam-") as directory:
             ran = await Swarm(Path(directory)).run(plan)
         report.false_alarms += ran.false_alarms()
+        report.alarms += [{"seed": plan.seed, "attackers": plan.attackers, **one} for one in ran.alarms()]
         report.control += [] if plan.attackers or ran.held_out is None else [ran.held_out]
         for name in (attackers := dict.fromkeys(plan.attackers)):
             runs[name].append(ran)

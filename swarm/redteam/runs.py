@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.cli.demo import EVAL_PROMPTS, learner_url, start_node, stop_nodes
+from swarm.node.auditing import evidence_in
 from swarm.node.identity import load_or_create_key
 from swarm.redteam.sampler import HANGING, NOTED, RAISING
 from swarm.redteam.wire import RELAYS, WIRE, Client
@@ -56,11 +57,12 @@ class Plan:
 
 @dataclass(slots=True)
 class Ran:
-    """What a run left: nodes by name, events, summary, what stopped attackers on the wire, what honest samplers
-    printed, what the attacker noted, and whether it `ended` with its last step; else `held_out` is 0."""
+    """What a run left: nodes by name, events, the learner's evidence, summary, what stopped attackers on the wire, what
+    honest samplers printed, what the attacker noted, whether it `ended` with its last step; else `held_out` is 0."""
 
     nodes: dict[str, set[NodeId]] = field(default_factory=lambda: {"honest": set()})
     events: list[dict[str, Any]] = field(default_factory=list)
+    evidence: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     stopped: dict[str, str] = field(default_factory=dict)
     printed: str = ""
@@ -94,6 +96,12 @@ class Ran:
 
     def false_alarms(self) -> int:
         return len(self.verdicts().keys() & self.nodes["honest"])
+
+    def alarms(self) -> list[dict[str, Any]]:
+        """Return what was said of honest nodes, with the evidence against those that were caught."""
+        honest = self.nodes["honest"]
+        withheld = [e for e in self.events if e["kind"] == "withheld" and honest & e["rollouts"].keys()]
+        return [*withheld, *(one for one in self.evidence if one["node"] in honest)]
 
 
 class Swarm:
@@ -134,6 +142,7 @@ class Swarm:
     def _read(self, plan: Plan, ran: Ran) -> None:
         """A run that hung or ended early may lack a summary."""
         ran.events = [json.loads(line) for line in (self._run_dir / "events.jsonl").read_text().splitlines()]
+        ran.evidence = evidence_in(self._run_dir)
         with suppress(FileNotFoundError):
             ran.summary = json.loads((self._run_dir / "summary.json").read_text())
         ran.printed = "".join(self._log(f"honest-{n}").read_text(errors="replace") for n in range(plan.honest))

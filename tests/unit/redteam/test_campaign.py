@@ -87,6 +87,9 @@ def test_an_honest_node_that_is_caught_or_doubted_is_a_false_alarm() -> None:
     assert ran(caught("h")).false_alarms() == 1
     assert ran(withheld(h=1, oracle=2)).false_alarms() == 1
     assert ran(caught("h"), withheld(h=1)).false_alarms() == 1
+    alarmed = ran(caught("h"), withheld(h=1, oracle=2), withheld(oracle=1))
+    alarmed.evidence = [{"node": one, "why": "it is off"} for one in ("oracle", "h")]
+    assert alarmed.alarms() == [withheld(h=1, oracle=2), {"node": "h", "why": "it is off"}]
 
 
 def test_every_attack_is_described() -> None:
@@ -193,6 +196,7 @@ def test_the_object_has_what_scripts_read() -> None:
         ],
         "control": {"held_out": [1.0]},
         "false_alarms": 0,
+        "alarms": [],
         "as_expected": True,
         "wall_s": 0.0,
     }
