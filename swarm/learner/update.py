@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from swarm.audit.claims import Claim, Claims
+from swarm.audit.claims import LEAST_TOKENS, Claim, Claims
 from swarm.errors import UserError
 from swarm.learner.adapter import WithoutAdapter
 from swarm.learner.advantages import reward_figures, rows_of
@@ -274,7 +274,8 @@ def _believed(read: TokenFigures, part: MicroBatch, claims: Claims) -> tuple[tor
     """The distance of each voice's claims, and for each token 0 if its voice's is beyond the limit, else 1."""
     off = (read.logprobs - part.behaviour).abs()
     counts = part.voices.bincount(minlength=sum(part.voices_of))
-    distances = torch.zeros(len(counts), device=off.device).index_add_(0, part.voices, off) / counts
+    sums = torch.zeros(len(counts), device=off.device).index_add_(0, part.voices, off)
+    distances = sums / counts.clamp(min=LEAST_TOKENS)
     ages, of_tokens = part.staleness.unique(return_inverse=True)
     limits = torch.tensor([claims.limit(int(age)) for age in ages.tolist()], device=off.device)
     # What is not a number is left to the alarms: weights are to blame for it.

@@ -13,20 +13,21 @@ from typing import Any
 from swarm.cli.demo import EVAL_PROMPTS, learner_url, start_node, stop_nodes
 from swarm.node.auditing import evidence_in
 from swarm.node.identity import load_or_create_key
-from swarm.redteam.sampler import HANGING, NOTED, RAISING
+from swarm.redteam.sampler import ENGINES, HANGING, NOTED, RAISING
 from swarm.redteam.wire import RELAYS, WIRE, Client
 from swarm.tasks.digits import CopyTask
 from swarm.types import NodeId, Prompt, Score
 
 LIMIT_S, LIMIT_PER_STEP_S = 120.0, 4.0  # A run that takes longer has hung; a step takes a second beside a dozen nodes
 MAX_STALENESS = 2
+FLATTERED_EVERY = 20  # Steps: answers to held-out prompts can flatter only until the model itself knows them
 SETTINGS = """\
 beat_s = 1.0
 schedule = 'linear'
 lease_time_limit_s = 10.0  # Samples take a tenth of a second: what a hoarder holds is had back after this and a minute
 steps = {steps}
 seed = {seed}
-eval_every_steps = {steps}
+eval_every_steps = {eval_every}
 eval_prompts = {prompts}
 """
 FLAWED = "task = 'python:swarm.redteam.runs:FlawedCopy'\nreward_timeout_s = 2.0\n"
@@ -155,7 +156,9 @@ class Swarm:
     async def _lead(self, plan: Plan) -> asyncio.subprocess.Process:
         settings = self._directory / "lead.toml"
         prompts = EVAL_PROMPTS if plan.measured else 1
-        text = SETTINGS.format(prompts=prompts, steps=plan.steps, seed=plan.seed)
+        flatters = any(ENGINES[name].held_out for name in plan.attackers if name in ENGINES)
+        eval_every = FLATTERED_EVERY if flatters else plan.steps
+        text = SETTINGS.format(prompts=prompts, steps=plan.steps, eval_every=eval_every, seed=plan.seed)
         is_flawed = {"raising-answers", "hanging-answers"} & {*plan.attackers}
         settings.write_text(text + (FLAWED if is_flawed else ""))
         flags = ("--port", "0", "--max-staleness", str(MAX_STALENESS), "--run-dir", str(self._run_dir))

@@ -222,16 +222,22 @@ def kinds(alarms: Sequence[Alarm]) -> list[tuple[str, str]]:
 
 
 def agreed(
-    trainer: Trainer, rewards: list[float], *, staleness: int = 0, shift: float = 0.0, samplers: str = "aaaa"
+    trainer: Trainer,
+    rewards: list[float],
+    *,
+    staleness: int = 0,
+    shift: float = 0.0,
+    samplers: str = "aaaa",
+    tokens: int = 2,
 ) -> TrainGroup:
     """A group whose claims are the learner's own log-probs, `shift` higher; `samplers`: who answered each."""
     made = group(rewards)
     rollouts: list[TrainRollout] = []
     for number, rollout in enumerate(made.rollouts):
-        token_ids = [*made.prompt_token_ids, 3 + number, 3 + number + 1]
+        token_ids = [*made.prompt_token_ids, *range(3 + number, 3 + number + tokens)]
         rollout = structs.replace(rollout, token_ids=ints(*token_ids[3:]), staleness=staleness)
         with torch.no_grad():
-            logits = trainer._model(input_ids=torch.tensor([token_ids])).logits[0, 2:4].log_softmax(-1)
+            logits = trainer._model(input_ids=torch.tensor([token_ids])).logits[0, 2:-1].log_softmax(-1)
         claimed = [float(logits[i, token]) + shift for i, token in enumerate(token_ids[3:])]
         rollouts.append(structs.replace(rollout, logprobs=floats(*claimed), sampler=samplers[number]))
     return TrainGroup(prompt_token_ids=made.prompt_token_ids, rollouts=tuple(rollouts))
@@ -288,7 +294,7 @@ def test_rollouts_with_invented_claims_move_nothing(tmp_path: Path, minibatches:
     for shift in (-2.2, 9.0, 0.0):
         trainer = trainer_in(tmp_path / str(shift), minibatches=minibatches)
         honest = [agreed(trainer, [1.0, 0.0, 0.0, 0.0], samplers="abca") for _ in range(2)]
-        lying = agreed(trainer, [1.0, 0.0, 0.0, 0.0], shift=shift, samplers="zzzz")
+        lying = agreed(trainer, [1.0, 0.0, 0.0, 0.0], shift=shift, samplers="zzzz", tokens=8)
         done = trainer.step(Train(step=0, groups=(*honest, lying)))
         assert done.withheld == ({"z": 4} if shift else {})
         assert done.metrics["rollouts_withheld"] == (4 if shift else 0)
@@ -298,9 +304,17 @@ def test_rollouts_with_invented_claims_move_nothing(tmp_path: Path, minibatches:
     assert not torch.equal(ends[0], ends[2])
 
 
-def test_what_is_usual_is_kept_over_a_checkpoint(tmp_path: Path) -> None:
+def test_a_short_answer_that_moved_far_is_trained_on(tmp_path: Path) -> None:
+    """Honest ones of one token or two do, while the model learns: by 1.8 nats a token within two steps."""
     trainer = trainer_in(tmp_path)
-    trainer.step(Train(step=0, groups=(agreed(trainer, [1.0, 0.0], staleness=3, shift=0.7),)))
+    moved = agreed(trainer, [1.0, 0.0, 0.0, 0.0], shift=-1.8, samplers="abcd")
+    still = [agreed(trainer, [1.0, 0.0, 0.0, 0.0], samplers="abcd") for _ in range(3)]
+    assert trainer.step(Train(step=0, groups=(*still, moved))).withheld == {}
+
+
+def test_what_is_usual_is_kept_over_a_checkpoint(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, minibatches=1)
+    trainer.step(Train(step=0, groups=(agreed(trainer, [1.0, 0.0], staleness=3, shift=0.7, tokens=8),)))
     trainer.save(Save(directory=str(tmp_path / "step-000001"), step=1))
     trainer.flush()
     again = trainer_in(tmp_path / "again", resume=tmp_path / "step-000001")
