@@ -38,19 +38,9 @@ class Spool:
     """The spool of one swarm. Old batches, and batches of other swarms under `directory`, are removed. `say` is called
     in the caller's thread if a batch cannot be kept."""
 
-    def __init__(
-        self,
-        directory: Path,
-        swarm: str,
-        say: Callable[[str], None],
-        *,
-        cap_bytes: int = SPOOL_BYTES,
-        cap_files: int = SPOOL_FILES,
-    ) -> None:
+    def __init__(self, directory: Path, swarm: str, say: Callable[[str], None]) -> None:
         self._directory = directory / swarm
         self._say = say
-        self._cap_bytes = cap_bytes
-        self._cap_files = cap_files
         self._lock = threading.Lock()
         self._broken = False
         for other in directory.glob("*"):
@@ -70,7 +60,9 @@ class Spool:
             name = f"{self._next:012d}"
             self._next += 1
             try:
-                self._make_room(len(content))
+                held = [path.stat().st_size for path in self._files()]
+                if len(held) >= SPOOL_FILES or sum(held) + len(content) > SPOOL_BYTES:
+                    raise UserError(f"{self._directory} holds {len(held)} batches already")
                 self._directory.mkdir(parents=True, exist_ok=True)
                 require_room(self._directory, len(content), "the spool")
                 replace_file(self._path(name), content)
@@ -92,7 +84,7 @@ class Spool:
         """Return a batch. If it is damaged, remove the file and return an empty list."""
         path = self._path(name)
         try:
-            if path.stat().st_size > self._cap_bytes:
+            if path.stat().st_size > SPOOL_BYTES:
                 raise ValueError("it is larger than the spool may be")
             content = path.read_bytes()
             if digest(content[DIGEST_BYTES:]) != content[:DIGEST_BYTES]:
@@ -109,20 +101,6 @@ class Spool:
 
     def clear(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _make_room(self, nbytes: int) -> None:
-        """Drop the oldest batches until `nbytes` fit. Raise UserError if they never would."""
-        if nbytes > self._cap_bytes:
-            raise UserError(f"a batch of {nbytes} bytes is over the spool's cap of {self._cap_bytes}")
-        files = [(path, path.stat().st_size) for path in self._files()]
-        held, dropped = sum(size for _, size in files), 0
-        while len(files) - dropped >= self._cap_files or held + nbytes > self._cap_bytes:
-            path, size = files[dropped]
-            path.unlink()
-            held -= size
-            dropped += 1
-        if dropped:
-            self._say(f"the spool is full: the oldest batches in it ({dropped}) were dropped")
 
     def _drop_partial(self) -> None:
         for partial in self._directory.glob("*.partial"):

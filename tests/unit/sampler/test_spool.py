@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarm.broadcast.store import disk
 from swarm.rollout.client import Answer, SealedLease
+from swarm.sampler import spool as spool_module
 from swarm.sampler.spool import MAX_AGE_S, Spool, SpooledAnswer
 from tests.builders import SWARM, ints, lease, rollout
 
@@ -33,10 +31,8 @@ def silent(line: str) -> None:
     raise AssertionError(f"nothing was to be said: {line}")
 
 
-def spool_in(
-    directory: Path, said: Callable[[str], None] = silent, *, cap_bytes: int = 1 << 20, cap_files: int = 8
-) -> Spool:
-    return Spool(directory, SWARM, said, cap_bytes=cap_bytes, cap_files=cap_files)
+def spool_in(directory: Path, said: Callable[[str], None] = silent) -> Spool:
+    return Spool(directory, SWARM, said)
 
 
 def kept_in(spool: Spool) -> list[list[SpooledAnswer]]:
@@ -54,43 +50,21 @@ def test_what_is_kept_is_there_for_the_next_life_in_its_order(tmp_path: Path) ->
     assert kept_in(second)[-1] == content(batch(3))
 
 
-@given(
-    steps=st.lists(st.tuples(st.sampled_from(["keep", "remove", "again"]), st.integers(0, 9)), max_size=40),
-    cap_files=st.integers(1, 5),
-    cap_bytes=st.integers(500, 2500),
-)
-def test_the_youngest_stay_within_the_bounds(steps: list[tuple[str, int]], cap_files: int, cap_bytes: int) -> None:
-    """Beside a list: whatever is kept, removed, and read again after a restart."""
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        spool, said = spool_in(directory, lambda line: None, cap_bytes=cap_bytes, cap_files=cap_files), 0
-        model: list[tuple[str, list[SpooledAnswer]]] = []
-        for step, argument in steps:
-            if step == "again":
-                spool = spool_in(directory, lambda line: None, cap_bytes=cap_bytes, cap_files=cap_files)
-            elif step == "remove" and model:
-                removed, _ = model.pop(argument % len(model))
-                spool.remove(removed)
-            elif step == "keep":
-                said += 1
-                answers = batch(said, tokens=1 + 10 * argument)
-                if (kept := spool.keep(answers)) is not None:
-                    model.append((kept, content(answers)))
-            names = spool.names()
-            model = [one for one in model if one[0] in names] if step == "keep" else model
-            sizes = [path.stat().st_size for path in (directory / SWARM).glob("*")]
-            assert len(sizes) <= cap_files
-            assert sum(sizes) <= cap_bytes
-            assert [spool.read(one) for one in names] == [answers for _, answers in model]
-
-
-def test_the_oldest_gives_way_and_it_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cap", "most"), [("SPOOL_FILES", 3), ("SPOOL_BYTES", 600)])
+def test_a_full_spool_keeps_what_it_has_until_that_is_handed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: str, most: int
+) -> None:
+    monkeypatch.setattr(spool_module, cap, most)
     said: list[str] = []
-    spool = spool_in(tmp_path, said.append, cap_files=3)
-    for number in range(5):
-        spool.keep(batch(number))
-    assert kept_in(spool) == [content(batch(number)) for number in (2, 3, 4)]
-    assert said == ["the spool is full: the oldest batches in it (1) were dropped"] * 2
+    spool = spool_in(tmp_path, said.append)
+    names = [name for number in range(9) if (name := spool.keep(batch(number))) is not None]
+    assert 1 < len(names) < 9
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.batch")) <= spool_module.SPOOL_BYTES
+    assert kept_in(spool) == [content(batch(number)) for number in range(len(names))]
+    assert len(said) == 1
+    assert f"holds {len(names)} batches already; until there is room" in said[0]
+    spool.remove(names[0])
+    assert spool.keep(batch(9)) is not None
 
 
 def other_token(content: bytes) -> bytes:
@@ -142,15 +116,6 @@ def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: Path) -> Non
     said: list[str] = []
     assert spool_in(tmp_path / "spool", said.append).keep(batch(0)) is None
     assert len(said) == 1
-
-
-def test_a_batch_larger_than_the_spool_leaves_the_others_alone(tmp_path: Path) -> None:
-    said: list[str] = []
-    spool = spool_in(tmp_path, said.append, cap_bytes=1000)
-    spool.keep(batch(0))
-    assert spool.keep(batch(1, tokens=500)) is None
-    assert kept_in(spool) == [content(batch(0))]
-    assert "over the spool's cap" in said[0]
 
 
 def test_what_nobody_wants_any_more_is_gone(tmp_path: Path) -> None:
