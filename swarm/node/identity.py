@@ -4,7 +4,6 @@ it by its SHA-256 only."""
 from __future__ import annotations
 
 import datetime
-import fcntl
 import hashlib
 import os
 import ssl
@@ -16,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from swarm.broadcast.store.place import claim
 from swarm.errors import UserError
 from swarm.net.signing import SigningKey
 
@@ -165,12 +165,6 @@ class StateDirectory:
 def _try_lock(directory: Path) -> int | None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        return claim(directory)
     except OSError as error:
         raise UserError(f"cannot use the state directory {directory}: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
