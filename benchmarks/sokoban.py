@@ -31,15 +31,15 @@ from tokenizers import Regex, pre_tokenizers
 
 from benchmarks.arithmetic_words import Curriculum, byte_tokenizer, small_model, teach
 from benchmarks.learning_swarm import run
+from examples.environments.puzzles import SOKOBAN, Sokoban
 from swarm.cli.runs import verify_directory
-from swarm.environments.puzzles import SOKOBAN, Sokoban
 from swarm.learner.sft import Example
 from swarm.settings import LeadConfig
 from swarm.tasks.questions import is_held_out
 from swarm.types import Prompt
 from tests.unit.environments.players import sokoban_solver
 
-TASK = "sokoban:size=4,boxes=1"
+TASK = "python:examples.environments.puzzles:Sokoban:size=4,boxes=1"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ '<eos>' }}{% endif %}{% endfor %}"

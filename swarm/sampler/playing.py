@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from swarm.tasks.reward_pool import RewardPool
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")  # Of a model's: what turns are written with
-PLAYED = frozenset({"frozen-lake", "sokoban"})
+PLAYED = frozenset({"frozen-lake"})
 """For one player from whom they hide nothing, and made of options and a seed by arithmetic alone."""
 
 STEP_S = 20.0  # For an environment that answers in milliseconds, on a machine that its owner uses as well

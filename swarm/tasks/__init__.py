@@ -39,19 +39,11 @@ KINDS: dict[str, Kind] = {
     "jsonl": Kind("FILE", "questions with answers, one JSON object a line", jsonl_task),
     "hf": Kind("DATASET[:CONFIG][@SPLIT]", "a data set of the Hugging Face hub, a directory or a file", hub_task),
     "gym": Kind("NAME[?OPTION=VALUE&...]", "questions without end that reasoning-gym makes and scores", GymTask),
-    "python": Kind("MODULE:CLASS", "a task or an environment of your own", own_task),
+    "python": Kind("MODULE:CLASS[:KEY=VALUE,...]", "a task or an environment of your own", own_task),
     "verifiers": Kind("MODULE", "a taskset of verifiers, which its own server plays", _verifiers_task),
 }
 
-ENVIRONMENTS = {
-    "frozen-lake": "frozen_lake:FrozenLake",
-    "sokoban": "puzzles:Sokoban",
-    "knights-and-knaves": "puzzles:KnightsAndKnaves",
-    "kuhn-poker": "poker:KuhnPoker",
-    "calculator": "tools:Calculator",
-    "python-tool": "tools:PythonTool",
-    "gymnasium": "gymnasium:GymnasiumText",
-}
+ENVIRONMENTS = {"frozen-lake": "frozen_lake:FrozenLake", "gymnasium": "gymnasium:GymnasiumText"}
 """Modules and classes of swarm/environments/, imported when they are asked for. NAME:KEY=VALUE,... sets options."""
 
 DEFAULT_NEW_TOKENS = 1024  # Longest completion if neither the user nor the task says: a few paragraphs of reasoning

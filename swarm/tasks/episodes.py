@@ -53,21 +53,26 @@ class EnvironmentTask(DrawnTask):
 
 
 def environment_task(options: TaskOptions, path: str, text: str) -> Task:
-    """The task of "module:Class" in swarm/environments/. `text` is KEY=VALUE,... for its keyword-only arguments, of
-    which the first may stand without its key. UserError if it does not fit their annotations."""
+    """The task of "module:Class" in swarm/environments/, with the options in `text`."""
     kind: Any = resolve_name(f"swarm.environments.{path}")
-    hints = get_type_hints(kind.__init__, include_extras=True)
+    given = options_of(options.name, kind, text)
+    return EnvironmentTask(options, lambda: kind(**given))
+
+
+def options_of(name: str, kind: Any, text: str) -> dict[str, Any]:
+    """`text` is KEY=VALUE,... for the keyword-only arguments of `kind`, of which the first may stand without its key.
+    UserError if it does not fit their annotations."""
     known = [p for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    hints = {p.name: str for p in known} | get_type_hints(kind.__init__, include_extras=True)
     fields = [(p.name, hints[p.name]) if p.default is p.empty else (p.name, hints[p.name], p.default) for p in known]
     fitting = msgspec.defstruct("Options", fields, kw_only=True, forbid_unknown_fields=True)
     parts = [part if "=" in part else f"{known[0].name if known else '?'}={part}" for part in text.split(",") if part]
     given = dict(part.split("=", 1) for part in parts)
     if len(given) < len(parts):
-        raise UserError(f"{options.name} names an option twice: only the first may stand without its key")
+        raise UserError(f"{name} names an option twice: only the first may stand without its key")
     try:
-        found = msgspec.convert(given, fitting, strict=False)
+        return msgspec.structs.asdict(msgspec.convert(given, fitting, strict=False))
     except msgspec.ValidationError as error:
         raise UserError(
-            f"{options.name}: {error}; write NAME:KEY=VALUE,... with these keys: {[p.name for p in known]}"
+            f"{name}: {error}; write NAME:KEY=VALUE,... with these keys: {[p.name for p in known]}"
         ) from error
-    return EnvironmentTask(options, lambda: kind(**msgspec.structs.asdict(found)))

@@ -14,7 +14,7 @@ from typing import Any
 from swarm.environments.base import Environment, Messages, Step
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.episodes import EnvironmentTask
+from swarm.tasks.episodes import EnvironmentTask, options_of
 from swarm.types import MAX_SEATS, MAX_TURNS, Prompt, Score
 
 
@@ -34,8 +34,8 @@ class OwnEnvironment(Environment):
 
     def __init__(self, name: str, own: Any) -> None:
         self.name, self._own, self.description = name, own, _description(own)
-        for part in ("max_turns", "max_new_tokens", "max_tokens", "seats", "is_chat"):
-            setattr(self, part, getattr(own, part, getattr(type(self), part)))
+        for part in ("max_turns", "max_new_tokens", "max_tokens", "seats", "is_chat", "board"):
+            setattr(self, part, getattr(own, part, getattr(self, part)))
         if not 1 <= self.max_turns <= MAX_TURNS:
             raise UserError(f"{name} does not say how long an episode may be: set max_turns to 1 to {MAX_TURNS}")
         if not 1 <= self.seats <= MAX_SEATS:
@@ -121,7 +121,8 @@ def _faults_told(words: str) -> Iterator[None]:
 
 
 def _make(options: TaskOptions, name: str) -> Any:
-    module_name, _, class_name = name.partition(":")
+    module_name, _, rest = name.partition(":")
+    class_name, _, text = rest.partition(":")
     if not (module_name and class_name):
         raise UserError(f"{options.name} names no class: write python:MODULE:CLASS")
     if (here := str(Path.cwd())) not in sys.path:
@@ -138,4 +139,5 @@ def _make(options: TaskOptions, name: str) -> Any:
     with _faults_told(f"{options.name} could not be made with (seed) or (options):"):
         parameters = inspect.signature(kind).parameters
         given = {"seed": options.seed, "options": options}
-        return kind(**{key: value for key, value in given.items() if key in parameters})
+        own = options_of(options.name, kind, text) if text else {}
+        return kind(**own | {key: value for key, value in given.items() if key in parameters})

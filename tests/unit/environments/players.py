@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from random import Random
 
+from examples.environments.puzzles import KnightsAndKnaves, Sokoban
 from swarm.environments.base import Environment, Step
 from swarm.environments.frozen_lake import EDGE, HOLE, FrozenLake
-from swarm.environments.puzzles import KnightsAndKnaves, Sokoban
 
 Player = Callable[[str], str]
 """What a player says to the last message that it read."""

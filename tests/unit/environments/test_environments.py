@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from examples.environments.puzzles import KnightsAndKnaves, Sokoban
 from swarm.environments.base import Environment
 from swarm.environments.frozen_lake import IDLE, PENALTY, PROGRESS, FrozenLake
-from swarm.environments.puzzles import KnightsAndKnaves, Sokoban
 from swarm.learner.models import CHARACTERS
 from tests.unit.environments.players import (
     earned,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.environments.poker import FINE, RULES, Hand, KuhnPoker, Strategy, kuhn_equilibrium
 from swarm.environments.base import Messages, Step
-from swarm.environments.poker import FINE, RULES, Hand, KuhnPoker, Strategy, kuhn_equilibrium
 from swarm.errors import UserError
 
 KUHN = [Hand(a + b) for a, b in permutations("JQK", 2)]

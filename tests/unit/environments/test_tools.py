@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.environments import confined, tools
-from swarm.environments.tools import ROLE, Calculator, PythonTool, ToolEpisode
+from examples.environments import tools
+from examples.environments.tools import ROLE, Calculator, PythonTool, ToolEpisode
 from swarm.errors import UserError
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a sandbox for programs")
@@ -216,6 +216,6 @@ def test_a_broken_program_is_an_error_like_any_other(program: str) -> None:
 def test_without_a_sandbox_there_is_no_such_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refusing = tmp_path / "confined.py"
     refusing.write_text("import sys; sys.exit('there is no sandbox for this')")
-    monkeypatch.setattr(confined, "__file__", str(refusing))
+    monkeypatch.setattr(tools, "SANDBOX", str(refusing))
     with pytest.raises(UserError, match="needs a sandbox: there is no sandbox for this"):
         PythonTool()

@@ -55,7 +55,9 @@ def test_samplers_that_play_are_told_all_that_an_episode_depends_on() -> None:
     assert rules.play == told
 
 
-@pytest.mark.parametrize("task", ["calculator", "kuhn-poker"])
+@pytest.mark.parametrize(
+    "task", ["python:examples.environments.tools:Calculator", "python:examples.environments.poker:KuhnPoker"]
+)
 def test_samplers_play_nothing_that_hides_something(task: str) -> None:
     assert rules_of(task=task) is not None
     with pytest.raises(UserError, match=f"'{task}' is played at the learner alone"):

@@ -41,6 +41,8 @@ BOS = "<s>"
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}a("
 CONTEXT = 128
 
+CALCULATOR = "python:examples.environments.tools:Calculator"
+
 
 class Letters(Task):
     """Prompt i is `i % 10` letters long, and no end of them."""
@@ -290,9 +292,9 @@ def test_the_longest_completion_is_the_users_the_tasks_or_a_page(sums: Path) -> 
     [
         ("frozen-lake", {}, 4096, 72),
         ("frozen-lake", {"max_episode_tokens": 20}, 4096, 20),
-        ("calculator", {}, 1 << 20, 8 * (512 + 256)),
-        ("calculator", {"max_turns": 3, "max_new_tokens": 10}, 1 << 20, 3 * (10 + 256)),
-        ("calculator", {}, 4096, 3072),
+        (CALCULATOR, {}, 1 << 20, 8 * (512 + 256)),
+        (CALCULATOR, {"max_turns": 3, "max_new_tokens": 10}, 1 << 20, 3 * (10 + 256)),
+        (CALCULATOR, {}, 4096, 3072),
     ],
 )
 def test_the_longest_episode_is_the_users_the_environments_or_what_its_turns_may_come_to(
@@ -335,7 +337,7 @@ def test_a_board_is_drawn_after_each_turn_where_there_is_one(run_dir: Path) -> N
     assert len({*boards, opening.text}) > 1
     assert prompts.boards(opening, said) == boards
     assert prompts.boards(msgspec.structs.replace(opening, messages=()), said) == []
-    config = LeadConfig(task="calculator")
+    config = LeadConfig(task=CALCULATOR)
     assert replace(prompts, task=open_task(config)).boards(opening, said) == []
 
 

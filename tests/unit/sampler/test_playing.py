@@ -185,7 +185,7 @@ async def test_a_turn_that_was_not_drawn_in_time_fails_the_whole_sample(tmp_path
         replace(PLAY, task="gymnasium:evil_module/Game-v0"),
         replace(PLAY, task="swarm.environments.frozen_lake:FrozenLake"),
         replace(PLAY, task="copy"),
-        replace(PLAY, task="python-tool"),
+        replace(PLAY, task="gymnasium:FrozenLake-v1"),
         replace(PLAY, task="search:file=/etc/passwd"),
         replace(PLAY, task="frozen-lake:slippery=true"),
         replace(PLAY, task="frozen-lake:size=99"),

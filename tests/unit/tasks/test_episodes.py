@@ -18,7 +18,7 @@ def _seed(prompt: Prompt) -> int:
     return int(prompt.prompt_id.rpartition("-")[2])
 
 
-@pytest.mark.parametrize("name", ["frozen-lake", "knights-and-knaves"])
+@pytest.mark.parametrize("name", ["frozen-lake", "python:examples.environments.puzzles:KnightsAndKnaves"])
 def test_training_and_held_out_starts_never_meet(name: str) -> None:
     held_out = {prompt.messages for prompt in load_task(TaskOptions(name=name)).held_out(16)}
     assert len(held_out) == 16
@@ -59,8 +59,8 @@ def test_options_are_those_of_the_environment() -> None:
         ("frozen-lake:size=big", "Expected `int`, got `str` - at `\\$.size`"),
         ("frozen-lake:size=10", "size is from 2 to 9"),
         ("frozen-lake:holes=6", "a third of the cells at most"),
-        ("sokoban:boxes=3", "boxes from 1 to size - 2"),
-        ("knights-and-knaves:people=9", r"Invalid enum value 9 - at `\$.people`"),
+        ("python:examples.environments.puzzles:Sokoban:boxes=3", "boxes from 1 to size - 2"),
+        ("python:examples.environments.puzzles:KnightsAndKnaves:people=9", r"Invalid enum value 9 - at `\$.people`"),
         ("frozen", "known tasks: .*frozen-lake"),
     ],
 )

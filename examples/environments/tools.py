@@ -1,4 +1,4 @@
-"""`calculator` and `python-tool`: questions that take a tool. Calls are answered in the next message. The first answer
+"""A calculator and Python: questions that take a tool. Calls are answered in the next message. The first answer
 ends the episode, with 1 for the right one and else 0. A call that fails costs a turn and no more."""
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import reduce
+from pathlib import Path
 from random import Random
 
-from swarm.environments import confined
 from swarm.environments.base import Environment, Messages, Step
 from swarm.errors import UserError
 
+SANDBOX = str(Path(__file__).with_name("confined.py"))
 ROLE = "user"  # Of a tool's result: every chat template takes it; many refuse "tool" without a call in their own form
 VARIABLES = {"PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}  # All that a program gets. Sets have one order.
 WALL_S = 2.5  # For a program, which may wait too: other episodes wait for it. A quarter of reward_timeout_s.
@@ -99,7 +100,7 @@ class PythonTool(ToolEpisode):
             raise UserError(f"{self.name} runs programs that samplers send, which needs a sandbox: {why}") from error
 
     def use(self, call: str) -> str:
-        command = (os.path.realpath(sys.executable), "-SsP", confined.__file__)
+        command = (os.path.realpath(sys.executable), "-SsP", SANDBOX)
         # Files: a pipe would have to be read, and could bring more than the memory holds.
         with tempfile.TemporaryFile() as program, tempfile.TemporaryFile() as said:
             program.write(call.encode(errors="replace"))
