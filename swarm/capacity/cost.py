@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, fields
 
 from swarm.capacity.estimator import class_among
-from swarm.capacity.fleet import GB
+from swarm.capacity.fleet import GB, Terms
 from swarm.capacity.prices import HOUR_S
 
 MAX_NODES = 4096
@@ -109,26 +109,17 @@ class CostBook:
 
     # -- what happens -----------------------------------------------------------------------------------------
 
-    def joined(
-        self,
-        node: str,
-        device_class: str,
-        cost_per_hour: float,
-        down_cost_per_gb: float,
-        up_cost_per_gb: float,
-        *,
-        now: float,
-    ) -> None:
+    def joined(self, node: str, terms: Terms, *, now: float) -> None:
         """Open an account, on standby. For an existing account only the prices change, from now on."""
-        prices = (_price(cost_per_hour), _price(down_cost_per_gb), _price(up_cost_per_gb))
+        prices = [_price(one) for one in terms.prices]
         self._left.pop(node, None)
         account = self._accounts.get(node)
         if account is None:
             self._make_room()
-            name = self._class_name(device_class, now)
+            name = self._class_name(terms.device_class, now)
             account = self._accounts[node] = _Account(device_class=name, sums=_Sums(charged_at=now))
         if account.sums.active:
-            self._change(account, active=0, price_per_hour=cost_per_hour - account.cost_per_hour, now=now)
+            self._change(account, active=0, price_per_hour=prices[0] - account.cost_per_hour, now=now)
         account.cost_per_hour, account.down_cost_per_gb, account.up_cost_per_gb = prices
 
     def activated(self, node: str, *, now: float) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, median_low
 
-from swarm.capacity.fleet import Demand, Lengths, Worker
+from swarm.capacity.fleet import Demand, Lengths, Terms, Worker
 from swarm.capacity.prices import HOUR_S
 from swarm.types import Freshness
 
@@ -168,31 +168,18 @@ class Estimator:
 
     # -- what becomes of samplers -----------------------------------------------------------------------------
 
-    def joined(
-        self,
-        node: str,
-        device_class: str,
-        cost_per_hour: float,
-        down_cost_per_gb: float,
-        up_cost_per_gb: float,
-        *,
-        now: float,
-    ) -> None:
+    def joined(self, node: str, terms: Terms, *, now: float) -> None:
         """A sampler is present, on standby. Price 0 is a volunteer. For a known sampler only the prices change."""
         sampler = self._samplers.get(node)
         if sampler is None:
             if len(self._samplers) >= MAX_NODES:
                 return
-            name = class_among(self._classes, device_class)
+            name = class_among(self._classes, terms.device_class)
             self._classes.setdefault(name, ClassSeen())
             profile = Worker(name=node, device_class=name, rollouts_per_s=0.0)
             sampler = self._samplers[node] = SamplerSeen(profile=profile, joined_at=now)
-        sampler.profile = replace(
-            sampler.profile,
-            cost_per_hour=cost_per_hour,
-            down_cost_per_gb=down_cost_per_gb,
-            up_cost_per_gb=up_cost_per_gb,
-        )
+        hourly, down, up = terms.prices
+        sampler.profile = replace(sampler.profile, cost_per_hour=hourly, down_cost_per_gb=down, up_cost_per_gb=up)
 
     def rate(self, node: str, rollouts_per_s: float, samples_at_once: int, lockstep: bool) -> None:
         """Take a sampler's claimed rate at full load; its places are filled together (`lockstep`) or one by one."""

@@ -9,11 +9,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
+from typing import NamedTuple
 
 from swarm.types import Freshness
 
 MAX_LENGTHS = 64  # Equally likely lengths that represent a distribution; they still include its 99th percentile
 GB = 1e9
+
+
+class Terms(NamedTuple):
+    """What a sampler is and costs: an hour, a GB to it, a GB from it."""
+
+    device_class: str
+    prices: tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from swarm.capacity.activation import LATE_PERIODS, Activation, gather_s
 from swarm.capacity.cost import MAX_NODES, CostBook, CostFigures
 from swarm.capacity.delivery import disseminate_by, measured_first, sustained
 from swarm.capacity.estimator import Estimator, StartValues
-from swarm.capacity.fleet import Disseminate
+from swarm.capacity.fleet import Disseminate, Terms
 from swarm.capacity.selection import Rules
 from swarm.node.metrics import Spent
 from swarm.node.publication import InstallTracker
@@ -127,8 +127,8 @@ class Provisioning(SamplerWatch):
         before = self._offers.get(node)
         self._offers[node] = offer
         if before is None or _terms(before) != _terms(offer):
-            self._estimator.joined(node, *_terms(offer), now=now)
-            self._book.joined(node, *_terms(offer), now=now)
+            self._estimator.joined(node, _terms(offer), now=now)
+            self._book.joined(node, _terms(offer), now=now)
         public = self._around.is_public(node)
         self._estimator.link(node, offer.uplink_bytes_per_s, offer.downlink_bytes_per_s, public)
         if offer.full_rollouts_per_s > 0:
@@ -318,7 +318,7 @@ class Provisioning(SamplerWatch):
 
     def _follow_prices(self) -> None:
         """Switch to `cheapest` for good once any sampler has a price, unless the user set `activate`."""
-        priced = any(any(_terms(offer)[1:]) for offer in self._offers.values())
+        priced = any(any(_terms(offer).prices) for offer in self._offers.values())
         if self._rules.activate == "all" and self._mode(priced=priced) == "cheapest":
             self._rules = replace(self._rules, activate="cheapest")
             self._activation = Activation(self._rules)
@@ -458,5 +458,5 @@ def _said_of(binds: str, selection: Any) -> dict[str, Any]:
     }
 
 
-def _terms(offer: Offer) -> tuple[str, float, float, float]:
-    return offer.device_class, offer.cost_per_hour, offer.down_cost_per_gb, offer.up_cost_per_gb
+def _terms(offer: Offer) -> Terms:
+    return Terms(offer.device_class, (offer.cost_per_hour, offer.down_cost_per_gb, offer.up_cost_per_gb))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from swarm.capacity.cost import CostBook, CostFigures
-from swarm.capacity.fleet import Worker
+from swarm.capacity.fleet import Terms, Worker
 from swarm.capacity.plan.scenario import FleetClass, Scenario, class_workers
 from swarm.capacity.prices import HOUR_S
 from swarm.simulate.sampler import Sampler
@@ -90,7 +90,7 @@ class Costs:
         for node in nodes:
             one = node.worker
             prices = (one.cost_per_hour, one.down_cost_per_gb, one.up_cost_per_gb)
-            self._book.joined(one.name, one.device_class, *prices, now=0.0)
+            self._book.joined(one.name, Terms(one.device_class, prices), now=0.0)
 
     def pay(self, node: Node, *, now: float) -> None:
         """Update whether the node is paid."""

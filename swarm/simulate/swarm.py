@@ -28,7 +28,7 @@ from statistics import fmean
 from swarm.capacity.activation import LATE_PERIODS, Activated, Activation, StoodBy, gather_s
 from swarm.capacity.delivery import disseminate_by, sustained
 from swarm.capacity.estimator import Estimator, StartValues
-from swarm.capacity.fleet import Disseminate, Worker
+from swarm.capacity.fleet import Disseminate, Terms, Worker
 from swarm.capacity.plan.scenario import BYTES_PER_MBIT, Departure, Scenario, delta_bytes, demand_of, lengths_of
 from swarm.capacity.prices import HOUR_S
 from swarm.capacity.selection import Rules
@@ -86,7 +86,7 @@ class Choice:
         """The learner has learned of a node or of an offer."""
         estimator, name = self._estimator, worker.name
         prices = (worker.cost_per_hour, worker.down_cost_per_gb, worker.up_cost_per_gb)
-        estimator.joined(name, worker.device_class, *prices, now=now)
+        estimator.joined(name, Terms(worker.device_class, prices), now=now)
         self._changed = True
         self._came += 1
         estimator.rate(name, worker.rollouts_per_s, worker.samples_at_once, worker.lockstep)

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.capacity.activation import DWELL_DECISIONS, Activated, Activation
 from swarm.capacity.estimator import Estimator, StartValues
-from swarm.capacity.fleet import Disseminate, Dissemination, Worker
+from swarm.capacity.fleet import Disseminate, Dissemination, Terms, Worker
 from swarm.capacity.selection import Rules
 from tests.capacity import RateCondition, by_downlink, demand, random_fleet, worker
 
@@ -78,7 +78,7 @@ class Swarm:
             self.join(one)
 
     def join(self, one: Worker) -> None:
-        self.estimator.joined(one.name, one.device_class, one.cost_per_hour, 0.0, 0.0, now=self.now)
+        self.estimator.joined(one.name, Terms(one.device_class, (one.cost_per_hour, 0.0, 0.0)), now=self.now)
         self.estimator.link(one.name, 0.0, one.downlink_bytes_per_s, False)
 
     def period(self) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from swarm.capacity.cost import MAX_NODES, CostBook
 from swarm.capacity.estimator import MAX_CLASSES, OTHER
+from swarm.capacity.fleet import Terms
 
 HOUR_S = 3600.0
 
@@ -22,8 +23,8 @@ def rent_of(costs: CostBook, now: float) -> float:
 
 def test_a_run_by_hand() -> None:
     costs = book()
-    costs.joined("a", "4090", 0.4, 0.004, 0.006, now=100.0)
-    costs.joined("b", "3090", 0.2, 0.0, 0.0, now=100.0)
+    costs.joined("a", Terms("4090", (0.4, 0.004, 0.006)), now=100.0)
+    costs.joined("b", Terms("3090", (0.2, 0.0, 0.0)), now=100.0)
     costs.activated("a", now=100.0)
     costs.activated("b", now=100.0 + HOUR_S)
     costs.accepted("a", rollouts=300, tokens=60_000)
@@ -48,25 +49,25 @@ def test_a_run_by_hand() -> None:
 
 def test_standby_is_not_charged() -> None:
     costs = book()
-    costs.joined("a", "4090", 0.4, 0.0, 0.0, now=100.0)
+    costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0)
     assert rent_of(costs, 100.0 + HOUR_S) == 0.0
 
 
 def test_a_new_price_counts_from_then_on() -> None:
     costs = book()
-    costs.joined("a", "4090", 0.4, 0.0, 0.0, now=100.0)
+    costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0)
     costs.activated("a", now=100.0)
-    costs.joined("a", "4090", 0.8, 0.0, 0.0, now=100.0 + HOUR_S)
+    costs.joined("a", Terms("4090", (0.8, 0.0, 0.0)), now=100.0 + HOUR_S)
     assert rent_of(costs, 100.0 + 2 * HOUR_S) == pytest.approx(1.2)
 
 
 def test_who_left_costs_no_more_and_is_remembered() -> None:
     costs = book()
-    costs.joined("a", "4090", 0.4, 0.0, 0.0, now=100.0)
+    costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0)
     costs.activated("a", now=100.0)
     costs.left("a", now=100.0 + HOUR_S)
     assert costs.by_node(100.0 + 5 * HOUR_S)["a"].rent == pytest.approx(0.4)
-    costs.joined("a", "4090", 0.4, 0.0, 0.0, now=100.0 + 5 * HOUR_S)
+    costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0 + 5 * HOUR_S)
     assert rent_of(costs, 100.0 + 6 * HOUR_S) == pytest.approx(0.4)
 
 
@@ -84,7 +85,7 @@ def test_the_book_is_bounded_and_no_cost_is_lost() -> None:
     costs = book()
     for number in range(MAX_NODES + 500):
         node = f"n{number}"
-        costs.joined(node, f"class {number}", 3600.0, 0.0, 0.0, now=100.0 + number)
+        costs.joined(node, Terms(f"class {number}", (3600.0, 0.0, 0.0)), now=100.0 + number)
         costs.activated(node, now=100.0 + number)
         costs.left(node, now=101.0 + number)
     figures = costs.figures(101.0 + number)
@@ -101,14 +102,14 @@ def test_what_is_no_price_is_refused(price: float) -> None:
     with pytest.raises(ValueError, match="price must be"):
         CostBook(learner_cost_per_hour=price, now=0.0)
     with pytest.raises(ValueError, match="price must be"):
-        book().joined("a", "4090", price, 0.0, 0.0, now=100.0)
+        book().joined("a", Terms("4090", (price, 0.0, 0.0)), now=100.0)
 
 
 def test_an_event_of_one_sampler_reads_no_other() -> None:
     """A class of thousands that leaves at once would stop the event loop for seconds otherwise."""
     costs = book()
     for number in range(100):
-        costs.joined(f"n{number}", "4090", 1.0, 0.0, 0.0, now=100.0)
+        costs.joined(f"n{number}", Terms("4090", (1.0, 0.0, 0.0)), now=100.0)
         costs.activated(f"n{number}", now=100.0)
     others = [account.sums for name, account in costs._accounts.items() if name != "n0"]
     costs.left("n0", now=100.0 + HOUR_S)
@@ -120,7 +121,7 @@ def test_an_event_of_one_sampler_reads_no_other() -> None:
 def test_nothing_is_charged_once_all_are_gone() -> None:
     costs = book()
     for number in range(10):
-        costs.joined(f"n{number}", "4090", 0.1 * number, 0.0, 0.0, now=100.0)
+        costs.joined(f"n{number}", Terms("4090", (0.1 * number, 0.0, 0.0)), now=100.0)
         costs.activated(f"n{number}", now=100.0)
     for number in range(10):
         costs.left(f"n{number}", now=100.0)

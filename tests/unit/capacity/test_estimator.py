@@ -16,7 +16,7 @@ from swarm.capacity.estimator import (
     SamplerSeen,
     StartValues,
 )
-from swarm.capacity.fleet import Demand, Lengths, Worker
+from swarm.capacity.fleet import Demand, Lengths, Terms, Worker
 
 HOUR_S = 3600.0
 
@@ -24,7 +24,7 @@ HOUR_S = 3600.0
 def joined(*nodes: str, device_class: str = "card", start: StartValues | None = None) -> Estimator:
     estimator = Estimator(start or StartValues())
     for node in nodes:
-        estimator.joined(node, device_class, 0.2, 0.0, 0.0, now=0.0)
+        estimator.joined(node, Terms(device_class, (0.2, 0.0, 0.0)), now=0.0)
         estimator.activated(node, now=0.0)
     return estimator
 
@@ -161,7 +161,7 @@ def test_of_a_class_that_nobody_has_proven_twice_what_the_best_does_is_counted_o
     works(estimator, "a", rate=0.3, claim=0.4)
     works(estimator, "b", rate=0.3, claim=0.5)
     for stranger, claim in (("modest", 0.7), ("fast", 1e9)):
-        estimator.joined(stranger, "other card", 0.0, 0.0, 0.0, now=0.0)
+        estimator.joined(stranger, Terms("other card", (0.0, 0.0, 0.0)), now=0.0)
         estimator.rate(stranger, claim, 8, False)
     modest, fast = worker_of(estimator, "modest"), worker_of(estimator, "fast")
     assert (modest.rollouts_per_s, modest.claimed_rollouts_per_s) == (0.7, 0.7)
@@ -177,13 +177,13 @@ def test_while_nobody_has_proven_anything_claims_are_all_that_is_known() -> None
 
 def test_what_a_class_has_proven_is_remembered_when_all_of_it_are_gone() -> None:
     estimator = joined("a", "b")
-    estimator.joined("slow", "slow card", 0.2, 0.0, 0.0, now=0.0)
+    estimator.joined("slow", Terms("slow card", (0.2, 0.0, 0.0)), now=0.0)
     estimator.activated("slow", now=0.0)
     works(estimator, "slow", rate=0.03, claim=0.04)
     for node in ("a", "b"):
         works(estimator, node, rate=0.3, claim=0.4)
         estimator.left(node, vanished=True, now=1000.0)
-    estimator.joined("back", "card", 0.2, 0.0, 0.0, now=2000.0)
+    estimator.joined("back", Terms("card", (0.2, 0.0, 0.0)), now=2000.0)
     estimator.rate("back", 0.4, 8, False)
     back = worker_of(estimator, "back", now=2000.0)
     assert back.rollouts_per_s == pytest.approx(0.4)
@@ -193,7 +193,7 @@ def test_what_a_class_has_proven_is_remembered_when_all_of_it_are_gone() -> None
 def test_one_that_gives_nothing_for_as_long_as_others_prove_themselves_counts_for_nothing() -> None:
     estimator = joined("a", "b")
     for node in ("mute", "waits"):
-        estimator.joined(node, "slow starter", 0.2, 0.0, 0.0, now=0.0)
+        estimator.joined(node, Terms("slow starter", (0.2, 0.0, 0.0)), now=0.0)
         estimator.rate(node, 0.4, 8, False)
     estimator.activated("mute", now=0.0)
     for node in ("a", "b"):
@@ -215,7 +215,7 @@ def test_one_without_a_claim_has_its_class_s_rate_or_none() -> None:
     estimator = joined("a", "b")
     works(estimator, "a", rate=0.3, claim=0.4)
     assert worker_of(estimator, "b").rollouts_per_s == pytest.approx(0.4)
-    estimator.joined("stranger", "other card", 0.0, 0.0, 0.0, now=0.0)
+    estimator.joined("stranger", Terms("other card", (0.0, 0.0, 0.0)), now=0.0)
     assert worker_of(estimator, "stranger").rollouts_per_s == 0.0
 
 
@@ -256,8 +256,8 @@ def test_a_start_lasts_until_the_first_accepted_rollout() -> None:
 def test_a_class_that_nobody_left_is_not_immortal_and_one_that_many_left_is_known_for_it() -> None:
     estimator = Estimator(StartValues(departures_per_hour=0.02))
     for number in range(10):
-        estimator.joined(f"steady{number}", "steady", 0.2, 0.0, 0.0, now=0.0)
-        estimator.joined(f"shaky{number}", "shaky", 0.2, 0.0, 0.0, now=0.0)
+        estimator.joined(f"steady{number}", Terms("steady", (0.2, 0.0, 0.0)), now=0.0)
+        estimator.joined(f"shaky{number}", Terms("shaky", (0.2, 0.0, 0.0)), now=0.0)
     for number in range(9):
         estimator.left(f"shaky{number}", vanished=True, now=10 * HOUR_S)
     estimator.left("steady0", vanished=False, now=10 * HOUR_S)
@@ -287,7 +287,7 @@ def test_those_that_leave_together_do_not_each_cost_a_pass_over_all_others(monke
     alone.left("n0", vanished=True, now=1000.0)
     kept = []
     for each in (estimator, alone):
-        each.joined("back", "card", 0.2, 0.0, 0.0, now=1000.0)
+        each.joined("back", Terms("card", (0.2, 0.0, 0.0)), now=1000.0)
         each.rate("back", 1e9, 8, False)
         kept.append(worker_of(each, "back").rollouts_per_s)
     assert kept == pytest.approx([0.4, 0.4])
@@ -299,21 +299,21 @@ def test_those_that_leave_together_do_not_each_cost_a_pass_over_all_others(monke
 def test_the_tables_are_bounded() -> None:
     estimator = Estimator(StartValues())
     for number in range(MAX_NODES):
-        estimator.joined(f"n{number}", f"class {number}", 0.2, 0.0, 0.0, now=0.0)
-    estimator.joined("late", "card", 0.2, 0.0, 0.0, now=0.0)
+        estimator.joined(f"n{number}", Terms(f"class {number}", (0.2, 0.0, 0.0)), now=0.0)
+    estimator.joined("late", Terms("card", (0.2, 0.0, 0.0)), now=0.0)
     workers = estimator.workers(0.0)
     assert len(workers) == MAX_NODES
     assert len({worker.device_class for worker in workers}) == MAX_CLASSES
     assert workers[-1].device_class == OTHER
     estimator.left("n0", vanished=True, now=1.0)
-    estimator.joined("late", "card", 0.2, 0.0, 0.0, now=1.0)
+    estimator.joined("late", Terms("card", (0.2, 0.0, 0.0)), now=1.0)
     assert len(estimator.workers(1.0)) == MAX_NODES
 
 
 def test_joining_again_changes_prices_and_forgets_nothing() -> None:
     estimator = joined("a")
     works(estimator, "a", rate=0.3, claim=0.4)
-    estimator.joined("a", "card", 0.1, 0.01, 0.02, now=1000.0)
+    estimator.joined("a", Terms("card", (0.1, 0.01, 0.02)), now=1000.0)
     found = worker_of(estimator, "a")
     assert found.cost_per_hour == 0.1
     assert found.rollouts_per_s == pytest.approx(0.4)
