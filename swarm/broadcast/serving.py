@@ -26,6 +26,8 @@ ENCODINGS_AT_A_TIME = 2
 ENCODINGS_WAITING = 32
 """Requests that may wait for an encoding, each at most 12 ms behind the one before. Others are told to come back."""
 
+OLDER_WEIGHT = 4  # A byte of an older version costs its caller so much of the upload cap: the newest one comes first
+
 _VERSION = re.compile(r"(\d{1,15})\.(\d{1,15})")
 
 
@@ -70,17 +72,18 @@ class Places:
 class PacedAnswer(web.Response):
     """An answer that is sent and counted piece by piece. A caller that hangs up costs no more than it got."""
 
-    def __init__(self, body: bytes, pace: Pace, caller: str) -> None:
+    def __init__(self, body: bytes, pace: Pace, caller: str, weight: int) -> None:
         super().__init__(body=body, content_type="application/octet-stream")
         self._pace = pace
         self._caller = caller
+        self._weight = weight
 
     async def write_eof(self, data: bytes = b"") -> None:
         assert isinstance(self.body, bytes)
         body = memoryview(self.body)
         for at in range(0, len(body), Pace.PIECE_BYTES):
             piece = body[at : at + Pace.PIECE_BYTES]
-            await self._pace.flow(len(piece), self._caller)
+            await self._pace.flow(len(piece), self._caller, weight=self._weight)
             await self.write(piece)
         await web.StreamResponse.write_eof(self)
 
@@ -125,7 +128,9 @@ class VersionServer:
         if held is None or index >= len(held.chunks.spans) or not held.chunks.has(index):
             return self._answer(request, None, "chunk")
         # In a thread, because the page may have to come from the disk.
-        return self._answer(request, await asyncio.to_thread(bytes, held.chunks.chunk(index)), "chunk")
+        chunk, store = await asyncio.to_thread(bytes, held.chunks.chunk(index)), self._store()
+        is_newest = store is None or store.newest() is held
+        return self._answer(request, chunk, "chunk", weight=1 if is_newest else OLDER_WEIGHT)
 
     async def _get_region(self, request: web.Request) -> web.Response:
         """Answer with a region of the map, encoded in full for this caller alone."""
@@ -152,10 +157,10 @@ class VersionServer:
         is_linked = caller_of(request.remote or "") in self._station.linked
         return store.find(version, keeps=is_linked) if store else None
 
-    def _answer(self, request: web.Request, content: bytes | None, what: str) -> web.Response:
+    def _answer(self, request: web.Request, content: bytes | None, what: str, weight: int = 1) -> web.Response:
         if content is None:
             return web.Response(status=410, text=f"no such {what} here any more")
-        return PacedAnswer(content, self._station.upload, _caller(request))
+        return PacedAnswer(content, self._station.upload, _caller(request), weight)
 
 
 def _caller(request: web.Request) -> str:

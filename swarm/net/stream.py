@@ -87,11 +87,14 @@ class Pace:
             self._free_at = max(self._free_at, asyncio.get_running_loop().time()) + nbytes / self._rate
             self._turns.charge(name, nbytes)
 
-    async def flow(self, nbytes: int, name: Hashable = "fetched") -> None:
-        """Wait until `nbytes` may flow, and count them. This is for transfers that do not run over a stream."""
+    async def flow(self, nbytes: int, name: Hashable = "fetched", *, weight: int = 1) -> None:
+        """Wait until `nbytes` may flow, and count them. This is for transfers that do not run over a stream. In the
+        share of `name` they count `weight` times."""
         for left in range(nbytes, 0, -self.PIECE_BYTES):
             await self._turn(name)
-            self.took(name, min(left, self.PIECE_BYTES))
+            piece = min(left, self.PIECE_BYTES)
+            self.took(name, piece)
+            self._turns.charge(name, (weight - 1) * piece)
 
     async def _turn(self, name: Hashable) -> None:
         came = asyncio.Event()

@@ -20,7 +20,7 @@ from swarm.broadcast import catchup as fetching
 from swarm.broadcast import neighbours, serving
 from swarm.broadcast.catchup import GONE_IN_A_ROW, REQUESTS_A_PEER, catch_up
 from swarm.broadcast.publishing import PublishedVersions
-from swarm.broadcast.serving import ENCODINGS_AT_A_TIME, ENCODINGS_WAITING, Places, VersionServer
+from swarm.broadcast.serving import ENCODINGS_AT_A_TIME, ENCODINGS_WAITING, OLDER_WEIGHT, Places, VersionServer
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
 from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
@@ -553,6 +553,25 @@ async def test_a_body_is_booked_as_it_is_sent(publisher: Publisher, net: Net) ->
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
     assert upload.total_bytes <= 2 * Pace.PIECE_BYTES
+
+
+async def test_chunks_of_older_versions_weigh_more(
+    publisher: Publisher, net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher.publish(0)
+    publisher.publish(1)
+    weights: list[int] = []
+
+    async def flow(self: Pace, nbytes: int, name: str, *, weight: int) -> None:
+        weights.append(weight)
+
+    monkeypatch.setattr(Pace, "flow", flow)
+    url = await net.node(net.version_server(publisher.published.store, publisher.published.weights))
+    async with aiohttp.ClientSession(headers=OURS) as session:
+        for path in ("0.0/chunks/0", "0.1/chunks/0", "0.1/regions/0"):
+            async with session.get(f"{url}/v1/versions/{path}") as answer:
+                assert answer.status == 200
+    assert weights == [OLDER_WEIGHT, 1, 1]
 
 
 @pytest.mark.parametrize(("linked", "kept"), [({"127.0.0.1"}, 1), (set(), 0)], ids=["linked", "stranger"])

@@ -7,7 +7,7 @@ import heapq
 import itertools
 import random
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -492,6 +492,27 @@ def test_callers_over_http_leave_the_streams_their_share_of_what_is_sent(callers
     # The bodies under way, of which a caller has eight, are not counted.
     assert min(streamed) >= 0.9 * max(max(streamed), *flowed), (streamed, flowed)
     assert max(flowed) >= 0.4 * max(streamed), (streamed, flowed)
+
+
+def test_bytes_that_weigh_more_take_more_of_their_callers_share() -> None:
+    async def measure() -> Counter[int]:
+        pace, flowed = Pace(4e6), Counter[int]()
+
+        async def call(weight: int) -> None:
+            while True:
+                await pace.flow(Pace.PIECE_BYTES, f"198.51.100.{weight}", weight=weight)
+                flowed[weight] += Pace.PIECE_BYTES
+
+        calls = [asyncio.ensure_future(call(weight)) for weight in (1, 4) for _ in range(8)]
+        await asyncio.sleep(5 * WINDOW_S)
+        for task in calls:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        return flowed
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        flowed = runner.run(measure())
+    assert flowed[1] / flowed[4] == pytest.approx(4, rel=0.05)
 
 
 async def test_a_caller_that_hangs_up_books_no_more_than_it_got() -> None:
