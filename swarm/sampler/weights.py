@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 READ = (CONFIG, "tokenizer.json")  # Of a model's small files; playing.py has a few for itself
 CONFIG_BYTES = 1 << 20  # The largest known, with the names of 20,000 classes, is under 1 MB
+MAX_PARTS = 1024  # Layers, or experts of one. Modules and lists are made for each, also where no weights are
 
 OBJECTS = frozenset((
     "text_config", "vision_config", "audio_config", "encoder_config", "decoder_config", "global_config",
@@ -145,6 +146,7 @@ def planned_model(directory: str, layout: Layout, dtype: torch.dtype) -> tuple[A
     """Return the configuration in `directory` and its model, which takes no memory. Raise UserError if this release of
     transformers has no such model, and WrongWeights if the model has other tensors than the layout."""
     import torch
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM, __version__
 
     untyped: Any = AutoModelForCausalLM
@@ -152,7 +154,7 @@ def planned_model(directory: str, layout: Layout, dtype: torch.dtype) -> tuple[A
         config = AutoConfig.from_pretrained(Path(directory), trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
             planned = _adapted(untyped.from_config(config, dtype=dtype, trust_remote_code=False), layout)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError, StrictDataclassError) as error:
         raise UserError(
             f"transformers {__version__} here cannot build the swarm's model, and a sampler runs no code that comes "
             f"with one: join with the learner's release of it ({str(error).strip().partition(chr(10))[0][:200]})"
@@ -204,7 +206,8 @@ def write_model_files(directory: Path, layout: Layout, names: Collection[str] = 
 
 
 def only_known(config: bytes) -> bytes:
-    """Return a config.json with nothing but numbers, and known keys with objects and words."""
+    """Return a config.json with nothing but numbers, and known keys with objects and words. Raise ProtocolError if it is
+    none, or has more layers or experts than MAX_PARTS."""
     if len(config) > CONFIG_BYTES:
         raise ProtocolError(f"the learner's {CONFIG} has {len(config)} bytes, over {CONFIG_BYTES}")
     try:
@@ -217,6 +220,8 @@ def only_known(config: bytes) -> bytes:
 
 
 def _is_known(key: str, value: Any) -> bool:
+    if key.endswith(("layer", "layers", "experts")) and isinstance(value, int) and value > MAX_PARTS:
+        raise ProtocolError(f"the learner's {CONFIG} has {key} = {value}, over {MAX_PARTS}")
     if isinstance(value, list):
         return all(_is_known(key, one) for one in value)
     if isinstance(value, dict):

@@ -89,8 +89,10 @@ def test_a_scaled_rope_of_an_older_release_is_kept() -> None:
         (b"[" * 100_000, "is no JSON"),
         (b"[1]", "is no object"),
         (b'{"a": "' + b"a" * CONFIG_BYTES + b'"}', "over 1048576"),
+        (b'{"num_hidden_layers": 1000000}', "num_hidden_layers = 1000000, over 1024"),
+        (b'{"text_config": {"n_routed_experts": 1000000}}', "n_routed_experts = 1000000, over 1024"),
     ],
-    ids=["cut", "no text", "deep", "a list", "long"],
+    ids=["cut", "no text", "deep", "a list", "long", "layers", "experts"],
 )
 def test_a_configuration_that_makes_no_sense_is_refused_before_it_is_written(
     tmp_path: Path, config: bytes, why: str
@@ -108,10 +110,24 @@ def test_a_model_that_only_its_own_code_could_build_is_refused_with_what_to_do(s
         build_model(directory, staged.layout, torch.float32)
 
 
-def test_a_configuration_larger_than_the_layout_takes_no_memory(staged: Staged) -> None:
-    directory = changed(staged, vocab_size=1 << 40)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"vocab_size": 1 << 40},
+        {"hidden_size": 1 << 40},
+        {"intermediate_size": 1 << 40},
+        {"num_attention_heads": 1 << 30},
+    ],
+    ids=lambda sizes: next(iter(sizes)),
+)
+def test_a_configuration_larger_than_the_layout_takes_no_memory(staged: Staged, sizes: dict[str, Any]) -> None:
     with pytest.raises(WrongWeights):
-        build_model(directory, staged.layout, torch.float32)
+        build_model(changed(staged, **sizes), staged.layout, torch.float32)
+
+
+def test_a_configuration_that_contradicts_itself_is_one_line(staged: Staged) -> None:
+    with pytest.raises(UserError, match="cannot build the swarm's model"):
+        build_model(changed(staged, num_hidden_layers=3), staged.layout, torch.float32)
 
 
 def test_an_environment_keeps_settings_and_no_secret() -> None:
