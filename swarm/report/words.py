@@ -195,7 +195,8 @@ def _too_few(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
         if rate > 0:
             classes[words(sampler, "device_class", 40)].append((number(sampler, "cost_per_hour") / rate, rate))
             active += 0.0 if sampler.get("standby") else rate
-    if needed is None or not useful or not active:
+    # A status that comes from afar may have a part of the samplers alone.
+    if needed is None or not useful or not active or part(status, "cut").get("samplers"):
         return ""
     if needed <= useful:
         return f"samplers are the bottleneck, though {needed:.3g} rollouts/s are enough and {useful:.3g} should come"

@@ -206,8 +206,8 @@ def write_model_files(directory: Path, layout: Layout, names: Collection[str] = 
 
 
 def only_known(config: bytes) -> bytes:
-    """Return a config.json with nothing but numbers, and known keys with objects and words. Raise ProtocolError if it is
-    none, or has more layers or experts than MAX_PARTS."""
+    """Return a config.json with nothing but numbers, and known keys with objects and words. Raise ProtocolError if it
+    is none, or has more layers or experts than MAX_PARTS."""
     if len(config) > CONFIG_BYTES:
         raise ProtocolError(f"the learner's {CONFIG} has {len(config)} bytes, over {CONFIG_BYTES}")
     try:

@@ -84,8 +84,10 @@ class Node:
         return self.url().rpartition("/")[2]
 
     def status(self) -> dict[str, Any]:
-        """What it says of itself, over whatever it speaks."""
-        return fetch_status(self.url())
+        """What it says of itself, over whatever it speaks. Where its run lies is its user's business."""
+        status = fetch_status(self.url())
+        assert "run_dir" not in status
+        return status
 
 
 class Learner(Node):

@@ -119,6 +119,12 @@ def test_how_many_more_samplers_would_do(
     assert bottleneck(slow).startswith(f"learner idle 38 %: samplers are the bottleneck; {said}")
 
 
+def test_a_status_with_a_part_of_the_samplers_does_not_say_how_many_more_would_do(status: dict[str, Any]) -> None:
+    slow = rate_binds(with_samplers(status, *TWO), 7.2, 4.0)
+    assert "would do" in bottleneck(slow)
+    assert "would do" not in bottleneck({**slow, "cut": {"samplers": 300}})
+
+
 def test_as_many_more_would_do_as_the_model_needs_and_one_fewer_would_not(status: dict[str, Any]) -> None:
     asked, installed_s, here = demand(max_staleness=4), 60.0, 4
 
