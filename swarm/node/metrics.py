@@ -1,9 +1,7 @@
-"""A run's figures on disk: one JSON line per learner step, one per event, and files for TensorBoard beside them.
+"""A run's figures on disk: one JSON line per learner step, one per event, and a file for TensorBoard beside them.
 
-A separate thread writes TensorBoard's file. It imports the package and follows the two other files, so that the node's
-loop never waits for it. The figures have TRL's names: `train/NAME` by learner step and `eval/NAME` by policy version.
-A resumed run writes a new file. It begins with a mark that makes TensorBoard forget everything from a step on, and
-repeats the figures from that step on, because the last ones before a crash may not have reached the disk.
+TensorBoard's own writer has a thread. The figures have TRL's names: `train/NAME` by learner step and `eval/NAME` by
+policy version. A resumed run writes its whole history again, since the end of a file may not have reached the disk.
 """
 
 from __future__ import annotations
@@ -12,12 +10,14 @@ import errno
 import json
 import math
 import os
-import threading
+import shutil
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,66 +26,43 @@ from swarm.extras import how_to_have
 from swarm.types import NodeId
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-STEPS_REPEATED = 200  # Steps from before a restart that are written again: far more than a crash can lose
-FOLLOW_S = 1.0  # Pause between two looks for new lines
-CLOSE_S = 10.0  # Longest wait at the end for the last lines
+EVENTS_WAITING, FLUSH_S = 10_000, 1.0  # Of TensorBoard's writer: an hour of a fast run before anything waits for it
 NO_FIGURES = frozenset({"step", "time", "version", "newest_version", "kind", "prompts", "samples", "unaudited"})
 
 Line = Mapping[str, Any]
 """A line of metrics.jsonl or events.jsonl."""
 
 
-class EventFiles:
-    """Copies the figures in metrics.jsonl and events.jsonl, present and future, to one TensorBoard file. `last` is the
-    last step before a restart. Raises UserError if the package is missing."""
+class EventFile:
+    """Hands the figures of lines to TensorBoard, in place of the files of former lives. Raises UserError if the package
+    is missing, and OSError as `add` does."""
 
-    def __init__(self, run_dir: Path, *, last: int = 0) -> None:
+    def __init__(self, run_dir: Path, lines: Iterable[Line]) -> None:
         if find_spec("tensorboard") is None:
             raise UserError(f"--tensorboard needs the package: {how_to_have('tensorboard')}; or leave it out")
-        directory = run_dir / "tensorboard"
-        directory.mkdir(exist_ok=True)
-        number = len(list(directory.iterdir()))
-        # Readers sort the files of a directory by name, so by time, and within a second by number.
-        self.path = directory / f"events.out.tfevents.{int(time.time()):010}.{number:06}.echo-node"
-        self._first = last - STEPS_REPEATED + 1 if last and number else 0
-        self._run_dir = run_dir
-        self.fault = ""
-        """Why the file is no longer written; "" while it is."""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
-        self._thread.start()
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
+        self._writer = EventFileWriter(str(run_dir / "tensorboard"), EVENTS_WAITING, FLUSH_S)
+        # Who has read the file of a former life forgets it.
+        self._writer.add_event(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
+        for line in lines:
+            self.add(line)
+
+    def add(self, line: Line) -> None:
+        """Raise OSError if earlier lines could not be written."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if line.get("kind", "evaluated") == "evaluated" and (step := _step(line)) >= 0:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in _scalars(line)]
+            event = Event(wall_time=_number(line, "time"), step=step, summary=Summary(value=values))
+            self._writer.add_event(event)
 
     def close(self) -> None:
-        """Write the missing lines, for at most CLOSE_S."""
-        self._over.set()
-        self._thread.join(CLOSE_S)
-
-    def _run(self) -> None:
-        try:
-            with (self._run_dir / METRICS).open("rb") as metrics, (self._run_dir / EVENTS).open("rb") as events:
-                self._follow(metrics, events)
-        except (OSError, ImportError) as error:
-            self.fault = f"{self.path.name} is not written any more: {error}"
-
-    def _follow(self, *followed: BinaryIO) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        with self.path.open("wb") as file:
-            writer, mark = RecordWriter(file), SessionLog(status=SessionLog.START)
-            writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-            writer.write(Event(wall_time=time.time(), step=self._first, session_log=mark).SerializeToString())
-            is_over = False
-            while not is_over:
-                is_over = self._over.is_set()
-                for line in (line for one in followed for line in _new_lines(one)):
-                    if line.get("kind", "evaluated") == "evaluated" and (step := _step(line)) >= self._first:
-                        values = [Summary.Value(tag=name, simple_value=value) for name, value in _scalars(line)]
-                        event = Event(wall_time=_number(line, "time"), step=step, summary=Summary(value=values))
-                        writer.write(event.SerializeToString())
-                file.flush()
-                self._over.wait(FOLLOW_S)
+        with suppress(OSError):
+            self._writer.close()
 
 
 def _step(line: Line) -> int:
@@ -146,27 +123,40 @@ class RunLog:
         self.absent: set[NodeId] = set()
         self.spent = Spent()
         self._look_back()
-        self._board = EventFiles(directory, last=self.last.get("step", 0)) if tensorboard else None
+        self._board: EventFile | None = None
+        if tensorboard:
+            try:
+                self._board = EventFile(directory, chain(self._metrics.read(), self._events.read()))
+            except OSError as error:
+                self.event("tensorboard_failed", reason=str(error))
 
     def metrics(self, figures: Mapping[str, Any]) -> None:
         """Write the figures of a learner step, unless they are there already because the step is trained again."""
         if figures["step"] > self.last.get("step", 0):
             self.last = figures
             self._metrics.add(figures)
+            self._show(figures)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write an event, with the wall-clock time for people."""
-        self._events.add({"time": round(time.time(), 3), "kind": kind, **fields})
-        if self._board is not None and self._board.fault:
-            fault, self._board = self._board.fault, None
-            self.event("tensorboard_failed", reason=fault)
+        line = {"time": round(time.time(), 3), "kind": kind, **fields}
+        self._events.add(line)
+        self._show(line)
 
     def close(self) -> None:
-        """Close all files. This blocks for up to CLOSE_S."""
+        """Close all files. This blocks."""
         if self._board is not None:
             self._board.close()
         self._metrics.close()
         self._events.close()
+
+    def _show(self, line: Line) -> None:
+        if self._board is not None:
+            try:
+                self._board.add(line)
+            except OSError as error:
+                self._board = None
+                self.event("tensorboard_failed", reason=str(error))
 
     def _look_back(self) -> None:
         """Read the existing logs line by line: the log of a long run does not fit into memory."""
