@@ -38,21 +38,21 @@ import aiohttp
 
 from benchmarks.learning_swarm import POLL_S, RunFailed
 from swarm.errors import EchoError
-from swarm.gossip.records import GOSSIP_BODY_BYTES, Exchange, Profile, Record, pack_digest, sign_record
+from swarm.gossip.records import GOSSIP_BODY_BYTES, Exchange, Profile, Record, pack_digest, prefix_of, sign_record
 from swarm.net.client import PeerClient
-from swarm.net.signing import SigningKey, node_id_of
+from swarm.net.signing import Sealed, SigningKey, node_id_of
 from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER, encode
 from swarm.node.bootstrap import read_join_line
 from swarm.rollout.client import RolloutClient
 from swarm.types import Address, VersionId
 from tests.netns.hosts import Host, hosts
 
-PORT = 7700
+PORT, PAGE_PORT = 7700, 7701
 BEAT_S = 0.1
 MAX_RATIO = 2.0
 WARM_STEPS = 20  # The first steps wait for engines to start
 START_S = 180.0
-CONNECTIONS, HANG_UPS = 8, 48
+CONNECTIONS, CROWD = 8, 48
 RECORDS = 299  # As many as fit one body with their ages
 NICE = 10
 SETTINGS = "steps = 100000\nseed = 0\neval_every_steps = 100000\ndashboard = 'off'\naudit_share = 0.0\n"
@@ -96,37 +96,35 @@ async def many(target: Target, times: int, work: Callable[[], Awaitable[str]]) -
     await asyncio.gather(*(target.again(work) for _ in range(times)))
 
 
-def records(keys: list[SigningKey], swarm: str, sequence: int) -> tuple[bytes, tuple[bytes, ...]]:
+def records(keys: list[SigningKey], swarm: str, sequence: int, *, forged: bool) -> tuple[bytes, tuple[bytes, ...]]:
     """Return a digest and sealed records of invented publics, each in a network of its own, heard just now."""
-    signed = [
-        sign_record(
-            Record(
-                key=key.public_bytes,
-                swarm=swarm,
-                generation=1,
-                sequence=sequence,
-                role="relay",
-                reachability="public",
-                addresses=(Address(host=f"11.{number // 200}.{number % 200}.9", port=PORT),),
-                protocol=PROTOCOL,
-                profile=Profile(),
-            ),
-            key,
+    publics = [
+        Record(
+            key=key.public_bytes,
+            swarm=swarm,
+            generation=1,
+            sequence=sequence,
+            role="relay",
+            reachability="public",
+            addresses=(Address(host=f"11.{number // 200}.{number % 200}.9", port=PORT),),
+            protocol=PROTOCOL,
+            profile=Profile(),
         )
         for number, key in enumerate(keys)
     ]
-    return pack_digest((one.prefix, one.order, 0.0) for one in signed), tuple(one.sealed for one in signed)
+    digest = pack_digest((prefix_of(node_id_of(one.key)), one.order, 0.0) for one in publics)
+    if forged:
+        return digest, tuple(encode(Sealed(body=encode(one), signature=os.urandom(64))) for one in publics)
+    return digest, tuple(sign_record(one, key).sealed for one, key in zip(publics, keys, strict=True))
 
 
-async def gossip(target: Target, *, renewed: bool) -> None:
+async def gossip(target: Target, *, forged: bool) -> None:
+    """Tell of the same publics each time, with records newer than any before."""
     keys = [SigningKey.generate() for _ in range(RECORDS)]
     sequences = count()
-    digest, sealed = records(keys, target.swarm, 0)
 
     async def tell(peer: PeerClient) -> str:
-        nonlocal digest, sealed
-        if renewed:
-            digest, sealed = records(keys, target.swarm, next(sequences))
+        digest, sealed = records(keys, target.swarm, next(sequences), forged=forged)
         body = encode(Exchange(digest=digest, records=sealed, asks=0))
         await peer.post("/v1/gossip", body, cap_bytes=GOSSIP_BODY_BYTES, timeout_s=10.0)
         return "told"
@@ -156,7 +154,7 @@ async def hang_ups(target: Target) -> None:
         writer.transport.abort()
         return "hung up"
 
-    await many(target, HANG_UPS, hang_up)
+    await many(target, CROWD, hang_up)
 
 
 async def downloads(target: Target) -> None:
@@ -208,6 +206,19 @@ async def polls(target: Target) -> None:
     await many(target, CONNECTIONS, poll)
 
 
+async def page(target: Target) -> None:
+    """Ask for the page for volunteers, and for its figures, on connections that stay open."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CROWD)) as session:
+
+        async def ask() -> str:
+            path = random.choice(("/", "/public/state.json"))
+            async with session.get(f"http://{target.address.host}:{PAGE_PORT}{path}") as answer:
+                await answer.read()
+                return f"status {answer.status}"
+
+        await many(target, CROWD, ask)
+
+
 async def bombs(target: Target) -> None:
     """Send what nests, and what promises or brings many small objects, to a route that asks for no session."""
     bodies = [b"\x91" * 1000, b"\xdd" + struct.pack(">I", 2**31), b"\xdc\x03\xe0" + b"\xc0" * 992]
@@ -223,8 +234,8 @@ async def bombs(target: Target) -> None:
 
 
 FLOODS: dict[str, Callable[[Target], Awaitable[None]]] = {
-    "records": lambda target: gossip(target, renewed=False),
-    "renewals": lambda target: gossip(target, renewed=True),
+    "records": lambda target: gossip(target, forged=True),
+    "renewals": lambda target: gossip(target, forged=False),
     "status": status,
     "hang-ups": hang_ups,
     "downloads": downloads,
@@ -232,6 +243,7 @@ FLOODS: dict[str, Callable[[Target], Awaitable[None]]] = {
     "handshakes": handshakes,
     "polls": polls,
     "bombs": bombs,
+    "page": page,
 }
 
 
@@ -329,7 +341,8 @@ class Stage:
         settings, run_dir, address = self._directory / "lead.toml", self._directory / "run", self._network[0].address
         settings.write_text(SETTINGS)
         where = ("--host", address, "--port", str(PORT), "--advertise", f"{address}:{PORT}", "--lan", "--tls")
-        self.start(0, "learner", "swarm", "lead", *where, "--config", str(settings), "--run-dir", str(run_dir))
+        what = ("--config", str(settings), "--run-dir", str(run_dir), "--public-page", f"{address}:{PAGE_PORT}")
+        self.start(0, "learner", "swarm", "lead", *where, *what)
         node, metrics = run_dir / "node.json", run_dir / "metrics.jsonl"
         self.until("the learner listens", lambda: node.exists() and node.read_text().endswith("\n"))
         line: str = json.loads(node.read_text())["join"]

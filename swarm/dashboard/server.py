@@ -31,7 +31,8 @@ from swarm.dashboard.rollouts import read_groups
 from swarm.dashboard.source import Run, Source, encode, kept_timeline, older_events
 from swarm.errors import EchoError, UserError
 from swarm.net.hosts import address_of, caller_of, is_loopback
-from swarm.net.server import Connection
+from swarm.net.limits import Limits, Meter
+from swarm.net.server import Connection, quiet_logger
 from swarm.node.metrics import EVENTS, METRICS
 from swarm.node.rundir import CONFIG, SUMMARY, TIMELINE, write_json
 from swarm.node.timeline import Timeline
@@ -47,10 +48,11 @@ ADDRESS = "dashboard.json"  # In the run directory, for its owner alone: where t
 PING_S = 15.0  # Proxies close what is silent for a minute
 STALLED_S = 60.0  # A reader that takes nothing for this long is let go; it comes back by itself if it is there
 CONNECTIONS = 128  # Open at a time: a browser opens six, and each takes a descriptor that the node may need
+LIMITS = Limits(burst=240.0)  # Of an address: 34 people open the volunteers' page at once, and 100 leave it open
+REFUSED_S = 1.0  # A connection gets one refusal in this time: they would cost almost as much as answers
 IDLE_S = 10.0  # A connection that asks for nothing, or never did, is closed after this
 CLOSE_S = 0.5  # What readers get at the end to take the last messages
 CHANGE_BYTES = 4096  # Of a request to change something, as on the socket
-EVENTS_MOST = 1000  # In one answer
 SOON = 2.0**53  # Of what is numbered, more than there is
 
 DOWNLOADS = (METRICS, EVENTS, CONFIG, SUMMARY, TIMELINE)
@@ -74,13 +76,17 @@ _caller = lru_cache(CONNECTIONS)(caller_of)
 
 class Door:
     """Listens for an app. With CONNECTIONS open, one more takes the place of the oldest without a token, of the address
-    with most of these: idle strangers keep out one another, and not the owner."""
+    with most of these: idle strangers keep out one another, and not the owner. Requests are metered by address, but not
+    those that show the token (`is_owner`)."""
 
-    def __init__(self, app: web.Application) -> None:
+    def __init__(self, app: web.Application, is_owner: Callable[[web.Request], bool] = lambda _: False) -> None:
         app.on_response_prepare.append(_harden)
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=CLOSE_S, handler_cancellation=True, keepalive_timeout=IDLE_S
-        )
+        app.middlewares.insert(0, self._limit)
+        self._is_owner = is_owner
+        self._meter = Meter(LIMITS)
+        log = quiet_logger(Counter())
+        waits: dict[str, Any] = {"shutdown_timeout": CLOSE_S, "keepalive_timeout": IDLE_S}
+        self._runner = web.AppRunner(app, access_log=None, logger=log, handler_cancellation=True, **waits)
         self._listening: asyncio.Server | None = None
         self._open: dict[web.RequestHandler, bool] = {}  # The oldest first; whether it has shown the token
 
@@ -96,10 +102,18 @@ class Door:
             self._listening.close()
         await self._runner.cleanup()
 
-    def keep(self, handler: web.RequestHandler) -> None:
-        """Leave a connection its place until it ends: its caller has shown the token."""
-        if handler in self._open:
-            self._open[handler] = True
+    @web.middleware
+    async def _limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        remote = request.remote or ""
+        if self._is_owner(request):
+            if request.protocol in self._open:
+                self._open[request.protocol] = True
+        # Behind a proxy on this machine all have its address.
+        elif not is_loopback(remote) and (wait_s := self._meter.take(_caller(remote), now=time.monotonic())):
+            await asyncio.sleep(REFUSED_S)
+            text = "too many requests from your address: come back later\n"
+            raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": str(math.ceil(wait_s))})
+        return await handler(request)
 
     def _enter(self) -> asyncio.Protocol:
         assert self._runner.server is not None
@@ -136,6 +150,7 @@ class Dashboard:
     def __init__(self, run: Run, *, token: str | None = None) -> None:
         self._run = run
         self._token = token
+        self._form = (STATIC / "token.html").read_text()
         self._feed = Feed(secrets.token_hex(4))
         self._source = Source(run, self._feed)
         self._read: Read | None = None
@@ -158,7 +173,7 @@ class Dashboard:
             ]
         )
         app.on_shutdown.append(self._end_streams)
-        self._door = Door(app)
+        self._door = Door(app, lambda asked: self._has_token(asked) or self._is_token(asked.query.get("token", "")))
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port. Raise OSError if that is not possible; it may be tried again."""
@@ -199,12 +214,9 @@ class Dashboard:
             answer = web.HTTPSeeOther("/")
             answer.set_cookie(self._cookie, given, httponly=True, samesite="Lax")
             raise answer
-        is_open = self._is_open and request.method in ("GET", "HEAD")
-        if self._has_token(request):
-            self._door.keep(request.protocol)
-        elif not is_open:
+        if not self._has_token(request) and not (self._is_open and request.method in ("GET", "HEAD")):
             said = "" if given is None else '<p role="alert"><b>That token is not this run\'s.</b></p>'
-            form = (STATIC / "token.html").read_text().replace("<form", f"{said}<form", 1)
+            form = self._form.replace("<form", f"{said}<form", 1)
             return web.Response(text=form, content_type="text/html", status=401)
         return await handler(request)
 
@@ -286,7 +298,7 @@ class Dashboard:
 
     async def _events(self, request: web.Request) -> web.Response:
         before, count = int(_number(request, "before", SOON)), int(_number(request, "count", 200))
-        return _json(await in_thread(partial(older_events, self._run.directory, before, min(count, EVENTS_MOST))))
+        return _json(await in_thread(partial(older_events, self._run.directory, before, count)))
 
     async def _set(self, request: web.Request) -> web.Response:
         if not self._has_token(request):

@@ -141,9 +141,6 @@ class Meter:
         self._max_buckets = limits.buckets
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._buckets)
-
     def take(self, name: str, *, now: float, cost: float = 1.0) -> float:
         """Take `cost` tokens and return 0, or take none and return the seconds until there are enough."""
         tokens, then = self._buckets.pop(name, (self._burst, now))

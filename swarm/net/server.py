@@ -115,7 +115,7 @@ class NodeServer:
         self._runner = web.AppRunner(
             self._app,
             access_log=None,
-            logger=self._logger(),
+            logger=quiet_logger(self._refused),
             shutdown_timeout=SHUTDOWN_S,
             # A client that has gone does not hear the answer to a question that was held open.
             handler_cancellation=True,
@@ -282,18 +282,21 @@ class NodeServer:
             self._made_json = json.dumps({**shown, "cut": whole} if whole else shown).encode()
         return web.Response(body=self._made_json, content_type="application/json", charset="utf-8")
 
-    def _logger(self) -> logging.Logger:
-        """Log faults of our own. Requests that are not HTTP are counted: a traceback for each would fill a disk."""
-        logger = logging.Logger(__name__, logging.DEBUG)  # aiohttp tells some of them at that level
-        logger.parent = logging.getLogger(__name__)
-        logger.addFilter(self._is_own_fault)
-        return logger
 
-    def _is_own_fault(self, record: logging.LogRecord) -> bool:
+def quiet_logger(refused: Counter[str]) -> logging.Logger:
+    """Return a logger for aiohttp that tells faults of our own. Requests that are not HTTP are counted in `refused`: a
+    traceback for each would fill a disk."""
+
+    def is_own_fault(record: logging.LogRecord) -> bool:
         if record.exc_info is not None and isinstance(record.exc_info[1], HttpProcessingError):
-            self._refused["malformed"] += 1
+            refused["malformed"] += 1
             return False
         return record.levelno >= logging.WARNING
+
+    logger = logging.Logger(__name__, logging.DEBUG)  # aiohttp tells some of them at that level
+    logger.parent = logging.getLogger(__name__)
+    logger.addFilter(is_own_fault)
+    return logger
 
 
 class Connection(asyncio.Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from swarm.net.client import (
     plain_address,
     read_body,
 )
+from swarm.net.limits import Limits
 from swarm.net.server import SHOWN_ROWS, STATUS_S, NodeServer
 from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER, decode, encode
 from swarm.node.bootstrap import Hello, hello_route, say_hello
@@ -216,6 +217,18 @@ MALFORMED = [
 ]
 
 
+async def say_malformed(port: int) -> None:
+    """Send each of MALFORMED, twice."""
+    for said in MALFORMED:
+        # On a connection that spoke HTTP before, aiohttp tells all faults.
+        for before in (b"", b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(before + said)
+            async with asyncio.timeout(5):
+                await reader.read()
+            writer.close()
+
+
 async def test_what_is_not_http_is_counted_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(request: web.Request) -> web.Response:
         raise ZeroDivisionError
@@ -223,14 +236,7 @@ async def test_what_is_not_http_is_counted_and_not_logged(caplog: pytest.LogCapt
     server = NodeServer([web.get("/fail", fail)], dict)
     port = await server.start("127.0.0.1", 0)
     try:
-        for said in MALFORMED:
-            # On a connection that spoke HTTP before, aiohttp tells all faults.
-            for before in (b"", b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n"):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(before + said)
-                async with asyncio.timeout(5):
-                    await reader.read()
-                writer.close()
+        await say_malformed(port)
         assert server.refused() == {"malformed": 2 * len(MALFORMED)}
         assert caplog.records == []
         assert (await status_and_text(f"http://127.0.0.1:{port}/fail", OURS))[0] == 500
@@ -251,6 +257,53 @@ async def test_a_body_over_the_cap_is_refused_with_and_without_its_length_stated
         chunked = await status_and_text(url + "/echo", OURS, in_parts(b"x" * (CAP + 1)))
     assert stated == (413, f"a body of {CAP + 1} bytes is over the cap of {CAP}")
     assert chunked == (413, f"a body is over the cap of {CAP} bytes")
+
+
+@asynccontextmanager
+async def metered(burst: float) -> AsyncIterator[Callable[..., Awaitable[int]]]:
+    """A node's server where each address may ask `burst` times, and is given nothing more. Yield a call from an address
+    of this machine that returns the answer's status."""
+    limits = Limits(exempt_loopback=False, requests_per_s=1e-6, burst=burst, fetches_share=1)
+    routes = [web.get("/v1/versions/0.1", read_all), web.get("/other", read_all), web.post("/{path:.*}", read_all)]
+    server = NodeServer(routes, dict, limits=limits)
+    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+
+    async def call(source: str, path: str, body: bytes | AsyncIterator[bytes] | None = None) -> int:
+        connector = aiohttp.TCPConnector(local_addr=(source, 0))
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.request("GET" if body is None else "POST", url + path, data=body, headers=OURS) as answer,
+        ):
+            return answer.status
+
+    try:
+        yield call
+    finally:
+        await server.stop()
+
+
+async def read_all(request: web.Request) -> web.Response:
+    return binary(b"" if await read_body(request, 1 << 20) else b"nothing")
+
+
+@pytest.mark.parametrize(("path", "other"), [("/v1/versions/0.1", "/other"), ("/other", "/v1/versions/0.1")])
+async def test_pieces_and_other_requests_of_an_address_are_metered_each_by_themselves(path: str, other: str) -> None:
+    async with metered(burst=3) as call:
+        assert [await call("127.0.0.2", path) for _ in range(5)] == [200, 200, 200, 429, 429]
+        assert await call("127.0.0.2", other) == 200
+        assert await call("127.0.0.3", path) == 200
+
+
+@pytest.mark.parametrize("large", [lambda: b"x" * 100_000, lambda: in_parts(b"x")], ids=["stated", "in parts"])
+async def test_large_bodies_and_those_of_unknown_size_are_metered_as_many_requests(
+    large: Callable[[], bytes | AsyncIterator[bytes]],
+) -> None:
+    """With 20 requests, of which each such body counts as 13; rollouts are metered elsewhere."""
+    async with metered(burst=20) as call:
+        assert [await call("127.0.0.2", "/other", large()) for _ in range(3)] == [200, 429, 429]
+        assert [await call("127.0.0.2", "/other", b"x") for _ in range(6)] == [200] * 6
+        assert await call("127.0.0.3", "/other", large()) == 200
+        assert [await call("127.0.0.4", "/v1/rollouts", large()) for _ in range(3)] == [200] * 3
 
 
 async def never() -> AsyncIterator[bytes]:
