@@ -31,9 +31,8 @@ from swarm.net.stream import Incoming
 from swarm.node.bootstrap import Greeting, read_bootstraps
 from swarm.node.card import Card, card_lines, open_card
 from swarm.node.control import control
-from swarm.node.holds import Holds
 from swarm.node.identity import StateDirectory
-from swarm.node.limits import BY_REJOINING
+from swarm.node.limits import BY_REJOINING, Holds
 from swarm.node.logs import SaidLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
 from swarm.node.watching import Watch, give_way, watch_clocks

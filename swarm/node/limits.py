@@ -7,6 +7,7 @@ that file: what the clock, the battery and the desktop say are arguments, None f
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,6 +24,36 @@ DAY = 24 * 60  # Minutes
 
 BY_REJOINING = frozenset({"gpu_memory_share", "threads"})
 """Limits by which an engine and a pool of threads are made; the others take effect at once."""
+
+
+class Holds:
+    """Why a node does not draw now: reasons by source, such as "owner" or "battery". It draws while there is none."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+        self._held = asyncio.Event()
+        self._free = asyncio.Event()
+        self._free.set()
+
+    def set(self, source: str, reason: str) -> None:
+        """Hold for `reason`, a few words such as "on battery"; "" lifts what `source` had set."""
+        if reason:
+            self._reasons[source] = reason
+        else:
+            self._reasons.pop(source, None)
+        for event, is_so in ((self._held, bool(self._reasons)), (self._free, not self._reasons)):
+            event.set() if is_so else event.clear()
+
+    @property
+    def reason(self) -> str:
+        """The reason that came first; "" if nothing holds."""
+        return next(iter(self._reasons.values()), "")
+
+    async def wait_held(self) -> None:
+        await self._held.wait()
+
+    async def wait_free(self) -> None:
+        await self._free.wait()
 
 
 def holds(limits: Limits, *, minute: int, on_battery: bool | None, in_use: bool | None) -> dict[str, str]:

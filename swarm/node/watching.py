@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.node.holds import Holds
-from swarm.node.limits import FILE, holds, read_limits, told, unknown
+from swarm.node.limits import FILE, Holds, holds, read_limits, told, unknown
 from swarm.node.waking import Reading, notice
 from swarm.settings import JoinConfig
 

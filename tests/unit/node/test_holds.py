@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from swarm.node.holds import Holds
+from swarm.node.limits import Holds
 from tests.unit.wires import many_turns
 
 

@@ -15,8 +15,7 @@ import pytest
 
 from swarm.net.stream import Pace
 from swarm.node import joining
-from swarm.node.holds import Holds
-from swarm.node.limits import FILE, change_limits
+from swarm.node.limits import FILE, Holds, change_limits
 from swarm.node.watching import Watch, is_in_use, is_on_battery
 from swarm.settings import JoinConfig
 
