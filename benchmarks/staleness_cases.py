@@ -77,7 +77,7 @@ class CaseRule(DeadlineRule):
 
     def published(self, version: int) -> None:
         super().published(version)
-        if self._round_prompts and version and version % ROUND_EVERY == 0 and not self._plane.evaluating:
+        if self._round_prompts and version and version % ROUND_EVERY == 0 and not self._plane.round.open:
             self.rounds.append(version)
             self._plane.evaluate(VersionId(incarnation=0, version=version), [prompt(0)] * self._round_prompts)
 

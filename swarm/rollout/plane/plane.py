@@ -135,7 +135,7 @@ class RolloutPlane:
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
         self._replaced = 0  # Groups dropped as NO_VARIANCE since the last batch
-        self._round = HeldOutRound(rules.life, rules.rules, samples=rules.eval_samples, episodes=rules.episodes)
+        self.round = HeldOutRound(rules.life, rules.rules, samples=rules.eval_samples, episodes=rules.episodes)
         self._questions = 0
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.adaptive)
         self._looked_at = 0.0  # When the learner last asked for a batch
@@ -178,7 +178,7 @@ class RolloutPlane:
             return [Refused(reason="draining", retry_after_s=60.0)]
         if holding is not None:
             self.leased.keep(node, holding)
-        if self._ending == "finished" or (self._ending and not self._round.open):
+        if self._ending == "finished" or (self._ending and not self.round.open):
             return [Refused(reason=self._ending, retry_after_s=self.rules.beat_s)]
         if self.newest is None:
             return [Refused(reason="starting", retry_after_s=self.rules.beat_s)]
@@ -450,12 +450,8 @@ class RolloutPlane:
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> list[StepWanted]:
         """Begin a held-out round for samplers that hold `version` or a newer one."""
         self._pacing.raise_aim(ROUND_STEPS, self.max_staleness)
-        groups = self._round.begin(self.leased, version, prompts, bound=self.max_staleness)
+        groups = self.round.begin(self.leased, version, prompts, bound=self.max_staleness)
         return [wanted for group in groups for wanted in beginnings(group)]
-
-    @property
-    def evaluating(self) -> bool:
-        return self._round.open
 
     def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
         """Give these nodes no new leases, and tell them why. They finish the samples that they hold."""
@@ -487,7 +483,7 @@ class RolloutPlane:
 
     def _grant(self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float) -> Grant:
         room = min(capacity, self.leased.room(node))
-        if not self._round.open:
+        if not self.round.open:
             room = self._pacing.at_most(room, self.rules.group_size)
         at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
         grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
@@ -495,7 +491,7 @@ class RolloutPlane:
         if node in self.barred or self.paused or room == 0:
             return grant
         others_may = self.leased.nodes() - self.barred.keys() - self.standby.keys()
-        if node not in self.standby or (self._round.open and not others_may):
+        if node not in self.standby or (self.round.open and not others_may):
             self._fill(grant, held)
         return grant
 
@@ -627,7 +623,7 @@ class RolloutPlane:
     def _completed(self, group: Group, *, is_judged: bool = False) -> list[Effect]:
         self.leased.close(group)
         if group.purpose == "eval":
-            return [*self._round.scored(group)]
+            return [*self.round.scored(group)]
         if not self._fresh(group.oldest_version):
             return [self._dropped(group, "stale")]
         if not is_judged and self._is_for_replacement(group):
@@ -647,7 +643,7 @@ class RolloutPlane:
 
     def _drop(self, group: Group, reason: str) -> list[Effect]:
         self.leased.close(group)
-        return [self._dropped(group, reason), *self._round.scored(group)]
+        return [self._dropped(group, reason), *self.round.scored(group)]
 
     def _dropped(self, group: Group, reason: str) -> GroupDropped:
         if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):

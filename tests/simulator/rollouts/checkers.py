@@ -113,7 +113,7 @@ class WatchedPlane:
 
     @property
     def evaluating(self) -> bool:
-        return self._live.evaluating
+        return self._live.round.open
 
     @property
     def _live(self) -> RolloutPlane:

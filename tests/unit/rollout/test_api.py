@@ -132,10 +132,10 @@ async def test_a_held_out_round_with_a_liar_in_it_is_drawn_again_by_others(learn
     await learner.open()
     learner.service._look = Accuser(ALICE)
     asked = asyncio.create_task(learner.service.evaluate(v(0), [prompt(0)]))
-    await learner.shows(lambda status: learner.plane.evaluating)
+    await learner.shows(lambda status: learner.plane.round.open)
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 1)))
     await learner.shows(lambda status: ALICE in learner.plane.barred)
-    await learner.shows(lambda status: learner.plane.evaluating)
+    await learner.shows(lambda status: learner.plane.round.open)
     learner.service._look.caught = ()
     await learner.client(BOB).submit(answers_to(await leases_for(learner, BOB, 1)))
     done = await asked
@@ -165,7 +165,7 @@ async def test_a_held_out_round_that_nobody_can_audit_says_so(learner: Learner) 
     for look in (None, unable):
         learner.service._look = look
         asked = asyncio.create_task(learner.service.evaluate(v(0), [prompt(0)]))
-        await learner.shows(lambda status: learner.plane.evaluating)
+        await learner.shows(lambda status: learner.plane.round.open)
         await learner.client(BOB).submit(answers_to(await leases_for(learner, BOB, 1)))
         assert (await asked).unaudited
 

@@ -150,7 +150,7 @@ def test_a_round_is_drawn_before_anything_else_so_that_it_measures_one_version(c
     plane = new_plane(groups=512, size=2, eval_samples=16)
     plane.evaluate(v(0), [prompt(i) for i in range(100)])
     leased = Counter[str]()
-    while plane.evaluating:
+    while plane.round.open:
         granted = ask(plane, ALICE, 0, capacity)
         for one in granted:
             leased[one.purpose] += len(one.samples)
@@ -235,12 +235,12 @@ def test_a_round_ends_with_its_last_score_and_counts_what_cannot_be_scored_as_wr
     plane.evaluate(v(0), [prompt(0), prompt(1)])
     granted = ask(plane, ALICE, 0, 2)
     submit_and_score(plane, ALICE, granted[:1], 0)
-    assert plane.evaluating
+    assert plane.round.open
     (one, answer), *_ = answers(granted[1:], 0)
     plane.submit(ALICE, one, answer, now=0.0)
     (over,) = plane.scored(one.group_id, 0, WRONG)
     assert over == Evaluated(version=0, newest=0, scores=((SCORE,), (Score(reward=0.0, exact=False),)))
-    assert not plane.evaluating
+    assert not plane.round.open
 
 
 def test_a_released_sample_is_leased_again_before_a_new_group_is_opened() -> None:

@@ -319,7 +319,7 @@ def test_rounds_of_held_out_prompts_of_two_lives_have_different_names(run: Run) 
     plane.evaluate(v(0), [prompt(0)])
     ((lease, given),) = answers([old], 0)
     assert verdict_of(plane.submit(ALICE, lease, given, now=100.0)) == "duplicate"
-    assert plane.evaluating
+    assert plane.round.open
     assert granted(plane, ALICE, 0, 1) == ["e1.1-0/0"]
 
 
