@@ -208,6 +208,7 @@ class NodeNetwork:
             publics=self.publics,
             public_at=self.public_at,
             dialable=self.may_call,
+            lan=lambda: self._lan,
             upload=Pace(settings.max_upload_mbit * 1e6 / 8 if settings.max_upload_mbit else None),
             download=Pace(settings.max_download_mbit * 1e6 / 8 if settings.max_download_mbit else None),
             random=self._random,
@@ -407,6 +408,7 @@ class NodeNetwork:
             open_record=lambda sealed: open_record(sealed, swarm),
             open_head=lambda sealed: open_head(sealed, learner_key).version,
             dialable=self.may_call,
+            lan=self._lan,
             random=self._random,
             now=time.monotonic(),
         )

@@ -305,6 +305,7 @@ class Hearer:
             publics=lambda: [],
             public_at=lambda node: [],
             dialable=lambda address: is_dialable(address.host, lan=lan),
+            lan=lambda: lan,
             upload=Pace(None),
             download=Pace(None),
             random=Random(1),
