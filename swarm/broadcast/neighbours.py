@@ -23,19 +23,23 @@ DROPPED_S = 5.0
 FETCH_S = 60.0  # Time limit for the layout: 32 MiB at 4.5 Mbit/s
 SMALL_BYTES = 64 * 1024  # Objects up to this size are asked of the learner first
 SILENT_S = 2.0  # A peer that has not answered for this long may never do so: another one is asked too
+MIN_BYTES = 16 * 1024  # In SILENT_S, from a peer that is not silent: a quarter of 256 kbit/s, as streams share the line
+MAX_WAIT_S = 10.0  # Between two questions to a learner that is not linked: a firewall may let no stream through
 T = TypeVar("T")
 
 
 async def first_of(peers: Sequence[Peer], ask: Callable[[Peer, Progress], Coroutine[Any, Any, T]]) -> T | None:
-    """Return the first answer, or None if nobody gives one. After a failure the next peer is asked; once nothing came
-    for SILENT_S, the last one too, which is the learner. `ask` reports what comes."""
+    """Return the first answer, or None if nobody gives one. After a failure the next peer is asked; once less than
+    MIN_BYTES came in SILENT_S, the last one too, which is the learner. `ask` reports what comes."""
     waiting, asked, done = deque(peers), set[asyncio.Task[T]](), set[asyncio.Task[T]]()
     loop = asyncio.get_running_loop()
-    moved_at = loop.time()
+    moved_at, most = loop.time(), 0
 
     def moved(size: int) -> None:
-        nonlocal moved_at
-        moved_at = loop.time()
+        nonlocal moved_at, most
+        # More than any peer gave before: several that send slowly and then fail hold this up no longer than one.
+        if size >= most + MIN_BYTES:
+            moved_at, most = loop.time(), size
 
     try:
         while waiting or asked:
@@ -43,7 +47,7 @@ async def first_of(peers: Sequence[Peer], ask: Callable[[Peer, Progress], Corout
             if waiting and (done or not asked or is_silent):
                 peer = waiting.pop() if is_silent and not done else waiting.popleft()
                 asked.add(asyncio.create_task(ask(peer, moved)))
-                moved(0)
+                moved_at = loop.time()
             patience_s = moved_at + SILENT_S - loop.time() if waiting and len(asked) == 1 else None
             done, asked = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

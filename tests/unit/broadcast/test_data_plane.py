@@ -223,18 +223,27 @@ async def test_while_a_peer_is_silent_the_learner_is_asked_and_after_a_failure_t
 
 
 class Slow:
-    """A peer whose answers take `seconds`, of which a byte comes each second."""
+    """A peer whose answers take `seconds` over a line of 256 kbit/s, or of `bytes_per_s`."""
 
-    def __init__(self, seconds: int) -> None:
+    def __init__(self, seconds: int, bytes_per_s: int = 32_000, answer: bytes | Exception = b"it") -> None:
         self._seconds = seconds
+        self._bytes_per_s = bytes_per_s
+        self._answer = answer
+        self.asked = 0
 
     async def get(
         self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = lambda size: None
     ) -> bytes:
-        for size in range(self._seconds):
+        self.asked += 1
+        for second in range(self._seconds):
             await asyncio.sleep(1.0)
-            progress(size)
-        return b"it"
+            progress((second + 1) * self._bytes_per_s)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
+        raise NotImplementedError
 
 
 def test_a_slow_line_is_not_taken_for_a_silent_peer() -> None:
@@ -243,9 +252,37 @@ def test_a_slow_line_is_not_taken_for_a_silent_peer() -> None:
 
     unasked = Asked(b"")
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        asked = [cast(Peer, Slow(30)), *[unasked] * 33]
+        asked: list[Peer] = [Slow(30), *[unasked] * 33]
         assert runner.run(neighbours.first_of(asked, ask)) == b"it"
     assert unasked.asked == 0
+
+
+def answered_after(*peers: Peer) -> float:
+    """Seconds until one of these peers gives an answer."""
+
+    async def ask(peer: Peer, progress: Progress) -> bytes:
+        return await peer.get("/", cap_bytes=1, timeout_s=60.0, progress=progress)
+
+    async def timed() -> float:
+        began = asyncio.get_running_loop().time()
+        assert await neighbours.first_of(peers, ask) == b"it"
+        return asyncio.get_running_loop().time() - began
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(timed())
+
+
+def test_a_peer_that_drips_is_taken_for_a_silent_one() -> None:
+    learner, others = Asked(b"it"), [Slow(59, bytes_per_s=1) for _ in range(9)]
+    assert answered_after(*others, learner) == pytest.approx(neighbours.SILENT_S)
+    assert [one.asked for one in others] == [1] + [0] * 8
+    assert learner.asked == 1
+
+
+def test_several_that_send_slowly_and_then_fail_hold_a_fetch_up_no_longer_than_one() -> None:
+    learner, others = Asked(b"it"), [Slow(20, answer=ProtocolError("a lie")) for _ in range(9)]
+    assert answered_after(*others, learner) == pytest.approx(20 + neighbours.SILENT_S)
+    assert [one.asked for one in others] == [1, 1] + [0] * 7
 
 
 def test_while_one_is_silent_no_more_than_two_are_asked() -> None:
