@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
@@ -10,7 +11,8 @@ from typing import Any, TypeVar
 from swarm.broadcast.notes import Roster, whom_to_dial
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import Peer, Progress
-from swarm.net.links import Links, Station
+from swarm.net.hosts import Tries, caller_of
+from swarm.net.links import MIN_BACK_OFF_S, Links, Station
 from swarm.net.stream import LinkEnd, Stream
 from swarm.types import Address, NodeId
 
@@ -68,6 +70,7 @@ class Neighbours:
         self._roster = Roster(members=())
         self._listed = asyncio.Event()
         self._parting: asyncio.TimerHandle | None = None
+        self._tries = Tries(MIN_BACK_OFF_S, MAX_WAIT_S, lan=station.lan())
         self.links = Links(station, open_link=open_link, admits=self._admits)
 
     def dial(self) -> None:
@@ -95,10 +98,10 @@ class Neighbours:
             self._parting.cancel()
         await self.links.close()
 
-    @property
-    def are_known(self) -> bool:
-        """True if the learner has said who takes part."""
-        return bool(self._roster.members)
+    def none_is_public(self) -> bool:
+        """True if the learner has said who takes part, and this node may call none of them."""
+        members = self._roster.members
+        return bool(members) and not any(self._ways(m.addresses) for m in members if m.node != self._station.me)
 
     def is_leaf(self, node: NodeId) -> bool:
         return next((member.is_leaf for member in self._roster.members if member.node == node), False)
@@ -115,16 +118,20 @@ class Neighbours:
     # -- whom to ask -----------------------------------------------------------------------------------------
 
     def publics(self) -> list[Peer]:
-        """Return the roster's publics in random order, or those that gossip knows while there is no roster."""
-        members = [m for m in self._roster.members if m.node != self._station.me]
-        found = [(m.node, ways[0]) for m in members if (ways := self._ways(m.addresses))] or self._station.publics()
+        """Return the linked publics of the roster in random order, or if there are none, those that gossip has proven.
+        Where the others are, the learner merely claims."""
+        named = ((m.node, address) for m in self._roster.members for address in self._ways(m.addresses))
+        found = list(dict(one for one in named if self._is_at(*one)).items()) or self._station.publics()
         self._station.random.shuffle(found)
         return [self._station.peer_at(node, address) for node, address in found]
 
     def learner(self) -> Peer | None:
-        """Return the learner, or None while its address is unknown."""
+        """Return the learner where its stream leads; without a stream ever more rarely, and None in between."""
         node, addresses = self._station.learner()
-        return self._station.peer_at(node, addresses[0]) if addresses else None
+        found = [one for one in addresses if self._is_at(node, one)]
+        if not found and (found := [one for one in addresses if self._tries.is_due(one, now=time.monotonic())][:1]):
+            self._tries.tried(found[0], now=time.monotonic())
+        return self._station.peer_at(node, found[0]) if found else None
 
     async def fetch(self, digest: bytes, cap_bytes: int, read: Callable[[bytes], T], name: str) -> tuple[bytes, T]:
         """Fetch an object from a peer that gives the right one, from the learner last unless it is small or the peer is
@@ -145,9 +152,13 @@ class Neighbours:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
+    def _is_at(self, node: NodeId, address: Address) -> bool:
+        """Return True if a stream proves that `node` is at this host."""
+        return self._station.linked_at.get(node) == caller_of(address.host)
+
     def _ways(self, addresses: Iterable[Address]) -> list[Address]:
-        """Return which of a member's addresses this node may call: a roster may name any."""
-        return [address for address in addresses if self._station.dialable(address)]
+        """Return which of a member's addresses this node may call and could: a roster may name any."""
+        return [one for one in addresses if len(one.fingerprint) in (0, 32) and self._station.dialable(one)]
 
     def _admits(self, node: NodeId) -> bool:
         return any(member.node == node for member in self._roster.members)

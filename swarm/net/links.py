@@ -80,7 +80,6 @@ class Station:
     download: Pace
     random: Random
     refused: Counter[str] = field(default_factory=Counter)
-    linked: Counter[str] = field(default_factory=Counter)
     linked_at: dict[NodeId, str] = field(default_factory=dict)
 
 
@@ -224,17 +223,12 @@ class Links:
 
     def _begin(self, node: NodeId, sock: socket.socket, on_end: Callable[[], None]) -> None:
         self.end(node)
-        linked, host = self._station.linked, ""
+        self._station.linked_at[node] = ""
         with suppress(OSError):  # It has gone already
-            host = caller_of(sock.getpeername()[0])
-        linked[host] += 1
-        self._station.linked_at[node] = host
+            self._station.linked_at[node] = caller_of(sock.getpeername()[0])
         stream = self._streams[node] = Stream(sock, upload=self._station.upload, download=self._station.download)
 
         def ended() -> None:
-            linked[host] -= 1
-            if not linked[host]:
-                del linked[host]
             if self._streams.get(node) is stream:
                 del self._streams[node], self._station.linked_at[node]
             on_end()

@@ -7,10 +7,11 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -469,10 +470,111 @@ async def test_a_roster_aims_nobody_at_addresses_that_no_stranger_may_name(
     several = tuple(Address(host=host, port=80) for host in (NEVER[0], PRIVATE[0], OPEN[0]))
     hearer.list(Member(node=OTHER_KEY.node_id), *alone, Member(node=NodeId("g"), addresses=several))
     found.publics()
-    may = {*OPEN, *(PRIVATE if lan else ())}
-    assert set(dialled) == set(called) == may
+    assert set(dialled) == {*OPEN, *(PRIVATE if lan else ())}
+    assert called == []
     await found.close()
     hearer.pool.shutdown()
+
+
+VICTIM = "8.8.4.4"
+
+
+class Addressed(Asked):
+    """A peer that gives the right object if it is the honest one, and counts the calls at its host."""
+
+    def __init__(self, address: Address, calls: Counter[str]) -> None:
+        super().__init__(b"right" if address.host != VICTIM else PeerUnreachable("nothing listens there"))
+        self._host, self._calls = address.host, calls
+
+    async def get(self, path: str, **rest: Any) -> bytes:
+        self._calls[self._host] += 1
+        return await super().get(path, **rest)
+
+
+@asynccontextmanager
+async def placed(tmp_path: Path, **station: Any) -> AsyncIterator[tuple[Hearer, Counter[str]]]:
+    """A receiver with this `station` that dials nobody, and the calls at each host."""
+    hearer, calls = Hearer(tmp_path / "receiver"), Counter[str]()
+    at = replace(hearer.station, peer_at=lambda node, address: Addressed(address, calls), **station)  # type: ignore[arg-type,return-value]
+    hearer.receiver._neighbours = neighbours.Neighbours(at, lambda node, stream: pytest.fail("no link"))
+    hearer.receiver._neighbours.links.dial = lambda wanted: None  # type: ignore[method-assign]
+    yield hearer, calls
+    await hearer.receiver._neighbours.close()
+    hearer.pool.shutdown()
+
+
+async def fetch(found: neighbours.Neighbours) -> bytes:
+    return (await found.fetch(bytes(32), 1 << 20, lambda data: data, "it"))[0]
+
+
+async def download(found: neighbours.Neighbours) -> bool:
+    pieces = [Piece(path="/", expected_bytes=1, cap_bytes=1, take=lambda body: True) for _ in range(40)]
+    with ThreadPoolExecutor(1) as pool:
+        return await Download(pieces, pool).run(found.publics(), [], patient=True)
+
+
+async def test_a_roster_of_one_victims_ports_has_it_called_by_nobody_and_an_honest_public_is_asked(
+    tmp_path: Path,
+) -> None:
+    """All members but one name the victim. One of them is linked, from where it really is."""
+    honest, liar = NodeId("honest"), NodeId("f7")
+    members = [Member(node=NodeId(f"f{n}"), addresses=(Address(host=VICTIM, port=1 + n),)) for n in range(255)]
+    linked_at = {honest: "8.8.8.8", liar: "9.9.9.9"}
+    async with placed(tmp_path, linked_at=linked_at) as (hearer, calls):
+        hearer.list(*members, Member(node=honest, addresses=(Address(host="8.8.8.8", port=7700),)))
+        for _ in range(30):
+            assert await fetch(hearer.receiver._neighbours) == b"right"
+            assert await download(hearer.receiver._neighbours)
+    assert calls == {"8.8.8.8": 30 + 30 * 40}
+
+
+async def test_all_nodes_of_a_laboratory_are_asked_and_who_is_not_linked_yet_is_waited_for(tmp_path: Path) -> None:
+    """They share an address. Before any link is there, those are asked that gossip has proven."""
+    lab = [Member(node=NodeId(f"f{n}"), addresses=(Address(host="8.8.8.8", port=7700 + n),)) for n in range(4)]
+    linked_at: dict[NodeId, str] = {}
+    proven = (NodeId("proven"), Address(host="9.9.9.9", port=7700))
+    async with placed(tmp_path, linked_at=linked_at, publics=lambda: [proven]) as (hearer, calls):
+        found = hearer.receiver._neighbours
+        assert not found.none_is_public(), "the roster may name publics, so the learner is spared"
+        hearer.list(Member(node=OTHER_KEY.node_id, addresses=(HERE,)))
+        assert found.none_is_public()
+        hearer.list(*lab)
+        assert await fetch(found) == b"right"
+        assert calls == {"9.9.9.9": 1}
+        assert not found.none_is_public()
+        linked_at.update(dict.fromkeys((member.node for member in lab), "8.8.8.8"))
+        assert len(found.publics()) == 4
+        assert await download(found)
+    assert calls == {"9.9.9.9": 1, "8.8.8.8": 40}
+
+
+async def test_a_member_with_half_a_fingerprint_ends_no_node(tmp_path: Path) -> None:
+    ways = (Address(host="8.8.8.8", port=7700, fingerprint=bytes(5)), Address(host="8.8.8.8", port=7701))
+    async with placed(tmp_path, linked_at={ALICE: "8.8.8.8"}) as (hearer, _):
+        hearer.list(Member(node=ALICE, addresses=ways))
+        assert hearer.receiver._neighbours._ways(ways) == [ways[1]]
+        assert len(hearer.receiver._neighbours.publics()) == 1
+
+
+async def test_a_learner_that_names_a_victim_as_itself_has_it_called_seldom_and_is_asked_where_it_is_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, linked_at = 1000.0, dict[NodeId, str]()
+    monkeypatch.setattr(neighbours, "time", SimpleNamespace(monotonic=lambda: now))
+    named = [Address(host=VICTIM, port=80), Address(host="learner.example", port=7700)]
+    async with placed(tmp_path, linked_at=linked_at, learner=lambda: (KEY.node_id, named)) as (hearer, calls):
+        found = hearer.receiver._neighbours
+        for _ in range(100):
+            now += 1.0
+            with suppress(PeerUnreachable):
+                assert await fetch(found) == b"right"
+        assert 0 < calls[VICTIM] <= 4 + 100 / neighbours.MAX_WAIT_S
+        assert calls["learner.example"] >= 100 / neighbours.MAX_WAIT_S - 1, "its other address has its turn"
+        calls.clear()
+        linked_at[KEY.node_id] = "learner.example"
+        for _ in range(100):
+            assert await fetch(found) == b"right"
+        assert calls == {"learner.example": 100}
 
 
 async def test_nobody_leads_a_node_back_to_an_older_version(tmp_path: Path) -> None:

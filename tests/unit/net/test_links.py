@@ -122,10 +122,11 @@ async def test_both_ends_know_whom_they_are_linked_with(tmp_path: Path, encrypte
         await until(lambda: here.came and there.came)
         assert (here.came[0][1], there.came[0][1]) == (b"and the other", b"one way")
         assert len(one.links) == len(two.links) == 1
-        assert one.station.linked == two.station.linked == {"127.0.0.1": 1}
+        assert one.station.linked_at == {OTHER_KEY.node_id: "127.0.0.1"}
+        assert two.station.linked_at == {KEY.node_id: "127.0.0.1"}
         one.links.end(OTHER_KEY.node_id)
         one.links.dial({})
-        await until(lambda: not one.station.linked and not two.station.linked)
+        await until(lambda: not one.station.linked_at and not two.station.linked_at)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------
