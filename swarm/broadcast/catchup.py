@@ -148,15 +148,13 @@ class Download:
             self._requests[asyncio.create_task(self._fetch(request))] = request
 
     def _next(self, source: Source) -> Piece | None:
-        """Return a piece that nobody is asked for, or one that only one other peer is asked for and is late with."""
+        """Return a piece that nobody is asked for, or one that all who are asked for it, other peers, are late with."""
         while self._waiting:
             if (piece := self._waiting.popleft()) in self.left:
                 return piece
-        for request in self._requests.values():
-            piece, is_others = request.piece, request.source is not source
-            if piece in self.left and is_others and self._is_late(request) and self._askers(piece) == 1:
-                return piece
-        return None
+        keeping = [r.piece for r in self._requests.values() if r.source.peer is source.peer or not self._is_late(r)]
+        late = (r.piece for r in self._requests.values() if r.piece in self.left and r.piece not in keeping)
+        return next(late, None)
 
     def _is_late(self, request: Request) -> bool:
         now, usual_s = asyncio.get_running_loop().time(), FIRST_S
@@ -164,14 +162,11 @@ class Download:
             usual_s = max(LATE_S, LATE_RATIO * self._seconds / self._taken)
         return now - request.moved_at > LATE_S or now - request.began_at > usual_s
 
-    def _askers(self, piece: Piece) -> int:
-        return sum(request.piece is piece for request in self._requests.values())
-
     def _end(self, task: asyncio.Task[bool]) -> Source:
         request = self._requests.pop(task)
         if not task.result():
             self.failed.append(request.source.peer)
-        if request.piece in self.left and not self._askers(request.piece):
+        if request.piece in self.left and all(other.piece is not request.piece for other in self._requests.values()):
             self._waiting.append(request.piece)
         return request.source
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
@@ -10,7 +11,8 @@ from typing import Any, TypeVar
 from swarm.broadcast.notes import Roster, whom_to_dial
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import Peer, Progress
-from swarm.net.links import Links, Station
+from swarm.net.hosts import Tries, caller_of
+from swarm.net.links import MIN_BACK_OFF_S, Links, Station
 from swarm.net.stream import LinkEnd, Stream
 from swarm.types import Address, NodeId
 
@@ -23,19 +25,23 @@ DROPPED_S = 5.0
 FETCH_S = 60.0  # Time limit for the layout: 32 MiB at 4.5 Mbit/s
 SMALL_BYTES = 64 * 1024  # Objects up to this size are asked of the learner first
 SILENT_S = 2.0  # A peer that has not answered for this long may never do so: another one is asked too
+MIN_BYTES = 16 * 1024  # In SILENT_S, from a peer that is not silent: a quarter of 256 kbit/s, as streams share the line
+MAX_WAIT_S = 10.0  # Between two questions to a learner that is not linked: a firewall may let no stream through
 T = TypeVar("T")
 
 
 async def first_of(peers: Sequence[Peer], ask: Callable[[Peer, Progress], Coroutine[Any, Any, T]]) -> T | None:
-    """Return the first answer, or None if nobody gives one. After a failure the next peer is asked; once nothing came
-    for SILENT_S, the last one too, which is the learner. `ask` reports what comes."""
+    """Return the first answer, or None if nobody gives one. After a failure the next peer is asked; once less than
+    MIN_BYTES came in SILENT_S, the last one too, which is the learner. `ask` reports what comes."""
     waiting, asked, done = deque(peers), set[asyncio.Task[T]](), set[asyncio.Task[T]]()
     loop = asyncio.get_running_loop()
-    moved_at = loop.time()
+    moved_at, most = loop.time(), 0
 
     def moved(size: int) -> None:
-        nonlocal moved_at
-        moved_at = loop.time()
+        nonlocal moved_at, most
+        # More than any peer gave before: several that send slowly and then fail hold this up no longer than one.
+        if size >= most + MIN_BYTES:
+            moved_at, most = loop.time(), size
 
     try:
         while waiting or asked:
@@ -43,7 +49,7 @@ async def first_of(peers: Sequence[Peer], ask: Callable[[Peer, Progress], Corout
             if waiting and (done or not asked or is_silent):
                 peer = waiting.pop() if is_silent and not done else waiting.popleft()
                 asked.add(asyncio.create_task(ask(peer, moved)))
-                moved(0)
+                moved_at = loop.time()
             patience_s = moved_at + SILENT_S - loop.time() if waiting and len(asked) == 1 else None
             done, asked = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -64,6 +70,7 @@ class Neighbours:
         self._roster = Roster(members=())
         self._listed = asyncio.Event()
         self._parting: asyncio.TimerHandle | None = None
+        self._tries = Tries(MIN_BACK_OFF_S, MAX_WAIT_S, lan=station.lan())
         self.links = Links(station, open_link=open_link, admits=self._admits)
 
     def dial(self) -> None:
@@ -91,10 +98,10 @@ class Neighbours:
             self._parting.cancel()
         await self.links.close()
 
-    @property
-    def are_known(self) -> bool:
-        """True if the learner has said who takes part."""
-        return bool(self._roster.members)
+    def none_is_public(self) -> bool:
+        """True if the learner has said who takes part, and this node may call none of them."""
+        members = self._roster.members
+        return bool(members) and not any(self._ways(m.addresses) for m in members if m.node != self._station.me)
 
     def is_leaf(self, node: NodeId) -> bool:
         return next((member.is_leaf for member in self._roster.members if member.node == node), False)
@@ -111,16 +118,20 @@ class Neighbours:
     # -- whom to ask -----------------------------------------------------------------------------------------
 
     def publics(self) -> list[Peer]:
-        """Return the roster's publics in random order, or those that gossip knows while there is no roster."""
-        members = [m for m in self._roster.members if m.node != self._station.me]
-        found = [(m.node, ways[0]) for m in members if (ways := self._ways(m.addresses))] or self._station.publics()
+        """Return the linked publics of the roster in random order, or if there are none, those that gossip has proven.
+        Where the others are, the learner merely claims."""
+        named = ((m.node, address) for m in self._roster.members for address in self._ways(m.addresses))
+        found = list(dict(one for one in named if self._is_at(*one)).items()) or self._station.publics()
         self._station.random.shuffle(found)
         return [self._station.peer_at(node, address) for node, address in found]
 
     def learner(self) -> Peer | None:
-        """Return the learner, or None while its address is unknown."""
+        """Return the learner where its stream leads; without a stream ever more rarely, and None in between."""
         node, addresses = self._station.learner()
-        return self._station.peer_at(node, addresses[0]) if addresses else None
+        found = [one for one in addresses if self._is_at(node, one)]
+        if not found and (found := [one for one in addresses if self._tries.is_due(one, now=time.monotonic())][:1]):
+            self._tries.tried(found[0], now=time.monotonic())
+        return self._station.peer_at(node, found[0]) if found else None
 
     async def fetch(self, digest: bytes, cap_bytes: int, read: Callable[[bytes], T], name: str) -> tuple[bytes, T]:
         """Fetch an object from a peer that gives the right one, from the learner last unless it is small or the peer is
@@ -141,9 +152,13 @@ class Neighbours:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
+    def _is_at(self, node: NodeId, address: Address) -> bool:
+        """Return True if a stream proves that `node` is at this host."""
+        return self._station.linked_at.get(node) == caller_of(address.host)
+
     def _ways(self, addresses: Iterable[Address]) -> list[Address]:
-        """Return which of a member's addresses this node may call: a roster may name any."""
-        return [address for address in addresses if self._station.dialable(address)]
+        """Return which of a member's addresses this node may call and could: a roster may name any."""
+        return [one for one in addresses if len(one.fingerprint) in (0, 32) and self._station.dialable(one)]
 
     def _admits(self, node: NodeId) -> bool:
         return any(member.node == node for member in self._roster.members)

@@ -649,7 +649,7 @@ class Receiver:
         self._behind_since = self._behind_since or now
         sources = self._neighbours.publics()
         # A node that has only just been linked does not know yet whom it could ask.
-        patient = (sources or not self._neighbours.are_known) and now - self._behind_since < PATIENCE_S
+        patient = (sources or not self._neighbours.none_is_public()) and now - self._behind_since < PATIENCE_S
         try:
             async with self._steady, self._filling:
                 await catch_up(

@@ -154,7 +154,7 @@ class VersionServer:
 
     def _find(self, request: web.Request) -> HeldVersion | None:
         version, store = parse_version(request.match_info["version"]), self._store()
-        is_linked = caller_of(request.remote or "") in self._station.linked
+        is_linked = caller_of(request.remote or "") in self._station.linked_at.values()
         return store.find(version, keeps=is_linked) if store else None
 
     def _answer(self, request: web.Request, content: bytes | None, what: str, weight: int = 1) -> web.Response:

@@ -73,10 +73,11 @@ class Membership:
         open_record: Callable[[bytes], SignedRecord],
         open_head: Callable[[bytes], VersionId],
         dialable: Callable[[Address], bool],
+        lan: bool = True,
         random: Random,
         now: float,
     ) -> None:
-        self.view = View(owner, rules, dialable)
+        self.view = View(owner, rules, dialable, lan=lan)
         self.homes = Homes(rules, random)
         self.rules = rules
         self.calls = Calls(rules, random)

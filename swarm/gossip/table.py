@@ -153,16 +153,16 @@ class Tombstone:
 
 
 class Table:
-    """All publics except this node. `dialable` says whether it may call an address that somebody else named."""
+    """All publics except this node. `dialable` says if it may call what somebody else named. `lan` is for Tries."""
 
-    def __init__(self, rules: GossipRules, dialable: Callable[[Address], bool]) -> None:
+    def __init__(self, rules: GossipRules, dialable: Callable[[Address], bool], *, lan: bool = True) -> None:
         self._rules = rules
         self._dialable = dialable
         self.by_prefix: dict[bytes, Peer] = {}
         self.dead: dict[bytes, Tombstone] = {}
         self.banned: dict[NodeId, None] = {}
         self.unwanted: dict[bytes, int] = {}
-        self.tries = Tries(2 * rules.round_s, rules.silent_rounds * rules.round_s)
+        self.tries = Tries(2 * rules.round_s, rules.silent_rounds * rules.round_s, lan=lan)
         self._pardon_at = -math.inf
         self._blocks: dict[Block, dict[bytes, None]] = {}
         self._learner = b""

@@ -40,10 +40,10 @@ FIELD_BYTES = 3  # The header that msgpack puts before bytes
 class View:
     """The node itself, the publics, its leaves, and the newest head."""
 
-    def __init__(self, owner: Owner, rules: GossipRules, dialable: Callable[[Address], bool]) -> None:
+    def __init__(self, owner: Owner, rules: GossipRules, dialable: Callable[[Address], bool], *, lan: bool) -> None:
         self.owner = owner
         self.rules = rules
-        self.table = Table(rules, dialable)
+        self.table = Table(rules, dialable, lan=lan)
         self.leases = LeafLeases(rules)
         self.newest: VersionId | None = None
         self.head = b""

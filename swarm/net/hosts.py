@@ -74,29 +74,30 @@ def open_host(host: str) -> str:
 
 class Tries:
     """How often a host is tried that does not answer: `first_s` after the first time, then twice as late each time, up
-    to `max_s`, whatever names it is called by. In a private network each port counts as a host."""
+    to `max_s`, whatever names it is called by. With `lan` each port of a private host counts as a host. Without it only
+    private hosts that the user named are called, and others must not have all ports there tried."""
 
-    def __init__(self, first_s: float, max_s: float) -> None:
+    def __init__(self, first_s: float, max_s: float, *, lan: bool) -> None:
+        self._lan = lan
         self._first_s = first_s
         self._max_s = max_s
         self._tried: dict[str, tuple[float, float]] = {}
 
     def is_due(self, address: Address, *, now: float) -> bool:
-        return self._tried.get(_place(address), (0.0, -math.inf))[1] <= now
+        return self._tried.get(self._place(address), (0.0, -math.inf))[1] <= now
 
     def tried(self, address: Address, *, now: float) -> None:
         """Count a call before its outcome is known."""
-        wait_s = min(self._max_s, self._tried.pop(_place(address), (self._first_s, 0.0))[0])
-        self._tried[_place(address)] = 2 * wait_s, now + wait_s
+        wait_s = min(self._max_s, self._tried.pop(self._place(address), (self._first_s, 0.0))[0])
+        self._tried[self._place(address)] = 2 * wait_s, now + wait_s
         if len(self._tried) > MAX_TRIED:
             del self._tried[next(iter(self._tried))]
 
     def answered(self, address: Address) -> None:
-        self._tried.pop(_place(address), None)
+        self._tried.pop(self._place(address), None)
 
-
-def _place(address: Address) -> str:
-    return open_host(address.host) or address.authority
+    def _place(self, address: Address) -> str:
+        return open_host(address.host) or (address.authority if self._lan else address.host)
 
 
 def is_private(host: str) -> bool:

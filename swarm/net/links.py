@@ -63,9 +63,8 @@ class Station:
 
     `learner` gives the learner's id and addresses, `head` the newest signed head that gossip knows (empty for none),
     `publics` the publics that this node can dial, `public_at` the proven addresses of a public (none for a leaf),
-    `dialable` whether this node may call an address that another one named. `refused` counts refused streams for
-    `status`. `linked` counts the streams by the address at their other end, and `linked_at` says it of
-    each node.
+    `dialable` whether this node may call an address that another one named, `lan` whether private ones are among them.
+    `refused` counts refused streams for `status`. `linked_at` says where each linked node was dialled or dials from.
     """
 
     me: NodeId
@@ -76,11 +75,11 @@ class Station:
     publics: Callable[[], list[tuple[NodeId, Address]]]
     public_at: Callable[[NodeId], list[Address]]
     dialable: Callable[[Address], bool]
+    lan: Callable[[], bool]
     upload: Pace
     download: Pace
     random: Random
     refused: Counter[str] = field(default_factory=Counter)
-    linked: Counter[str] = field(default_factory=Counter)
     linked_at: dict[NodeId, str] = field(default_factory=dict)
 
 
@@ -103,7 +102,7 @@ class Links:
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
         self._closed = False
         self._barred_until: dict[NodeId, float] = {}
-        self._tries = Tries(MIN_BACK_OFF_S, MAX_BACK_OFF_S)
+        self._tries = Tries(MIN_BACK_OFF_S, MAX_BACK_OFF_S, lan=station.lan())
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -182,7 +181,8 @@ class Links:
         """Link to `node` again and again, at the addresses known by then."""
         loop = asyncio.get_running_loop()
         # The learner's wait is its own: another node at its host may be gone.
-        tries = Tries(MIN_BACK_OFF_S, MAX_BACK_OFF_S) if node == self._station.learner()[0] else self._tries
+        is_learner = node == self._station.learner()[0]
+        tries = Tries(MIN_BACK_OFF_S, MAX_BACK_OFF_S, lan=self._station.lan()) if is_learner else self._tries
         tried = 0
         while True:
             due = [a for a in self._wanted[node]() if tries.is_due(a, now=loop.time())]
@@ -192,6 +192,7 @@ class Links:
                 with suppress(PeerUnreachable, ProtocolError):
                     ended = await self._dial(node, address)
                     tries.answered(address)
+                    self._station.linked_at[node] = caller_of(address.host)  # It may be a name
                     tried -= 1
                     await ended.wait()
             await asyncio.sleep(MIN_BACK_OFF_S * self._station.random.uniform(0.5, 1.0))
@@ -222,17 +223,12 @@ class Links:
 
     def _begin(self, node: NodeId, sock: socket.socket, on_end: Callable[[], None]) -> None:
         self.end(node)
-        linked, host = self._station.linked, ""
+        self._station.linked_at[node] = ""
         with suppress(OSError):  # It has gone already
-            host = caller_of(sock.getpeername()[0])
-        linked[host] += 1
-        self._station.linked_at[node] = host
+            self._station.linked_at[node] = caller_of(sock.getpeername()[0])
         stream = self._streams[node] = Stream(sock, upload=self._station.upload, download=self._station.download)
 
         def ended() -> None:
-            linked[host] -= 1
-            if not linked[host]:
-                del linked[host]
             if self._streams.get(node) is stream:
                 del self._streams[node], self._station.linked_at[node]
             on_end()

@@ -208,6 +208,7 @@ class NodeNetwork:
             publics=self.publics,
             public_at=self.public_at,
             dialable=self.may_call,
+            lan=lambda: self._lan,
             upload=Pace(settings.max_upload_mbit * 1e6 / 8 if settings.max_upload_mbit else None),
             download=Pace(settings.max_download_mbit * 1e6 / 8 if settings.max_download_mbit else None),
             random=self._random,
@@ -324,9 +325,8 @@ class NodeNetwork:
         """Return where another public was proven to be, or where its stream comes from if it is linked with this node;
         empty for a leaf or an unknown node."""
         peer = self.gossip.core.view.table.find(node) if self.gossip.is_open else None
-        if peer is None or peer.proven:
-            return list(peer.addresses) if peer is not None else []
-        return [one for one in peer.addresses if caller_of(one.host) == self.station.linked_at.get(node)]
+        linked_at = self.station.linked_at.get(node)
+        return [one for one in peer.addresses if peer.proven or caller_of(one.host) == linked_at] if peer else []
 
     def may_call(self, address: Address) -> bool:
         """Return whether this node may call an address that another one named."""
@@ -407,6 +407,7 @@ class NodeNetwork:
             open_record=lambda sealed: open_record(sealed, swarm),
             open_head=lambda sealed: open_head(sealed, learner_key).version,
             dialable=self.may_call,
+            lan=self._lan,
             random=self._random,
             now=time.monotonic(),
         )

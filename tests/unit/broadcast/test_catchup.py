@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -31,7 +31,7 @@ from swarm.net.links import Station
 from swarm.net.server import NodeServer
 from swarm.net.stream import Pace
 from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER, encode
-from swarm.types import Address
+from swarm.types import Address, NodeId
 from tests.builders import KEY, MIXED_LAYOUT, v
 from tests.publishers import Publisher, begin, hand_over, receiver_store
 from tests.unit.broadcast.store.test_base_model import save
@@ -49,9 +49,10 @@ class Net:
         self.refused: Counter[str] = Counter()
 
     def version_server(
-        self, store: VersionStore, weights: WeightMap, *, upload: Pace | None = None, linked: Container[str] = ()
+        self, store: VersionStore, weights: WeightMap, *, upload: Pace | None = None, linked: Collection[str] = ()
     ) -> VersionServer:
-        station = SimpleNamespace(upload=upload or Pace(None), linked=linked, refused=self.refused)
+        linked_at = {NodeId(f"node{number}"): host for number, host in enumerate(linked)}
+        station = SimpleNamespace(upload=upload or Pace(None), linked_at=linked_at, refused=self.refused)
         return VersionServer(lambda: store, lambda: weights, self.pool, cast(Station, station))
 
     async def serve(self, store: VersionStore, weights: WeightMap, *, alter: Alter | None = None) -> CountingPeer:

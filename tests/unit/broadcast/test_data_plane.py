@@ -7,15 +7,16 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from swarm.broadcast import neighbours
+from swarm.broadcast import catchup, neighbours
 from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, forwarders_of, parts_of
 from swarm.broadcast.catchup import Download, Piece, catch_up
 from swarm.broadcast.coding import in_thread
@@ -223,18 +224,27 @@ async def test_while_a_peer_is_silent_the_learner_is_asked_and_after_a_failure_t
 
 
 class Slow:
-    """A peer whose answers take `seconds`, of which a byte comes each second."""
+    """A peer whose answers take `seconds` over a line of 256 kbit/s, or of `bytes_per_s`."""
 
-    def __init__(self, seconds: int) -> None:
+    def __init__(self, seconds: int, bytes_per_s: int = 32_000, answer: bytes | Exception = b"it") -> None:
         self._seconds = seconds
+        self._bytes_per_s = bytes_per_s
+        self._answer = answer
+        self.asked = 0
 
     async def get(
         self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = lambda size: None
     ) -> bytes:
-        for size in range(self._seconds):
+        self.asked += 1
+        for second in range(self._seconds):
             await asyncio.sleep(1.0)
-            progress(size)
-        return b"it"
+            progress((second + 1) * self._bytes_per_s)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
+        raise NotImplementedError
 
 
 def test_a_slow_line_is_not_taken_for_a_silent_peer() -> None:
@@ -243,9 +253,37 @@ def test_a_slow_line_is_not_taken_for_a_silent_peer() -> None:
 
     unasked = Asked(b"")
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        asked = [cast(Peer, Slow(30)), *[unasked] * 33]
+        asked: list[Peer] = [Slow(30), *[unasked] * 33]
         assert runner.run(neighbours.first_of(asked, ask)) == b"it"
     assert unasked.asked == 0
+
+
+def answered_after(*peers: Peer) -> float:
+    """Seconds until one of these peers gives an answer."""
+
+    async def ask(peer: Peer, progress: Progress) -> bytes:
+        return await peer.get("/", cap_bytes=1, timeout_s=60.0, progress=progress)
+
+    async def timed() -> float:
+        began = asyncio.get_running_loop().time()
+        assert await neighbours.first_of(peers, ask) == b"it"
+        return asyncio.get_running_loop().time() - began
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(timed())
+
+
+def test_a_peer_that_drips_is_taken_for_a_silent_one() -> None:
+    learner, others = Asked(b"it"), [Slow(59, bytes_per_s=1) for _ in range(9)]
+    assert answered_after(*others, learner) == pytest.approx(neighbours.SILENT_S)
+    assert [one.asked for one in others] == [1] + [0] * 8
+    assert learner.asked == 1
+
+
+def test_several_that_send_slowly_and_then_fail_hold_a_fetch_up_no_longer_than_one() -> None:
+    learner, others = Asked(b"it"), [Slow(20, answer=ProtocolError("a lie")) for _ in range(9)]
+    assert answered_after(*others, learner) == pytest.approx(20 + neighbours.SILENT_S)
+    assert [one.asked for one in others] == [1, 1] + [0] * 7
 
 
 def test_while_one_is_silent_no_more_than_two_are_asked() -> None:
@@ -259,9 +297,17 @@ def test_while_one_is_silent_no_more_than_two_are_asked() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "helped"), [(14, False), (None, True)], ids=["slow", "silent"])
-def test_the_learner_helps_only_while_all_peers_are_silent(seconds: int | None, helped: bool) -> None:
-    """Each of 12 pieces takes a home line 14 s, in which something of it always comes."""
+def test_the_learner_helps_only_while_all_peers_are_silent(
+    seconds: int | None, helped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 12 pieces takes a home line 14 s, in which something of it always comes. Silent peers have room for
+    16: they are asked twice for some before the learner's turn comes. It gives these too."""
     learner = Asked(b"it")
+
+    async def at_once(take: Callable[[bytes], bool], body: bytes, *, pool: Executor) -> bool:
+        return take(body)  # The virtual clock would run while a thread does it
+
+    monkeypatch.setattr(catchup, "in_thread", at_once)
 
     async def download() -> bool:
         pieces = [Piece(path="/", expected_bytes=1, cap_bytes=1, take=lambda body: True) for _ in range(12)]
@@ -270,7 +316,7 @@ def test_the_learner_helps_only_while_all_peers_are_silent(seconds: int | None, 
             return await Download(pieces, pool).run(peers, [cast(Peer, learner)], patient=True)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        assert runner.run(download())
+        assert runner.run(asyncio.wait_for(download(), 50.0))
     assert (learner.asked > 0) == helped
 
 
@@ -297,6 +343,7 @@ class Hearer:
             publics=lambda: [],
             public_at=lambda node: [],
             dialable=lambda address: is_dialable(address.host, lan=lan),
+            lan=lambda: lan,
             upload=Pace(None),
             download=Pace(None),
             random=Random(1),
@@ -423,10 +470,111 @@ async def test_a_roster_aims_nobody_at_addresses_that_no_stranger_may_name(
     several = tuple(Address(host=host, port=80) for host in (NEVER[0], PRIVATE[0], OPEN[0]))
     hearer.list(Member(node=OTHER_KEY.node_id), *alone, Member(node=NodeId("g"), addresses=several))
     found.publics()
-    may = {*OPEN, *(PRIVATE if lan else ())}
-    assert set(dialled) == set(called) == may
+    assert set(dialled) == {*OPEN, *(PRIVATE if lan else ())}
+    assert called == []
     await found.close()
     hearer.pool.shutdown()
+
+
+VICTIM = "8.8.4.4"
+
+
+class Addressed(Asked):
+    """A peer that gives the right object if it is the honest one, and counts the calls at its host."""
+
+    def __init__(self, address: Address, calls: Counter[str]) -> None:
+        super().__init__(b"right" if address.host != VICTIM else PeerUnreachable("nothing listens there"))
+        self._host, self._calls = address.host, calls
+
+    async def get(self, path: str, **rest: Any) -> bytes:
+        self._calls[self._host] += 1
+        return await super().get(path, **rest)
+
+
+@asynccontextmanager
+async def placed(tmp_path: Path, **station: Any) -> AsyncIterator[tuple[Hearer, Counter[str]]]:
+    """A receiver with this `station` that dials nobody, and the calls at each host."""
+    hearer, calls = Hearer(tmp_path / "receiver"), Counter[str]()
+    at = replace(hearer.station, peer_at=lambda node, address: Addressed(address, calls), **station)  # type: ignore[arg-type,return-value]
+    hearer.receiver._neighbours = neighbours.Neighbours(at, lambda node, stream: pytest.fail("no link"))
+    hearer.receiver._neighbours.links.dial = lambda wanted: None  # type: ignore[method-assign]
+    yield hearer, calls
+    await hearer.receiver._neighbours.close()
+    hearer.pool.shutdown()
+
+
+async def fetch(found: neighbours.Neighbours) -> bytes:
+    return (await found.fetch(bytes(32), 1 << 20, lambda data: data, "it"))[0]
+
+
+async def download(found: neighbours.Neighbours) -> bool:
+    pieces = [Piece(path="/", expected_bytes=1, cap_bytes=1, take=lambda body: True) for _ in range(40)]
+    with ThreadPoolExecutor(1) as pool:
+        return await Download(pieces, pool).run(found.publics(), [], patient=True)
+
+
+async def test_a_roster_of_one_victims_ports_has_it_called_by_nobody_and_an_honest_public_is_asked(
+    tmp_path: Path,
+) -> None:
+    """All members but one name the victim. One of them is linked, from where it really is."""
+    honest, liar = NodeId("honest"), NodeId("f7")
+    members = [Member(node=NodeId(f"f{n}"), addresses=(Address(host=VICTIM, port=1 + n),)) for n in range(255)]
+    linked_at = {honest: "8.8.8.8", liar: "9.9.9.9"}
+    async with placed(tmp_path, linked_at=linked_at) as (hearer, calls):
+        hearer.list(*members, Member(node=honest, addresses=(Address(host="8.8.8.8", port=7700),)))
+        for _ in range(30):
+            assert await fetch(hearer.receiver._neighbours) == b"right"
+            assert await download(hearer.receiver._neighbours)
+    assert calls == {"8.8.8.8": 30 + 30 * 40}
+
+
+async def test_all_nodes_of_a_laboratory_are_asked_and_who_is_not_linked_yet_is_waited_for(tmp_path: Path) -> None:
+    """They share an address. Before any link is there, those are asked that gossip has proven."""
+    lab = [Member(node=NodeId(f"f{n}"), addresses=(Address(host="8.8.8.8", port=7700 + n),)) for n in range(4)]
+    linked_at: dict[NodeId, str] = {}
+    proven = (NodeId("proven"), Address(host="9.9.9.9", port=7700))
+    async with placed(tmp_path, linked_at=linked_at, publics=lambda: [proven]) as (hearer, calls):
+        found = hearer.receiver._neighbours
+        assert not found.none_is_public(), "the roster may name publics, so the learner is spared"
+        hearer.list(Member(node=OTHER_KEY.node_id, addresses=(HERE,)))
+        assert found.none_is_public()
+        hearer.list(*lab)
+        assert await fetch(found) == b"right"
+        assert calls == {"9.9.9.9": 1}
+        assert not found.none_is_public()
+        linked_at.update(dict.fromkeys((member.node for member in lab), "8.8.8.8"))
+        assert len(found.publics()) == 4
+        assert await download(found)
+    assert calls == {"9.9.9.9": 1, "8.8.8.8": 40}
+
+
+async def test_a_member_with_half_a_fingerprint_ends_no_node(tmp_path: Path) -> None:
+    ways = (Address(host="8.8.8.8", port=7700, fingerprint=bytes(5)), Address(host="8.8.8.8", port=7701))
+    async with placed(tmp_path, linked_at={ALICE: "8.8.8.8"}) as (hearer, _):
+        hearer.list(Member(node=ALICE, addresses=ways))
+        assert hearer.receiver._neighbours._ways(ways) == [ways[1]]
+        assert len(hearer.receiver._neighbours.publics()) == 1
+
+
+async def test_a_learner_that_names_a_victim_as_itself_has_it_called_seldom_and_is_asked_where_it_is_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, linked_at = 1000.0, dict[NodeId, str]()
+    monkeypatch.setattr(neighbours, "time", SimpleNamespace(monotonic=lambda: now))
+    named = [Address(host=VICTIM, port=80), Address(host="learner.example", port=7700)]
+    async with placed(tmp_path, linked_at=linked_at, learner=lambda: (KEY.node_id, named)) as (hearer, calls):
+        found = hearer.receiver._neighbours
+        for _ in range(100):
+            now += 1.0
+            with suppress(PeerUnreachable):
+                assert await fetch(found) == b"right"
+        assert 0 < calls[VICTIM] <= 4 + 100 / neighbours.MAX_WAIT_S
+        assert calls["learner.example"] >= 100 / neighbours.MAX_WAIT_S - 1, "its other address has its turn"
+        calls.clear()
+        linked_at[KEY.node_id] = "learner.example"
+        for _ in range(100):
+            assert await fetch(found) == b"right"
+        assert calls == {"learner.example": 100}
 
 
 async def test_nobody_leads_a_node_back_to_an_older_version(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ class World:
             publics=lambda: [(node, at[0]) for node, at in self.publics.items() if node != key.node_id],
             public_at=lambda node: self.publics.get(node, []),
             dialable=lambda address: True,
+            lan=lambda: True,
             upload=upload,
             download=Pace(None),
             random=Random(1),

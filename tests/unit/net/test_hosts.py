@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -114,7 +115,7 @@ VICTIM = Address(host="8.8.8.8", port=7700)
 
 
 def test_a_silent_host_is_tried_ever_more_rarely_whatever_ports_are_named() -> None:
-    tries = Tries(1.0, 16.0)
+    tries = Tries(1.0, 16.0, lan=True)
     tried = []
     for now in range(200):
         named = Address(host="8.8.8.8", port=1 + now)
@@ -127,14 +128,14 @@ def test_a_silent_host_is_tried_ever_more_rarely_whatever_ports_are_named() -> N
 
 @pytest.mark.parametrize("other", ["2606:4700:0::1", "2606:4700:0:0:0:0:0:1", "2606:4700::1%x", "2606:4700::0001"])
 def test_another_notation_is_the_same_host(other: str) -> None:
-    tries = Tries(1.0, 16.0)
+    tries = Tries(1.0, 16.0, lan=True)
     tries.tried(Address(host="2606:4700::1", port=7700), now=0.0)
     assert not tries.is_due(Address(host=other, port=9), now=0.5)
     assert tries.is_due(Address(host="2606:4700::2", port=9), now=0.5)
 
 
 def test_a_host_that_answered_is_due_at_once() -> None:
-    tries = Tries(1.0, 16.0)
+    tries = Tries(1.0, 16.0, lan=True)
     for _ in range(9):
         tries.tried(VICTIM, now=0.0)
     tries.answered(Address(host="8.8.8.8", port=9))
@@ -144,14 +145,27 @@ def test_a_host_that_answered_is_due_at_once() -> None:
 
 
 def test_in_a_private_network_each_port_is_a_host() -> None:
-    tries = Tries(1.0, 16.0)
+    tries = Tries(1.0, 16.0, lan=True)
     tries.tried(Address(host="127.0.0.1", port=1), now=0.0)
     assert not tries.is_due(Address(host="127.0.0.1", port=1), now=0.5)
     assert tries.is_due(Address(host="127.0.0.1", port=2), now=0.5)
 
 
+def test_without_lan_all_ports_of_a_private_host_together_are_tried_ever_more_rarely() -> None:
+    """Such a host may be called because the user named it. A roster or records may name every port there."""
+    tries, tried = Tries(0.5, 30.0, lan=False), Counter[str]()
+    for port in range(1, 3601):
+        for host in ("127.0.0.1", "192.168.1.10"):
+            if tries.is_due(Address(host=host, port=port), now=float(port)):
+                tries.tried(Address(host=host, port=port), now=float(port))
+                tried[host] += 1
+    assert tried["127.0.0.1"] == tried["192.168.1.10"] <= 7 + 3600 / 30
+    tries.answered(Address(host="127.0.0.1", port=7700))
+    assert tries.is_due(Address(host="127.0.0.1", port=7701), now=3600.0)
+
+
 def test_the_memory_of_tries_is_bounded() -> None:
-    tries = Tries(1.0, 16.0)
+    tries = Tries(1.0, 16.0, lan=True)
     for number in range(MAX_TRIED + 10):
         tries.tried(Address(host=f"20.{number >> 8}.{number & 255}.1", port=1), now=0.0)
     assert len(tries._tried) == MAX_TRIED

@@ -51,6 +51,7 @@ class Host:
             publics=lambda: [],
             public_at=lambda node: [],
             dialable=lambda address: True,
+            lan=lambda: True,
             upload=Pace(None),
             download=Pace(None),
             random=Random(1),
@@ -121,10 +122,11 @@ async def test_both_ends_know_whom_they_are_linked_with(tmp_path: Path, encrypte
         await until(lambda: here.came and there.came)
         assert (here.came[0][1], there.came[0][1]) == (b"and the other", b"one way")
         assert len(one.links) == len(two.links) == 1
-        assert one.station.linked == two.station.linked == {"127.0.0.1": 1}
+        assert one.station.linked_at == {OTHER_KEY.node_id: "127.0.0.1"}
+        assert two.station.linked_at == {KEY.node_id: "127.0.0.1"}
         one.links.end(OTHER_KEY.node_id)
         one.links.dial({})
-        await until(lambda: not one.station.linked and not two.station.linked)
+        await until(lambda: not one.station.linked_at and not two.station.linked_at)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------
@@ -329,10 +331,25 @@ async def test_who_is_wanted_no_more_is_not_dialled_again(monkeypatch: pytest.Mo
         assert len(one.places) == 1
 
 
+async def test_a_node_that_was_dialled_by_name_is_linked_at_that_name() -> None:
+    """Where its name leads may change. What is asked of it over HTTP goes to the name as well."""
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        named = Address(host="localhost", port=two.address.port)
+        one.links.dial({OTHER_KEY.node_id: lambda: [named]})
+        await until(lambda: one.station.linked_at == {OTHER_KEY.node_id: "localhost"})
+        one.links.dial({})
+        one.links.end(OTHER_KEY.node_id)
+        await until(lambda: not one.station.linked_at)
+
+
+@pytest.mark.parametrize(
+    ("lan", "victim", "other"), [(True, "20.66.66.66", "20.1.1.1"), (False, "192.168.1.10", "192.168.1.11")]
+)
 async def test_many_nodes_that_name_one_host_have_it_tried_once_and_another_host_is_tried_too(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, lan: bool, victim: str, other: str
 ) -> None:
-    """As many as a roster has. The wait after the first try is longer than this test."""
+    """As many as a roster has. The wait after the first try is longer than this test. Private hosts that a node may
+    call without `--lan` are those that its user named, perhaps this machine with a tunnel."""
     monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 25.0)
     tried: list[str] = []
     asked: list[int] = []
@@ -344,16 +361,18 @@ async def test_many_nodes_that_name_one_host_have_it_tried_once_and_another_host
     def at(number: int) -> Callable[[], list[Address]]:
         def said() -> list[Address]:
             asked.append(number)
-            return [Address(host="20.66.66.66" if number else "20.1.1.1", port=7700 + number)]
+            return [Address(host=victim if number else other, port=7700 + number)]
 
         return said
 
     async with hosts(KEY) as (one,):
-        links = Links(replace(one.station, peer_at=silent), open_link=one._open_link, admits=lambda node: True)
+        links = Links(
+            replace(one.station, peer_at=silent, lan=lambda: lan), open_link=one._open_link, admits=lambda node: True
+        )
         links.dial({NodeId(f"{number:032x}"): at(number) for number in reversed(range(256))})
         await until(lambda: len(asked) == 256)
         await links.close()
-    assert sorted(tried) == ["20.1.1.1", "20.66.66.66"]
+    assert sorted(tried) == sorted([victim, other])
 
 
 async def test_a_second_address_at_one_host_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:

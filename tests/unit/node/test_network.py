@@ -14,9 +14,10 @@ from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.reachability import DialBack
-from swarm.gossip.records import Exchange, Owner
+from swarm.gossip.records import Exchange, GossipRules, Owner
 from swarm.net.client import PeerClient, session_route
 from swarm.net.hosts import is_loopback
+from swarm.net.links import Links
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import swarm_id_of
@@ -29,8 +30,9 @@ from swarm.node.learner import LearnerNode
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised, own_hosts
 from swarm.settings import JoinConfig, LeadConfig, load_config
 from swarm.types import Address, Role
-from tests.builders import OTHER_KEY
+from tests.builders import KEY, OTHER_KEY
 from tests.unit.net.test_stream import Clock, Link
+from tests.unit.wires import Place
 
 ROUND_S = 0.1
 
@@ -192,6 +194,21 @@ async def test_addresses_that_no_stranger_may_name_are_not_dialable(tmp_path: Pa
         assert one.station.dialable(lead.address)
         for host in ("169.254.169.254", "fe80::1", "router.home"):
             assert not one.station.dialable(Address(host=host, port=80))
+
+
+async def test_other_ports_of_a_private_bootstrap_are_seldom_tried_without_lan(tmp_path: Path) -> None:
+    """Another node there may be called, as of a learner that has moved. So strangers may name any port there."""
+    one = network(tmp_path, "relay", "http://192.168.1.10:7700", host="0.0.0.0", lan=False)
+    one._learner_key, one._rules = KEY.public_bytes, GossipRules(round_s=ROUND_S)
+    links = Links(one.station, open_link=lambda node, stream: Place(), admits=lambda node: True)
+    named = [Address(host="192.168.1.10", port=port) for port in range(1, 257)]
+    for tries in (links._tries, one._membership(KEY.public_bytes).view.table.tries):
+        tried = 0
+        for address in filter(one.station.dialable, named):
+            if tries.is_due(address, now=0.0):
+                tries.tried(address, now=0.0)
+                tried += 1
+        assert tried == 1
 
 
 async def test_the_learner_is_called_where_a_bootstrap_found_it_last(tmp_path: Path) -> None:
