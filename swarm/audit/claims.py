@@ -1,9 +1,9 @@
 """The first line of the audit: a rollout whose claimed log-probs are far from the learner's own is not trained on.
 
 Samplers say how likely each token was when they drew it, and every ratio of an objective rests on that. The pass that
-training makes anyway gives the same log-probs under the present weights. The distance of a rollout is the sum of
-|claimed - present| over its tokens, in nats, divided by their number, or by eight if it has fewer. It grows with the
-rollout's age, so it is judged by what is usual at that age: the median over samplers of each one's median, which no
+training makes anyway gives the same log-probs under the present weights. The distance of a rollout is the mean of
+|claimed - present| over its tokens, in nats: three at most of each token, and over eight if it has fewer. It grows with
+the rollout's age, so it is judged by what is usual at that age: the median over samplers of each one's median, which no
 minority of them moves.
 
 Everything follows from the steps alone, so a replay withholds the same, and so do ranks that are given the same claims.
@@ -19,6 +19,7 @@ from statistics import median_low
 
 from swarm.learner.messages import ClaimState
 
+TOKEN_DISTANCE = 3.0  # Nats, the most of one token: within S steps a policy may give one up altogether
 LEAST_TOKENS = 8  # An honest answer of one token or two can move by 1.5 nats a token in two steps
 LEAST_LIMIT = 1.5
 """Nats. In honest runs of the copy task, with 6 tokens and up to 6 steps of age, the furthest rollouts were at 1.4 of

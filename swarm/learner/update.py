@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from swarm.audit.claims import LEAST_TOKENS, Claim, Claims
+from swarm.audit.claims import LEAST_TOKENS, TOKEN_DISTANCE, Claim, Claims
 from swarm.errors import UserError
 from swarm.learner.adapter import WithoutAdapter
 from swarm.learner.advantages import reward_figures, rows_of
@@ -272,7 +272,7 @@ def _mismatch_figure(compared: Sequence[Mismatch]) -> dict[str, float]:
 @torch.no_grad()
 def _believed(read: TokenFigures, part: MicroBatch, claims: Claims) -> tuple[torch.Tensor, torch.Tensor]:
     """The distance of each voice's claims, and for each token 0 if its voice's is beyond the limit, else 1."""
-    off = (read.logprobs - part.behaviour).abs()
+    off = (read.logprobs - part.behaviour).abs().clamp(max=TOKEN_DISTANCE)
     counts = part.voices.bincount(minlength=sum(part.voices_of))
     sums = torch.zeros(len(counts), device=off.device).index_add_(0, part.voices, off)
     distances = sums / counts.clamp(min=LEAST_TOKENS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -304,12 +305,16 @@ def test_rollouts_with_invented_claims_move_nothing(tmp_path: Path, minibatches:
     assert not torch.equal(ends[0], ends[2])
 
 
-def test_a_short_answer_that_moved_far_is_trained_on(tmp_path: Path) -> None:
-    """Honest ones of one token or two do, while the model learns: by 1.8 nats a token within two steps."""
-    trainer = trainer_in(tmp_path)
-    moved = agreed(trainer, [1.0, 0.0, 0.0, 0.0], shift=-1.8, samplers="abcd")
-    still = [agreed(trainer, [1.0, 0.0, 0.0, 0.0], samplers="abcd") for _ in range(3)]
-    assert trainer.step(Train(step=0, groups=(*still, moved))).withheld == {}
+def test_an_answer_of_which_a_token_or_two_moved_far_is_trained_on(tmp_path: Path) -> None:
+    """Honest ones do, while the model learns: by 1.8 nats a token, or it gives a token up altogether."""
+    trainer = trainer_in(tmp_path, minibatches=1)
+    short = agreed(trainer, [1.0, 0.0, 0.0, 0.0], shift=-1.8, samplers="abcd")
+    whole = agreed(trainer, [1.0, 0.0, 0.0, 0.0], samplers="abcd", tokens=8)
+    given_up = [
+        structs.replace(one, logprobs=floats(*[*array("f", one.logprobs)[:6], -30.0, -0.1])) for one in whole.rollouts
+    ]
+    groups = (short, structs.replace(whole, rollouts=tuple(given_up)))
+    assert trainer.step(Train(step=0, groups=groups)).withheld == {}
 
 
 def test_what_is_usual_is_kept_over_a_checkpoint(tmp_path: Path) -> None:
