@@ -174,7 +174,13 @@ class RolloutService:
         self._plane = plane
         self._look = look
         given = scorer, processes, self._genuine, self.samplers
-        self._scoring = Scoring(*given, scored=self._scored, stepper=stepper, stepped=self._stepped)
+        self._scoring = Scoring(
+            *given,
+            is_open=lambda group_id: plane.leased.group(group_id) is not None,
+            scored=self._scored,
+            stepper=stepper,
+            stepped=self._stepped,
+        )
         if plane.next_batch:  # The reward has worked in an earlier life
             self.failures.scored_at = time.monotonic()
         self._journal = journal

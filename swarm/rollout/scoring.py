@@ -29,7 +29,7 @@ from swarm.errors import UserError, first_fault
 from swarm.rollout.plane.effects import ScoreWanted, StepWanted
 from swarm.rollout.plane.heldout import WRONG
 from swarm.rollout.tally import SamplerStats
-from swarm.types import NodeId, Observed, Score, Unscored
+from swarm.types import GroupId, NodeId, Observed, Score, Unscored
 
 R = TypeVar("R")
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]
@@ -57,10 +57,10 @@ REASON_LENGTH = 400
 
 class Scoring:
     """Calls `scorer`, `processes` times at once at most, then `scored(wanted, outcomes)` with outcomes for rollouts of
-    one group and sampler; and `stepper`, then `stepped` with what environments said to turns that came together. If a
-    reward fails, `genuine` is asked first. `fault` is an error in scoring that is not the reward's (a full disk, say),
-    and must end the run. `waiting` rollouts have no reward yet; `took_s` is how long a group waited for its rewards
-    lately."""
+    one group and sampler; and `stepper`, then `stepped` with what environments said to turns that came together. Of a
+    group that is not `is_open` any more nothing is scored. If a reward fails, `genuine` is asked first. `fault` is an
+    error in scoring that is not the reward's (a full disk, say), and must end the run. `waiting` rollouts have no
+    reward yet; `took_s` is how long a group waited for its rewards lately."""
 
     def __init__(
         self,
@@ -69,11 +69,13 @@ class Scoring:
         genuine: Genuine | None = None,
         samplers: Mapping[NodeId, SamplerStats] | None = None,
         *,
+        is_open: Callable[[GroupId], bool] = lambda group: True,
         scored: Callable[[Sequence[ScoreWanted], Sequence[Score | Unscored]], None],
         stepper: Stepper | None = None,
         stepped: Callable[[Sequence[tuple[StepWanted, Said]]], None] = lambda said: None,
     ) -> None:
         self._scorer = scorer
+        self._is_open = is_open
         self._on_scored = scored
         self._stepper = stepper
         self._on_stepped = stepped
@@ -129,10 +131,14 @@ class Scoring:
         while self._free and self._queues:
             now = time.monotonic()
             node = min(self._queues, key=lambda one: self._lately(one, now))
-            self._free -= 1
-            self._start(self._score(node, *self._queues[node].popleft()))
+            came_at, wanted = self._queues[node].popleft()
             if not self._queues[node]:
                 del self._queues[node]
+            if self._is_open(wanted[0].group_id):
+                self._free -= 1
+                self._start(self._score(node, came_at, wanted))
+            else:
+                self.waiting -= len(wanted)
 
     async def _score(self, node: NodeId, came_at: float, wanted: list[ScoreWanted]) -> None:
         began = time.monotonic()

@@ -105,6 +105,17 @@ async def test_answers_that_hang_cost_their_sampler_its_turns_and_others_one(mon
     assert [busy.samplers[node].reward_failures for node in (ALICE, BOB)] == [16, 0]
 
 
+async def test_nothing_waits_for_answers_whose_groups_were_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hangs: the next ones are too old by the time, and what comes last, a held-out round, waited for all."""
+    busy = Busy(monkeypatch)
+    scoring = Scoring(
+        busy.score, 1, None, busy.samplers, is_open=lambda group: group in ("a0", "a15"), scored=busy.scored
+    )
+    scoring.begin(wanted_of(NodeId("a"), 16))
+    await all_scored(scoring)
+    assert len(busy.order) == 2
+
+
 async def test_what_a_sampler_used_is_forgotten_and_one_that_left_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch)
     scoring = Scoring(busy.score, 1, None, busy.samplers, scored=busy.scored)
