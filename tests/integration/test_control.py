@@ -192,9 +192,9 @@ def test_a_paused_run_waits_over_a_restart_and_goes_on_when_its_owner_says_so(sw
     first, second = (swarm.scripted(learner.url(), name=name) for name in ("first", "second"))
     eventually(lambda: learner.status()["step"] > 1, learner, "it takes steps")
     assert change(learner, "paused=true") == "paused is true (was false)\n"
-    assert learner.status()["state"] == "paused by its owner"
+    eventually(lambda: learner.status()["state"] == "paused by its owner", learner, "a status says so")
     eventually(lambda: not learner.status()["samples_leased"], learner, "what was leased comes in")
-    eventually(lambda: "this run's owner paused it" in str(first.status()), first, "samplers hear why they wait")
+    eventually(lambda: "this run's owner paused it" in first.status()["state"], first, "samplers hear why they wait")
     change(learner, "checkpoint=now")
     kept = learner.status()["step"]
     eventually(lambda: [e["step"] for e in learner.events() if e["kind"] == "checkpoint"] == [kept], learner, "it is")
@@ -205,11 +205,11 @@ def test_a_paused_run_waits_over_a_restart_and_goes_on_when_its_owner_says_so(sw
     assert (again.status()["state"], again.status()["step"]) == ("paused by its owner", kept)
     refused = first.status()["node"]
     assert change(again, f"refuse={refused}", "paused=false").count("\n") == 2
-    assert again.status()["barred"] == [refused]
+    eventually(lambda: again.status()["barred"] == [refused], again, "a status says so")
     eventually(lambda: again.status()["step"] > kept + 3, second, "the other draws all")
-    eventually(lambda: "refused by this run's owner" in str(first.status()), first, "it hears why")
+    eventually(lambda: "refused by this run's owner" in first.status()["state"], first, "it hears why")
     assert change(again, f"let-in={refused}") == f"let_in is {refused}\n"
-    assert again.status()["barred"] == []
+    eventually(lambda: again.status()["barred"] == [], again, "a status says so")
     assert change(again, "stop=after-step") == "stop is after-step\n"
     assert again.wait() == 130
     told = [(e["key"], e["before"], e["after"]) for e in again.events() if e["kind"] == "set"]

@@ -87,16 +87,21 @@ def test_an_owner_changes_limits_while_the_node_runs_and_they_outlive_it(swarm: 
     assert (shown["threads"], shown["max-upload"], shown["hours"]) == ("2", "3", "as join was given it")
 
 
-def test_weights_that_may_not_take_so_much_of_the_disk_are_not_fetched(swarm: Swarm) -> None:
+def test_weights_that_may_not_take_so_much_of_the_disk_are_not_fetched(swarm: Swarm, tmp_path: Path) -> None:
     learner = swarm.lead(*ENDLESS)
-    relay = swarm.relay(learner.url(), "--max-disk", "0.00005", "--weights", "disk", name="relay")
-    assert relay.wait() == 2
-    last = relay.output().splitlines()[-1]
-    assert re.fullmatch(
-        r"echo-node: the weights take 0\.\d+ GB of the disk with [\w.]+, and max-disk allows 5e-05: allow more, or "
-        "leave this swarm",
-        last,
+    state = tmp_path / "identity"
+    given = ("--max-disk", "0.00005", "--weights", "disk", "--state-dir", str(state))
+    relay = swarm.relay(learner.url(), *given, name="relay")
+    eventually(lambda: relay.says("paused: "), relay, "it waits for its owner")
+    (why,) = [line for line in relay.output().splitlines() if "paused: " in line]
+    assert re.search(
+        r"paused: the weights take 0\.\d+ GB of the disk with [\w.]+, and max-disk allows 5e-05: allow more, or leave "
+        "this swarm$",
+        why,
     )
+    limit(state, "max-disk=1")
+    eventually(lambda: relay.says("there is room again: going on"), relay, "it was allowed more")
+    eventually(lambda: relay.status().get("map"), relay, "it holds the weights")
 
 
 @pytest.mark.long

@@ -396,7 +396,7 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     _takes(learner, 4)
     assert _set(run_dir, 2) == "max_staleness is 2 (was 0)"
     _takes(learner, 8)
-    assert learner.status()["publish_every_steps"] == 3
+    eventually(lambda: learner.status()["publish_every_steps"] == 3, learner, "the period comes back")
     assert "less than or equal to 1024" in _refused("set", str(run_dir), "max-staleness=2000")
     assert "cannot be set" in _refused("set", str(run_dir), "steps=3")
     learner.kill()

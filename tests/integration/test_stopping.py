@@ -94,7 +94,7 @@ def test_a_learner_in_the_middle_of_a_step_says_so_and_ends_at_once_if_it_is_ask
     eventually(is_training, learner, "the first batch is taken")
     learner.signal(signal.SIGINT)
     eventually(lambda: learner.says("stopping; waiting for the end of step 1"), learner, "it says what it waits for")
-    assert learner.status()["state"] == "stopping"
+    eventually(lambda: learner.status()["state"] == "stopping", learner, "its status says so, within a second")
     learner.signal(signal.SIGINT)
     assert learner.wait() == 130
     last = learner.output().splitlines()[-1]

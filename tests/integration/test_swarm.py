@@ -58,7 +58,7 @@ def test_samplers_join_late_leave_politely_and_outlive_their_learner(swarm: Swar
     first.signal(signal.SIGTERM)
     assert first.wait() == 0
     assert [event["kind"] for event in learner.events()].count("sampler_left") == 1
-    assert len(learner.status()["samplers"]) == 1
+    eventually(lambda: len(learner.status()["samplers"]) == 1, learner, "a status, made once a second, says so")
     step = learner.status()["step"]
     eventually(lambda: learner.status()["step"] > step + 2, learner, "training goes on without the first sampler")
     assert learner.status()["max_staleness_seen"] == 0
