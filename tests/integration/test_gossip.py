@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
+from tests.scripted_engine import ENGINE
 
 ENDLESS = ("--steps", "1000000", "--lan", "--max-staleness", "9", "--publish-every-steps", "10")
 """A dozen nodes on two cores: a version every ten steps is often enough to be followed."""
@@ -67,7 +68,7 @@ def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tm
 
     # Its only bootstrap is dead: an engine that dies is replaced without another look for the swarm.
     orphan = samplers[0]
-    (engine,) = [child for child in orphan.children() if "swarm.sampler.engine_child" in child.cmdline()]
+    (engine,) = [child for child in orphan.children() if ENGINE in child.cmdline()]
     engine.kill()
     eventually(lambda: orphan.says("starting again"), orphan, "the node says that its engine died")
     accepted = accepted_by(learner.status()).get(orphan.status()["node"], 0)
