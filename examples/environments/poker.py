@@ -1,4 +1,4 @@
-"""`kuhn-poker`: the smallest game in which it pays to bluff.
+"""Kuhn poker: the smallest game in which it pays to bluff.
 
 `opponent` is "self" (both players are the policy, each with its own messages), "random", or "fixed": an equilibrium. A
 player sees its own card and all moves; never the other's card, since at the end it has no turn left. A word that is no
