@@ -2,7 +2,7 @@
 
 `join` gets them as flags or from its file. `echo-node limits NAME=VALUE` writes those that are to be otherwise into
 `limits.json` in the node's state directory, where the node looks every second; they outlive a restart. Pure but for
-that file and the events of Holds: what the clock, the battery and the desktop say are arguments, None for what they do not say.
+that file and the events of Holds: what the clock, the battery and the desktop say are arguments, None for silence.
 """
 
 from __future__ import annotations
