@@ -369,9 +369,9 @@ class Membership:
             try:
                 signed = self._read_record(one)
                 heard_at = spoke_at if signed.node == speaker else beats.get(signed.prefix, -math.inf)
-                places = {caller_of(address.host) for address in signed.record.addresses}
-                is_there = signed.node == speaker and caller_of(host or called) in places
-                if self._wants(signed, heard_at, is_there, now):
+                is_there = signed.node == speaker and _is_at(signed, host or called)
+                verdict = self._table.judge(signed, heard_at, is_there=is_there, now=now)
+                if self._wants(signed, verdict):
                     if self._work.take(network_of(host) if host else speaker, now=now, cost=SIGNATURE_US):
                         effects.append(Rejected(reason="over_budget"))
                         continue
@@ -382,7 +382,7 @@ class Membership:
                 break
             if signed.node == self.view.own.node:
                 effects += self._overtake(signed, now) if signed.body != self.view.own.body else []
-            elif self._admit(signed, heard_at, is_there, now, effects):
+            elif self._admit(signed, heard_at, verdict, now, effects):
                 fresh.append(signed)
         for prefix, heard_at in beats.items():
             peer = self._table.by_prefix.get(prefix)
@@ -391,17 +391,17 @@ class Membership:
         self._push_later(fresh, now)
         return effects
 
-    def _wants(self, signed: SignedRecord, heard_at: float, is_there: bool, now: float) -> bool:
+    def _wants(self, signed: SignedRecord, verdict: str) -> bool:
         """Return True if a record would change something."""
         if signed.node == (own := self.view.own).node:
             return signed.body != own.body and signed.order >= own.order
-        return self._leases.wants(signed) or self._table.judge(signed, heard_at, is_there=is_there, now=now) in CHANGES
+        return self._leases.wants(signed) or verdict in CHANGES
 
-    def _admit(self, signed: SignedRecord, heard_at: float, is_there: bool, now: float, effects: list[Effect]) -> bool:
+    def _admit(self, signed: SignedRecord, heard_at: float, verdict: str, now: float, effects: list[Effect]) -> bool:
         self._leases.tell(signed)
         if signed.record.reachability == "gone":
             self._count_leaves()
-        admitted, more = self._table.admit(signed, heard_at, is_there=is_there, now=now)
+        admitted, more = self._table.admit(signed, heard_at, verdict=verdict, now=now)
         effects += more
         if admitted == "new":
             self._make_room(signed.node)
@@ -497,3 +497,8 @@ class Membership:
 
     def _vary(self, seconds: float) -> float:
         return seconds * self._random.uniform(1 - self.rules.jitter, 1 + self.rules.jitter)
+
+
+def _is_at(signed: SignedRecord, host: str) -> bool:
+    """Return True if a record names an address at `host`."""
+    return caller_of(host) in {caller_of(address.host) for address in signed.record.addresses}

@@ -232,11 +232,12 @@ class Table:
         return "changed" if signed.record.addresses != known.signed.record.addresses else "reissued"
 
     def admit(
-        self, signed: SignedRecord, heard_at: float, *, is_there: bool = False, now: float
+        self, signed: SignedRecord, heard_at: float, *, verdict: str = "", now: float
     ) -> tuple[str, list[Effect]]:
-        """Take in a record as `judge` says, and return its verdict. `heard_at` is the latest beat as far as the node
-        that passed the record on knows. The caller has checked the signature if the verdict is one of CHANGES."""
-        verdict = self.judge(signed, heard_at, is_there=is_there, now=now)
+        """Take in a record as `judge` says, or has just said (`verdict`), and return its verdict. `heard_at` is the
+        latest beat as far as the node that passed the record on knows. The caller has checked the signature if the
+        verdict is one of CHANGES."""
+        verdict = verdict or self.judge(signed, heard_at, now=now)
         if verdict in ("new", "changed") and signed.record.role != "learner":
             for claim in filter(None, map(self._claim_in, self._full_for(signed))):
                 self.forget(claim)

@@ -78,7 +78,10 @@ class View:
 
     def usable(self, now: float) -> list[Peer]:
         """Return the publics that may be called now."""
-        return [peer for peer in self.table if peer.retry_at <= now and self.table.may_call(peer, now=now)]
+        rested = [peer for peer in self.table if peer.retry_at <= now]
+        if not self.table.tries.has_waiting(now=now):
+            return rested
+        return [peer for peer in rested if self.table.may_call(peer, now=now)]
 
     def reached(self, now: float) -> list[Peer]:
         """Return those of them that are proven, for calls whose failure is not told here."""
@@ -88,9 +91,10 @@ class View:
         """Return the publics that may be called now, filled up to `count` with those whose turn comes next: a newcomer
         that knows one other node must not fall silent because its first calls were lost."""
         usable = self.usable(now)
-        missing = max(0, count - len(usable))
+        if len(usable) >= count:
+            return usable
         waiting = [peer for peer in self.table if peer.retry_at > now and self.table.may_call(peer, now=now)]
-        return [*usable, *sorted(waiting, key=lambda peer: peer.retry_at)[:missing]]
+        return [*usable, *sorted(waiting, key=lambda peer: peer.retry_at)[: count - len(usable)]]
 
     def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
         """Return up to `count` random publics to call."""

@@ -19,6 +19,7 @@ HOME6_BITS = 64  # A home gets at least this IPv6 prefix, so all addresses in it
 MAX_TRIED = 4096  # Hosts whose silence is remembered: as many as a node may know
 
 
+@lru_cache(maxsize=8192)
 def address_of(host: str) -> IPv4Address | IPv6Address | None:
     """Return the literal address in `host` without its scope, or None for a name. IPv4 inside IPv6 counts as IPv4."""
     try:
@@ -85,6 +86,10 @@ class Tries:
 
     def is_due(self, address: Address, *, now: float) -> bool:
         return self._tried.get(self._place(address), (0.0, -math.inf))[1] <= now
+
+    def has_waiting(self, *, now: float) -> bool:
+        """Return True if there is any host that is not due."""
+        return any(at > now for _, at in self._tried.values())
 
     def tried(self, address: Address, *, now: float) -> None:
         """Count a call before its outcome is known."""

@@ -46,10 +46,9 @@ def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_i
     engine = held.status()["engine_pid"]
     assert "`echo-node resume` lifts it" in ask(swarm, held, "pause")
     eventually(lambda: not psutil.pid_exists(engine), held, "its engine ends")
-    eventually(lambda: held.says("paused: by its owner"), held, "it says so")
-    status = held.status()
-    assert status["state"] == "paused: by its owner, until `echo-node resume`"
-    assert "engine_pid" not in status
+    paused = "paused: by its owner, until `echo-node resume`"
+    eventually(lambda: held.status()["state"] == paused, held, "it says so")
+    assert "engine_pid" not in held.status()
     # What it held is drawn by the other: at a bound of 2 no more steps could follow without that.
     step = learner.status()["step"]
     eventually(lambda: learner.status()["step"] > step + 5, other, "the run goes on")

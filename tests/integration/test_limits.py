@@ -69,7 +69,8 @@ def test_an_owner_changes_limits_while_the_node_runs_and_they_outlive_it(swarm: 
     eventually(lambda: sampler.children() == [], sampler, "its engine has ended")
     assert sampler.says(f"limit changed: hours is {hours}, was none")
     assert sampler.says("limit changed: max-upload is 3, was none")
-    assert sampler.status()["state"] == f"paused: outside its hours, until {hours[:5]}"
+    paused = f"paused: outside its hours, until {hours[:5]}"
+    eventually(lambda: sampler.status()["state"] == paused, sampler, "a status says so")
     eventually(lambda: sampler.status()["streams"], sampler, "it still passes weights on")
 
     limit(state, "hours=default", "threads=2")
@@ -124,7 +125,8 @@ def test_a_node_that_was_stopped_for_a_minute_and_a_half_joins_again_and_the_run
         assert found is not None, line
         assert int(found[1]) >= STOPPED_S
     eventually(lambda: learner.status()["step"] >= stood_at + 3, sampler, "the run learns again")
-    assert sampler.status()["generation"] > generation, "its records are newer than those that told of its death"
+    # Its records are newer than those that told of its death.
+    eventually(lambda: sampler.status()["generation"] > generation, sampler, "it came anew")
     eventually(lambda: relay.status()["map"] == relay.status()["newest"], relay, "the relay is up to date")
 
 
