@@ -121,13 +121,7 @@ class PublishedVersions:
         return held
 
     def _encode(
-        self,
-        fresh: Path,
-        version: VersionId,
-        chunk_bytes: int,
-        submit: Submit,
-        full: bool,
-        begun: Begun | None = None,
+        self, fresh: Path, version: VersionId, chunk_bytes: int, submit: Submit, full: bool, begun: Begun | None = None
     ) -> HeldVersion:
         newest = self.newest
         assert newest is None or version > newest.head.version

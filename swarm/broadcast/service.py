@@ -26,17 +26,7 @@ from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.disk import DiskFull
 from swarm.broadcast.store.store import BegunVersion, HeldVersion
-from swarm.broadcast.transfers import (
-    HEAD,
-    MAX_ACTIVE,
-    ROSTER,
-    ROUTES,
-    SEGMENT,
-    TABLE,
-    Link,
-    Transfer,
-    Transfers,
-)
+from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROUTES, SEGMENT, TABLE, Link, Transfer, Transfers
 from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.broadcast.version.manifest import SEGMENT_TABLE_BYTES, Layout, needs_base, trained_spans
 from swarm.errors import ProtocolError

@@ -21,12 +21,7 @@ from swarm.broadcast.announcing import PART_BYTES
 from swarm.broadcast.forest.planner import MAX_CHUNKS
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Routing, Send
 from swarm.broadcast.store.store import Held, HeldVersion
-from swarm.broadcast.version.manifest import (
-    HEAD_BYTES,
-    MAX_CHUNK_BYTES,
-    MAX_SEGMENTS,
-    SEGMENT_TABLE_BYTES,
-)
+from swarm.broadcast.version.manifest import HEAD_BYTES, MAX_CHUNK_BYTES, MAX_SEGMENTS, SEGMENT_TABLE_BYTES
 from swarm.errors import ProtocolError
 from swarm.net.links import NO_VERSION
 from swarm.net.stream import Frame, Outgoing, Stream

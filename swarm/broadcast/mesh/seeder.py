@@ -13,19 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from swarm.broadcast.notes import (
-    MAX_INDICES,
-    AllDealt,
-    Complete,
-    Credit,
-    Have,
-    Kind,
-    Note,
-    Recall,
-    Send,
-    Want,
-    has_bit,
-)
+from swarm.broadcast.notes import MAX_INDICES, AllDealt, Complete, Credit, Have, Kind, Note, Recall, Send, Want, has_bit
 from swarm.types import NodeId
 
 TICK_S = 0.1
