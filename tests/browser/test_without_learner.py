@@ -140,8 +140,8 @@ def test_an_empty_page_says_how_to_join(empty: Led, opened: Opened) -> None:
 
 def test_the_link_with_the_token_can_be_clicked_on_another_site(empty: Led, opened: Opened) -> None:
     watched = opened(empty.page.with_token)  # So that this page's own requests are not those to another host
-    watched.context.clear_cookies()
     watched.page.goto(f"data:text/html,<a href='{empty.page.with_token}'>the run</a>")
+    watched.context.clear_cookies()  # Not before: the page asks again and again, and would be refused
     watched.page.get_by_text("the run").click()
     expect(watched.page.locator("#bottleneck")).to_contain_text("first sampler")
 
