@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -315,8 +317,9 @@ def demo_that_learns(run_dir: Path, *arguments: str) -> tuple[dict[str, Any], st
 
 
 def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody uses now, of those that the system gives to no connection meanwhile."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)  # Not of `random`: all workers of a run have its seed
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
