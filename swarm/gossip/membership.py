@@ -364,12 +364,13 @@ class Membership:
             effects.append(Rejected(reason="malformed_digest"))
             beats = {}
         speaker, spoke_at = direct
+        there = caller_of(host or called)
         fresh: list[SignedRecord] = []
         for one in sealed:
             try:
                 signed = self._read_record(one)
                 heard_at = spoke_at if signed.node == speaker else beats.get(signed.prefix, -math.inf)
-                is_there = signed.node == speaker and _names(signed, host or called)
+                is_there = signed.node == speaker and there in {caller_of(at.host) for at in signed.record.addresses}
                 verdict = self._table.judge(signed, heard_at, is_there=is_there, now=now)
                 if self._wants(signed, verdict):
                     if self._work.take(network_of(host) if host else speaker, now=now, cost=SIGNATURE_US):
@@ -497,8 +498,3 @@ class Membership:
 
     def _vary(self, seconds: float) -> float:
         return seconds * self._random.uniform(1 - self.rules.jitter, 1 + self.rules.jitter)
-
-
-def _names(signed: SignedRecord, host: str) -> bool:
-    """Return True if one of a record's addresses is at `host`."""
-    return caller_of(host) in {caller_of(address.host) for address in signed.record.addresses}
