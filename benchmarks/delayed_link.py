@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -149,13 +148,6 @@ def delayed(target_port: int, delay_s: float) -> Iterator[int]:
     finally:
         loop.call_soon_threadsafe(running.cancel)
         thread.join(10.0)
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

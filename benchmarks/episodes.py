@@ -29,10 +29,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.delayed_link import delayed, free_port
+from benchmarks.delayed_link import delayed
 from benchmarks.episodes_environment import TURNS
 from benchmarks.episodes_figures import Drawn, Window, figures_of, spread
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
+from tests.integration.processes import free_port
 
 SAMPLERS, PLACES = 2, 16
 

@@ -317,9 +317,10 @@ def demo_that_learns(run_dir: Path, *arguments: str) -> tuple[dict[str, Any], st
 
 
 def free_port() -> int:
-    """Return a port that nobody uses now, of those that the system gives to no connection meanwhile."""
+    """Return a port that is free now. It lies below those that Linux gives to connections, since it may be bound only
+    minutes later."""
     while True:
-        port = 20_000 + secrets.randbelow(12_000)  # Not of `random`: all workers of a run have its seed
+        port = 20_000 + secrets.randbelow(12_000)  # Not from `random`: all workers of a test run have its seed
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
