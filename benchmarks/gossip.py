@@ -7,8 +7,8 @@ but stalls of event loops, and nobody may be declared dead; then publics and lea
 few would be left of a small swarm. A message is lost with the given chance, the answer too, and the caller learns of it
 at its time limit: over TCP most of these would only be late.
 
-CPU time is that of the cores and the simulator. It contains next to no signatures: the simulator checks that of a record
-once for all nodes. So the checks that nodes ask for are counted.
+CPU time is that of the cores and the simulator. It contains next to no signatures: the simulator checks that of a
+record once for all nodes. So the checks that nodes ask for are counted.
 """
 
 from __future__ import annotations
