@@ -41,12 +41,12 @@ from benchmarks.audit_figures import LEARNERS, summary
 from benchmarks.learning_forced import sums_of
 from benchmarks.sums import WORKED, questions, sides
 from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
-from swarm.learner.device import pick_device
 from swarm.learner.messages import AuditRollout, ComputeRules
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import replay, row_of
 from swarm.learner.trainer import _stop_token_ids
+from swarm.models.device import pick_device
 from swarm.sampler.engine import EngineOptions, Generate, Install, Installed, Job, Sampled, Start
 from swarm.types import SamplingRules, VersionId
 

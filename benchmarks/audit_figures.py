@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from swarm.audit.auditing import measured_classes
 from swarm.audit.auditor import ANY, HALF, Auditor, Finding, Limits
-from swarm.node.auditing import measured_classes
 from swarm.types import NodeId
 
 LEARNERS = ("float32", "bfloat16")

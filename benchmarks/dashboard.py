@@ -43,7 +43,7 @@ from playwright.sync_api import Page
 from benchmarks.digest import LINKS, SAMPLERS, swarm_of
 from swarm.dashboard.server import Dashboard
 from swarm.dashboard.source import Run, Source
-from swarm.node.timeline import Timeline
+from swarm.run.timeline import Timeline
 from tests.browser.chromium import WIDE, Watched, chromium, watched
 
 Figures = dict[str, float]

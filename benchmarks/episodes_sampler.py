@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from swarm.node import sampler
-from swarm.rollout.client import SampleName, SealedLease
+from swarm.join import sampler
 from swarm.sampler import feeding, session
+from swarm.sampler.client import SampleName, SealedLease
 from swarm.sampler.engine import Generated
 from swarm.sampler.worker import EngineWorker
 from swarm.types import Rollout, SampleSpec

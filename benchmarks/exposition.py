@@ -17,14 +17,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from swarm.lead.learner import LearnerNode
 from swarm.node.exposition import metrics_route
-from swarm.node.learner import LearnerNode
-from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork
 from swarm.rollout.journal.entries import RecordedRun
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import Offer
 from swarm.rollout.tally import Recent, SamplerStats
+from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 from swarm.types import NodeId, VersionId
 

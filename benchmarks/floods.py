@@ -41,10 +41,10 @@ from swarm.errors import EchoError
 from swarm.gossip.records import GOSSIP_BODY_BYTES, Exchange, Profile, Record, pack_digest, prefix_of, sign_record
 from swarm.net.client import PeerClient
 from swarm.net.signing import Sealed, SigningKey, node_id_of
-from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER, encode
 from swarm.node.bootstrap import read_join_line
-from swarm.rollout.client import RolloutClient
+from swarm.sampler.client import RolloutClient
 from swarm.types import Address, VersionId
+from swarm.wire import PROTOCOL, PROTOCOL_HEADER, encode
 from tests.netns.hosts import Host, hosts
 
 PORT, PAGE_PORT = 7700, 7701

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from swarm.confine import confine
 from swarm.process import ChildChannel
-from swarm.sampler.confine import confine
 from swarm.sampler.engine import Engine, Generate, Generated, Told
 from swarm.sampler.engine_child import serve
 

@@ -38,14 +38,14 @@ from benchmarks.sampler_process import HANG_S, EngineProcess, random_job, runnin
 from swarm.learner.adapter import attach, is_adapted, shape_of_adapter
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
-from swarm.learner.device import pick_device
 from swarm.learner.messages import AdapterRules, ComputeRules
-from swarm.learner.models import tiny_tokenizer
 from swarm.learner.policy import Policy
 from swarm.learner.update import MAX_TOKEN_KL
-from swarm.net.wire import Digest
+from swarm.models.build import tiny_tokenizer
+from swarm.models.device import pick_device
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Sampled, Start, Started
 from swarm.types import VersionId
+from swarm.wire import Digest
 from tests.conformance import differing
 from tests.unit.models import sums_of
 

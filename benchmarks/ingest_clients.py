@@ -27,10 +27,10 @@ from benchmarks.ingest_learner import Address as LearnerAddress
 from swarm.errors import EchoError
 from swarm.net.client import Busy, PeerClient
 from swarm.net.signing import SigningKey, node_id_of
-from swarm.net.wire import compress, decode, encode
-from swarm.rollout.client import VERDICTS_BYTES, Answer, RolloutClient, SampleName, SealedLease
 from swarm.rollout.messages import LeasedRollouts, Submission, SubmissionReply
+from swarm.sampler.client import VERDICTS_BYTES, Answer, RolloutClient, SampleName, SealedLease
 from swarm.types import Address, Rollout, Span, VersionId
+from swarm.wire import compress, decode, encode
 
 Kind = Literal["steady", "paced", "flooding"]
 

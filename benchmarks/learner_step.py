@@ -26,7 +26,6 @@ import torch
 from benchmarks.sampler_models import Size, random_model
 from swarm.learner.adapter import attach
 from swarm.learner.alarms import GRADIENT_CLIP
-from swarm.learner.device import pick_device
 from swarm.learner.memory import Setting, shape_of, step_bytes
 from swarm.learner.messages import (
     AdapterRules,
@@ -41,6 +40,7 @@ from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.update import Learning, Update
+from swarm.models.device import pick_device
 from tests.builders import floats, ints
 
 Variant = Literal["bare", "whole", "chunked", "checkpointed", "8bit", "half", "adapter"]

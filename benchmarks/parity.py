@@ -26,12 +26,12 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from swarm.learner.advantages import rows_of
 from swarm.learner.batch import Row
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
-from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.optimizer import AdamW
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
 from swarm.learner.sft import Example, Tuner
 from swarm.learner.update import Learning, Update
+from swarm.models.build import tiny_model, tiny_tokenizer
 
 LONGEST = 12
 GROUPS, GROUP_SIZE = 6, 8

@@ -82,7 +82,7 @@ def _transformers(command: BareStart) -> Draw:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
+    from swarm.models.device import SMALL_MODEL_PARAMETERS, pick_device
 
     device = pick_device(command.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -123,7 +123,7 @@ def _transformers(command: BareStart) -> Draw:
 def _vllm(command: BareStart) -> Draw:
     import torch
 
-    from swarm.learner.device import SMALL_MODEL_PARAMETERS
+    from swarm.models.device import SMALL_MODEL_PARAMETERS
     from swarm.sampler.vllm import versions as vllm_versions
 
     is_cuda = torch.version.cuda is not None

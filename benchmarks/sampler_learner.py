@@ -21,9 +21,9 @@ import torch
 from benchmarks.sampler_models import parameters_of
 from benchmarks.sampler_process import HANG_S
 from swarm.learner import trainer
-from swarm.learner.device import pick_device
 from swarm.learner.messages import Done, Prepare, Prepared, Stage, Train, Trained, TrainGroup, TrainRollout
-from swarm.learner.models import tiny_tokenizer
+from swarm.models.build import tiny_tokenizer
+from swarm.models.device import pick_device
 from swarm.process import Child
 
 LEARNING_RATE = 1e-6

@@ -25,11 +25,11 @@ from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout, tensor_spans
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
-from swarm.learner.models import tiny_tokenizer
+from swarm.models.build import tiny_tokenizer
 from swarm.net.signing import SigningKey
-from swarm.net.wire import encode
 from swarm.sampler.engine import Install
 from swarm.types import VersionId
+from swarm.wire import encode
 
 Architecture = Literal["qwen3", "llama"]
 

@@ -25,7 +25,7 @@ from benchmarks.sampler_models import Size, Versions, parameters_of, random_mode
 from benchmarks.sampler_process import HANG_S, TIME_LIMIT_S, EngineBroken, cpu_seconds
 from swarm.broadcast.coding import in_thread
 from swarm.process import Child
-from swarm.rollout.client import Answer, SealedLease
+from swarm.sampler.client import Answer, SealedLease
 from swarm.sampler.engine import EngineDtype, EngineKind, EngineOptions, Job
 from swarm.sampler.feeding import feed_of
 from swarm.sampler.spool import Spool

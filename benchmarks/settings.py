@@ -27,11 +27,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from swarm.learner.device import as_streamed
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, Train, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
-from swarm.node.prompts import open_tokenizer
+from swarm.models.device import as_streamed
 from swarm.process import NoParent
+from swarm.run.prompts import open_tokenizer
 from swarm.sampler.engine import Generate, Job, Sampled
 from swarm.sampler.transformers import TransformersEngine
 from swarm.tasks import load_task

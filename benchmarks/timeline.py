@@ -13,10 +13,10 @@ from statistics import median
 
 import msgspec
 
-from swarm.net.wire import CONTROL_BODY_BYTES, decode, encode
-from swarm.node.timeline import MAX_ASKED, RECENT_S, Timeline
 from swarm.rollout.messages import MAX_DID, Beat, Did
+from swarm.run.timeline import MAX_ASKED, RECENT_S, Timeline
 from swarm.types import NodeId, VersionId
+from swarm.wire import CONTROL_BODY_BYTES, decode, encode
 
 BEAT_S = 2.0
 BEGAN = 1_750_000_000.0

@@ -16,8 +16,8 @@ import uvloop
 from benchmarks.broadcast_learner import _to_stderr, say
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
+from swarm.join.joining import JoiningNode
 from swarm.node.bootstrap import Greeting
-from swarm.node.joining import JoiningNode
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Job
 from swarm.sampler.worker import EngineWorker
 from swarm.settings import JoinConfig

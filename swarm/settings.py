@@ -61,7 +61,7 @@ class Flag:
 
 RESUMED = object()
 """Marks a setting that may be changed when the run is resumed. One without this mark is fixed: recorded batches depend
-on it, and training on them with another value would be another run. node/dials.py has what changes while it runs."""
+on it, and training on them with another value would be another run. lead/dials.py has what changes while it runs."""
 
 
 def _as_weights(value: Any) -> Any:
@@ -376,7 +376,7 @@ def read_hours(text: str) -> list[tuple[int, int]]:
 
 
 class Limits(BaseModel):
-    """What the owner of a joining machine gives of it: all that may be changed while the node runs (node/limits.py)."""
+    """What the owner of a joining machine gives of it: all that may be changed while the node runs (join/owner.py)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, NewType, get_args
 
 import msgspec
 
-from swarm.net.wire import Message
+from swarm.wire import Message
 
 NodeId = NewType("NodeId", str)
 SwarmId = NewType("SwarmId", str)

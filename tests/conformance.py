@@ -16,7 +16,7 @@ import torch
 
 from swarm.broadcast.store.changes import write_changes
 from swarm.broadcast.version.manifest import Layout, regions_of
-from swarm.learner.draws import gumbel
+from swarm.models.draws import gumbel
 from swarm.sampler.engine import Engine, Generate, Installed, Job, NotInstalled, Sampled, Started
 from swarm.sampler.stopping import load_tokenizer
 from swarm.types import SamplingRules, VersionId

@@ -12,16 +12,16 @@ from aiohttp import web
 from swarm.net.client import PeerClient, guard, session_route
 from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.net.signing import SigningKey
-from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
 from swarm.rollout.api import RolloutService
-from swarm.rollout.client import Answer, RolloutClient, SealedLease
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.messages import Did, Offer
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.scoring import Stepper
 from swarm.rollout.tally import SamplerWatch
+from swarm.sampler.client import Answer, RolloutClient, SealedLease
 from swarm.types import Address, NodeId, Rounding, Score, Unscored
+from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
 
 ALICE, BOB = KEY.node_id, OTHER_KEY.node_id

@@ -11,8 +11,8 @@ from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.version.manifest import Layout
-from swarm.net.wire import encode
 from swarm.types import VersionId
+from swarm.wire import encode
 from tests.builders import KEY, MIXED_LAYOUT, v, weights_of
 
 CHUNK_BYTES = 64 * 1024

@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from swarm.node import sampler
+from swarm.join import sampler
 from swarm.process import Child
 from swarm.sampler import worker
 from swarm.sampler.choice import Chosen

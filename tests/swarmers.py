@@ -31,8 +31,8 @@ from swarm.gossip.records import (
 )
 from swarm.gossip.table import Table
 from swarm.net.signing import SigningKey, swarm_id_of
-from swarm.net.wire import PROTOCOL
 from swarm.types import Address, NodeId, Role, SwarmId, VersionId
+from swarm.wire import PROTOCOL
 from tests.builders import v
 
 RULES = GossipRules()

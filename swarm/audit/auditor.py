@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.net.wire import digest
 from swarm.types import NodeId
+from swarm.wire import digest
 
 CUT = 1.0  # Nats: one token says no more than that, whatever its error
 MIN_ROLLOUTS = 4  # Rollouts that it takes to be caught

@@ -33,8 +33,8 @@ from swarm.broadcast.version.manifest import (
 )
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import Busy, Gone, Peer, Progress
-from swarm.net.wire import decode
 from swarm.types import VersionId
+from swarm.wire import decode
 
 REQUESTS_A_PEER = 4
 """Requests in flight to one peer: four pieces of 1 MiB cover 300 ms at 100 Mbit/s. A client opens twice as many."""

@@ -21,8 +21,8 @@ from swarm.broadcast.store.disk import map_file
 from swarm.broadcast.version.codec import difference, encode_region, sum_change, tensor_sum
 from swarm.broadcast.version.manifest import Codec, Dtype
 from swarm.errors import ChildFailed
-from swarm.net.wire import digest
 from swarm.process import Child, ChildChannel
+from swarm.wire import digest
 
 JOB_BYTES = 4 * 1024 * 1024  # Regions encoded in one go: enough that calls and answers cost nothing
 WORTH_CHILDREN_BYTES = 64 * 1024 * 1024  # A smaller model is encoded before a child could have started

@@ -12,8 +12,8 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from swarm.net.wire import Message
 from swarm.types import Address, Count, NodeId
+from swarm.wire import Message
 
 MAX_INDICES = 64  # In one note: the most chunks that a receiver asks for at a time
 MAX_BITMAP_BYTES = 512 * 1024  # One bit for each of the 4,000,000 chunks that a table may have

@@ -36,8 +36,8 @@ from swarm.broadcast.version.manifest import (
 )
 from swarm.errors import ProtocolError, UserError
 from swarm.net.signing import SigningKey, swarm_id_of
-from swarm.net.wire import Digest, decode, digest, encode
 from swarm.types import VersionId
+from swarm.wire import Digest, decode, digest, encode
 
 Begun = Callable[[BegunVersion, bytes], None]
 """Takes what of a version is encoded so far, after each segment but the last, with that segment, sealed. Without it a

@@ -59,8 +59,8 @@ from swarm.broadcast.version.manifest import (
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError
 from swarm.net.links import Station
 from swarm.net.stream import Frame, Incoming
-from swarm.net.wire import decode
 from swarm.types import NodeId, VersionId
+from swarm.wire import decode
 
 MAX_TIMES = 16  # `status` shows the times of this many versions
 Stage = Literal["announced_s", "first_chunk_s", "complete_s", "applied_s", "installed_s", "drawn_s"]

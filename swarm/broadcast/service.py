@@ -33,8 +33,8 @@ from swarm.errors import ProtocolError
 from swarm.net.links import NO_VERSION, Links, Station
 from swarm.net.signing import SigningKey
 from swarm.net.stream import Frame, Incoming
-from swarm.net.wire import encode
 from swarm.types import NodeId, VersionId
+from swarm.wire import encode
 
 ROSTER_S = 0.25  # How often the links are looked at; changes within this time go out together
 MAX_SHOWN = 8  # Versions whose spreading `status` shows

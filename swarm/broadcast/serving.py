@@ -17,8 +17,8 @@ from swarm.net.hosts import caller_of, network_of
 from swarm.net.limits import Turns
 from swarm.net.links import Station
 from swarm.net.stream import Pace
-from swarm.net.wire import Digest, encode
 from swarm.types import VersionId
+from swarm.wire import Digest, encode
 
 ENCODINGS_AT_A_TIME = 2
 """Regions encoded for others at a time. The codec's other threads are for this node's own versions."""

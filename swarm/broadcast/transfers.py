@@ -25,8 +25,8 @@ from swarm.broadcast.version.manifest import HEAD_BYTES, MAX_CHUNK_BYTES, MAX_SE
 from swarm.errors import ProtocolError
 from swarm.net.links import NO_VERSION
 from swarm.net.stream import Frame, Outgoing, Stream
-from swarm.net.wire import encode
 from swarm.types import NodeId, VersionId
+from swarm.wire import encode
 
 NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES, SEGMENT = range(3, 10)
 """Types of frames. Types 1 and 2 are in net/links.py."""

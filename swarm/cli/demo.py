@@ -31,12 +31,12 @@ from swarm.cli.runs import readers_of, verify_directory
 from swarm.dashboard.server import url_of
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.net.client import PeerClient, plain_address
-from swarm.node.rundir import ABILITY, LOGS, resumed_config
 from swarm.report.charts import Chart, Curve, picture
 from swarm.report.figures import Column
 from swarm.report.live import LiveView
 from swarm.report.samples import last_episode
 from swarm.rollout.journal.verify import Report
+from swarm.run.directory import ABILITY, LOGS, resumed_config
 from swarm.sampler.choice import choose_engine, gpu_build
 from swarm.settings import TINY_WARM, DemoConfig
 

@@ -61,7 +61,7 @@ SystemCallArchitectures=native
 [Install]
 WantedBy=default.target
 """
-"""No RestrictNamespaces, because an engine gives up its rights in namespaces of its own (sampler/confine.py), and no
+"""No RestrictNamespaces, because an engine gives up its rights in namespaces of its own (confine.py), and no
 PrivateDevices, because of the GPU. Its libraries write caches beside the state directory."""
 
 service_app = typer.Typer(help="Have this machine join by itself, whenever it runs.")
@@ -76,7 +76,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Look at this machine, say what is wrong and the exact fix. Exit status 1 if there is something to fix."""
-    from swarm.node.doctor import examine
+    from swarm.join.doctor import examine
 
     checks = asyncio.run(examine(bootstrap or [], role, state_dir))
     found = [check for check in checks if check.fix]

@@ -48,8 +48,8 @@ def limits(
     state_dir: StateDir = None,
 ) -> None:
     """Show or change what the node may use. It takes a second, outlives a restart, and needs no running node."""
-    from swarm.node.limits import FILE, change_limits, described
-    from swarm.node.logs import NAME
+    from swarm.join.logs import NAME
+    from swarm.join.owner import FILE, change_limits, described
 
     directory = state_dir or _one_that_spoke(NAME)
     if not directory.is_dir():
@@ -64,7 +64,7 @@ def logs(
     ] = False,
 ) -> None:
     """Show the last lines of what a node said and of its engine's log."""
-    from swarm.node import logs as kept
+    from swarm.join import logs as kept
 
     directory = state_dir or _one_that_spoke(kept.NAME)
     if not (directory / kept.NAME).exists():

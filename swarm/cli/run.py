@@ -30,14 +30,14 @@ from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 from swarm.extras import lacking, require
-from swarm.node.dials import DIALS
-from swarm.node.logs import Lines
+from swarm.join.logs import Lines
+from swarm.lead.dials import DIALS
 from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config
 
 if TYPE_CHECKING:
-    from swarm.node.joining import RelayNode
-    from swarm.node.learner import LearnerNode
-    from swarm.node.sampler import SamplerNode
+    from swarm.join.joining import RelayNode
+    from swarm.join.sampler import SamplerNode
+    from swarm.lead.learner import LearnerNode
     from swarm.report.live import LiveView
 
 DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT  # Exit statuses
@@ -118,7 +118,7 @@ def lead(
     stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train a model on a task. The samplers that join generate its rollouts."""
-    from swarm.node.rundir import forked_config, read_values, resumed_config
+    from swarm.run.directory import forked_config, read_values, resumed_config
 
     if resume is not None and "log_format" not in flags:
         _lines.role = "learner" if read_values(resume).get("log_format") == "json" else ""
@@ -135,8 +135,8 @@ def lead(
     from swarm.dashboard import server as dashboard_server
     from swarm.dashboard.public import PublicState
     from swarm.dashboard.source import STARTING, Run
-    from swarm.node.checking import check_run
-    from swarm.node.learner import LearnerNode
+    from swarm.lead.check import check_run
+    from swarm.lead.learner import LearnerNode
     from swarm.report.live import LiveView
 
     _lines.role = "learner" if settings.log_format == "json" else ""
@@ -198,8 +198,8 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
     _lines.role = settings.role if settings.log_format == "json" else ""
     from rich.console import Console
 
-    from swarm.node.joining import RelayNode
-    from swarm.node.sampler import SamplerNode
+    from swarm.join.joining import RelayNode
+    from swarm.join.sampler import SamplerNode
     from swarm.report.live import LiveView
 
     async def work() -> None:
@@ -250,7 +250,7 @@ def sft(
 ) -> None:
     """Train a model on examples, for a run to begin with. If it was killed, the same command goes on."""
     from swarm.learner.checkpoint.export import check_target, export_model
-    from swarm.node.rundir import merging
+    from swarm.run.directory import merging
 
     own = {"model": model, "adapter": adapter, "steps": steps, "groups_per_step": batch, "learning_rate": learning_rate}
     settings = load_config(LeadConfig, config, {**own, "task": "copy"})

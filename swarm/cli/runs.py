@@ -15,7 +15,7 @@ import typer
 
 from swarm.cli.own import StateDir, ask_own
 from swarm.errors import Damaged, UserError
-from swarm.node.dials import checked
+from swarm.lead.dials import checked
 from swarm.types import printable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Show which samplers were caught in a run, by what, and the evidence: rollouts that their seeds do not draw."""
-    from swarm.node.auditing import evidence_in
+    from swarm.audit.auditing import evidence_in
 
     directory = run_dir or _the_running_one()
     if not directory.is_dir():
@@ -112,8 +112,8 @@ def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str,
     """Return what the run's journal proves, the whole checkpoints it was compared with, and the fault of each damaged
     part by name. Blocking."""
     from swarm.learner.checkpoint.files import damaged_checkpoints, whole_checkpoints
-    from swarm.node.prompts import RECORD, read_record
     from swarm.rollout.journal.verify import verify_run
+    from swarm.run.prompts import RECORD, read_record
 
     config = _config(run_dir)
     root = run_dir / "checkpoints"
@@ -161,9 +161,9 @@ def export_model(
     the adapter, as peft loads it."""
     from swarm.learner.checkpoint.export import export_model as write
     from swarm.learner.checkpoint.files import newer_than
-    from swarm.node.rundir import merging
     from swarm.report.card import model_card
     from swarm.report.figures import read_figures
+    from swarm.run.directory import merging
 
     if best and step is not None:
         raise UserError("--best and --step name two models: give one of them")
@@ -224,14 +224,14 @@ def dashboard(
 
 
 def _config(run_dir: Path) -> LeadConfig:
-    from swarm.node.rundir import resumed_config
+    from swarm.run.directory import resumed_config
 
     return resumed_config(run_dir, {}, finished=True)
 
 
 def readers_of(run_dir: Path, config: LeadConfig) -> Read:
     """Return functions for the run's prompts by number, with token ids, and for the text of token ids."""
-    from swarm.node.prompts import check_data, open_prompts, open_task, read_record
+    from swarm.run.prompts import check_data, open_prompts, open_task, read_record
 
     files = run_dir / "model"
     if (record := read_record(run_dir)) is None:

@@ -17,7 +17,7 @@ from swarm.types import Score, printable
 
 if TYPE_CHECKING:
     from swarm.environments.base import Environment
-    from swarm.node.prompts import Prompts
+    from swarm.run.prompts import Prompts
     from swarm.settings import LeadConfig
     from swarm.tasks.base import Task
     from swarm.types import Prompt
@@ -62,7 +62,7 @@ def try_task(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of the run.")] = None,
 ) -> None:
     """Show prompts and what answers earn (the right one, none and a wrong one), or play an environment: type turns."""
-    from swarm.node.prompts import Progress, open_task
+    from swarm.run.prompts import Progress, open_task
     from swarm.settings import LeadConfig, load_config
 
     if answer is not None and answers is not None:
@@ -130,7 +130,7 @@ async def _show_scored(
     config: LeadConfig, asked: Sequence[tuple[Prompt, Sequence[str]]], reader: Prompts | None
 ) -> int:
     """Show prompts with what each of their answers earns in a reward process, as in a run. Return how many failed."""
-    from swarm.node.checking import reward_pool
+    from swarm.lead.check import reward_pool
     from swarm.tasks.reward_pool import Completion
 
     def pass_on(printed: bytes) -> None:
@@ -172,7 +172,7 @@ def _read_answers(path: Path) -> list[str]:
 
 
 def _reader(config: LeadConfig, task: Task) -> Prompts:
-    from swarm.node.prompts import Record, open_prompts
+    from swarm.run.prompts import Record, open_prompts
     from swarm.types import MAX_TOKENS
 
     record = Record(data_digest="", most_tokens=MAX_TOKENS, began=datetime.now())

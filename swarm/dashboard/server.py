@@ -33,13 +33,13 @@ from swarm.errors import EchoError, UserError
 from swarm.net.hosts import address_of, caller_of, is_loopback
 from swarm.net.limits import Limits, Meter
 from swarm.net.server import Connection, quiet_logger
-from swarm.node.metrics import EVENTS, METRICS
-from swarm.node.rundir import CONFIG, SUMMARY, TIMELINE, write_json
-from swarm.node.timeline import Timeline
 from swarm.process import in_thread
 from swarm.report.figures import read_figures
 from swarm.report.page import render
 from swarm.report.samples import read_journal
+from swarm.run.directory import CONFIG, SUMMARY, TIMELINE, write_json
+from swarm.run.log import EVENTS, METRICS
+from swarm.run.timeline import Timeline
 from swarm.settings import dashboard_address
 from swarm.tasks.base import Read
 

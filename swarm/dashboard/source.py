@@ -21,16 +21,16 @@ from typing import Any
 
 import msgspec
 
+from swarm.aio import Changes
 from swarm.dashboard.digest import digest
 from swarm.dashboard.feed import Feed
-from swarm.node.metrics import EVENTS
-from swarm.node.rundir import TIMELINE
-from swarm.node.timeline import Timeline
 from swarm.process import in_thread
 from swarm.report.figures import LINES_A_LOOK, MARKED, PASSING, Column, FigureFiles, Figures, Line
 from swarm.report.live import LOOK_SHARE
 from swarm.report.page import shown_config
-from swarm.rollout.changes import Changes
+from swarm.run.directory import TIMELINE
+from swarm.run.log import EVENTS
+from swarm.run.timeline import Timeline
 from swarm.tasks.base import Read
 
 LOOK_S = 1.0  # Between two looks: figures change once a step

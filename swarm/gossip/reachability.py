@@ -19,8 +19,8 @@ from swarm.gossip.records import MAX_PER_SUBNET
 from swarm.net.hosts import address_of, caller_of, is_dialable, network_of
 from swarm.net.limits import Limits, Meter
 from swarm.net.signing import PublicKeyField
-from swarm.net.wire import Message
 from swarm.types import Address, Id, NodeId
+from swarm.wire import Message
 
 WITNESSES = 2  # One witness may sit in our own network, or lie; a young swarm has only the learner
 ASK_ROUNDS = 5  # A leaf asks every 10 s until it has its witnesses, or after eight failures

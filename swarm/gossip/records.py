@@ -24,8 +24,8 @@ import msgspec
 
 from swarm.errors import ProtocolError
 from swarm.net.signing import PublicKeyField, Sealed, SigningKey, node_id_of, swarm_id_of, unseal
-from swarm.net.wire import CONTROL_BODY_BYTES, PROTOCOL, Message, decode, encode
 from swarm.types import Address, Id, NodeId, Role, Seconds, SwarmId, VersionId
+from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, Message, decode, encode
 
 GOSSIP_BODY_BYTES = 64 * 1024  # Largest body: the digest of the largest table (57,344 bytes) and some records
 MAX_PUBLICS = 4096  # Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB

@@ -37,8 +37,8 @@ from swarm.gossip.records import (
 )
 from swarm.net.client import Crowded, Peer, binary, read_signed
 from swarm.net.sessions import ServerSessions
-from swarm.net.wire import decode, encode
 from swarm.types import Address, NodeId
+from swarm.wire import decode, encode
 
 DIAL_BACK_BYTES = 1024
 DIAL_BACK_S = 10.0  # Time limit for asking to be called back: a connection each way

@@ -26,8 +26,8 @@ from swarm.learner.batch import MicroBatch
 from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_metadata, name_in_adapter
 from swarm.learner.messages import AdapterRules
 from swarm.learner.policy import Policy, TokenFigures
-from swarm.net.wire import Digest
 from swarm.types import BasePrecision
+from swarm.wire import Digest
 
 NEEDS_PEFT = f"this run trains an adapter, which takes the package peft: {how_to_have('adapter')}"
 NF4_BLOCK = 64  # Numbers of a matrix that share a scale, as QLoRA has it and transformers by default

@@ -16,8 +16,8 @@ from itertools import accumulate, groupby
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from swarm.learner.lines import Line, attention, lay, lines_of
 from swarm.learner.messages import ComputeRules
+from swarm.models.lines import Line, attention, lay, lines_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
 from swarm.learner.adapter import add_matrices, linear_layers, parameters_of, shape_of_tensor, targets_of
-from swarm.learner.device import stated
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.optimizer import BLOCK, PIECE_BYTES
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
+from swarm.models.device import stated
 from swarm.process import free_host_bytes
 from swarm.types import OptimizerStates
 

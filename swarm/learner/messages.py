@@ -66,7 +66,7 @@ class AlarmRules(msgspec.Struct, frozen=True):
 AlarmKind = Literal[
     "mismatch_kl", "entropy", "gradient_spike", "not_finite", "no_variance", "reward_floor", "reward_failed"
 ]
-"""The last three are the node's own (node/alarms.py)."""
+"""The last three are the node's own (lead/signal.py)."""
 
 Reaction = Literal["none", "skip", "lower", "stop"]
 
@@ -97,7 +97,7 @@ class AlarmState(msgspec.Struct, frozen=True):
 
 
 class ClaimState(msgspec.Struct, frozen=True):
-    """What audit/claims.py remembers likewise. `usual` are (staleness, usual distance in nats)."""
+    """What learner/claims.py remembers likewise. `usual` are (staleness, usual distance in nats)."""
 
     usual: tuple[tuple[int, float], ...] = ()
 

@@ -21,10 +21,10 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from swarm.errors import UserError
 from swarm.learner.batch import MicroBatch, Row, micro_batches
-from swarm.learner.device import has_full_attention, stated
-from swarm.learner.draws import GREEDY, gumbel
-from swarm.learner.lines import MASKED_ATTENTION
 from swarm.learner.messages import ComputeRules
+from swarm.models.device import has_full_attention, stated
+from swarm.models.draws import GREEDY, gumbel
+from swarm.models.lines import MASKED_ATTENTION
 
 CHUNK_BYTES = 256 << 20  # Of float32 logits at a time: 440 tokens of 152,000 words keep a GPU's matrix units busy
 PROBE_TOKENS = (5, 9, 2)  # Lengths of the rows that a model is tried with: two odd ones, and none a multiple of another

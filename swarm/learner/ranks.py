@@ -25,9 +25,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.learner.checkpoint.model_files import load_model, stored_weights, write_staging
-from swarm.learner.device import pick_device, put_back, round_off
 from swarm.learner.optimizer import local
 from swarm.learner.policy import PolicyModel
+from swarm.models.device import pick_device, put_back, round_off
 
 R = TypeVar("R")
 

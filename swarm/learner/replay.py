@@ -14,10 +14,10 @@ import msgspec
 import torch
 
 from swarm.learner.batch import MicroBatch, Row, micro_batches
-from swarm.learner.draws import GREEDY
 from swarm.learner.messages import Audited, AuditRollout, ComputeRules
 from swarm.learner.policy import Draws, Policy, Replayed
 from swarm.learner.ranks import Ranks
+from swarm.models.draws import GREEDY
 
 
 def audit(

@@ -20,11 +20,11 @@ from swarm.learner.messages import ComputeRules, LearningRules, Prepare, Save
 from swarm.learner.objective import Objective, TokenLoss
 from swarm.learner.process import prepare_command
 from swarm.learner.trainer import Trainer
-from swarm.net.wire import digest, encode
 from swarm.process import NoParent
 from swarm.settings import LeadConfig
 from swarm.tasks.questions import is_held_out, permutation, read_lines
 from swarm.types import Prompt
+from swarm.wire import digest, encode
 
 LIKELIHOOD = Objective(formula=lambda tokens, _: TokenLoss(loss=-tokens.logprobs, figures={}), wants_proximal=False)
 ANSWER_TOKENS = 1024  # Of the longest example, unless max_new_tokens says otherwise; its prompt is as long as a run's

@@ -31,11 +31,11 @@ from torch.distributed.tensor import DTensor
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
 from swarm.learner.checkpoint.model_files import load_model, put, read_stored, stream_places
-from swarm.learner.device import as_streamed, pick_device
 from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.optimizer import local as _local
 from swarm.learner.policy import PolicyModel, layers_of
 from swarm.learner.ranks import TORCHRUN_VARIABLE, Ranks
+from swarm.models.device import as_streamed, pick_device
 
 PATIENCE = timedelta(days=365)  # Of a collective: commands may be hours apart, and the node notices a rank that hangs
 

@@ -29,7 +29,6 @@ from swarm.learner.checkpoint.model_files import (
     write_staging,
 )
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half, stated
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
     AdapterRules,
@@ -52,10 +51,11 @@ from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import audit
 from swarm.learner.update import Learning, Update, check_rules
-from swarm.net.wire import Digest
+from swarm.models.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half, stated
 from swarm.process import ChildChannel, NoParent, free_host_bytes
 from swarm.settings import EMBEDDED
 from swarm.types import MAX_TOKENS
+from swarm.wire import Digest
 
 # Rank 0 waits before it tells the node of a fault: if the end of another rank caused it, torchrun meanwhile ends this
 # rank and says which one ended.

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from swarm.audit.claims import LEAST_TOKENS, TOKEN_DISTANCE, Claim, Claims
 from swarm.errors import UserError
 from swarm.learner.adapter import WithoutAdapter
 from swarm.learner.advantages import reward_figures, rows_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, by_prompt, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
+from swarm.learner.claims import LEAST_TOKENS, TOKEN_DISTANCE, Claim, Claims
 from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup
 from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_reference, token_weights
 from swarm.learner.policy import Policy, TokenFigures

@@ -35,8 +35,8 @@ from swarm.net.sessions import (
     open_grant,
 )
 from swarm.net.signing import SigningKey
-from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
 from swarm.types import Address, NodeId, quoted
+from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 
 SESSION_PATH = "/v1/session"
 SESSION_S = 10.0  # Time limit for opening a session: two round trips and two signatures
@@ -103,7 +103,7 @@ Progress = Callable[[int], None]
 
 
 class Peer(Protocol):
-    """A node that can be asked over HTTP: once (PeerClient), or until it answers (node/link.py)."""
+    """A node that can be asked over HTTP: once (PeerClient), or until it answers (join/link.py)."""
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = ...) -> bytes: ...
 

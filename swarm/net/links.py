@@ -34,8 +34,8 @@ from swarm.net.stream import (
     send_all,
     unpack_frame,
 )
-from swarm.net.wire import PROTOCOL, Message, decode, encode
 from swarm.types import Address, NodeId, VersionId
+from swarm.wire import PROTOCOL, Message, decode, encode
 
 METHOD = "STREAM"
 PATH = "/v1/stream"  # A stream's first frame is signed over METHOD and PATH, like an HTTP request

@@ -28,8 +28,8 @@ from swarm.errors import UserError
 from swarm.net.client import ON_SIGNED, OPEN_PATHS, STATUS_PATH, Crowded, Handler, guard
 from swarm.net.limits import Gate, Guest, Limits
 from swarm.net.stream import PREAMBLE, Incoming, receive_exactly, start_tls, tune, wait_for
-from swarm.net.wire import PROTOCOL_HEADER
 from swarm.types import NodeId
+from swarm.wire import PROTOCOL_HEADER
 
 SHUTDOWN_S = 1.0
 """Open requests get this long when the node stops. Held questions would otherwise keep it for their whole wait."""

@@ -25,8 +25,8 @@ import msgspec
 
 from swarm.errors import ProtocolError
 from swarm.net.signing import PublicKeyField, Sealed, SigningKey, node_id_of, unseal, verify
-from swarm.net.wire import Message, decode, digest, encode
 from swarm.types import Id, NodeId
+from swarm.wire import Message, decode, digest, encode
 
 OPEN_CONTEXT = "open session"
 GRANT_CONTEXT = "session granted"

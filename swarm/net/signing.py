@@ -9,8 +9,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from swarm.errors import ProtocolError
-from swarm.net.wire import Message, decode, digest, encode
 from swarm.types import NodeId, SwarmId
+from swarm.wire import Message, decode, digest, encode
 
 ID_BYTES = 16  # Ids are 128 bits of a digest: two nodes never share one by chance, and a status line stays readable
 

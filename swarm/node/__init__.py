@@ -1,1 +1,1 @@
-"""Composition roots: they assemble a node of each role from the shells."""
+"""What every node is: its network, its identity, how it greets others and how its owner controls it."""

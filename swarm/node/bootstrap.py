@@ -41,11 +41,11 @@ from swarm.net.client import (
 )
 from swarm.net.hosts import is_loopback, is_name
 from swarm.net.signing import PublicKeyField, swarm_id_of
-from swarm.net.wire import PROTOCOL, Message, decode, digest, encode
 from swarm.node.card import CARD_BYTES
 from swarm.node.identity import write_privately
 from swarm.settings import DEFAULT_PORT
 from swarm.types import Address, Id, Role, Seconds, SwarmId
+from swarm.wire import PROTOCOL, Message, decode, digest, encode
 
 HELLO_PATH = "/v1/hello"
 HELLO_BYTES = 4096
@@ -154,7 +154,7 @@ trying a dead bootstrap costs little."""
 
 FIND_S = 86_400.0
 """Sum of such pauses after which a node that never heard an answer gives up: a learner may be down over night. A node
-that has been in the swarm waits for ever (node/link.py)."""
+that has been in the swarm waits for ever (join/link.py)."""
 
 CACHED_TRIES = 3  # Remembered peers tried in one sweep, after everything that the user named
 ASK_AGAIN = "ask the person who leads the swarm for a new one"

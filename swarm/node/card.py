@@ -11,8 +11,8 @@ import msgspec
 
 from swarm.errors import ProtocolError
 from swarm.net.signing import SigningKey, unseal
-from swarm.net.wire import Message, decode, encode
 from swarm.types import Count, Nickname, quoted
+from swarm.wire import Message, decode, encode
 
 CARD_CONTEXT = "card"  # Context of its signature, so that it cannot pass for anything else
 CARD_BYTES = 768  # Longest names in four bytes a character, the signature and the key

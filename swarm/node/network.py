@@ -41,7 +41,6 @@ from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey, node_id_of, swarm_id_of, unseal
 from swarm.net.stream import Incoming, Pace
-from swarm.net.wire import PROTOCOL, decode, encode
 from swarm.node.bootstrap import (
     HELLO_BYTES,
     HELLO_PATH,
@@ -57,6 +56,7 @@ from swarm.node.bootstrap import (
 from swarm.node.exposition import metrics_route
 from swarm.node.identity import load_or_create_key, load_or_create_tls, next_generation, raise_generation
 from swarm.types import Address, NodeId, Role, VersionId
+from swarm.wire import PROTOCOL, decode, encode
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # Listens on all interfaces; and how this machine dials that
 SIOCGIFADDR, SIOCGIFFLAGS, IFF_UP = 0x8915, 0x8913, 0x1  # Linux: ask for an interface's address, and whether it is up

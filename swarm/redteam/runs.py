@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swarm.audit.auditing import evidence_in
 from swarm.cli.demo import EVAL_PROMPTS, learner_url, start_node, stop_nodes
-from swarm.node.auditing import evidence_in
 from swarm.node.identity import load_or_create_key
 from swarm.redteam.sampler import ENGINES, HANGING, NOTED, RAISING
 from swarm.redteam.wire import RELAYS, WIRE, Client

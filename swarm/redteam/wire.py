@@ -25,14 +25,14 @@ from swarm.net.client import Busy, PeerClient, plain_address
 from swarm.net.sessions import AUTH_HEADER
 from swarm.net.signing import SigningKey
 from swarm.net.stream import Outgoing
-from swarm.net.wire import CONTROL_BODY_BYTES, PROTOCOL, PROTOCOL_HEADER, ROLLOUT_UNPACKED_BYTES, compress, encode
 from swarm.node.bootstrap import say_hello
-from swarm.rollout.client import SUBMIT_PATH, Answer, Refused, RolloutClient, SealedLease
 from swarm.rollout.messages import MAX_SUBMITTED, Beat
+from swarm.sampler.client import SUBMIT_PATH, Answer, Refused, RolloutClient, SealedLease
 from swarm.sampler.engine import Job
 from swarm.sampler.playing import Game
 from swarm.sampler.worker import EngineWorker
 from swarm.types import NodeId, Rollout, Span, VersionId
+from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, PROTOCOL_HEADER, ROLLOUT_UNPACKED_BYTES, compress, encode
 
 OLD = 8  # A version: a lazy sampler that never installs a second one asks for leases from this one on
 HOARD, HALF = 512, 8  # Samples: a step of the copy task, half a group

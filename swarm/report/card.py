@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from swarm.node.rundir import ORIGIN
 from swarm.report.figures import Figures
+from swarm.run.directory import ORIGIN
 from swarm.settings import CHANGEABLE, EMBEDDED, LeadConfig
 
 ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults too

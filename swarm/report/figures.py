@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarm.node.metrics import EVENTS, METRICS, NO_FIGURES
-from swarm.node.rundir import ABILITY, CONFIG, SUMMARY
 from swarm.report.words import finite as _number
+from swarm.run.directory import ABILITY, CONFIG, SUMMARY
+from swarm.run.log import EVENTS, METRICS, NO_FIGURES
 
 MAX_POINTS = 300  # Of one curve, more than a screen shows: a page of 40 curves stays under 2 MB
 MAX_NAMES = 256  # Of figures; a task with many rewards has some dozens. More are not read.

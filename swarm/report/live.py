@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from swarm.node.logs import Lines
+from swarm.join.logs import Lines
 from swarm.report.terminal import live_view, plain_line
 
 FRAME_S = 0.25  # Between two frames, and the time until a resize is seen

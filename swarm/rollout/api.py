@@ -19,14 +19,13 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from swarm.aio import Changes
 from swarm.errors import EchoError
 from swarm.net.client import Crowded, Forbidden, binary, read_signed
 from swarm.net.hosts import caller_of, is_loopback
 from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.net.signing import SigningKey
-from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 from swarm.rollout.ahead import PromptsAhead
-from swarm.rollout.changes import Changes
 from swarm.rollout.intake import Claimed, Intake, IntakeLimits, Overloaded, is_small, open_submission
 from swarm.rollout.journal.entries import Entry, GroupDropped, Record, RolloutScored
 from swarm.rollout.messages import (
@@ -72,6 +71,7 @@ from swarm.types import (
     VersionId,
     rounding_of,
 )
+from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 
 MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
 SLOW_COMMIT = "the learner has not yet recorded this: come again"
@@ -98,7 +98,7 @@ class Recorder(Protocol):
 
 
 class Look(Protocol):
-    """Who looks at a batch before it is taken (node/auditing.py)."""
+    """Who looks at a batch before it is taken (audit/auditing.py)."""
 
     def is_measured(self, node: NodeId) -> bool: ...
 

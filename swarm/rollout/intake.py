@@ -29,7 +29,11 @@ from typing import Any, Literal, NamedTuple
 
 from swarm.errors import TooLarge
 from swarm.net.sessions import Claim
-from swarm.net.wire import (
+from swarm.rollout.messages import MAX_SUBMITTED, Submission, open_lease
+from swarm.rollout.plane.leases import MAX_NODES
+from swarm.rollout.plane.verdict import malformation
+from swarm.types import Lease, NodeId, Rollout
+from swarm.wire import (
     ROLLOUT_BODY_BYTES,
     ROLLOUT_MAX_RATIO,
     ROLLOUT_UNPACKED_BYTES,
@@ -37,10 +41,6 @@ from swarm.net.wire import (
     decompress,
     stated_size,
 )
-from swarm.rollout.messages import MAX_SUBMITTED, Submission, open_lease
-from swarm.rollout.plane.leases import MAX_NODES
-from swarm.rollout.plane.verdict import malformation
-from swarm.types import Lease, NodeId, Rollout
 
 INLINE_BYTES = 256 * 1024
 """Largest unpacked size of a submission that is opened on the event loop: 50 rollouts of 512 tokens, which take 3 ms.

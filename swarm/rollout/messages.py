@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from swarm.net.signing import unseal
-from swarm.net.wire import Message, decode
 from swarm.types import Count, Id, Lease, Nickname, Rollout, Rounding, Seconds, Verdict, VersionId
+from swarm.wire import Message, decode
 
 MAX_SAMPLES_PER_ASK = 4096  # More samples in flight than any one engine holds today
 LEASE_CONTEXT = "lease"  # Context of a lease's signature, so that it cannot pass for anything else

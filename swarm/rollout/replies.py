@@ -7,9 +7,9 @@ import math
 from aiohttp import web
 
 from swarm.net.client import binary
-from swarm.net.wire import encode
 from swarm.rollout.intake import TEXTS, Overloaded
 from swarm.rollout.messages import LeaseReply, Refusal
+from swarm.wire import encode
 
 
 def refuse(reason: Refusal, retry_after_s: float, detail: str = "") -> web.Response:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
+from swarm.confine import STACKS_BYTES, confine, has_gpu
 from swarm.process import ChildChannel, free_host_bytes, limit_memory
-from swarm.sampler.confine import STACKS_BYTES, confine, has_gpu
 from swarm.sampler.engine import Command, Engine, Generate, Install, Reckon, Start
 from swarm.sampler.room import reckon
 

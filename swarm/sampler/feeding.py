@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from swarm.rollout.client import Answer, SampleName, SealedLease
 from swarm.rollout.messages import MAX_SAMPLES_PER_ASK
+from swarm.sampler.client import Answer, SampleName, SealedLease
 from swarm.sampler.worker import EngineWorker
 from swarm.types import SampleSpec
 

@@ -1,6 +1,6 @@
 """Completions of a batch, grown as a tree: what several of them have in common is computed once.
 
-Prompts are read as lines (learner/lines.py), so what they begin with alike is read once, and each prompt once however
+Prompts are read as lines (models/lines.py), so what they begin with alike is read once, and each prompt once however
 many completions it gets. Completions that have the same tokens so far are one leaf of the tree, whose keys and values
 they share; when they draw different tokens the leaf is split, and one that has ended is computed no further. Only for
 models that keep keys and values of all tokens in every layer.
@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from swarm.learner.device import has_full_attention, stated
-from swarm.learner.lines import MASKED_ATTENTION, attention, lay, lines_of
+from swarm.models.device import has_full_attention, stated
+from swarm.models.lines import MASKED_ATTENTION, attention, lay, lines_of
 
 Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Draws a token from each of some logits, [rows, vocabulary], for the completions of these numbers, [rows]."""

@@ -18,8 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from swarm.errors import UserError
-from swarm.rollout.client import SealedLease
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
+from swarm.sampler.client import SealedLease
 from swarm.sampler.engine import Generated, Job, Sampled
 from swarm.tasks import load_task
 from swarm.tasks.base import TaskOptions

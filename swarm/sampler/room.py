@@ -254,7 +254,7 @@ def measured(kind: EngineKind, options: EngineOptions) -> Device:
         return _measured_for_mlx(options)
     import torch
 
-    from swarm.learner.device import pick_device
+    from swarm.models.device import pick_device
 
     is_vllm, count = kind == "vllm", options.tensor_parallel_size
     device = torch.device("cuda" if torch.version.cuda else "cpu") if is_vllm else pick_device(options.device)

@@ -31,8 +31,8 @@ from typing import Any
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
-from swarm.rollout.client import Answer, RolloutClient, SampleName
 from swarm.rollout.messages import DroppedRollouts, Offer, RolloutVerdict
+from swarm.sampler.client import Answer, RolloutClient, SampleName
 from swarm.sampler.feeding import Feed, feed_of
 from swarm.sampler.spool import Spool, SpooledAnswer
 from swarm.sampler.worker import EngineWorker, ProofFailed

@@ -17,9 +17,9 @@ import msgspec
 
 from swarm.broadcast.store.disk import replace_file, require_room
 from swarm.errors import UserError
-from swarm.net.wire import digest
-from swarm.rollout.client import Answer
+from swarm.sampler.client import Answer
 from swarm.types import Rollout
+from swarm.wire import digest
 
 SPOOL_BYTES = 1 << 30  # Three of the largest batches (4,096 rollouts of 8,192 tokens are 302 MB)
 SPOOL_FILES = 64  # A process leaves at most four for its successor to submit: a dozen deaths in one outage

@@ -20,9 +20,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half, pick_device
-from swarm.learner.draws import gumbel
 from swarm.learner.policy import PROBE_ERROR
+from swarm.models.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half, pick_device
+from swarm.models.draws import gumbel
 from swarm.sampler.engine import (
     EngineDtype,
     Generate,

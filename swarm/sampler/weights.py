@@ -87,7 +87,7 @@ def sum_of_counts(counts: Any) -> int:
 
 def mapped_tensors(path: str, layout: Layout) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
     """Yield the file's tensors in layout order: views of one read-only map, to be copied and never kept."""
-    from swarm.learner.device import TORCH_DTYPES, mapped_file
+    from swarm.models.device import TORCH_DTYPES, mapped_file
 
     flat = mapped_file(path, layout.total_bytes, shared=False)
     for spec, span in zip(layout.tensors, tensor_spans(layout), strict=True):

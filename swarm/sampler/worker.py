@@ -17,8 +17,8 @@ from swarm.broadcast.version.manifest import ChunkTable, Head, Layout
 from swarm.capacity.fleet import Lengths, mean_longest
 from swarm.errors import ChildFailed, UserError
 from swarm.process import Child, clean_environment
-from swarm.rollout.client import Answer, SealedLease
 from swarm.rollout.messages import MAX_DID, Did, Doing
+from swarm.sampler.client import Answer, SealedLease
 from swarm.sampler.engine import (
     EngineKind,
     EngineOptions,

@@ -27,7 +27,7 @@ class Kind(NamedTuple):
 
 
 def _verifiers_task(options: TaskOptions, module: str) -> Task:
-    from swarm.environments.verifiers import VerifiersTask
+    from swarm.tasks.verifiers import VerifiersTask
 
     return VerifiersTask(options, module)
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from swarm.net.wire import digest
 from swarm.tasks.base import Task
 from swarm.types import Prompt, Score
+from swarm.wire import digest
 
 DIGITS = 4
 SKILLS: dict[str, Callable[[str], str]] = {

@@ -12,10 +12,10 @@ import msgspec
 
 from swarm.environments.base import Environment
 from swarm.errors import UserError
-from swarm.net.wire import digest
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.gym import HELD_OUT_BEGINS, DrawnTask
 from swarm.types import Prompt, Score
+from swarm.wire import digest
 
 FEW_STARTS = 64  # With fewer, a held-out share of 0.05 might be none of them, or one that training cannot do without
 

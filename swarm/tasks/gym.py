@@ -22,11 +22,11 @@ from typing import Any, get_type_hints
 import msgspec
 
 from swarm.errors import UserError
-from swarm.net.wire import digest
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.questions import is_held_out
 from swarm.tasks.rewards import EXTRA, aside, without_thoughts
 from swarm.types import Prompt, Score
+from swarm.wire import digest
 
 CHUNK = 1000  # Entries of one data set of reasoning-gym. Some make all of theirs at once, and refuse to make many.
 

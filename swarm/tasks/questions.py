@@ -22,10 +22,10 @@ import msgspec
 from blake3 import blake3
 
 from swarm.errors import UserError
-from swarm.net.wire import digest, encode
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.rewards import checked_weights, weighted_score
 from swarm.types import Prompt, Score
+from swarm.wire import digest, encode
 
 MAX_QUESTIONS = 1_000_000  # Of a data set: in memory about a kilobyte each, and more than a run of 30,000 steps asks
 ID_CHARACTERS = 64  # As types.Id has it

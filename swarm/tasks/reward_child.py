@@ -156,7 +156,7 @@ class Episodes:
 
 def main() -> None:
     if sys.argv[1:]:
-        from swarm.sampler.confine import confine
+        from swarm.confine import confine
 
         confine(sys.argv[2:], needs_loopback=False)
     commands, answers = _take_pipes()

@@ -76,7 +76,7 @@ class RewardPool:
     ) -> None:
         """`tokenizer` is None if completions come as texts. `timeout_s` is for one completion or turn, `memory_mb` in
         MiB for one process, on Linux alone. `heard` is called with what rewards print. If `secrets` are given, the
-        processes are confined as an engine's is (sampler/confine.py), and cannot read these files."""
+        processes are confined as an engine's is (confine.py), and cannot read these files."""
         begin = Begin(
             task=task,
             reward=reward,

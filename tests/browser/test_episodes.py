@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from swarm.dashboard.server import Dashboard
 from swarm.dashboard.source import Run
-from swarm.node.rundir import create_run_directory
+from swarm.run.directory import create_run_directory
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Read
 from tests.browser.chromium import NARROW, WIDE

@@ -11,8 +11,8 @@ import torch
 
 from swarm.learner.checkpoint.model_files import stream_places, stream_tensors, write_staging
 from swarm.learner.checkpoint.saving import Saver, Snapshot
-from swarm.learner.device import as_streamed
 from swarm.learner.messages import Save, Train
+from swarm.models.device import as_streamed
 from tests.unit.trainers import group, trainer_in
 
 BATCH = (group([0.0, 1.0]), group([1.0, 0.5]))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.__main__ import main
-from swarm.rollout.client import Answer, RolloutClient
 from swarm.rollout.messages import SubmissionReply
+from swarm.sampler.client import Answer, RolloutClient
 
 TOLD = "told-accepted"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.sampler.confine import FILE_RIGHTS
+from swarm.confine import FILE_RIGHTS
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Installed, NotInstalled
 from swarm.sampler.worker import EngineWorker
 from tests.conformance import job

@@ -24,9 +24,9 @@ from swarm.dashboard.public import PublicState
 from swarm.dashboard.server import ADDRESS, Dashboard, beside, for_volunteers, serve_files, url_of
 from swarm.dashboard.source import Run
 from swarm.errors import UserError
-from swarm.node.metrics import RunLog
-from swarm.node.rundir import create_run_directory
-from swarm.node.timeline import Timeline
+from swarm.run.directory import create_run_directory
+from swarm.run.log import RunLog
+from swarm.run.timeline import Timeline
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Read
 

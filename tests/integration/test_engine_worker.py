@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from swarm.errors import ChildFailed
-from swarm.rollout.client import SealedLease
+from swarm.sampler.client import SealedLease
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.worker import EngineWorker
 from tests.builders import MIXED_LAYOUT, lease, v

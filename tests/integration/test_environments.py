@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from swarm.errors import UserError
-from swarm.node.checking import _check_environment, reward_pool
-from swarm.node.prompts import RECORD, Record
-from swarm.node.rundir import write_json
+from swarm.lead.check import _check_environment, reward_pool
+from swarm.run.directory import write_json
+from swarm.run.prompts import RECORD, Record
 from swarm.settings import LeadConfig
 from swarm.tasks import load_task, task_options
 from swarm.tasks.base import TaskOptions

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.broadcast.version.manifest import ModelFile
-from swarm.learner.models import tiny_tokenizer
-from swarm.rollout.client import SealedLease
+from swarm.models.build import tiny_tokenizer
+from swarm.sampler.client import SealedLease
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.worker import EngineWorker
 from swarm.types import Play, SamplingRules

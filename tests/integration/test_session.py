@@ -17,14 +17,14 @@ from swarm.broadcast.version.manifest import Layout
 from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
 from swarm.net.client import PeerClient, guard, session_route
 from swarm.net.signing import SigningKey
-from swarm.net.wire import CONTROL_BODY_BYTES, decode, encode
-from swarm.rollout.client import Answer, RolloutClient, SealedLease
 from swarm.rollout.messages import LEASE_CONTEXT, Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
+from swarm.sampler.client import Answer, RolloutClient, SealedLease
 from swarm.sampler.engine import EngineOptions, Started
 from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker
 from swarm.types import Address, Rounding
+from swarm.wire import CONTROL_BODY_BYTES, decode, encode
 from tests.builders import OTHER_KEY, v
 from tests.integration.hanging_engine import EXPOSED, VARIABLE
 from tests.learner_face import BOB, Learner, answers_to, leases_for
@@ -180,7 +180,7 @@ async def test_what_a_former_life_generated_comes_before_anything_else(sampler: 
 async def test_of_a_batch_the_portion_alone_is_lost_that_the_learner_does_not_take(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.rollout.client.PORTION_BYTES", 1)
+    monkeypatch.setattr("swarm.sampler.client.PORTION_BYTES", 1)
     sampler.spool.keep(answers_to(await leases_for(sampler.learner, BOB, 3)))
     sampler.line.refused = [ProtocolError("not this one")]
     async with sampler.session():

@@ -27,7 +27,6 @@ from transformers import AutoModelForCausalLM
 from swarm.errors import ChildFailed, UserError
 from swarm.learner.checkpoint.files import TENSORS, is_whole
 from swarm.learner.checkpoint.model_files import stream_tensors
-from swarm.learner.device import as_streamed
 from swarm.learner.messages import (
     Audit,
     Audited,
@@ -41,9 +40,10 @@ from swarm.learner.messages import (
     TrainGroup,
     TrainRollout,
 )
-from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.process import TrainerProcess, prepare_command, torchrun_options
 from swarm.learner.trainer import Trainer
+from swarm.models.build import tiny_model, tiny_tokenizer
+from swarm.models.device import as_streamed
 from swarm.process import NoParent
 from swarm.settings import TINY, LeadConfig
 from swarm.types import Turn

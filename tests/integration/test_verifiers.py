@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from swarm.environments.verifiers import Begin, VerifiersRuns, VerifiersTask
 from swarm.errors import UserError
 from swarm.inference.episodes import SEAT, ExternalEpisodes
 from swarm.inference.server import Endpoint, serving
 from swarm.rollout.plane.effects import StepWanted
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.turns import TurnText
+from swarm.tasks.verifiers import Begin, VerifiersRuns, VerifiersTask
 from swarm.types import GroupId, Observed, Prompt, Rollout, SamplingRules, Unscored
 from tests.integration.processes import command
 
@@ -64,7 +64,7 @@ async def play(played: ExternalEpisodes, prompt: Prompt, answer: Answer, read: l
 @pytest.mark.long
 async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
-    from swarm.learner.models import tiny_model, tiny_tokenizer
+    from swarm.models.build import tiny_model, tiny_tokenizer
 
     # Modules are found where the learner was started.
     monkeypatch.chdir(TASKSETS)
@@ -118,13 +118,13 @@ def test_a_taskset_that_is_not_there_ends_the_learner_before_anybody_joins(tmp_p
 
 
 def test_a_lacking_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.environments.verifiers.find_spec", lambda name: None)
+    monkeypatch.setattr("swarm.tasks.verifiers.find_spec", lambda name: None)
     with pytest.raises(UserError, match="the extra `verifiers`"):
         VerifiersTask(TaskOptions(name="verifiers:x"), "x")
 
 
 def test_a_task_names_what_is_played_and_is_not_scored_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.environments.verifiers.find_spec", lambda name: True)
+    monkeypatch.setattr("swarm.tasks.verifiers.find_spec", lambda name: True)
     task = VerifiersTask(TaskOptions(name="verifiers:x"), "x")
     names = [task.prompt(0).prompt_id, task.prompt(1).prompt_id, *(one.prompt_id for one in task.held_out(2))]
     assert names == ["train-0", "train-1", "heldout-0", "heldout-1"]

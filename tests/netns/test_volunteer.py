@@ -17,8 +17,8 @@ import pytest
 
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.net.stream import PREAMBLE
-from swarm.net.wire import PROTOCOL
 from swarm.node.bootstrap import JoinLine, read_join_line, write_join_line
+from swarm.wire import PROTOCOL
 from tests.integration.processes import Node, accepted_by, eventually, fetch_status
 from tests.netns.hosts import Host, Hosts, hosts
 

@@ -16,8 +16,8 @@ import swarm.net.signing
 import swarm.node.bootstrap
 import swarm.rollout.messages
 import swarm.types
-from swarm.net.wire import Message
 from swarm.types import Observed, Score
+from swarm.wire import Message
 
 MODULES = (
     swarm.types,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from swarm.broadcast.version.codec import decode_region, encode_region, tensor_sum
 from swarm.broadcast.version.manifest import ITEM_BYTES, Codec, Dtype, Layout, TensorSpec, regions_of
 from swarm.errors import ProtocolError
-from swarm.net.wire import compress
+from swarm.wire import compress
 
 words = st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=300).map(
     lambda values: b"".join(value.to_bytes(2, "little") for value in values)

@@ -33,8 +33,8 @@ from swarm.gossip.records import (
     unpack_digest,
 )
 from swarm.gossip.table import Table, blocks_of
-from swarm.net.wire import decode, encode
 from swarm.types import Address
+from swarm.wire import decode, encode
 from tests.property.strategies import messages
 from tests.property.test_wire import bits, junk, with_flips
 from tests.swarmers import ELSEWHERE, RULES, THE_SWARM, ages, calls_in, core, head, introduce, key, signed, table

@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swarm.net.wire import Digest
 from swarm.rollout.journal.entries import BoundSet, Record, VersionPublished
 from swarm.rollout.plane.effects import Effect, Granted, ScoreWanted
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Score, VersionId
+from swarm.wire import Digest
 from tests.builders import RULES, SWARM, VOCAB, failed_rollout, prompt, rollout, v
 from tests.simulator.rollouts.checkers import WatchedPlane
 from tests.simulator.rollouts.ledger import Ledger

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from swarm.broadcast.version.manifest import Head, open_head, open_layout, open_table, sign_head
 from swarm.errors import ProtocolError
-from swarm.net.wire import Message, compress, decode, decompress, digest, encode
 from swarm.rollout.messages import LEASE_CONTEXT, open_lease
+from swarm.wire import Message, compress, decode, decompress, digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, SWARM_OF_KEY, lease, v
 from tests.property.strategies import message_types, messages
 

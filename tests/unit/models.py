@@ -20,11 +20,11 @@ from swarm.learner.checkpoint.model_files import (
     stream_tensors,
     write_staging,
 )
-from swarm.learner.device import as_streamed
 from swarm.learner.messages import AdapterRules
-from swarm.learner.models import tiny_model, tiny_tokenizer
-from swarm.net.wire import Digest
+from swarm.models.build import tiny_model, tiny_tokenizer
+from swarm.models.device import as_streamed
 from swarm.sampler.engine import EngineOptions, Install, Start
+from swarm.wire import Digest
 from tests.builders import v
 
 

@@ -26,8 +26,8 @@ CORES = (
     "swarm.learner.alarms",
     "swarm.audit",
     "swarm.simulate",
-    "swarm.node.timeline",
-    "swarm.node.waking",
+    "swarm.run.timeline",
+    "swarm.join.waking",
     "swarm.report.words",
     "swarm.dashboard.digest",
     "swarm.dashboard.feed",
@@ -40,7 +40,7 @@ SHELLS = ("swarm.gossip.service",)
 DATA = (
     "swarm.types",
     "swarm.errors",
-    "swarm.net.wire",
+    "swarm.wire",
     "swarm.net.hosts",
     "swarm.net.signing",
     "swarm.rollout.journal.entries",
@@ -181,7 +181,7 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
             "numpy",
             (
                 *("swarm.broadcast.version.codec", "swarm.broadcast.store.memory_map", "swarm.broadcast.store.changes"),
-                *("swarm.audit.auditor", "swarm.node.auditing"),
+                *("swarm.audit.auditor", "swarm.audit.auditing"),
             ),
         ),
         ("vllm", ("swarm.sampler.vllm.extension", "swarm.sampler.vllm.versions")),

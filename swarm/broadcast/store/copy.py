@@ -20,8 +20,8 @@ from swarm.broadcast.store.disk import allocate, write_at
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.codec import Buffer, decode_region
 from swarm.broadcast.version.manifest import WHOLE, Dtype, Span, encoded_spans
-from swarm.net.wire import digest
 from swarm.types import VersionId
+from swarm.wire import digest
 
 MAX_LOG = 256  # Versions whose encodings are kept at most: each has a table in memory, and is decoded after a power cut
 

@@ -35,8 +35,8 @@ from swarm.broadcast.store.weight_map import UNKNOWN, WeightMap, apply_stored, r
 from swarm.broadcast.version.codec import Buffer, Words, decode_changes
 from swarm.broadcast.version.manifest import Codec, Layout, Span, encoded_spans, is_whole_model
 from swarm.errors import ProtocolError
-from swarm.net.wire import digest
 from swarm.types import VersionId
+from swarm.wire import digest
 
 TIGHT_SHARE = 8  # On a disk that is nearly full the encodings take at most this part of the map, not as much as the map
 AHEAD_SHARE = 16  # What is decoded ahead, and what an engine has yet to take: at most a 16th of the map each

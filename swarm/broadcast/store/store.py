@@ -34,8 +34,8 @@ from swarm.broadcast.version.manifest import (
     read_layout,
 )
 from swarm.errors import ProtocolError, TooLarge
-from swarm.net.wire import Digest, digest
 from swarm.types import VersionId
+from swarm.wire import Digest, digest
 
 
 class ChunkFile:

@@ -45,8 +45,8 @@ from swarm.broadcast.version.manifest import (
     regions_of,
 )
 from swarm.errors import ProtocolError
-from swarm.net.wire import Message, decode, digest, encode
 from swarm.types import VersionId
+from swarm.wire import Message, decode, digest, encode
 
 REGIONS_IN_HAND = 8  # Regions decoded at a time: 64 MiB at most with their encodings, whatever the size of the model
 REDO_HEADER_BYTES = 8  # In the redo file a region follows its index, little-endian

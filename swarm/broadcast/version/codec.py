@@ -29,7 +29,7 @@ import zstandard
 
 from swarm.broadcast.version.manifest import Codec, Dtype
 from swarm.errors import ProtocolError
-from swarm.net.wire import decompress
+from swarm.wire import decompress
 
 ENTROPY_ONLY = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, chain_log=6, search_log=1, window_log=17

@@ -24,8 +24,8 @@ import msgspec
 
 from swarm.errors import ProtocolError
 from swarm.net.signing import PublicKeyField, SigningKey, swarm_id_of, unseal
-from swarm.net.wire import DigestField, Message, decode, digest, encode
 from swarm.types import Count, Id, VersionId
+from swarm.wire import DigestField, Message, decode, digest, encode
 
 HEAD_BYTES = 1024  # Heads travel in gossip's answers
 

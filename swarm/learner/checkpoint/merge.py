@@ -14,7 +14,7 @@ from swarm.errors import UserError
 from swarm.learner.adapter import as_published, hold_in
 from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, name_in_adapter
 from swarm.learner.checkpoint.model_files import digest_of_weights, load_model, save_model, stream_tensors
-from swarm.learner.device import TORCH_DTYPES
+from swarm.models.device import TORCH_DTYPES
 from swarm.types import BasePrecision
 
 

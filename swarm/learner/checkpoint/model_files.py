@@ -16,10 +16,10 @@ from swarm.broadcast.version.manifest import ITEM_BYTES, AdapterShape, Layout, M
 from swarm.errors import UserError
 from swarm.learner.adapter import as_published, is_adapted, is_of_adapter, module_name, save_config, shape_of_tensor
 from swarm.learner.checkpoint.files import in_stream_dtype
-from swarm.learner.device import TORCH_DTYPES, as_streamed, mapped_file, stream_dtype
-from swarm.learner.models import tiny_model, tiny_tokenizer, warm_model
-from swarm.net.wire import Digest
+from swarm.models.build import tiny_model, tiny_tokenizer, warm_model
+from swarm.models.device import TORCH_DTYPES, as_streamed, mapped_file, stream_dtype
 from swarm.settings import TINY, TINY_WARM
+from swarm.wire import Digest
 
 FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")  # Of configuration and tokenizer; weights are sent another way
 FETCHING_LINE_S = 5.0  # Between two lines about a file that is fetched

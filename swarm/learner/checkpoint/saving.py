@@ -23,10 +23,10 @@ from swarm.errors import UserError
 from swarm.learner.adapter import is_adapted, parameters_of, save_adapter
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
 from swarm.learner.checkpoint.model_files import save_model, stream_tensors
-from swarm.learner.device import DTYPE_NAMES, TORCH_DTYPES, as_streamed
 from swarm.learner.messages import AlarmState, ClaimState, Saved
 from swarm.learner.optimizer import MOMENTS, SCALES, AdamW, converted
 from swarm.learner.ranks import Ranks
+from swarm.models.device import DTYPE_NAMES, TORCH_DTYPES, as_streamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarm.net.wire import Digest
 from swarm.types import GroupId, NodeId, Rollout, Score, VersionId
+from swarm.wire import Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ import msgspec
 from blake3 import blake3
 
 from swarm.errors import Damaged, EchoError, UserError
-from swarm.net.wire import encode
 from swarm.rollout.journal.entries import (
     BatchTaken,
     BoundSet,
@@ -36,6 +35,7 @@ from swarm.rollout.journal.entries import (
 )
 from swarm.rollout.journal.segments import Stored, no_room
 from swarm.types import NodeId
+from swarm.wire import encode
 
 SCHEMA_VERSION = 4  # Version of the tables below, kept in the database's user_version
 

@@ -31,8 +31,8 @@ from typing import TypeVar
 
 import msgspec
 
+from swarm.aio import Changes
 from swarm.errors import Damaged, EchoError
-from swarm.rollout.changes import Changes
 from swarm.rollout.journal.entries import Entry, RecordedGroup, RecordedRun, RolloutAccepted, VersionPublished
 from swarm.rollout.journal.index import (
     WAITING,

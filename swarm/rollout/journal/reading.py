@@ -10,7 +10,6 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from swarm.errors import UserError
-from swarm.net.wire import Digest
 from swarm.rollout.journal.entries import (
     NO_VARIANCE,
     BoundSet,
@@ -22,6 +21,7 @@ from swarm.rollout.journal.entries import (
 from swarm.rollout.journal.index import FINISHES, WAITING, read_meta
 from swarm.rollout.journal.segments import Stored, read_payload
 from swarm.types import NodeId, Parts, Rollout, Score, VersionId
+from swarm.wire import Digest
 
 _ROLLOUT = msgspec.msgpack.Decoder(Rollout)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swarm.errors import EchoError
-from swarm.net.wire import digest
+from swarm.wire import digest
 
 DIGEST_BYTES = 16  # Bytes of BLAKE3 in each row: half of the digest is enough to rule out chance and damage
 

@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from swarm.net.wire import digest
 from swarm.rollout.plane.episodes import STICKY_S, Episode, EpisodeRules
 from swarm.rollout.plane.rules import deadline, smoothed
 from swarm.types import (
@@ -44,6 +43,7 @@ from swarm.types import (
     SwarmId,
     VersionId,
 )
+from swarm.wire import digest
 
 MISSED_BEATS = 3  # Beats after which a node counts as gone: one may be lost and one late
 

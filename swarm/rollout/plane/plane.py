@@ -78,7 +78,7 @@ from swarm.types import (
 )
 
 RETURN_S = 30.0
-"""A sampler's longest pause between two tries (node/link.py). After a restart, missed beats are counted from then."""
+"""A sampler's longest pause between two tries (join/link.py). After a restart, missed beats are counted from then."""
 
 ROUND_STEPS = 0.25  # By how much older a held-out round may make the data, so that the learner waits less for it
 MAX_PUBLISHED = 1024  # Versions of this life that are remembered; any older one may have been published

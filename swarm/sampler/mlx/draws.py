@@ -1,4 +1,4 @@
-"""The noise of swarm/learner/draws.py, which has the formula, in mlx: made where the model runs."""
+"""The noise of swarm/models/draws.py, which has the formula, in mlx: made where the model runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from swarm.learner.draws import HASHED_BYTES, LARGEST
+from swarm.models.draws import HASHED_BYTES, LARGEST
 
 BLOCK_1, BLOCK_2, STEP, FINAL_1, FINAL_2 = (0xCC9E2D51, 0x1B873593, 0xE6546B64, 0x85EBCA6B, 0xC2B2AE35)
 

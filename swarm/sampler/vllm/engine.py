@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from swarm.errors import UserError
-from swarm.learner.device import SMALL_MODEL_PARAMETERS
+from swarm.models.device import SMALL_MODEL_PARAMETERS
 from swarm.sampler.engine import (
     Generate,
     Generated,

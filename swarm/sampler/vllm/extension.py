@@ -35,8 +35,8 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from swarm.broadcast.version.manifest import LORA_A, LORA_B, Layout, TensorSpec, by_expert
-from swarm.learner.device import TORCH_DTYPES
-from swarm.learner.draws import gumbel
+from swarm.models.device import TORCH_DTYPES
+from swarm.models.draws import gumbel
 from swarm.sampler.room import is_rounded
 from swarm.sampler.vllm.rounding import loaded
 from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE

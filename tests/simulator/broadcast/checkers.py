@@ -13,8 +13,8 @@ from __future__ import annotations
 from swarm.broadcast.forest.courier import ASKED_OF_ONE, MAX_NOTES, TreeCourier
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, MAX_INDICES, Note, Send
 from swarm.errors import ProtocolError
-from swarm.net.wire import decode, encode
 from swarm.types import NodeId
+from swarm.wire import decode, encode
 from tests.simulator.broadcast.schemes import bound_bytes_per_s
 from tests.simulator.broadcast.swarm import BroadcastSwarm, Member
 

@@ -35,9 +35,9 @@ from swarm.gossip.records import (
     read_record,
 )
 from swarm.net.signing import SigningKey, swarm_id_of
-from swarm.net.wire import encode
 from swarm.simulate.world import World
 from swarm.types import Address, NodeId, Role, SwarmId, VersionId
+from swarm.wire import encode
 from tests.simulator.network import LinkShape, Network, Reply
 
 REQUEST_BYTES, ANSWER_BYTES = 345, 165

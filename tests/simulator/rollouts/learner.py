@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from swarm.net.wire import Digest
 from swarm.rollout.journal.entries import (
     BoundSet,
     GroupDropped,
@@ -39,6 +38,7 @@ from swarm.rollout.plane.rules import is_for_publication, publication_period
 from swarm.sampler.session import ASK_WAIT_S
 from swarm.simulate.world import World
 from swarm.types import Lease, NodeId, Rollout, Score, Verdict, VersionId
+from swarm.wire import Digest
 from tests.simulator.network import Reply
 from tests.simulator.rollouts.books import Holding, oldest_of
 from tests.simulator.rollouts.checkers import WatchedPlane

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from swarm.net.wire import digest
 from swarm.rollout.journal.entries import (
     BatchTaken,
     BoundSet,
@@ -28,6 +27,7 @@ from swarm.rollout.journal.entries import (
     VersionPublished,
 )
 from swarm.types import NodeId, Rollout, Score
+from swarm.wire import digest
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,7 +15,7 @@ The spool is the one thing that outlives a life: a batch of answers is there fro
 A crash may also happen before each single action: a call to the learner, an answer that is heard, a batch that begins
 or ends, an install. It unwinds what was being done; every callback begins in `_alive`, where that ends.
 
-A learner that cannot be reached is tried again with growing pauses, by each of these on its own (node/link.py).
+A learner that cannot be reached is tried again with growing pauses, by each of these on its own (join/link.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from swarm.node.link import back_off_s
+from swarm.join.link import back_off_s
 from swarm.rollout.plane.effects import Granted, Refused
 from swarm.sampler.session import ASK_WAIT_S
 from swarm.simulate.world import World

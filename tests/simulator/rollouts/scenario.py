@@ -12,7 +12,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Literal, cast
 
-from swarm.node.link import MAX_BACK_OFF_S
+from swarm.join.link import MAX_BACK_OFF_S
 from swarm.rollout.plane.leases import MISSED_BEATS
 from swarm.rollout.plane.plane import RETURN_S
 from swarm.types import NodeId

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from swarm.audit.claims import LEAST_LIMIT, TIMES_USUAL, Claim, Claims
+from swarm.learner.claims import LEAST_LIMIT, TIMES_USUAL, Claim, Claims
 
 
 def step(claims: Claims, *, staleness: int = 2, **distances: float) -> dict[str, int]:

@@ -8,7 +8,7 @@ from benchmarks.floods import RECORDS, records
 from swarm.errors import ProtocolError
 from swarm.gossip.records import GOSSIP_BODY_BYTES, Exchange, open_record, read_record, unpack_digest
 from swarm.net.signing import SigningKey
-from swarm.net.wire import encode
+from swarm.wire import encode
 from tests.builders import SWARM_OF_KEY
 
 

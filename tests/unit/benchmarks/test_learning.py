@@ -16,7 +16,7 @@ from benchmarks import learning
 from benchmarks.learning_figures import Case, Run, Step, figures_of, plot, row, table
 from benchmarks.learning_forced import OneProcess, run
 from benchmarks.learning_swarm import RunFailed, nodes_in, read_run
-from swarm.learner.device import as_streamed
+from swarm.models.device import as_streamed
 from swarm.settings import LeadConfig
 from swarm.types import VersionId
 

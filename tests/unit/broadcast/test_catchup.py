@@ -30,8 +30,8 @@ from swarm.net.client import Busy, Gone, Peer, PeerClient, guard
 from swarm.net.links import Station
 from swarm.net.server import NodeServer
 from swarm.net.stream import Pace
-from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER, encode
 from swarm.types import Address, NodeId
+from swarm.wire import PROTOCOL, PROTOCOL_HEADER, encode
 from tests.builders import KEY, MIXED_LAYOUT, v
 from tests.publishers import Publisher, begin, hand_over, receiver_store
 from tests.unit.broadcast.store.test_base_model import save

@@ -44,8 +44,8 @@ from swarm.net.hosts import is_dialable
 from swarm.net.links import NO_VERSION, Station
 from swarm.net.sessions import ServerSessions
 from swarm.net.stream import Frame, Pace
-from swarm.net.wire import decode, encode
 from swarm.types import Address, NodeId, VersionId
+from swarm.wire import decode, encode
 from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
 from tests.publishers import Publisher, hand_over, receiver_store
 from tests.simulator.broadcast.schemes import planner_named

@@ -13,7 +13,7 @@ import pytest
 from swarm.broadcast import encoding
 from swarm.broadcast.coding import IN_HAND, in_order
 from swarm.broadcast.encoding import JOB_BYTES, Encode, Encoded, Encoders, Region, by_threads, jobs
-from swarm.net.wire import digest
+from swarm.wire import digest
 from tests.builders import MIXED_LAYOUT, v
 from tests.publishers import Publisher
 

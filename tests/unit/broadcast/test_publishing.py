@@ -30,7 +30,7 @@ from swarm.broadcast.version.manifest import (
     tensor_spans,
     trained_spans,
 )
-from swarm.net.wire import digest, encode
+from swarm.wire import digest, encode
 from tests.builders import ADAPTED_LAYOUT, KEY, MIXED_LAYOUT, layout, v, weights_of
 from tests.publishers import CHUNK_BYTES, Publisher, hand_over, receiver_store
 

@@ -20,6 +20,7 @@ from swarm.broadcast.service import MAX_LINKS, BroadcastService
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
 from swarm.errors import PeerUnreachable
+from swarm.join.joining import DataPlane
 from swarm.net import links as links_module
 from swarm.net.client import PeerClient, session_route
 from swarm.net.links import Station
@@ -27,7 +28,6 @@ from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey
 from swarm.net.stream import Pace
-from swarm.node.joining import DataPlane
 from swarm.node.network import PeerPool
 from swarm.types import Address, NodeId
 from tests.builders import KEY, v

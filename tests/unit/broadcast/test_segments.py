@@ -29,7 +29,7 @@ from swarm.broadcast.version.manifest import (
     sign_segment,
 )
 from swarm.errors import ProtocolError
-from swarm.net.wire import digest
+from swarm.wire import digest
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, SWARM_OF_KEY, v
 from tests.publishers import Publisher
 from tests.unit.broadcast.test_receiver import SIZE, LearnerHost, ReceiverHost, World, expected, world

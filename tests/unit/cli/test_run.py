@@ -20,9 +20,9 @@ from swarm import __version__
 from swarm.cli import run as cli
 from swarm.cli.run import app, run_to_end
 from swarm.errors import UserError
-from swarm.node.dials import DIALS
-from swarm.node.logs import Lines
-from swarm.node.rundir import create_run_directory
+from swarm.join.logs import Lines
+from swarm.lead.dials import DIALS
+from swarm.run.directory import create_run_directory
 from swarm.settings import SECTIONS, Flag, JoinConfig, LeadConfig
 
 

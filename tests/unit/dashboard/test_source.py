@@ -11,7 +11,7 @@ import pytest
 
 from swarm.dashboard import source
 from swarm.dashboard.source import older_events
-from swarm.node.metrics import EVENTS
+from swarm.run.log import EVENTS
 
 
 def test_a_question_for_older_events_reads_no_more_of_a_long_file_than_of_a_short_one(

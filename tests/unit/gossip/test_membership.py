@@ -26,8 +26,8 @@ from swarm.gossip.records import (
 )
 from swarm.gossip.table import MAX_OTHERS, Peer
 from swarm.gossip.view import MAX_WANTED, RECORDS_BYTES
-from swarm.net.wire import decode, encode
 from swarm.types import Address
+from swarm.wire import decode, encode
 from tests.builders import v
 from tests.swarmers import (
     DEAD_S,

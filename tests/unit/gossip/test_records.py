@@ -20,8 +20,8 @@ from swarm.gossip.records import (
     sign_record,
 )
 from swarm.net.signing import Sealed, swarm_id_of
-from swarm.net.wire import decode, encode
 from swarm.types import Address, VersionId
+from swarm.wire import decode, encode
 from tests.swarmers import LEARNER, THE_SWARM, address, key, signed
 
 BIG = 2**53

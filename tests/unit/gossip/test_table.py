@@ -21,8 +21,8 @@ from swarm.gossip.records import (
 )
 from swarm.gossip.table import MAX_OTHERS, Table
 from swarm.net.hosts import is_dialable
-from swarm.net.wire import encode
 from swarm.types import Address
+from swarm.wire import encode
 from tests.swarmers import DEAD_S, LIFE_S, RULES, THE_SWARM, address, key, reasons, signed, table
 
 LATE = DEAD_S + 1.0

@@ -13,6 +13,7 @@ import pytest
 import torch
 from msgspec import structs
 
+from swarm.lead.signal import SAY_AGAIN_STEPS, AlarmLog
 from swarm.learner.alarms import (
     ENTROPY_STEPS,
     LOWER_EVERY_STEPS,
@@ -27,7 +28,6 @@ from swarm.learner.alarms import (
 )
 from swarm.learner.messages import Alarm, AlarmRules, AlarmState, Save, Train, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
-from swarm.node.alarms import SAY_AGAIN_STEPS, AlarmLog
 from tests.builders import floats, ints
 from tests.unit.trainers import group, trainer_in
 

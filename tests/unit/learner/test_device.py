@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarm.errors import UserError
-from swarm.learner.device import PERIOD, as_streamed, pick_device, put_back, round_off
+from swarm.models.device import PERIOD, as_streamed, pick_device, put_back, round_off
 
 STEP = 2.0**-8  # From 1 to the next number of bf16, halved: magnitudes from 0.5 on are this far apart
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from swarm.learner import draws
-from swarm.learner.draws import gumbel
+from swarm.models import draws
+from swarm.models.draws import gumbel
 
 DRAWS = 1_000_000
 WORD = 0xFFFFFFFF

@@ -17,7 +17,6 @@ from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
 from swarm.learner import trainer as trainer_module
 from swarm.learner.adapter import attach
-from swarm.learner.device import has_full_attention, stated
 from swarm.learner.memory import (
     GIB,
     STREAMED_BYTES,
@@ -34,11 +33,12 @@ from swarm.learner.memory import (
     step_bytes,
 )
 from swarm.learner.messages import AdapterRules, ComputeRules
-from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.optimizer import adamw
 from swarm.learner.policy import CHUNK_BYTES, Policy, arrange
 from swarm.learner.process import prepare_command
 from swarm.learner.trainer import Trainer
+from swarm.models.build import tiny_model, tiny_tokenizer
+from swarm.models.device import has_full_attention, stated
 from swarm.process import NoParent
 from swarm.settings import LeadConfig
 from swarm.types import OptimizerStates

@@ -19,8 +19,8 @@ from swarm.errors import UserError
 from swarm.learner import sft
 from swarm.learner.batch import Row
 from swarm.learner.messages import AdapterRules, ComputeRules, Prepare
-from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.sft import Example, Tuner, train
+from swarm.models.build import tiny_model, tiny_tokenizer
 from swarm.settings import LeadConfig
 
 TEMPLATE = (

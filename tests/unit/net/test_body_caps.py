@@ -15,8 +15,8 @@ from swarm.gossip.records import GOSSIP_BODY_BYTES
 from swarm.net.client import PeerClient, session_route
 from swarm.net.server import NodeServer
 from swarm.net.sessions import AUTH_HEADER
-from swarm.net.wire import CONTROL_BODY_BYTES, PROTOCOL, PROTOCOL_HEADER, ROLLOUT_BODY_BYTES
 from swarm.types import Address
+from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, PROTOCOL_HEADER, ROLLOUT_BODY_BYTES
 from tests.builders import OTHER_KEY
 from tests.learner_face import Learner
 from tests.unit.node.test_network import learner as gossiping

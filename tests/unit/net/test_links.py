@@ -21,10 +21,10 @@ from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey
 from swarm.net.stream import HEADER, Frame, Pace, Stream, open_stream, receive_exactly, send_all, unpack_frame
-from swarm.net.wire import PROTOCOL, encode
 from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.node.network import PeerPool
 from swarm.types import Address, NodeId
+from swarm.wire import PROTOCOL, encode
 from tests.builders import KEY, OTHER_KEY
 from tests.unit.wires import PATIENCE_S, Place, frame_of, until
 

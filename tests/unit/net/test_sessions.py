@@ -26,9 +26,9 @@ from swarm.net.sessions import (
     open_grant,
 )
 from swarm.net.signing import SigningKey
-from swarm.net.wire import encode
 from swarm.rollout.messages import LEASE_CONTEXT
 from swarm.types import NodeId
+from swarm.wire import encode
 from tests.builders import KEY, OTHER_KEY
 
 SERVER = OTHER_KEY

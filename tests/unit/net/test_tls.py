@@ -22,9 +22,9 @@ from swarm.net.client import PeerClient, binary, certificate_of, read_signed, se
 from swarm.net.limits import Limits
 from swarm.net.server import NodeServer
 from swarm.net.sessions import AUTH_HEADER, ServerSessions, Unauthorized
-from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
 from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address
+from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY
 
 CAP = 100_000

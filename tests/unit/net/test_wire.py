@@ -20,7 +20,16 @@ from msgspec import structs
 from swarm.broadcast.version.manifest import ChunkTable
 from swarm.errors import ProtocolError, TooLarge
 from swarm.gossip.records import GOSSIP_BODY_BYTES, Exchange
-from swarm.net.wire import (
+from swarm.rollout.messages import (
+    LEASE_TOKEN_BYTES,
+    Beat,
+    HeldSamples,
+    LeaseRequest,
+    Release,
+    Submission,
+)
+from swarm.types import MAX_TOKENS, GroupId, Lease, NodeId, VersionId
+from swarm.wire import (
     BYTES_PER_OBJECT,
     CONTROL_BODY_BYTES,
     RATIO_FREE_BYTES,
@@ -34,15 +43,6 @@ from swarm.net.wire import (
     encode,
     stated_size,
 )
-from swarm.rollout.messages import (
-    LEASE_TOKEN_BYTES,
-    Beat,
-    HeldSamples,
-    LeaseRequest,
-    Release,
-    Submission,
-)
-from swarm.types import MAX_TOKENS, GroupId, Lease, NodeId, VersionId
 from tests.builders import lease, v
 
 CAP = 1 << 20
@@ -269,7 +269,7 @@ def test_exactly_one_whole_frame_with_something_in_it_is_taken() -> None:
 
 NESTED = """
 from __future__ import annotations
-from swarm.net.wire import Message
+from swarm.wire import Message
 class Outer(Message):
     inner: Inner
 class Inner(Message):
@@ -280,7 +280,7 @@ FIRST_USES = """
 import sys, types
 from threading import Barrier
 from concurrent.futures import ThreadPoolExecutor
-from swarm.net.wire import decode, encode
+from swarm.wire import decode, encode
 
 sys.setswitchinterval(1e-6)
 with ThreadPoolExecutor(4) as threads:

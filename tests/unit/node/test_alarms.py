@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm.learner.messages import Alarm
-from swarm.node.alarms import (
+from swarm.lead.signal import (
     EVENT_CHARACTERS,
     FLAT_GROUPS,
     FLAT_STEPS,
@@ -24,6 +23,7 @@ from swarm.node.alarms import (
     likely_causes,
     rewards_failed,
 )
+from swarm.learner.messages import Alarm
 from swarm.rollout.plane.leases import Group, Sample
 from swarm.types import GroupId, SampleSpec, Score
 from tests.builders import RULES, STOP, prompt, rollout, v

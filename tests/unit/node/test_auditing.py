@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from swarm.audit.auditing import NEW_TIME_SHARE, TIME_SHARE, Auditing, barred_in, evidence_in, measured_classes
 from swarm.audit.auditor import ANY, FIRST_ROLLOUTS, NEW_ROLLOUTS, Auditor, Limits
 from swarm.cli.runs import _audit_lines
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
-from swarm.node.auditing import NEW_TIME_SHARE, TIME_SHARE, Auditing, barred_in, evidence_in, measured_classes
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.leases import Group, seat_seed

@@ -17,10 +17,10 @@ from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.records import Owner
 from swarm.net.server import NodeServer
 from swarm.net.signing import SigningKey, swarm_id_of
-from swarm.net.wire import PROTOCOL
 from swarm.node.bootstrap import Bootstraps, Hello, JoinLine, OtherSwarm, hello_route, read_bootstraps, write_join_line
 from swarm.node.identity import load_or_create_tls
 from swarm.types import Address
+from swarm.wire import PROTOCOL
 from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY
 
 

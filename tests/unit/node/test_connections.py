@@ -16,13 +16,13 @@ from aiohttp import web
 
 from swarm.cli.runs import _fetch
 from swarm.errors import UserError
+from swarm.join.link import MISLED_TRIES, LearnerLink
 from swarm.net.client import CONNECT_S
-from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
 from swarm.node.bootstrap import CERTIFICATE_S, FIND_S, HELLO_S, RESOLVE_S, SAY_S, Bootstraps
 from swarm.node.identity import load_or_create_tls
-from swarm.node.link import MISLED_TRIES, LearnerLink
 from swarm.node.network import NetworkSettings, NodeNetwork
 from swarm.types import Address
+from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY
 from tests.unit.node.test_bootstrap import bootstraps, line_for, member
 

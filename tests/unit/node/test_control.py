@@ -12,9 +12,9 @@ import pytest
 
 from swarm.cli.runs import _the_running_one
 from swarm.errors import UserError
+from swarm.lead.steps import Steps
 from swarm.node import control as control_module
 from swarm.node.control import LINE_BYTES, SOCKET, ask_for, control, is_served
-from swarm.node.steps import Steps
 from swarm.rollout.journal.journal import JournalFailed
 from tests.unit.report.test_terminal import early_learner
 

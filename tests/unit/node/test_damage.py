@@ -22,14 +22,14 @@ from tokenizers.pre_tokenizers import Split
 from swarm.cli import run as cli
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, link_best
 from swarm.node.identity import load_or_create_key, next_generation
-from swarm.node.metrics import RunLog
 from swarm.node.network import NodeNetwork
-from swarm.node.prompts import RECORD, open_task
-from swarm.node.rundir import (
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.run.directory import (
     create_run_directory,
     write_json,
 )
-from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.run.log import RunLog
+from swarm.run.prompts import RECORD, open_task
 from swarm.settings import LeadConfig
 from tests.unit.rollout.journal.test_journal import SIZE
 from tests.unit.rollout.journal.test_verify import GROUPS, STEPS, _record

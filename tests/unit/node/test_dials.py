@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.errors import UserError
-from swarm.node.dials import DIALS, checked
+from swarm.lead.dials import DIALS, checked
 
 NODE = "0123456789abcdef" * 2
 

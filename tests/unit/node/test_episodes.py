@@ -13,10 +13,10 @@ import pytest
 
 from swarm.errors import ProtocolError, UserError
 from swarm.inference.episodes import Ended, ExternalEpisodes
-from swarm.node.episodes import Answering, episode_rules, sampling_rules
-from swarm.node.prompts import Record, open_task
+from swarm.lead.answering import Answering, episode_rules, sampling_rules
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
+from swarm.run.prompts import Record, open_task
 from swarm.settings import LeadConfig
 from swarm.types import GroupId, Play, SamplingRules
 from tests.builders import prompt
@@ -74,7 +74,7 @@ def test_a_turn_is_no_longer_than_its_episode(settings: dict[str, Any], most: in
 async def test_a_program_whose_episode_was_given_up_hears_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.node.episodes.SWEEP_S", 0.0)
+    monkeypatch.setattr("swarm.lead.answering.SWEEP_S", 0.0)
     heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def play(episode: str, prompt_id: str) -> Ended:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from swarm.node import findings
-from swarm.node.findings import Check
+from swarm.join import findings
+from swarm.join.findings import Check
 
 GB = 10**9
 HERE = "/state"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from swarm.node.limits import Holds
+from swarm.join.owner import Holds
 from tests.unit.wires import many_turns
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.node.publication import MAX_FOLLOWED, InstallTracker
+from swarm.lead.publication import MAX_FOLLOWED, InstallTracker
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB, v
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import UserError
-from swarm.net.wire import digest, encode
 from swarm.node.bootstrap import CHECK_BYTES, PREFIX, JoinLine, read_join_line, write_join_line
 from swarm.types import Address
+from swarm.wire import digest, encode
 from tests.swarmers import LEARNER, THE_SWARM, address, key
 
 LINE = JoinLine(swarm=THE_SWARM, learner_key=LEARNER.public_bytes, addresses=(address(1), address(2)))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import UserError
-from swarm.node.limits import DAY, FILE_BYTES, change_limits, described, holds, read_limits, told, unknown
+from swarm.join.owner import DAY, FILE_BYTES, change_limits, described, holds, read_limits, told, unknown
 from swarm.settings import JoinConfig, Limits, load_config
 
 START = JoinConfig(bootstrap=("127.0.0.1",), max_upload=10.0, nice=3)

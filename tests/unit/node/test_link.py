@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
+from swarm.join.link import LearnerLink
 from swarm.net.client import PeerClient, SlowLine
-from swarm.node.link import LearnerLink
-from swarm.rollout.client import SUBMIT_PATH
+from swarm.sampler.client import SUBMIT_PATH
 from swarm.types import Address
 from tests.builders import KEY
 

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 import swarm.cli.run as cli
-from swarm.node import logs
-from swarm.node.logs import ENGINE_NAME, NAME, TAIL_BYTES, TAIL_LINES, Lines, SaidLog, follow
+from swarm.join import logs
+from swarm.join.logs import ENGINE_NAME, NAME, TAIL_BYTES, TAIL_LINES, Lines, SaidLog, follow
 from swarm.report.live import LiveView
 
 

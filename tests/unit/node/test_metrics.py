@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm.node.metrics import RunLog, Spent
+from swarm.run.log import RunLog, Spent
 
 
 def lines(directory: Path, name: str) -> list[dict[str, Any]]:

@@ -15,6 +15,8 @@ from aiohttp import web
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.reachability import DialBack
 from swarm.gossip.records import Exchange, GossipRules, Owner
+from swarm.join.joining import join_settings
+from swarm.lead.learner import LearnerNode
 from swarm.net.client import PeerClient, session_route
 from swarm.net.hosts import is_loopback
 from swarm.net.links import Links
@@ -22,14 +24,12 @@ from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import swarm_id_of
 from swarm.net.stream import Incoming
-from swarm.net.wire import encode
 from swarm.node.bootstrap import HELLO_PATH, read_join_line
 from swarm.node.identity import next_generation
-from swarm.node.joining import join_settings
-from swarm.node.learner import LearnerNode
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised, own_hosts
 from swarm.settings import JoinConfig, LeadConfig, load_config
 from swarm.types import Address, Role
+from swarm.wire import encode
 from tests.builders import KEY, OTHER_KEY
 from tests.unit.net.test_stream import Clock, Link
 from tests.unit.wires import Place

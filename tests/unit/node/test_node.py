@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
-from swarm.net.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
+from swarm.join.joining import weights_directory
+from swarm.lead.answering import control_seed
+from swarm.lead.check import check_model
+from swarm.lead.learner import LearnerNode
+from swarm.lead.training import train_group
 from swarm.node.bootstrap import read_bootstrap
-from swarm.node.checking import check_model
-from swarm.node.episodes import control_seed
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
-from swarm.node.joining import weights_directory
-from swarm.node.learner import LearnerNode
-from swarm.node.metrics import RunLog
-from swarm.node.rundir import create_run_directory
-from swarm.node.training import train_group
-from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.rollout.messages import LeasedRollouts, Submission
 from swarm.rollout.plane.leases import sample_seed
+from swarm.run.directory import create_run_directory
+from swarm.run.log import RunLog
+from swarm.sampler.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.settings import LeadConfig
 from swarm.types import GroupId, Score
+from swarm.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
 from tests.builders import ALICE, lease, prompt, ready_group, rollout
 
 # -- identity ------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from swarm.broadcast.version.manifest import Layout
 from swarm.environments.frozen_lake import FrozenLake
 from swarm.errors import UserError
 from swarm.learner.messages import Prepared
-from swarm.node.prompts import (
+from swarm.run.directory import named_after
+from swarm.run.prompts import (
     STRIDE,
     Progress,
     Prompts,
@@ -31,7 +32,6 @@ from swarm.node.prompts import (
     prepare_prompts,
     read_record,
 )
-from swarm.node.rundir import named_after
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
 from swarm.tasks.turns import NOTED
@@ -145,7 +145,7 @@ def test_long_work_tells_how_far_it_is_and_ends_when_nobody_waits(
     config = LeadConfig(max_new_tokens=8)
     prepare_prompts(run_dir, config, Slow(), _prepared(), said.append)
     assert said == [], "what is soon done is not told"
-    monkeypatch.setattr("swarm.node.prompts.PROGRESS_S", 0.0)
+    monkeypatch.setattr("swarm.run.prompts.PROGRESS_S", 0.0)
     prepare_prompts(run_dir, config, Slow(), _prepared(), said.append)
     assert said == [
         *(f"letters: measured {number} of 64 prompts" for number in range(64)),
@@ -360,7 +360,7 @@ def test_the_tokenizer_of_another_model_is_refused(run_dir: Path, vocab_size: in
 
 
 def test_qwens_padding_is_padding() -> None:
-    from swarm.node import prompts
+    from swarm.run import prompts
 
     spare = 151_936 - 151_669
     assert spare <= max(prompts.PADDING_TOKENS, prompts.PADDING_SHARE * 151_936)

@@ -11,11 +11,11 @@ import pytest
 
 from swarm.capacity.delivery import measured_first
 from swarm.capacity.fleet import Dissemination, Worker
-from swarm.node.metrics import Spent
-from swarm.node.provisioning import LearnerParts, Provisioning
-from swarm.node.publication import InstallTracker
+from swarm.lead.provisioning import LearnerParts, Provisioning
+from swarm.lead.publication import InstallTracker
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.messages import Offer
+from swarm.run.log import Spent
 from swarm.settings import LeadConfig
 from swarm.types import NodeId
 from tests.builders import v

@@ -15,12 +15,12 @@ import pytest
 from benchmarks.payload import write_weights
 from swarm.broadcast.publishing import content_of
 from swarm.broadcast.version.manifest import trained_spans
+from swarm.lead.publication import InstallTracker, Publication, hold_weights
 from swarm.learner.messages import AdapterRules, Train
-from swarm.net.wire import digest
-from swarm.node.publication import InstallTracker, Publication, hold_weights
 from swarm.rollout.journal.entries import VersionPublished
 from swarm.rollout.journal.journal import Journal
 from swarm.types import VersionId
+from swarm.wire import digest
 from tests.builders import ALICE, MIXED_LAYOUT, v
 from tests.unit.broadcast.test_receiver import SIZE, LearnerHost, World
 from tests.unit.trainers import group, trainer_in

@@ -12,8 +12,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import checkpoint_path, commit
-from swarm.node.prompts import open_task
-from swarm.node.rundir import (
+from swarm.run.directory import (
     BASE,
     LOGS,
     SUMMARY,
@@ -27,6 +26,7 @@ from swarm.node.rundir import (
     remove_run_directory,
     resumed_config,
 )
+from swarm.run.prompts import open_task
 from swarm.settings import CHANGEABLE, LeadConfig
 
 OTHER: dict[str, Any] = {

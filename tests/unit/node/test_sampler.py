@@ -14,12 +14,12 @@ import pytest
 
 from swarm.broadcast.store.disk import DiskFull
 from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError
-from swarm.node import joining, sampler
+from swarm.join import joining, sampler
+from swarm.join.sampler import MAX_FAULTS, SamplerNode
 from swarm.node.identity import load_or_create_key, load_or_create_tls
-from swarm.node.sampler import MAX_FAULTS, SamplerNode
-from swarm.rollout.client import Answer
 from swarm.rollout.messages import RolloutVerdict
 from swarm.sampler.choice import Chosen
+from swarm.sampler.client import Answer
 from swarm.sampler.session import accepted_tokens, verdicts_of
 from swarm.sampler.worker import ProofFailed
 from swarm.settings import JoinConfig

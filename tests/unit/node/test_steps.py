@@ -11,23 +11,23 @@ from typing import Any, cast
 
 import pytest
 
+from swarm.audit.auditing import REFUSED, barred_in
 from swarm.errors import UserError
+from swarm.lead import steps as steps_module
+from swarm.lead.dials import DIALS
+from swarm.lead.learner import LearnerNode
+from swarm.lead.publication import InstallTracker
+from swarm.lead.signal import FLAT_GROUPS, FLAT_STEPS, LearningSignal
+from swarm.lead.steps import PAUSE, Steps
 from swarm.learner.messages import Alarm, Trained
-from swarm.node import steps as steps_module
-from swarm.node.alarms import FLAT_GROUPS, FLAT_STEPS, LearningSignal
-from swarm.node.auditing import REFUSED, barred_in
-from swarm.node.dials import DIALS
-from swarm.node.learner import LearnerNode
-from swarm.node.metrics import RunLog
-from swarm.node.publication import InstallTracker
-from swarm.node.rundir import resumed_config, write_config
-from swarm.node.steps import PAUSE, Steps
 from swarm.rollout.journal.entries import BoundSet, Entry
 from swarm.rollout.journal.journal import JournalFailed
 from swarm.rollout.plane.effects import Evaluated, ScoreWanted
 from swarm.rollout.plane.leases import Group
 from swarm.rollout.scoring import RewardFailures
 from swarm.rollout.tally import Tally
+from swarm.run.directory import resumed_config, write_config
+from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 from swarm.types import GroupId, NodeId, Score, Unscored, VersionId
 from tests.builders import ALICE, ListJournal, ask, new_plane, prompt, rollout, submit_and_score, v

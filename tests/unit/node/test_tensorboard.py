@@ -15,9 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from swarm.errors import UserError
-from swarm.node import metrics as eventfiles
-from swarm.node.learner import LearnerNode
-from swarm.node.metrics import RunLog
+from swarm.lead.learner import LearnerNode
+from swarm.run import log as eventfiles
+from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 
 Curve = list[tuple[int, float]]
@@ -159,10 +159,10 @@ async def test_without_the_package_a_run_ends_with_one_line_and_no_directory(
 
 def test_writing_needs_no_torch_and_the_command_line_no_tensorboard(tmp_path: Path) -> None:
     program = f"""
-import sys, swarm.cli.run, swarm.node.learner
+import sys, swarm.cli.run, swarm.lead.learner
 assert "tensorboard" not in sys.modules
 from pathlib import Path
-from swarm.node.metrics import RunLog
+from swarm.run.log import RunLog
 log = RunLog(Path({str(tmp_path)!r}), tensorboard=True)
 log.metrics({{"step": 1, "reward": 0.5}})
 log.close()

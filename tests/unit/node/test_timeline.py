@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.node import timeline as rules
-from swarm.node.timeline import STATES, Timeline
+from swarm.run import timeline as rules
+from swarm.run.timeline import STATES, Timeline
 
 BEGAN = 1_700_000_000.0
 NODE = "a1b2"

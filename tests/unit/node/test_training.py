@@ -14,14 +14,14 @@ from benchmarks.payload import layout_of
 from swarm.broadcast.publishing import content_of_file
 from swarm.broadcast.store.disk import DiskFull
 from swarm.errors import ChildFailed
+from swarm.lead.training import MAX_FAULTS, PublishedStep, Training, reward_figures, train_group
 from swarm.learner.checkpoint.files import best_checkpoint, checkpoint_path, whole_checkpoints
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup
-from swarm.net.wire import digest
-from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figures, train_group
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.journal.journal import Journal
 from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, NodeId, Score
+from swarm.wire import digest
 from tests.builders import prompt
 from tests.unit.episodes import TWO, played
 from tests.unit.learner.checkpoint.test_files import save
@@ -249,7 +249,7 @@ async def test_weights_that_may_be_audited_are_not_staged_over(
     before = run.training.staging.read_bytes()
     held = hold(run)
     if not room:
-        monkeypatch.setattr("swarm.node.training.allocate", _no_room)
+        monkeypatch.setattr("swarm.lead.training.allocate", _no_room)
     await run.training.catch_up(1)
     await run.training.stage()
     assert run.training.staging.read_bytes() != before

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import pytest
 
+from swarm.join import joining
+from swarm.join.owner import FILE, Holds, change_limits
+from swarm.join.watch import Watch, is_in_use, is_on_battery
 from swarm.net.stream import Pace
-from swarm.node import joining
-from swarm.node.limits import FILE, Holds, change_limits
-from swarm.node.watching import Watch, is_in_use, is_on_battery
 from swarm.settings import JoinConfig
 
 START = JoinConfig(bootstrap=("127.0.0.1",), max_upload=10.0)
@@ -123,7 +123,7 @@ NICENESS = """
 import os, subprocess, sys, threading
 from pathlib import Path
 from swarm.broadcast.coding import coding_pool
-from swarm.node.watching import give_way
+from swarm.join.watch import give_way
 
 pool = coding_pool(1)
 coder = pool.submit(threading.get_native_id).result()

@@ -15,13 +15,13 @@ import pytest
 
 from swarm.dashboard.source import older_events
 from swarm.errors import UserError
-from swarm.node.metrics import RunLog
-from swarm.node.rundir import ABILITY, create_run_directory, ran_on
 from swarm.report.charts import Chart, Curve, draw, picture, sections, text
 from swarm.report.figures import EVENTS_KEPT, MAX_NAMES, MAX_POINTS, Column, Figures, read_figures
 from swarm.report.page import PIECES_SHOWN, write_report
 from swarm.report.samples import last_episode
 from swarm.rollout.journal.journal import SEGMENTS
+from swarm.run.directory import ABILITY, create_run_directory, ran_on
+from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Read
 from swarm.types import Prompt, Turn

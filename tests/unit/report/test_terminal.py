@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from swarm.node.learner import LearnerNode
-from swarm.node.metrics import RunLog
+from swarm.lead.learner import LearnerNode
 from swarm.node.network import NetworkSettings, NodeNetwork
 from swarm.report.terminal import figures, live_view, plain_line, sparkline, status_screen
 from swarm.report.words import waiting_for
 from swarm.rollout.journal.entries import RecordedRun
 from swarm.rollout.journal.journal import Journal
+from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,7 +11,7 @@ import pytest
 
 from swarm.capacity.fleet import Dissemination
 from swarm.capacity.selection import Rules, Search, Selection
-from swarm.node.provisioning import _said_of
+from swarm.lead.provisioning import _said_of
 from swarm.report.words import bottleneck, counts, learner_figures, nodes, stages, words
 from tests.capacity import demand, worker
 

@@ -12,16 +12,16 @@ from msgspec import structs
 from swarm.errors import EchoError, TooLarge, UserError
 from swarm.net.client import Busy, Forbidden
 from swarm.net.sessions import Unauthorized
-from swarm.net.wire import compress, encode
 from swarm.rollout.ahead import PromptsAhead
-from swarm.rollout.client import Answer, RolloutClient
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.journal.entries import Entry, RolloutScored
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
 from swarm.rollout.plane.effects import Looked, ScoreWanted, StepWanted
 from swarm.rollout.plane.leases import Group, Sample
 from swarm.rollout.scoring import MAX_IN_A_ROW, QUIET_S, RewardFailures
+from swarm.sampler.client import Answer, RolloutClient
 from swarm.types import GroupId, NodeId, Rollout, Score, Unscored
+from swarm.wire import compress, encode
 from tests.builders import ListJournal, floats, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for, serving
 

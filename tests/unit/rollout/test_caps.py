@@ -13,7 +13,12 @@ from msgspec import structs
 
 from swarm.errors import ProtocolError
 from swarm.net import client
-from swarm.net.wire import (
+from swarm.rollout import api
+from swarm.rollout.intake import INLINE_BYTES, Claimed, IntakeLimits, open_submission
+from swarm.rollout.messages import LEASE_CONTEXT, LeasedRollouts, Submission
+from swarm.sampler.client import Answer
+from swarm.types import Rollout
+from swarm.wire import (
     RATIO_FREE_BYTES,
     ROLLOUT_BODY_BYTES,
     ROLLOUT_MAX_RATIO,
@@ -21,11 +26,6 @@ from swarm.net.wire import (
     compress,
     encode,
 )
-from swarm.rollout import api
-from swarm.rollout.client import Answer
-from swarm.rollout.intake import INLINE_BYTES, Claimed, IntakeLimits, open_submission
-from swarm.rollout.messages import LEASE_CONTEXT, LeasedRollouts, Submission
-from swarm.types import Rollout
 from tests.builders import STOP, VOCAB, floats, ints, rollout, v
 from tests.learner_face import ALICE, BOB, Learner, leases_for, serving
 

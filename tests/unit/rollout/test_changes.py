@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from swarm.rollout.changes import Changes
+from swarm.aio import Changes
 
 
 async def test_a_change_wakes_everybody_who_waits() -> None:

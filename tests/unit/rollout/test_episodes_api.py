@@ -10,9 +10,7 @@ from msgspec import structs
 
 from swarm.errors import EchoError, ProtocolError, UserError
 from swarm.net.signing import SigningKey
-from swarm.net.wire import encode
 from swarm.rollout import api, scoring
-from swarm.rollout.client import Answer, SealedLease
 from swarm.rollout.journal.entries import RolloutAccepted, RolloutScored
 from swarm.rollout.messages import LEASE_CONTEXT
 from swarm.rollout.plane import plane as plane_module
@@ -21,7 +19,9 @@ from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.leases import Group
 from swarm.rollout.plane.plane import FORGED
 from swarm.rollout.scoring import Said, Scoring
+from swarm.sampler.client import Answer, SealedLease
 from swarm.types import GroupId, NodeId, Observed, Play, Rollout, Turn, Unscored
+from swarm.wire import encode
 from tests.builders import RULES, STOP, failed_rollout, floats, ints, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, leases_for, serving
 

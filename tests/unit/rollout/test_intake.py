@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from swarm.net.sessions import Claim
-from swarm.net.wire import ROLLOUT_BODY_BYTES
 from swarm.rollout.intake import Body, Intake, IntakeLimits, Overloaded
 from swarm.rollout.plane.leases import MAX_NODES
 from swarm.types import NodeId
+from swarm.wire import ROLLOUT_BODY_BYTES
 
 ALICE, BOB = NodeId("alice"), NodeId("bob")
 FREE = IntakeLimits(bodies=8, body_bytes=8000, bodies_of_session=2, spare_rollouts=10, spare_per_s=2.0)

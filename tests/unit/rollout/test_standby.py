@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from swarm.errors import ProtocolError
-from swarm.net.wire import CONTROL_BODY_BYTES, decode, encode
 from swarm.rollout.messages import Beat, Did, Offer
 from swarm.rollout.plane.plane import PAUSED, RolloutPlane
 from swarm.rollout.plane.rules import Pacing
 from swarm.types import NodeId, Rounding
+from swarm.wire import CONTROL_BODY_BYTES, decode, encode
 from tests import learner_face
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
 from tests.learner_face import WAIT_S, Learner, answers_to, leases_for, serving

@@ -9,10 +9,10 @@ from aiohttp import web
 
 from swarm.errors import ProtocolError
 from swarm.net.client import PeerClient, binary
-from swarm.net.wire import ROLLOUT_BODY_BYTES, decode, decompress, encode
-from swarm.rollout.client import SUBMIT_PATH, Answer, RolloutClient, SealedLease
 from swarm.rollout.messages import RolloutVerdict, Submission, SubmissionReply
+from swarm.sampler.client import SUBMIT_PATH, Answer, RolloutClient, SealedLease
 from swarm.types import Address
+from swarm.wire import ROLLOUT_BODY_BYTES, decode, decompress, encode
 from tests.builders import KEY, lease, rollout
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from swarm.sampler.confine import NATIVE
+from swarm.confine import NATIVE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has namespaces and filters")
 
 WITHOUT_NAMESPACES = """
 import os, socket, sys
-from swarm.sampler import confine
+from swarm import confine
 confine._enter_namespaces = lambda libc: False
 said = confine.confine([sys.argv[2]], needs_loopback=sys.argv[3] == "loopback")
 try:
@@ -31,7 +31,7 @@ print(said)
 
 ALL_FAMILIES = """
 import socket, sys
-from swarm.sampler import confine
+from swarm import confine
 if sys.argv[1] == "apart":
     confine._enter_namespaces = lambda libc: True  # A filter does not depend on them
 print(confine.confine([], needs_loopback=sys.argv[1] == "loopback"))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarm.errors import ChildFailed
-from swarm.rollout.client import Answer, SealedLease
 from swarm.rollout.messages import MAX_SAMPLES_PER_ASK
 from swarm.sampler import feeding
+from swarm.sampler.client import Answer, SealedLease
 from swarm.sampler.feeding import Room, SampleFeed, room_of, spare_of
 from swarm.sampler.worker import Rates
 from swarm.types import SampleSpec

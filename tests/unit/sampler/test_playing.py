@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.environments.frozen_lake import FrozenLake
-from swarm.learner.models import tiny_tokenizer
-from swarm.rollout.client import SealedLease
+from swarm.models.build import tiny_tokenizer
+from swarm.sampler.client import SealedLease
 from swarm.sampler.engine import Generated, Job, Sampled
 from swarm.sampler.playing import Game, Stage, play_together
 from swarm.tasks.reward_child import Episode, StepAsked

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from swarm.broadcast.store import disk
-from swarm.rollout.client import Answer, SealedLease
 from swarm.sampler import spool as spool_module
+from swarm.sampler.client import Answer, SealedLease
 from swarm.sampler.spool import MAX_AGE_S, Spool, SpooledAnswer
 from tests.builders import SWARM, ints, lease, rollout
 

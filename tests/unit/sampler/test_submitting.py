@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from swarm.rollout.client import Answer
 from swarm.rollout.messages import Offer
+from swarm.sampler.client import Answer
 from swarm.sampler.session import Batch, SamplerStatus, Session
 from tests.builders import rollout
 from tests.unit.sampler.test_feeding import leased

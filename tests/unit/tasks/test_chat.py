@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from swarm.errors import UserError
-from swarm.learner.models import tiny_tokenizer
+from swarm.models.build import tiny_tokenizer
 from swarm.tasks.chat import ChatTemplate, is_printed, load_chat_template
 
 BEGAN = datetime(2026, 7, 24, 9, 30)
@@ -176,7 +176,7 @@ def test_a_template_cannot_reach_out_of_its_box(source: str) -> None:
 
 
 def test_rendering_loads_no_model_library() -> None:
-    program = "import swarm.node.prompts, sys; print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
+    program = "import swarm.run.prompts, sys; print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

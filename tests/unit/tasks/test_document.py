@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.node import prompts
+from swarm.run import prompts
 from swarm.tasks import DEFAULT_NEW_TOKENS, KINDS, TASKS, check_task, load_task
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.questions import MAX_QUESTIONS

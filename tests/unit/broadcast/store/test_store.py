@@ -14,7 +14,7 @@ from swarm.broadcast.store.disk import DiskFull
 from swarm.broadcast.store.store import IN_USE_S, KEEP_VERSIONS, MAX_VERSIONS, SignedVersion, VersionStore
 from swarm.broadcast.version.manifest import sign_head
 from swarm.errors import ProtocolError
-from swarm.net.wire import Digest, digest, encode
+from swarm.wire import Digest, digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, layout, v
 from tests.publishers import Publisher, begin, hand_over, receiver_store
 

@@ -18,7 +18,7 @@ from swarm.broadcast.store.store import HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import REGIONS_IN_HAND, WeightMap, open_weights
 from swarm.broadcast.version.manifest import ChunkTable, needs_base, regions_of, sign_head
 from swarm.errors import ProtocolError
-from swarm.net.wire import digest, encode
+from swarm.wire import digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, layout, v
 from tests.publishers import Publisher, hand_over, receiver_store
 

@@ -20,7 +20,7 @@ from swarm.broadcast.version.codec import (
 )
 from swarm.broadcast.version.manifest import ITEM_BYTES, Codec, Dtype
 from swarm.errors import ProtocolError
-from swarm.net.wire import compress
+from swarm.wire import compress
 from tests.builders import layout, weights_of
 
 ALL_PATTERNS = b"".join(pattern.to_bytes(2, "little") for pattern in range(1 << 16))

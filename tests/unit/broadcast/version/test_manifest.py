@@ -41,8 +41,8 @@ from swarm.broadcast.version.manifest import (
     tensor_spans,
 )
 from swarm.errors import ProtocolError
-from swarm.net.wire import Digest, decode, digest, encode
 from swarm.types import VersionId
+from swarm.wire import Digest, decode, digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, SWARM_OF_KEY, layout, publish, v, weights_of
 
 

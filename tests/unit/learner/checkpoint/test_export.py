@@ -22,13 +22,13 @@ from swarm.errors import UserError
 from swarm.learner.checkpoint.export import export_model
 from swarm.learner.checkpoint.files import TENSORS, commit, link_best
 from swarm.learner.checkpoint.model_files import save_model
-from swarm.learner.device import as_streamed
 from swarm.learner.messages import AdapterRules, Save, Train
-from swarm.learner.models import tiny_model
-from swarm.node.metrics import RunLog
-from swarm.node.rundir import create_run_directory, forked_config, ran_on
+from swarm.models.build import tiny_model
+from swarm.models.device import as_streamed
 from swarm.report.card import model_card
 from swarm.report.figures import Figures
+from swarm.run.directory import create_run_directory, forked_config, ran_on
+from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 from tests.unit.models import frozen, published
 from tests.unit.trainers import group, trainer_in

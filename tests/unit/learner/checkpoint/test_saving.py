@@ -32,10 +32,10 @@ from swarm.learner.checkpoint.files import (
     whole_checkpoints,
 )
 from swarm.learner.checkpoint.saving import take
-from swarm.learner.device import as_streamed
 from swarm.learner.messages import AdapterRules, ComputeRules, Save, Saved, Train
-from swarm.learner.models import CHARACTERS, tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
+from swarm.models.build import CHARACTERS, tiny_model, tiny_tokenizer
+from swarm.models.device import as_streamed
 from swarm.types import OptimizerStates
 from tests.unit.models import moe_model, published
 from tests.unit.trainers import group, trainer_in

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import UserError
-from swarm.net.wire import digest
 from swarm.rollout.journal.entries import (
     BatchTaken,
     BoundSet,
@@ -32,6 +31,7 @@ from swarm.rollout.journal.entries import (
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS, Journal, JournalFailed
 from swarm.rollout.journal.segments import NoRoom, SegmentWriter, Stored, read_payload
 from swarm.types import GroupId, Rollout, Score
+from swarm.wire import digest
 from tests.builders import ALICE, BOB, rollout, v
 
 SIZE = 2

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from swarm.errors import ProtocolError
-from swarm.net.wire import decode, encode
 from swarm.rollout.plane.leases import LeaseTable
 from swarm.rollout.plane.rules import (
     deadline,
@@ -25,6 +24,7 @@ from swarm.rollout.plane.rules import (
 )
 from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, malformation, verdict_on
 from swarm.types import Lease, Rollout, SamplingRules, Span, VersionId
+from swarm.wire import decode, encode
 from tests.builders import (
     ALICE,
     STOP,

@@ -14,14 +14,14 @@ import msgspec
 
 from swarm.errors import Damaged, UserError
 from swarm.learner.messages import Prepared
-from swarm.net.wire import digest, encode
-from swarm.node.rundir import write_json
+from swarm.run.directory import write_json
 from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
 from swarm.tasks.base import Task
 from swarm.tasks.chat import ChatTemplate, is_printed, load_chat_template
 from swarm.tasks.turns import TurnText, completion_text
 from swarm.types import MAX_TOKENS, Prompt
+from swarm.wire import digest, encode
 
 RECORD = "task.json"  # Records what a run's prompts depend on besides its configuration
 CHUNK = 1000  # Prompts that are encoded at a time to measure them

@@ -179,10 +179,11 @@ def _open(begin: Begin, directory: str) -> Any:
     from verifiers.v1.serve import EnvServer
     from verifiers.v1.utils.loaders import env_config_type, resolve_env_config
 
-    # The renderers package finds the class by its module's name, and this module is called __main__ here.
-    from swarm.environments.verifiers import RunRenderer
     from swarm.tasks.chat import load_chat_template
     from swarm.tasks.turns import TurnText
+
+    # The renderers package finds the class by its module's name, and this module is called __main__ here.
+    from swarm.tasks.verifiers import RunRenderer
 
     files, began, stops = Path(begin.files), begin.began, begin.stop_token_ids
     template = load_chat_template(files, began=began, arguments=begin.arguments) if began else None
@@ -223,7 +224,7 @@ async def _serve(begin: Begin, channel: ChildChannel) -> None:
     with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
         server = _open(begin, directory)
         sides, client = _sides(server.env.taskset, begin.held_out_share), EnvClient(server.address)
-        renderer = CustomRendererConfig(import_path="swarm.environments.verifiers.RunRenderer")
+        renderer = CustomRendererConfig(import_path="swarm.tasks.verifiers.RunRenderer")
         given = {"base_url": f"{begin.url}/v1", "renderer": renderer, "renderer_model_name": begin.files}
         serving = asyncio.create_task(server.run())
         serving.add_done_callback(lambda done: done.cancelled() or os._exit(1))  # Its callers would wait for ever

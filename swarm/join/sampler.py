@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 
 from swarm.broadcast.receiver import Receiver
+from swarm.confine import has_gpu
 from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, UserError, first_fault
 from swarm.gossip.records import Profile
+from swarm.join.joining import JoiningNode, unless_stopped
+from swarm.join.link import LearnerLink, SwarmChanged
 from swarm.node.bootstrap import Greeting
 from swarm.node.identity import SECRETS
-from swarm.node.joining import JoiningNode, unless_stopped
-from swarm.node.link import LearnerLink, SwarmChanged
-from swarm.rollout.client import SUBMIT_PATH, RolloutClient
 from swarm.rollout.messages import DEVICE_CLASS_LENGTH, Offer
 from swarm.sampler.choice import choose_engine
-from swarm.sampler.confine import has_gpu
+from swarm.sampler.client import SUBMIT_PATH, RolloutClient
 from swarm.sampler.session import Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed

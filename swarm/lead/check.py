@@ -20,13 +20,14 @@ import msgspec
 
 from swarm.broadcast.store.disk import SPARE_BYTES, free_bytes
 from swarm.errors import ChildFailed, UserError
+from swarm.join.joining import lead_settings
+from swarm.lead.answering import episode_rules
 from swarm.learner.checkpoint.files import newest_whole
 from swarm.learner.messages import Prepared, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.server import check_port
-from swarm.node.episodes import episode_rules
-from swarm.node.joining import lead_settings
-from swarm.node.prompts import (
+from swarm.run.directory import directory_of, refuse_used, write_json
+from swarm.run.prompts import (
     RECORD,
     check_data,
     longest_completion,
@@ -35,7 +36,6 @@ from swarm.node.prompts import (
     prepare_prompts,
     read_record,
 )
-from swarm.node.rundir import directory_of, refuse_used, write_json
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
 from swarm.tasks.base import Task

@@ -24,19 +24,19 @@ import aiohttp
 from swarm.broadcast.store.disk import file_bytes, free_bytes
 from swarm.broadcast.store.place import MEMORY
 from swarm.broadcast.version.manifest import MAX_REGION_BYTES
+from swarm.confine import has_gpu
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError
 from swarm.extras import missing
+from swarm.join import findings
+from swarm.join.findings import Check
+from swarm.join.joining import MEMORY_SHARE, SWARMS
+from swarm.join.sampler import CPU_MEMORY_SHARE
 from swarm.net.client import Busy, OtherCertificate, OtherEncryption, OtherProtocol, PeerClient
-from swarm.node import findings
 from swarm.node.bootstrap import Bootstraps, Greeting, OtherSwarm, clock_fault, read_bootstraps
 from swarm.node.card import open_card
-from swarm.node.findings import Check
 from swarm.node.identity import default_states
-from swarm.node.joining import MEMORY_SHARE, SWARMS
-from swarm.node.sampler import CPU_MEMORY_SHARE
 from swarm.process import free_host_bytes
 from swarm.sampler.choice import Gpu, choose_engine, find_gpu
-from swarm.sampler.confine import has_gpu
 from swarm.types import Role
 
 CUDA_S = 60.0  # Longest wait for torch to look at the GPU: an import, and a driver that wakes up

@@ -25,6 +25,9 @@ from swarm.broadcast.store.disk import DiskFull, free_bytes, set_most_bytes
 from swarm.broadcast.store.place import Wanted, forget_place, place_of_map
 from swarm.errors import InUseElsewhere, UserError, first_fault
 from swarm.gossip.records import Profile
+from swarm.join.logs import SaidLog
+from swarm.join.owner import BY_REJOINING, Holds
+from swarm.join.watch import Watch, give_way, watch_clocks
 from swarm.net.hosts import is_loopback
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
@@ -32,10 +35,7 @@ from swarm.node.bootstrap import Greeting, read_bootstraps
 from swarm.node.card import Card, card_lines, open_card
 from swarm.node.control import control
 from swarm.node.identity import StateDirectory
-from swarm.node.limits import BY_REJOINING, Holds
-from swarm.node.logs import SaidLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
-from swarm.node.watching import Watch, give_way, watch_clocks
 from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
 from swarm.types import Role
 

@@ -26,12 +26,12 @@ from swarm.broadcast.store.disk import DiskFull, copy_parts, require_room
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.manifest import Layout, trained_spans
 from swarm.gossip.records import Profile
+from swarm.lead.training import PublishedStep, Training
 from swarm.node.network import NodeNetwork
-from swarm.node.timeline import PUBLICATION
-from swarm.node.training import PublishedStep, Training
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import VersionPublished
 from swarm.rollout.journal.journal import Journal
+from swarm.run.timeline import PUBLICATION
 from swarm.types import NodeId, VersionId
 
 SHARES = {"50": 0.5, "90": 0.9, "100": 1.0}  # Shares of the samplers, by their name in `status`

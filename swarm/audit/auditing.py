@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from swarm.audit.auditor import ANY, CUT, HALF, KEPT_EVIDENCE, MIN_ROLLOUTS, Auditor, Caught, Finding, Limits
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
-from swarm.node.rundir import write_json
 from swarm.rollout.plane.effects import Looked
 from swarm.rollout.plane.episodes import part_of, reads_of
 from swarm.rollout.plane.leases import MAX_NODES, Group, Sample, seat_seed
+from swarm.run.directory import write_json
 from swarm.types import GroupId, NodeId, Rollout, Span, Turn, VersionId
 
 TIME_SHARE = 0.015

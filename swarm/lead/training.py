@@ -38,14 +38,14 @@ from swarm.learner.checkpoint.files import (
 )
 from swarm.learner.messages import Audited, AuditRollout, Prepared, Saved, Trained, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
-from swarm.net.wire import Digest
-from swarm.node.timeline import LEARNER
 from swarm.process import in_thread
 from swarm.rollout.journal.entries import RecordedGroup
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.plane.rules import staleness
+from swarm.run.timeline import LEARNER
 from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, NodeId, Prompt, Rollout, Score
+from swarm.wire import Digest
 
 MAX_FAULTS = 3  # Trainers in a row that end without a learner step: then the machine or the model is to blame
 
@@ -107,7 +107,7 @@ class Training:
         self.files_dir = self._trainer.files_dir
         self.staging = self._trainer.staging
         self.audited = run_dir / "audited"
-        """Where versions whose rollouts may be audited have second names (node/auditing.py)."""
+        """Where versions whose rollouts may be audited have second names (audit/auditing.py)."""
         self.save_fault = ""
         """Why the last checkpoint could not be written; "" if it was."""
         self.best: int | None = None

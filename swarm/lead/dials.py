@@ -1,5 +1,5 @@
 """What the owner of a run may change while its learner runs: one table for the help of `echo-node set`, for its checks
-and for the page. node/steps.py makes the changes; this imports little, so that `--help` answers at once."""
+and for the page. lead/steps.py makes the changes; this imports little, so that `--help` answers at once."""
 
 from __future__ import annotations
 

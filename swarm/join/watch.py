@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.node.limits import FILE, Holds, holds, read_limits, told, unknown
-from swarm.node.waking import Reading, notice
+from swarm.join.owner import FILE, Holds, holds, read_limits, told, unknown
+from swarm.join.waking import Reading, notice
 from swarm.settings import JoinConfig
 
 LOOK_S = 1.0

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from swarm.errors import ProtocolError
 from swarm.net.client import Peer, SlowLine
-from swarm.net.wire import CONTROL_BODY_BYTES, RATIO_FREE_BYTES, compress, decode, encode
 from swarm.rollout.messages import (
     LEASE_REPLY_BYTES,
     LEASE_TOKEN_BYTES,
@@ -34,6 +33,7 @@ from swarm.rollout.messages import (
     open_lease,
 )
 from swarm.types import Lease, NodeId, Rollout, VersionId
+from swarm.wire import CONTROL_BODY_BYTES, RATIO_FREE_BYTES, compress, decode, encode
 
 LIFE = secrets.randbits(63)  # Of this process
 SUBMIT_PATH = "/v1/rollouts"

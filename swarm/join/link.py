@@ -12,7 +12,7 @@ from swarm.net.client import Busy, OtherProtocol, Peer, Progress, SlowLine
 from swarm.net.sessions import Unauthorized
 from swarm.node.bootstrap import Hello, say_hello
 from swarm.node.network import NodeNetwork
-from swarm.rollout.client import SUBMIT_PATH
+from swarm.sampler.client import SUBMIT_PATH
 
 MAX_BACK_OFF_S = 30.0  # Longest pause between two tries: a restarted learner is found soon, a dead one costs little
 

@@ -15,30 +15,41 @@ from typing import Any
 
 import msgspec
 
+from swarm.audit.auditing import Auditing, barred_in, measured_classes
 from swarm.audit.auditor import Auditor
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.store import newest_head
 from swarm.broadcast.version.manifest import read_layout
 from swarm.errors import ProtocolError, UserError
+from swarm.join.joining import lead_settings
+from swarm.join.watch import watch_clocks
+from swarm.lead.answering import Answering, control_seed, episode_rules, sampling_rules
+from swarm.lead.check import check_model, reward_pool
+from swarm.lead.dials import checked
+from swarm.lead.provisioning import LearnerParts, Provisioning
+from swarm.lead.publication import ROOM_S, InstallTracker, Publication
+from swarm.lead.signal import LearningSignal
+from swarm.lead.steps import PAUSE, Steps
+from swarm.lead.training import Training
 from swarm.learner.messages import Prepared
 from swarm.net.hosts import is_loopback, is_private
 from swarm.net.signing import swarm_id_of
-from swarm.net.wire import encode
-from swarm.node.alarms import LearningSignal
-from swarm.node.auditing import Auditing, barred_in, measured_classes
 from swarm.node.card import card_of, sign_card
-from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
-from swarm.node.dials import checked
-from swarm.node.episodes import Answering, control_seed, episode_rules, sampling_rules
 from swarm.node.identity import StateDirectory
-from swarm.node.joining import lead_settings
-from swarm.node.metrics import RunLog
 from swarm.node.network import EVERYWHERE, NodeNetwork
-from swarm.node.prompts import Progress, check_data, longest_completion, open_task, prepare_prompts, read_record
-from swarm.node.provisioning import LearnerParts, Provisioning
-from swarm.node.publication import ROOM_S, InstallTracker, Publication
-from swarm.node.rundir import (
+from swarm.process import in_thread
+from swarm.rollout.ahead import PromptsAhead
+from swarm.rollout.api import RolloutService
+from swarm.rollout.journal.entries import BoundSet
+from swarm.rollout.journal.journal import Journal
+from swarm.rollout.messages import Beat
+from swarm.rollout.plane.effects import ScoreWanted
+from swarm.rollout.plane.leases import MISSED_BEATS
+from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
+from swarm.rollout.plane.rules import publication_period
+from swarm.rollout.scoring import TURN_S
+from swarm.run.directory import (
     LOGS,
     SUMMARY,
     TIMELINE,
@@ -52,25 +63,14 @@ from swarm.node.rundir import (
     remove_run_directory,
     write_json,
 )
-from swarm.node.steps import PAUSE, Steps
-from swarm.node.timeline import Timeline
-from swarm.node.training import Training
-from swarm.node.watching import watch_clocks
-from swarm.process import in_thread
-from swarm.rollout.ahead import PromptsAhead
-from swarm.rollout.api import RolloutService
-from swarm.rollout.journal.entries import BoundSet
-from swarm.rollout.journal.journal import Journal
-from swarm.rollout.messages import Beat
-from swarm.rollout.plane.effects import ScoreWanted
-from swarm.rollout.plane.leases import MISSED_BEATS
-from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
-from swarm.rollout.plane.rules import publication_period
-from swarm.rollout.scoring import TURN_S
+from swarm.run.log import RunLog
+from swarm.run.prompts import Progress, check_data, longest_completion, open_task, prepare_prompts, read_record
+from swarm.run.timeline import Timeline
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Read
 from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import NodeId, Score, Unscored
+from swarm.wire import encode
 
 TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
@@ -406,7 +406,7 @@ class LearnerNode:
         return self._journal.fault or self._publication.fault
 
     async def change(self, request: Mapping[str, Any], *, by: str) -> str:
-        """Change what a run's owner may change while it runs (node/dials.py), `stop` as the first Ctrl-C does. Return a
+        """Change what a run's owner may change while it runs (lead/dials.py), `stop` as the first Ctrl-C does. Return a
         line for each change. UserError says why one cannot be made; those before it hold."""
         lines: list[str] = []
         for key, value in checked(request).items():

@@ -13,12 +13,12 @@ from swarm.errors import ProtocolError, UserError
 from swarm.inference.episodes import ExternalEpisodes
 from swarm.inference.server import Endpoint, serving
 from swarm.learner.messages import Prepared
-from swarm.node.prompts import Prompts, Record, longest_completion, longest_turn
 from swarm.rollout.api import RolloutService
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.leases import sample_seed
 from swarm.rollout.scoring import Said
+from swarm.run.prompts import Prompts, Record, longest_completion, longest_turn
 from swarm.sampler.playing import check_playable
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
@@ -82,7 +82,7 @@ class Answering:
         endpoint = Endpoint(self, text, rules, **sizes)
         url = await exits.enter_async_context(serving(endpoint, self._run_dir))
         if self._task.is_external:
-            from swarm.environments.verifiers import Begin, VerifiersRuns
+            from swarm.tasks.verifiers import Begin, VerifiersRuns
 
             begin = Begin(
                 module=self._config.task.partition(":")[2],

@@ -17,18 +17,16 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from swarm.audit.auditing import REFUSED, Auditing, bar_file, note_refused
 from swarm.errors import UserError
+from swarm.join.joining import unless_stopped
+from swarm.lead.dials import described
+from swarm.lead.provisioning import Provisioning
+from swarm.lead.publication import InstallTracker, Publication
+from swarm.lead.signal import AlarmLog, LearningSignal, rewards_failed
+from swarm.lead.training import Training, step_figures, train_group
 from swarm.learner.checkpoint.files import BEST
 from swarm.learner.messages import Trained
-from swarm.node.alarms import AlarmLog, LearningSignal, rewards_failed
-from swarm.node.auditing import REFUSED, Auditing, bar_file, note_refused
-from swarm.node.dials import described
-from swarm.node.joining import unless_stopped
-from swarm.node.metrics import RunLog
-from swarm.node.provisioning import Provisioning
-from swarm.node.publication import InstallTracker, Publication
-from swarm.node.rundir import CONFIG, read_values, write_json
-from swarm.node.training import Training, step_figures, train_group
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.journal.journal import Journal
@@ -36,6 +34,8 @@ from swarm.rollout.plane.effects import Evaluated
 from swarm.rollout.plane.heldout import held_out_figures
 from swarm.rollout.plane.leases import Group
 from swarm.rollout.plane.rules import is_for_publication, publication_period, staleness
+from swarm.run.directory import CONFIG, read_values, write_json
+from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 from swarm.types import NodeId, Prompt
 
@@ -50,7 +50,7 @@ RECENT = 9  # Steps that `status` speaks of: four may stall without moving their
 
 
 class Steps:
-    """The run's learner steps, and what its owner changes about them while it runs (node/dials.py)."""
+    """The run's learner steps, and what its owner changes about them while it runs (lead/dials.py)."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class Steps:
     # -- what the run's owner changes ------------------------------------------------------------------------
 
     async def change(self, key: str, value: Any, *, by: str) -> str:
-        """Change what node/dials.py names, with an event `set`, and return a line for the user. UserError if it cannot
+        """Change what lead/dials.py names, with an event `set`, and return a line for the user. UserError if it cannot
         be changed. What has to outlive this life is in the journal, in config.json, in PAUSE or in caught/."""
         held = self._changeable()
         match key:

@@ -25,11 +25,11 @@ from swarm.capacity.delivery import disseminate_by, measured_first, sustained
 from swarm.capacity.estimator import Estimator, StartValues
 from swarm.capacity.fleet import Disseminate, Terms
 from swarm.capacity.selection import Rules
-from swarm.node.metrics import Spent
-from swarm.node.publication import InstallTracker
+from swarm.lead.publication import InstallTracker
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.messages import Offer
 from swarm.rollout.tally import SamplerWatch
+from swarm.run.log import Spent
 from swarm.settings import LeadConfig
 from swarm.types import NodeId, VersionId
 

@@ -1,0 +1,1 @@
+"""What the learner and the samplers both need of a model."""

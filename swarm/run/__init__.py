@@ -1,0 +1,1 @@
+"""A run directory: what lies where, its log, its prompts and its timeline."""
