@@ -42,7 +42,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
 from swarm.capacity.fleet import Demand, Lengths, Worker, mean_longest
 from swarm.capacity.model import Prediction, mu_min, predict
-from swarm.models.build import tiny_model, tiny_tokenizer
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 
 TRAIN_STEP_S = 4.0
 """Questions, scoring and records, which the model knows nothing of, take 0.1 to 0.3 s of two busy cores."""

@@ -60,7 +60,7 @@ def memory(nbytes: int) -> Callable[[], str]:
 
 def host_memory(nbytes: int) -> Callable[[], str]:
     def lacks() -> str:
-        from swarm.process import free_host_bytes
+        from swarm.machine import free_host_bytes
 
         return "" if free_host_bytes() >= nbytes else f"needs {nbytes / GIB:.0f} GiB of the host's memory"
 

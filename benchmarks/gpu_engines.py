@@ -40,8 +40,8 @@ from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.policy import Policy
+from swarm.learner.tiny import tiny_tokenizer
 from swarm.learner.update import MAX_TOKEN_KL
-from swarm.models.build import tiny_tokenizer
 from swarm.models.device import pick_device
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Sampled, Start, Started
 from swarm.types import VersionId

@@ -47,7 +47,7 @@ from swarm.learner.checkpoint.model_files import layout_of, stream_tensors, writ
 from swarm.learner.memory import GIB, Shape, fit, read_free_bytes, shape_of
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import Policy
-from swarm.process import free_host_bytes
+from swarm.machine import free_host_bytes
 from swarm.types import VersionId
 
 SPEED_TARGET = 0.9

@@ -30,8 +30,8 @@ from swarm.learner.optimizer import AdamW
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
 from swarm.learner.sft import Example, Tuner
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.update import Learning, Update
-from swarm.models.build import tiny_model, tiny_tokenizer
 
 LONGEST = 12
 GROUPS, GROUP_SIZE = 6, 8

@@ -22,7 +22,7 @@ from benchmarks.sampler_models import parameters_of
 from benchmarks.sampler_process import HANG_S
 from swarm.learner import trainer
 from swarm.learner.messages import Done, Prepare, Prepared, Stage, Train, Trained, TrainGroup, TrainRollout
-from swarm.models.build import tiny_tokenizer
+from swarm.learner.tiny import tiny_tokenizer
 from swarm.models.device import pick_device
 from swarm.process import Child
 

@@ -25,7 +25,7 @@ from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout, tensor_spans
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
-from swarm.models.build import tiny_tokenizer
+from swarm.learner.tiny import tiny_tokenizer
 from swarm.net.signing import SigningKey
 from swarm.sampler.engine import Install
 from swarm.types import VersionId

@@ -1,9 +1,15 @@
-"""Waiting for the next change of something."""
+"""Waiting: for a change, until a node is stopped, for work in a thread."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any, TypeVar
+
+R = TypeVar("R")
 
 
 class Changes:
@@ -33,3 +39,32 @@ class Changes:
                     await future
         finally:
             self._waiting.pop(future, None)
+
+
+async def in_thread(work: Callable[[], R]) -> R:
+    """Return or raise what `work` does. If this is cancelled, `work` continues until it or the process ends."""
+    done: Future[R] = Future()
+    # From now on a cancellation reaches only the awaiting task.
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where this is awaited
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="work", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:
+    """Return the result of `work`, or None if `stop` is set first; `work` has ended then."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        stopping.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)

@@ -35,7 +35,7 @@ from swarm.lead.dials import DIALS
 from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config
 
 if TYPE_CHECKING:
-    from swarm.join.joining import RelayNode
+    from swarm.join.relay import RelayNode
     from swarm.join.sampler import SamplerNode
     from swarm.lead.learner import LearnerNode
     from swarm.report.live import LiveView
@@ -198,7 +198,7 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
     _lines.role = settings.role if settings.log_format == "json" else ""
     from rich.console import Console
 
-    from swarm.join.joining import RelayNode
+    from swarm.join.relay import RelayNode
     from swarm.join.sampler import SamplerNode
     from swarm.report.live import LiveView
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarm.node.card import card_of, purpose
+from swarm.node.hello import card_of, purpose
 from swarm.report.words import ID_LENGTH, JOIN_LENGTH, finite, number, part, parts, words
 
 STATE_S = 1.0  # Between two looks at the node, however many ask: with a thousand samplers one takes 8 ms

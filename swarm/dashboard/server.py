@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from swarm.aio import in_thread
 from swarm.dashboard.feed import Feed
 from swarm.dashboard.public import PublicState
 from swarm.dashboard.rollouts import read_groups
@@ -33,7 +34,6 @@ from swarm.errors import EchoError, UserError
 from swarm.net.hosts import address_of, caller_of, is_loopback
 from swarm.net.limits import Limits, Meter
 from swarm.net.server import Connection, quiet_logger
-from swarm.process import in_thread
 from swarm.report.figures import read_figures
 from swarm.report.page import render
 from swarm.report.samples import read_journal

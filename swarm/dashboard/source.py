@@ -21,10 +21,9 @@ from typing import Any
 
 import msgspec
 
-from swarm.aio import Changes
+from swarm.aio import Changes, in_thread
 from swarm.dashboard.digest import digest
 from swarm.dashboard.feed import Feed
-from swarm.process import in_thread
 from swarm.report.figures import LINES_A_LOOK, MARKED, PASSING, Column, FigureFiles, Figures, Line
 from swarm.report.live import LOOK_SHARE
 from swarm.report.page import shown_config

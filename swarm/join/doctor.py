@@ -31,11 +31,11 @@ from swarm.join import findings
 from swarm.join.findings import Check
 from swarm.join.joining import MEMORY_SHARE, SWARMS
 from swarm.join.sampler import CPU_MEMORY_SHARE
+from swarm.machine import free_host_bytes
 from swarm.net.client import Busy, OtherCertificate, OtherEncryption, OtherProtocol, PeerClient
 from swarm.node.bootstrap import Bootstraps, Greeting, OtherSwarm, clock_fault, read_bootstraps
-from swarm.node.card import open_card
+from swarm.node.hello import open_card
 from swarm.node.identity import default_states
-from swarm.process import free_host_bytes
 from swarm.sampler.choice import Gpu, choose_engine, find_gpu
 from swarm.types import Role
 

@@ -11,7 +11,7 @@ from swarm.broadcast.store.disk import SPARE_BYTES
 from swarm.broadcast.store.place import on_disk_line
 from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.extras import how_to_have
-from swarm.node.card import size
+from swarm.node.hello import size
 
 SOCKET_BYTES = 103  # Longest path of a Unix socket: macOS takes 104 bytes with the zero at the end, Linux 108
 CHILD_SOCKET = "echo-node-12345678/child.sock"  # What a child's adds to the directory for temporary files

@@ -9,7 +9,7 @@ import asyncio
 import errno
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from swarm.aio import unless_stopped
 from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.broadcast.serving import VersionServer
@@ -24,19 +25,17 @@ from swarm.broadcast.store.base_model import BaseModel, find_base
 from swarm.broadcast.store.disk import DiskFull, free_bytes, set_most_bytes
 from swarm.broadcast.store.place import Wanted, forget_place, place_of_map
 from swarm.errors import InUseElsewhere, UserError, first_fault
-from swarm.gossip.records import Profile
 from swarm.join.logs import SaidLog
 from swarm.join.owner import BY_REJOINING, Holds
 from swarm.join.watch import Watch, give_way, watch_clocks
-from swarm.net.hosts import is_loopback
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
-from swarm.node.bootstrap import Greeting, read_bootstraps
-from swarm.node.card import Card, card_lines, open_card
+from swarm.node.bootstrap import Greeting
 from swarm.node.control import control
+from swarm.node.hello import Card, card_lines, open_card
 from swarm.node.identity import StateDirectory
-from swarm.node.network import NetworkSettings, NodeNetwork, advertised
-from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
+from swarm.node.network import NodeNetwork, join_settings
+from swarm.settings import JoinConfig
 from swarm.types import Role
 
 R = TypeVar("R")
@@ -51,49 +50,6 @@ ROOM_S = 5.0  # Between two looks at a disk that was full
 RETRY_S = 600.0  # Then it is tried anyway: the weights may lie on another disk
 FREED_BYTES = 1 << 20  # Less than the smallest amount that a line asks for
 MEMORY_SHARE = 0.5  # Of what is free, for the weights: their owner goes on working
-
-
-def join_settings(config: JoinConfig) -> NetworkSettings:
-    """Listen only on this machine if all bootstraps are here, else on every interface."""
-    named, _ = read_bootstraps(config.bootstrap)
-    local = all(is_loopback(bootstrap.host) for bootstrap in named)
-    # A relay needs a fixed port, which its owner opens in a router once. A sampler does not.
-    port = config.port if config.port is not None else DEFAULT_PORT if config.role == "relay" and not local else 0
-    return _settings(config, config.host or ("127.0.0.1" if local else "0.0.0.0"), port)
-
-
-def lead_settings(config: LeadConfig) -> NetworkSettings:
-    """Return where a learner listens. Raise UserError for an invalid address, before anything is written."""
-    settings = _settings(config, config.host, config.port, config.advertise)
-    advertised(settings, config.port or DEFAULT_PORT, b"")
-    read_bootstraps(config.bootstrap)
-    return settings
-
-
-def _settings(config: JoinConfig | LeadConfig, host: str, port: int, advertise: str | None = None) -> NetworkSettings:
-    return NetworkSettings(
-        host=host,
-        port=port,
-        bootstrap=config.bootstrap,
-        advertise=advertise,
-        tls=config.tls,
-        lan=config.lan,
-        max_upload_mbit=config.max_upload,
-        max_download_mbit=config.max_download,
-    )
-
-
-async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:
-    """Return the result of `work`, or None if `stop` is set first; `work` has ended then."""
-    task = asyncio.ensure_future(work)
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-        stopping.cancel()
-        await asyncio.gather(task, stopping, return_exceptions=True)
 
 
 def weights_directory(state_dir: Path, swarm: str) -> Path:
@@ -363,37 +319,3 @@ class JoiningNode(ABC):
             # The learner tells a sampler, because it knows which of the two came second.
             self._is_elsewhere = True
             self._stop.set()
-
-
-class RelayNode(JoiningNode):
-    """A relay."""
-
-    role = "relay"
-
-    def last_words(self) -> str:
-        """Return the last line for the person at the terminal; "" if nobody asked the node to leave."""
-        return self._log.keep("left the swarm") if self._stop.is_set() and not self._is_elsewhere else ""
-
-    def status(self) -> dict[str, Any]:
-        own = {"state": self._state, "bootstrap": list(self._config.bootstrap)}
-        return {**self._network.status(), **own, **self._data.status()}
-
-    def _set_state(self, state: str) -> None:
-        self._state = state
-
-    async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
-        self._state = "relaying"
-        telling = asyncio.create_task(self._tell_held(receiver))
-        try:
-            await self._stop.wait()
-        finally:
-            telling.cancel()
-        self._state = "leaving"
-        return False
-
-    async def _tell_held(self, receiver: Receiver) -> None:
-        held = None
-        while True:
-            held = (await receiver.installed(held)).head.version
-            uplink = float(f"{receiver.uplink_bytes_per_s:.2g}")
-            self._network.set_profile(Profile(held=held, uplink_bytes_per_s=uplink))

@@ -10,7 +10,7 @@ from typing import TypeVar
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
 from swarm.net.client import Busy, OtherProtocol, Peer, Progress, SlowLine
 from swarm.net.sessions import Unauthorized
-from swarm.node.bootstrap import Hello, say_hello
+from swarm.node.hello import Hello, say_hello
 from swarm.node.network import NodeNetwork
 from swarm.sampler.client import SUBMIT_PATH
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from swarm.aio import unless_stopped
 from swarm.broadcast.receiver import Receiver
 from swarm.confine import has_gpu
 from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, UserError, first_fault
 from swarm.gossip.records import Profile
-from swarm.join.joining import JoiningNode, unless_stopped
+from swarm.join.joining import JoiningNode
 from swarm.join.link import LearnerLink, SwarmChanged
 from swarm.node.bootstrap import Greeting
 from swarm.node.identity import SECRETS

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.join.owner import FILE, Holds, holds, read_limits, told, unknown
-from swarm.join.waking import Reading, notice
+from swarm.join.owner import FILE, Holds, Reading, holds, notice, read_limits, told, unknown
 from swarm.settings import JoinConfig
 
 LOOK_S = 1.0

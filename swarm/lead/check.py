@@ -20,12 +20,12 @@ import msgspec
 
 from swarm.broadcast.store.disk import SPARE_BYTES, free_bytes
 from swarm.errors import ChildFailed, UserError
-from swarm.join.joining import lead_settings
 from swarm.lead.answering import episode_rules
 from swarm.learner.checkpoint.files import newest_whole
 from swarm.learner.messages import Prepared, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.server import check_port
+from swarm.node.network import lead_settings
 from swarm.run.directory import directory_of, refuse_used, write_json
 from swarm.run.prompts import (
     RECORD,

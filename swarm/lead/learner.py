@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
+from swarm.aio import in_thread
 from swarm.audit.auditing import Auditing, barred_in, measured_classes
 from swarm.audit.auditor import Auditor
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.store import newest_head
 from swarm.broadcast.version.manifest import read_layout
 from swarm.errors import ProtocolError, UserError
-from swarm.join.joining import lead_settings
 from swarm.join.watch import watch_clocks
 from swarm.lead.answering import Answering, control_seed, episode_rules, sampling_rules
 from swarm.lead.check import check_model, reward_pool
@@ -34,11 +34,10 @@ from swarm.lead.training import Training
 from swarm.learner.messages import Prepared
 from swarm.net.hosts import is_loopback, is_private
 from swarm.net.signing import swarm_id_of
-from swarm.node.card import card_of, sign_card
 from swarm.node.control import control
+from swarm.node.hello import card_of, sign_card
 from swarm.node.identity import StateDirectory
-from swarm.node.network import EVERYWHERE, NodeNetwork
-from swarm.process import in_thread
+from swarm.node.network import EVERYWHERE, NodeNetwork, lead_settings
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet

@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from swarm.aio import unless_stopped
 from swarm.audit.auditing import REFUSED, Auditing, bar_file, note_refused
 from swarm.errors import UserError
-from swarm.join.joining import unless_stopped
 from swarm.lead.dials import described
 from swarm.lead.provisioning import Provisioning
 from swarm.lead.publication import InstallTracker, Publication

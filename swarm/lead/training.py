@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TypeVar
 
+from swarm.aio import in_thread
 from swarm.broadcast.publishing import content_of_file
 from swarm.broadcast.store.disk import DiskFull, allocate
 from swarm.broadcast.version.manifest import Layout
@@ -38,7 +39,6 @@ from swarm.learner.checkpoint.files import (
 )
 from swarm.learner.messages import Audited, AuditRollout, Prepared, Saved, Trained, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
-from swarm.process import in_thread
 from swarm.rollout.journal.entries import RecordedGroup
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.plane.rules import staleness

@@ -20,8 +20,8 @@ from swarm.learner.adapter import add_matrices, linear_layers, parameters_of, sh
 from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.optimizer import BLOCK, PIECE_BYTES
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
+from swarm.machine import free_host_bytes
 from swarm.models.device import stated
-from swarm.process import free_host_bytes
 from swarm.types import OptimizerStates
 
 NF4_BYTES = 0.5625  # Of a number in 4 bits, of which 64 share a float32 scale

@@ -51,8 +51,9 @@ from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import audit
 from swarm.learner.update import Learning, Update, check_rules
+from swarm.machine import free_host_bytes
 from swarm.models.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half, stated
-from swarm.process import ChildChannel, NoParent, free_host_bytes
+from swarm.process import ChildChannel, NoParent
 from swarm.settings import EMBEDDED
 from swarm.types import MAX_TOKENS
 from swarm.wire import Digest

@@ -24,90 +24,24 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
-from aiohttp import web
 
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
-from swarm.gossip.records import RECORD_BYTES, SignedRecord, open_record
+from swarm.gossip.records import RECORD_BYTES
 from swarm.net.client import (
     Busy,
     OtherCertificate,
     OtherEncryption,
     OtherProtocol,
-    Peer,
     PeerClient,
-    binary,
     certificate_of,
-    other_protocol,
 )
 from swarm.net.hosts import is_loopback, is_name
 from swarm.net.signing import PublicKeyField, swarm_id_of
-from swarm.node.card import CARD_BYTES
+from swarm.node.hello import Heard, Hello, say_hello
 from swarm.node.identity import write_privately
 from swarm.settings import DEFAULT_PORT
-from swarm.types import Address, Id, Role, Seconds, SwarmId
-from swarm.wire import PROTOCOL, Message, decode, digest, encode
-
-HELLO_PATH = "/v1/hello"
-HELLO_BYTES = 4096
-HELLO_S = 10.0  # Time limit of a hello: even a learner that is loading a large model answers at once
-MIN_ROUND_S, MAX_ROUND_S = 0.05, 60.0  # Rounds shorter or longer than this are almost certainly a mistake
-
-
-class Hello(Message, frozen=True):
-    """What a node says about its swarm and itself. `record` is its own signed record, `learner` the learner's, which
-    states the length of a gossip round. In `beat_s` a learner says how often it wants to hear from a sampler. `knock`
-    answers a node that dials back. `card` says what the run is about (card.py). `now` is the clock of the node that
-    answers, in Unix time; 0 is unknown."""
-
-    protocol: int
-    role: Role
-    swarm: Id
-    learner_key: PublicKeyField
-    record: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
-    learner: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
-    beat_s: Seconds = 0.0
-    knock: Annotated[bytes, msgspec.Meta(max_length=512)] = b""
-    card: Annotated[bytes, msgspec.Meta(max_length=CARD_BYTES)] = b""
-    now: float = 0.0
-
-
-def hello_route(answer: Callable[[str | None, str | None], Hello | None]) -> web.RouteDef:
-    """Return the route of GET /v1/hello. `answer(knock, caller)` returns the hello, or None while there is no swarm."""
-
-    async def handle(request: web.Request) -> web.Response:
-        hello = answer(request.query.get("knock"), request.query.get("caller"))
-        if hello is None:
-            return web.Response(status=503, text="this node has not found its swarm yet", headers={"Retry-After": "2"})
-        return binary(encode(hello))
-
-    return web.get(HELLO_PATH, handle)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """A hello with checked signatures: of the sender's own record (`signed`) and of the learner's."""
-
-    hello: Hello
-    signed: SignedRecord
-    learner: SignedRecord
-
-
-async def say_hello(peer: Peer) -> Heard:
-    """Return the hello of the node behind `peer`. Raise ProtocolError if it contradicts itself."""
-    data = await peer.get(HELLO_PATH, cap_bytes=HELLO_BYTES, timeout_s=HELLO_S)
-    hello = decode(data, Hello, cap_bytes=HELLO_BYTES)
-    if hello.protocol != PROTOCOL:
-        raise other_protocol("the node that answers", hello.protocol)
-    if hello.swarm != swarm_id_of(hello.learner_key):
-        raise ProtocolError("the answer does not say which swarm this is")
-    signed = open_record(hello.record, SwarmId(hello.swarm))
-    learner = open_record(hello.learner, SwarmId(hello.swarm))
-    if signed.record.role != hello.role or learner.record.role != "learner":
-        raise ProtocolError("the answer contradicts its own records")
-    if not MIN_ROUND_S <= learner.record.round_s <= MAX_ROUND_S:
-        raise ProtocolError(f"the answer states rounds of {learner.record.round_s:g} s, which no swarm has")
-    return Heard(hello=hello, signed=signed, learner=learner)
-
+from swarm.types import Address, Id, SwarmId
+from swarm.wire import Message, decode, digest, encode
 
 PREFIX = "echo1:"
 AROUND = " \t\r\n\"'`<>()\u00a0\u200b\u2018\u2019\u201c\u201d"  # What stands around a line that was pasted

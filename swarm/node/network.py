@@ -42,19 +42,23 @@ from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey, node_id_of, swarm_id_of, unseal
 from swarm.net.stream import Incoming, Pace
 from swarm.node.bootstrap import (
-    HELLO_BYTES,
-    HELLO_PATH,
     Bootstraps,
     Greeting,
-    Hello,
     JoinLine,
     OtherSwarm,
-    hello_route,
     read_bootstrap,
+    read_bootstraps,
     write_join_line,
 )
 from swarm.node.exposition import metrics_route
-from swarm.node.identity import load_or_create_key, load_or_create_tls, next_generation, raise_generation
+from swarm.node.hello import HELLO_BYTES, HELLO_PATH, Hello, hello_route
+from swarm.node.identity import (
+    load_or_create_key,
+    load_or_create_tls,
+    next_generation,
+    raise_generation,
+)
+from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
 from swarm.types import Address, NodeId, Role, VersionId
 from swarm.wire import PROTOCOL, decode, encode
 
@@ -556,3 +560,33 @@ def own_hosts() -> list[str]:
                 if is_up and not is_loopback(host) and not Path("/sys/class/net", name, "bridge").exists():
                     found.append(host)
     return found
+
+
+def join_settings(config: JoinConfig) -> NetworkSettings:
+    """Listen only on this machine if all bootstraps are here, else on every interface."""
+    named, _ = read_bootstraps(config.bootstrap)
+    local = all(is_loopback(bootstrap.host) for bootstrap in named)
+    # A relay needs a fixed port, which its owner opens in a router once. A sampler does not.
+    port = config.port if config.port is not None else DEFAULT_PORT if config.role == "relay" and not local else 0
+    return _settings(config, config.host or ("127.0.0.1" if local else "0.0.0.0"), port)
+
+
+def lead_settings(config: LeadConfig) -> NetworkSettings:
+    """Return where a learner listens. Raise UserError for an invalid address, before anything is written."""
+    settings = _settings(config, config.host, config.port, config.advertise)
+    advertised(settings, config.port or DEFAULT_PORT, b"")
+    read_bootstraps(config.bootstrap)
+    return settings
+
+
+def _settings(config: JoinConfig | LeadConfig, host: str, port: int, advertise: str | None = None) -> NetworkSettings:
+    return NetworkSettings(
+        host=host,
+        port=port,
+        bootstrap=config.bootstrap,
+        advertise=advertise,
+        tls=config.tls,
+        lan=config.lan,
+        max_upload_mbit=config.max_upload,
+        max_download_mbit=config.max_download,
+    )

@@ -25,7 +25,7 @@ from swarm.net.client import Busy, PeerClient, plain_address
 from swarm.net.sessions import AUTH_HEADER
 from swarm.net.signing import SigningKey
 from swarm.net.stream import Outgoing
-from swarm.node.bootstrap import say_hello
+from swarm.node.hello import say_hello
 from swarm.rollout.messages import MAX_SUBMITTED, Beat
 from swarm.sampler.client import SUBMIT_PATH, Answer, Refused, RolloutClient, SealedLease
 from swarm.sampler.engine import Job

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from swarm.aio import Changes
-from swarm.process import in_thread
+from swarm.aio import Changes, in_thread
 from swarm.types import Prompt
 
 AT_ONCE_S = 0.1  # Time of one call in the thread: thousands of prompts of most tasks, one prompt of a slow task

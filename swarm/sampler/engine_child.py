@@ -10,7 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from swarm.confine import STACKS_BYTES, confine, has_gpu
-from swarm.process import ChildChannel, free_host_bytes, limit_memory
+from swarm.machine import free_host_bytes, limit_memory
+from swarm.process import ChildChannel
 from swarm.sampler.engine import Command, Engine, Generate, Install, Reckon, Start
 from swarm.sampler.room import reckon
 

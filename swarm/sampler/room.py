@@ -24,7 +24,7 @@ import msgspec
 
 from swarm.broadcast.version.manifest import LORA_A, LORA_B, Layout, TensorSpec
 from swarm.errors import UserError
-from swarm.process import free_host_bytes
+from swarm.machine import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, EngineKind, EngineOptions, Reckoned
 from swarm.types import Rounding
 

@@ -24,7 +24,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from swarm.environments.base import Environment, Step
-from swarm.process import limit_memory
+from swarm.machine import limit_memory
 from swarm.tasks import load_task
 from swarm.tasks.base import RewardKind, Task, TaskOptions, random_score
 from swarm.tasks.chat import load_chat_template

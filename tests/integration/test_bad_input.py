@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.models.build import tiny_model, tiny_tokenizer
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from tests.integration.processes import command
 
 

@@ -19,7 +19,8 @@ import pytest
 from aiohttp import web
 
 from swarm.net.signing import SigningKey, swarm_id_of
-from swarm.node.bootstrap import Hello, JoinLine, hello_route, read_join_line, write_join_line
+from swarm.node.bootstrap import JoinLine, read_join_line, write_join_line
+from swarm.node.hello import Hello, hello_route
 from swarm.types import Address
 from tests.builders import KEY
 from tests.integration.processes import PATIENCE_S, Learner, eventually, free_port, swarm_in

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.broadcast.version.manifest import ModelFile
-from swarm.models.build import tiny_tokenizer
+from swarm.learner.tiny import tiny_tokenizer
 from swarm.sampler.client import SealedLease
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.worker import EngineWorker

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.models.build import tiny_model, tiny_tokenizer
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from tests.integration.processes import eventually, swarm_in
 
 TOKENS = 1 << 24

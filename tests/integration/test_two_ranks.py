@@ -41,8 +41,8 @@ from swarm.learner.messages import (
     TrainRollout,
 )
 from swarm.learner.process import TrainerProcess, prepare_command, torchrun_options
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
-from swarm.models.build import tiny_model, tiny_tokenizer
 from swarm.models.device import as_streamed
 from swarm.process import NoParent
 from swarm.settings import TINY, LeadConfig

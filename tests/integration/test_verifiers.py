@@ -64,7 +64,7 @@ async def play(played: ExternalEpisodes, prompt: Prompt, answer: Answer, read: l
 @pytest.mark.long
 async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
-    from swarm.models.build import tiny_model, tiny_tokenizer
+    from swarm.learner.tiny import tiny_model, tiny_tokenizer
 
     # Modules are found where the learner was started.
     monkeypatch.chdir(TASKSETS)

@@ -21,7 +21,7 @@ from swarm.learner.checkpoint.model_files import (
     write_staging,
 )
 from swarm.learner.messages import AdapterRules
-from swarm.models.build import tiny_model, tiny_tokenizer
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.models.device import as_streamed
 from swarm.sampler.engine import EngineOptions, Install, Start
 from swarm.wire import Digest

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from swarm.learner.batch import Row
-from swarm.models.build import tiny_model
+from swarm.learner.tiny import tiny_model
 
 CPU = torch.device("cpu")
 VOCAB = 14

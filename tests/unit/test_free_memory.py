@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.process import free_host_bytes, mac_free_bytes
+from swarm.machine import free_host_bytes, mac_free_bytes
 
 
 def say(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:

@@ -24,10 +24,10 @@ CORES = (
     "swarm.rollout.intake",
     "swarm.capacity",
     "swarm.learner.alarms",
-    "swarm.audit",
+    "swarm.audit.auditor",
+    "swarm.learner.claims",
     "swarm.simulate",
     "swarm.run.timeline",
-    "swarm.join.waking",
     "swarm.report.words",
     "swarm.dashboard.digest",
     "swarm.dashboard.feed",
@@ -57,7 +57,9 @@ IO = (
     *("aiohappyeyeballs", "aiohttp"),
 )
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
-SHARED = ("swarm.types", "swarm.errors", "swarm.extras", "swarm.net", "swarm.process")
+SHARED = tuple(
+    f"swarm.{ground}" for ground in ("types", "errors", "extras", "wire", "aio", "machine", "process", "net")
+)
 CROSSING = {
     "swarm.capacity.delivery": ("swarm.broadcast.forest",),
     "swarm.capacity.recursion": ("swarm.rollout.plane.rules",),
@@ -65,7 +67,9 @@ CROSSING = {
 """What a version costs a fleet is what the broadcast itself would plan for it, and a group is opened in a prediction by
 the rule that the rollout plane goes by."""
 
-ABOVE = ("swarm.node", "swarm.cli", "swarm.dashboard", "swarm.report", "swarm.redteam", "swarm.__main__")
+NODES = ("swarm.node", "swarm.run", "swarm.join", "swarm.audit.auditing", "swarm.lead")
+ABOVE = (*NODES, "swarm.cli", "swarm.dashboard", "swarm.report", "swarm.redteam", "swarm.__main__")
+KNOWN_CIRCLES = {frozenset(("cli", "redteam")), frozenset(("inference", "tasks"))}
 ENGINES = tuple(
     f"swarm.sampler.{part}" for part in ("transformers", "growing", "vllm", "mlx", "proving", "room", "weights")
 )
@@ -166,11 +170,12 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("torch", ("swarm.learner", *ENGINES)),
+        ("torch", ("swarm.learner", "swarm.models", *ENGINES)),
         (
             "transformers",
             (
                 "swarm.learner",
+                "swarm.models",
                 "swarm.sampler.transformers",
                 "swarm.sampler.growing",
                 "swarm.sampler.weights",
@@ -199,8 +204,19 @@ def test_only_what_is_above_a_node_imports_it() -> None:
     for name, module in modules().items():
         if not _within(name, *ABOVE):
             assert module.uses(*ABOVE) == [], name
-        if _within(name, "swarm.node"):
-            assert [one for one in module.uses(*ABOVE) if not _within(one, "swarm.node")] == [], name
+        if _within(name, *NODES):
+            assert [one for one in module.uses(*ABOVE) if not _within(one, *NODES)] == [], name
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    def room(name: str) -> str:
+        return name.split(".")[1]
+
+    uses = {
+        (room(name), room(one)) for name, module in modules().items() if "." in name for one in _swarm_modules(module)
+    }
+    circles = {frozenset(pair) for pair in uses if pair[0] != pair[1] and pair[::-1] in uses}
+    assert circles == KNOWN_CIRCLES
 
 
 def _architecture() -> str:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from swarm.gossip.records import Profile, Record
-from swarm.node.bootstrap import Hello
+from swarm.node.hello import Hello
 from swarm.rollout.messages import Beat, LeaseRequest, Offer
 from swarm.types import Address, Rollout
 

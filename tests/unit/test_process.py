@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from swarm.process import in_thread
+from swarm.aio import in_thread
 
 
 def test_work_that_is_given_up_keeps_neither_who_waits_nor_the_loop() -> None:

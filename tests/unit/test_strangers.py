@@ -16,7 +16,7 @@ from rich.console import Console
 from swarm.cli import run as cli
 from swarm.cli.runs import _looks, audit
 from swarm.errors import ProtocolError, UserError
-from swarm.node.card import Card, purpose
+from swarm.node.hello import Card, purpose
 from swarm.report.live import LiveView
 from swarm.report.terminal import live_view, plain_line, status_screen
 from swarm.rollout.messages import DroppedRollouts

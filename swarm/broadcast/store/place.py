@@ -14,7 +14,7 @@ from typing import Literal
 
 from swarm.broadcast.store.disk import BLOCK_BYTES, free_bytes
 from swarm.errors import UserError
-from swarm.process import free_host_bytes
+from swarm.machine import free_host_bytes
 
 Wanted = Literal["auto", "memory", "disk"]
 

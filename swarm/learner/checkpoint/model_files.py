@@ -16,7 +16,7 @@ from swarm.broadcast.version.manifest import ITEM_BYTES, AdapterShape, Layout, M
 from swarm.errors import UserError
 from swarm.learner.adapter import as_published, is_adapted, is_of_adapter, module_name, save_config, shape_of_tensor
 from swarm.learner.checkpoint.files import in_stream_dtype
-from swarm.models.build import tiny_model, tiny_tokenizer, warm_model
+from swarm.learner.tiny import tiny_model, tiny_tokenizer, warm_model
 from swarm.models.device import TORCH_DTYPES, as_streamed, mapped_file, stream_dtype
 from swarm.settings import TINY, TINY_WARM
 from swarm.wire import Digest

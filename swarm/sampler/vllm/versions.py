@@ -17,7 +17,7 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.extras import how_to_have
-from swarm.process import free_host_bytes
+from swarm.machine import free_host_bytes
 from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
 from swarm.sampler.room import ADAPTER_SLOTS, KV_SHARE, adapter_rank, dtype_of, memory_share
 from swarm.types import Span, VersionId

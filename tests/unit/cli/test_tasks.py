@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from swarm.cli.run import app
 from swarm.errors import UserError
-from swarm.models.build import tiny_tokenizer
+from swarm.learner.tiny import tiny_tokenizer
 from swarm.tasks import ENVIRONMENTS, KINDS, TASKS
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from examples.environments.puzzles import KnightsAndKnaves, Sokoban
 from swarm.environments.base import Environment
 from swarm.environments.frozen_lake import IDLE, PENALTY, PROGRESS, FrozenLake
-from swarm.models.build import CHARACTERS
+from swarm.learner.tiny import CHARACTERS
 from tests.unit.environments.players import (
     earned,
     guesser,

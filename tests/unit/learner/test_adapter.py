@@ -18,8 +18,8 @@ from swarm.learner.batch import micro_batches
 from swarm.learner.checkpoint.model_files import stored_weights
 from swarm.learner.memory import check_weights, shape_of, step_bytes
 from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Train
+from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
-from swarm.models.build import tiny_model
 from tests.unit.learner.test_memory import ON_GPU
 from tests.unit.models import frozen, logprobs_of, published
 from tests.unit.rows import CPU, row

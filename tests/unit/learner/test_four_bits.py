@@ -21,8 +21,8 @@ from swarm.learner.checkpoint.merge import merge_into
 from swarm.learner.checkpoint.model_files import write_staging
 from swarm.learner.memory import check_weights, frozen_bytes, read_shape, shape_of
 from swarm.learner.messages import AdapterRules, ComputeRules, Save, Train
+from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
-from swarm.models.build import tiny_model
 from swarm.sampler.weights import mapped_tensors
 from tests.unit.models import frozen, logprobs_of
 from tests.unit.rows import CPU, row

@@ -36,8 +36,8 @@ from swarm.learner.messages import AdapterRules, ComputeRules
 from swarm.learner.optimizer import adamw
 from swarm.learner.policy import CHUNK_BYTES, Policy, arrange
 from swarm.learner.process import prepare_command
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
-from swarm.models.build import tiny_model, tiny_tokenizer
 from swarm.models.device import has_full_attention, stated
 from swarm.process import NoParent
 from swarm.settings import LeadConfig

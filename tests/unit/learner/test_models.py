@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_model
 
 from benchmarks.learning_forced import OneProcess
+from swarm.learner import tiny as models
 from swarm.learner.checkpoint.model_files import load_model
-from swarm.models import build as models
-from swarm.models.build import four_skills, tiny_model, warm_model
+from swarm.learner.tiny import four_skills, tiny_model, warm_model
 from swarm.settings import LeadConfig
 from swarm.tasks.digits import SKILLS, SortTask, is_held_out
 

@@ -20,7 +20,7 @@ from swarm.learner import sft
 from swarm.learner.batch import Row
 from swarm.learner.messages import AdapterRules, ComputeRules, Prepare
 from swarm.learner.sft import Example, Tuner, train
-from swarm.models.build import tiny_model, tiny_tokenizer
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.settings import LeadConfig
 
 TEMPLATE = (

@@ -11,8 +11,8 @@ import torch
 from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
 from swarm.learner.messages import ComputeRules, LearningRules, Save, Train
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
-from swarm.models.build import tiny_model, tiny_tokenizer
 from swarm.models.device import as_streamed
 from swarm.types import ObjectiveName
 from tests.unit.trainers import group, trainer_in

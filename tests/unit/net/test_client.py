@@ -30,8 +30,8 @@ from swarm.net.client import (
 )
 from swarm.net.limits import Limits
 from swarm.net.server import SHOWN_ROWS, STATUS_S, NodeServer
-from swarm.node.bootstrap import Hello, hello_route, say_hello
 from swarm.node.exposition import metrics_route
+from swarm.node.hello import Hello, hello_route, say_hello
 from swarm.types import Address, VersionId
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER, decode, encode
 from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY, v

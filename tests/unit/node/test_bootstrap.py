@@ -17,7 +17,8 @@ from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.records import Owner
 from swarm.net.server import NodeServer
 from swarm.net.signing import SigningKey, swarm_id_of
-from swarm.node.bootstrap import Bootstraps, Hello, JoinLine, OtherSwarm, hello_route, read_bootstraps, write_join_line
+from swarm.node.bootstrap import Bootstraps, JoinLine, OtherSwarm, read_bootstraps, write_join_line
+from swarm.node.hello import Hello, hello_route
 from swarm.node.identity import load_or_create_tls
 from swarm.types import Address
 from swarm.wire import PROTOCOL

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.node.card import CARD_BYTES, Card, card_lines, card_of, open_card, sign_card
+from swarm.node.hello import CARD_BYTES, Card, card_lines, card_of, open_card, sign_card
 from tests.builders import KEY, OTHER_KEY
 
 

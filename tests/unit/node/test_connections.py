@@ -18,7 +18,8 @@ from swarm.cli.runs import _fetch
 from swarm.errors import UserError
 from swarm.join.link import MISLED_TRIES, LearnerLink
 from swarm.net.client import CONNECT_S
-from swarm.node.bootstrap import CERTIFICATE_S, FIND_S, HELLO_S, RESOLVE_S, SAY_S, Bootstraps
+from swarm.node.bootstrap import CERTIFICATE_S, FIND_S, RESOLVE_S, SAY_S, Bootstraps
+from swarm.node.hello import HELLO_S
 from swarm.node.identity import load_or_create_tls
 from swarm.node.network import NetworkSettings, NodeNetwork
 from swarm.types import Address
@@ -171,7 +172,7 @@ async def test_two_lines_about_one_silence_do_not_take_turns(
 ) -> None:
     """Told before the first try has ended, told what it ended with, and no more."""
     monkeypatch.setattr("swarm.node.bootstrap.SAY_S", 0.02)
-    monkeypatch.setattr("swarm.node.bootstrap.HELLO_S", 0.1)
+    monkeypatch.setattr("swarm.node.hello.HELLO_S", 0.1)
     monkeypatch.setattr("swarm.node.bootstrap.FIND_S", 10.0)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         _, said = await given_up(tmp_path, f"http://127.0.0.1:{deaf.getsockname()[1]}")

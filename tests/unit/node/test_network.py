@@ -15,7 +15,6 @@ from aiohttp import web
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.reachability import DialBack
 from swarm.gossip.records import Exchange, GossipRules, Owner
-from swarm.join.joining import join_settings
 from swarm.lead.learner import LearnerNode
 from swarm.net.client import PeerClient, session_route
 from swarm.net.hosts import is_loopback
@@ -24,9 +23,10 @@ from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import swarm_id_of
 from swarm.net.stream import Incoming
-from swarm.node.bootstrap import HELLO_PATH, read_join_line
+from swarm.node.bootstrap import read_join_line
+from swarm.node.hello import HELLO_PATH
 from swarm.node.identity import next_generation
-from swarm.node.network import NetworkSettings, NodeNetwork, advertised, own_hosts
+from swarm.node.network import NetworkSettings, NodeNetwork, advertised, join_settings, own_hosts
 from swarm.settings import JoinConfig, LeadConfig, load_config
 from swarm.types import Address, Role
 from swarm.wire import encode

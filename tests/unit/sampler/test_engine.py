@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 from swarm.broadcast.store.changes import read_changes, write_changes
 from swarm.broadcast.version.manifest import Layout, regions_of, trained_spans
 from swarm.errors import EchoError, UserError
-from swarm.models.build import tiny_model
+from swarm.learner.tiny import tiny_model
 from swarm.sampler.engine import Generate, Installed, Job, NotInstalled, Sampled
 from swarm.sampler.transformers import SeededDraw, Threaded, TransformersEngine
 from swarm.sampler.weights import WrongWeights

@@ -18,8 +18,8 @@ pytest.importorskip("mlx_lm", reason="mlx-lm has no build for this system: bin/s
 
 from swarm.broadcast.version.manifest import trained_spans
 from swarm.errors import UserError
+from swarm.learner.tiny import tiny_model
 from swarm.models import draws as learner_draws
-from swarm.models.build import tiny_model
 from swarm.sampler.engine import Generate, Installed, NotInstalled
 from swarm.sampler.mlx.drawing import Row
 from swarm.sampler.mlx.draws import gumbel

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.environments.frozen_lake import FrozenLake
-from swarm.models.build import tiny_tokenizer
+from swarm.learner.tiny import tiny_tokenizer
 from swarm.sampler.client import SealedLease
 from swarm.sampler.engine import Generated, Job, Sampled
 from swarm.sampler.playing import Game, Stage, play_together

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausa
 from swarm.broadcast.version.manifest import Layout, ModelFile
 from swarm.errors import UserError
 from swarm.learner.memory import shape_of
-from swarm.models.build import tiny_model
+from swarm.learner.tiny import tiny_model
 from swarm.sampler import room
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.room import CPU_PLACES, Device, Model, model_of, places, reckon, sample_bytes, weights_bytes

@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from swarm.errors import UserError
-from swarm.models.build import tiny_tokenizer
+from swarm.learner.tiny import tiny_tokenizer
 from swarm.tasks.chat import ChatTemplate, is_printed, load_chat_template
 
 BEGAN = datetime(2026, 7, 24, 9, 30)

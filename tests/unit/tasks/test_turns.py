@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from swarm.errors import UserError
-from swarm.models.build import tiny_tokenizer
+from swarm.learner.tiny import tiny_tokenizer
 from swarm.tasks.chat import ChatTemplate
 from swarm.tasks.turns import NOTED, TurnText
 from tests.chats import CHATML, CONTROLS, end_of, tokenizer_of, turn_text

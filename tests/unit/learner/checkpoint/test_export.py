@@ -23,7 +23,7 @@ from swarm.learner.checkpoint.export import export_model
 from swarm.learner.checkpoint.files import TENSORS, commit, link_best
 from swarm.learner.checkpoint.model_files import save_model
 from swarm.learner.messages import AdapterRules, Save, Train
-from swarm.models.build import tiny_model
+from swarm.learner.tiny import tiny_model
 from swarm.models.device import as_streamed
 from swarm.report.card import model_card
 from swarm.report.figures import Figures

@@ -14,7 +14,7 @@ from transformers.utils import hub as transformers_hub
 
 from swarm.learner.checkpoint import model_files as checkpoint
 from swarm.learner.checkpoint.model_files import load_model
-from swarm.models.build import tiny_model, tiny_tokenizer
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 
 NAME = "someone/tiny"
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from swarm.errors import UserError
 from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
 from swarm.learner.messages import Save, Train, TrainGroup, TrainRollout
+from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
-from swarm.models.build import tiny_model
 from swarm.models.device import as_streamed
 from tests.builders import floats, ints
 from tests.unit.models import Staged, logprobs_of, stage

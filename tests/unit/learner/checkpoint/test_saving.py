@@ -33,8 +33,8 @@ from swarm.learner.checkpoint.files import (
 )
 from swarm.learner.checkpoint.saving import take
 from swarm.learner.messages import AdapterRules, ComputeRules, Save, Saved, Train
+from swarm.learner.tiny import CHARACTERS, tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
-from swarm.models.build import CHARACTERS, tiny_model, tiny_tokenizer
 from swarm.models.device import as_streamed
 from swarm.types import OptimizerStates
 from tests.unit.models import moe_model, published

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from swarm.join.relay import RelayNode
 from swarm.join import joining
 from swarm.join.owner import FILE, Holds, change_limits
 from swarm.join.watch import Watch, is_in_use, is_on_battery
@@ -165,7 +166,7 @@ async def test_niceness_that_nobody_asked_for_is_left_alone(tmp_path: Path, monk
 
     monkeypatch.setattr(joining, "give_way", give_way)
     config = JoinConfig(bootstrap=("127.0.0.1",), role="relay")
-    node = joining.RelayNode(config, print)
+    node = RelayNode(config, print)
     node._directory = tmp_path
     node._network = cast(Any, SimpleNamespace(station=SimpleNamespace(upload=Pace(None), download=Pace(None))))
     node._take_limits(config)
@@ -176,7 +177,7 @@ async def test_niceness_that_nobody_asked_for_is_left_alone(tmp_path: Path, monk
 
 async def test_a_watch_that_broke_is_told_of() -> None:
     said: list[str] = []
-    node = joining.RelayNode(JoinConfig(bootstrap=("127.0.0.1",), role="relay"), said.append)
+    node = RelayNode(JoinConfig(bootstrap=("127.0.0.1",), role="relay"), said.append)
 
     async def breaks() -> None:
         raise RuntimeError("no such clock")

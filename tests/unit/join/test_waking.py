@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.join.waking import Reading, notice
+from swarm.join.owner import Reading, notice
 
 BEFORE = Reading(wall=1.7e9, monotonic=500.0, boot=9000.0)
 

@@ -1,0 +1,45 @@
+"""The role of a node without a model: it keeps the swarm together and carries its weights."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from swarm.broadcast.receiver import Receiver
+from swarm.gossip.records import Profile
+from swarm.join.joining import JoiningNode
+from swarm.node.bootstrap import Greeting
+
+
+class RelayNode(JoiningNode):
+    """A relay."""
+
+    role = "relay"
+
+    def last_words(self) -> str:
+        """Return the last line for the person at the terminal; "" if nobody asked the node to leave."""
+        return self._log.keep("left the swarm") if self._stop.is_set() and not self._is_elsewhere else ""
+
+    def status(self) -> dict[str, Any]:
+        own = {"state": self._state, "bootstrap": list(self._config.bootstrap)}
+        return {**self._network.status(), **own, **self._data.status()}
+
+    def _set_state(self, state: str) -> None:
+        self._state = state
+
+    async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
+        self._state = "relaying"
+        telling = asyncio.create_task(self._tell_held(receiver))
+        try:
+            await self._stop.wait()
+        finally:
+            telling.cancel()
+        self._state = "leaving"
+        return False
+
+    async def _tell_held(self, receiver: Receiver) -> None:
+        held = None
+        while True:
+            held = (await receiver.installed(held)).head.version
+            uplink = float(f"{receiver.uplink_bytes_per_s:.2g}")
+            self._network.set_profile(Profile(held=held, uplink_bytes_per_s=uplink))
