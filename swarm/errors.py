@@ -43,6 +43,10 @@ class ChildFailed(EchoError):
     """A child process died, hung or answered with an error. The node restarts it or says why not."""
 
 
+class ChildHung(ChildFailed):
+    """A child process made no progress within its limit, and was killed."""
+
+
 class PeerUnreachable(EchoError):
     """A peer did not answer in time. Try again later."""
 

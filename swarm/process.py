@@ -27,7 +27,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, overload
@@ -35,7 +35,7 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 import swarm
-from swarm.errors import ChildFailed, UserError
+from swarm.errors import ChildFailed, ChildHung, UserError
 
 SOCKET_VARIABLE = "ECHO_NODE_CHILD_SOCKET"
 LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
@@ -87,14 +87,14 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Child:
     """The parent's end. It runs `python -m module arguments`; `name` appears in messages. `environment`
-    makes the child's of the node's."""
+    makes the child's of the node's. Without a `log` the child prints where the node does."""
 
     def __init__(
         self,
         name: str,
         module: str,
         *arguments: str,
-        log: Path,
+        log: Path | None,
         hang_s: float,
         start_s: float = START_S,
         environment: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
@@ -119,6 +119,10 @@ class Child:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
+
+    @property
+    def is_running(self) -> bool:
+        return self._listening is not None and not self._listening.done()
 
     async def start(self) -> None:
         """Start the process and wait until it connects. Raise ChildFailed with the log's tail if it does not."""
@@ -147,19 +151,21 @@ class Child:
                 server.close()
 
     @overload
-    async def call(self, command: msgspec.Struct, kind: type[R]) -> R: ...
+    async def call(self, command: msgspec.Struct, kind: type[R], *, hang_s: float | None = None) -> R: ...
 
     @overload
-    async def call(self, command: msgspec.Struct, kind: UnionType) -> Any: ...
+    async def call(self, command: msgspec.Struct, kind: UnionType, *, hang_s: float | None = None) -> Any: ...
 
-    async def call(self, command: msgspec.Struct, kind: Any) -> Any:
+    async def call(self, command: msgspec.Struct, kind: Any, *, hang_s: float | None = None) -> Any:
         """Run one command and return its answer as a `kind`. Raise ChildFailed if the child dies, hangs or fails, and
-        UserError if the user has to act. A cancelled call kills the child, because its state would be unknown."""
+        UserError if the user has to act. A cancelled call kills the child, because its state would be unknown.
+        `hang_s` is the limit of this call, if it has one of its own."""
+        hang_s = self._hang_s if hang_s is None else hang_s
         try:
-            answer = await self._answer(msgspec.msgpack.encode(command))
+            answer = await self._answer(msgspec.msgpack.encode(command), hang_s)
         except TimeoutError as error:
             await self.kill()
-            raise ChildFailed(f"the {self.name} made no progress for {self._hang_s:g} s and was killed") from error
+            raise ChildHung(f"the {self.name} made no progress for {hang_s:g} s and was killed") from error
         except OSError as error:
             # torchrun may have more to say about the end of its rank 0, so let it finish.
             await self.stop()
@@ -175,7 +181,7 @@ class Child:
             case Failure(message=message):
                 raise ChildFailed(f"the {self.name} failed: {message}; {self.log_tail()}")
 
-    async def _answer(self, body: bytes) -> Reply | Failure:
+    async def _answer(self, body: bytes, hang_s: float) -> Reply | Failure:
         """Send a command and wait for its answer. Raise TimeoutError if the child is silent for too long."""
         assert self._writer is not None
         assert self._listening is not None
@@ -191,10 +197,10 @@ class Child:
         try:
             frame = msgspec.msgpack.encode(Call(number, msgspec.Raw(body)))
             self._writer.write(struct.pack(">I", len(frame)) + frame)
-            async with asyncio.timeout(self._hang_s):
+            async with asyncio.timeout(hang_s):
                 await self._writer.drain()
             while not answer.done():
-                left_s = self._heard_at + self._hang_s - loop.time()
+                left_s = self._heard_at + hang_s - loop.time()
                 if left_s <= 0:
                     raise TimeoutError
                 await asyncio.wait((answer,), timeout=left_s)
@@ -211,7 +217,7 @@ class Child:
                 frame = msgspec.msgpack.decode(await read_frame(reader), type=Progress | Reply | Failure)
                 self._heard_at = loop.time()
                 with suppress(OSError):
-                    if self._log.stat().st_size > MAX_LOG_BYTES:
+                    if self._log is not None and self._log.stat().st_size > MAX_LOG_BYTES:
                         os.truncate(self._log, 0)  # The child holds it open and appends
                 if isinstance(frame, Progress):
                     if frame.said:
@@ -257,6 +263,8 @@ class Child:
     def log_tail(self) -> str:
         """Return the last lines written by the child and its own processes, without traceback frames, and the path of
         the log."""
+        if self._log is None:
+            return "its last words are above"
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -266,8 +274,9 @@ class Child:
         return f"{said} (log: {self._log})"
 
     async def _spawn(self, environment: dict[str, str]) -> None:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        if self._log is not None:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+        with nullcontext(2) if self._log is None else self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",

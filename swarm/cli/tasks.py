@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -133,11 +132,7 @@ async def _show_scored(
     from swarm.lead.check import reward_pool
     from swarm.tasks.reward_pool import Completion
 
-    def pass_on(printed: bytes) -> None:
-        sys.stderr.buffer.write(printed)
-        sys.stderr.flush()
-
-    pool = reward_pool(config.model_copy(update={"reward": "task", "reward_processes": 1}), heard=pass_on)
+    pool = reward_pool(config.model_copy(update={"reward": "task", "reward_processes": 1}))
     failed = 0
     try:
         await pool.start()

@@ -26,7 +26,7 @@ from swarm.learner.messages import Prepared, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.server import check_port
 from swarm.node.network import lead_settings
-from swarm.run.directory import directory_of, refuse_used, write_json
+from swarm.run.directory import LOGS, directory_of, refuse_used, write_json
 from swarm.run.prompts import (
     RECORD,
     check_data,
@@ -207,10 +207,9 @@ def reward_pool(
     config: LeadConfig,
     files_dir: Path | None = None,
     stop_token_ids: Sequence[int] = (),
-    heard: Callable[[bytes], None] | None = None,
 ) -> RewardPool:
     """Return the reward processes of a run, not yet started. `files_dir`, in the run's directory, has the tokenizer,
-    which scoring texts does not need. `heard` gets what rewards print."""
+    which scoring texts does not need; with it, rewards print into the run's logs."""
     record, episodes = read_record(files_dir.parent) if files_dir is not None else None, None
     if record is not None:
         episodes = EpisodeOptions(
@@ -225,7 +224,7 @@ def reward_pool(
         memory_mb=config.reward_memory_mb,
         processes=config.resolved_reward_processes,
         episodes=episodes,
-        heard=heard,
+        logs=files_dir.parent / LOGS if files_dir is not None else None,
     )
 
 

@@ -1,30 +1,26 @@
 """A process that computes rewards and plays episodes for RewardPool, which starts it without the node's secrets.
 
-It reads one Begin and then calls from its standard input, and answers in order on its standard output: an Outcome for a
-Completion, one a turn for a StepAsked. A frame is a 4-byte big-endian length and msgpack. Prints go to standard error.
+It gets one Begin, then Completions and StepAsked, and answers each with an Outcome (process.py).
 """
 
 from __future__ import annotations
 
 import io
 import os
-import queue
 import random
 import signal
-import struct
 import sys
-import threading
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 from tokenizers import Tokenizer
 
 from swarm.environments.base import Environment, Step
 from swarm.machine import limit_memory
+from swarm.process import ChildChannel
 from swarm.tasks import load_task
 from swarm.tasks.base import RewardKind, Task, TaskOptions, random_score
 from swarm.tasks.chat import load_chat_template
@@ -45,7 +41,7 @@ class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     system_prompt: str | None = None
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """Which reward, and its limits. `tokenizer` is beside the model's other small files; "" if completions come as
     texts. `path` is where to look for modules, `memory_bytes` limits the process (RLIMIT_DATA), on Linux alone."""
 
@@ -79,11 +75,11 @@ class StepAsked(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A score or an observation, or why there is none. It is empty for Begin and for a turn that is played again."""
+    """A score, or an observation for each new turn, or why there is none. It is empty for Begin."""
 
     score: Score | None = None
     fault: str = ""
-    observed: Observed | None = None
+    observed: tuple[Observed, ...] = ()
 
 
 class Episode:
@@ -134,112 +130,94 @@ class Episodes:
         self._task, self._is_control = task, begin.reward == "random"
         self.live: dict[str, Episode] = {}
 
-    def answers(self, asked: StepAsked) -> Iterator[Outcome]:
-        """Yield an outcome a turn, up to the episode's end, or one if no turn is new. Raise what its environment
-        raises, and forget the episode."""
+    def answers(self, asked: StepAsked, progress: Callable[[], None] = lambda: None) -> tuple[Observed, ...]:
+        """Return an answer to each new turn, up to the episode's end, or one if none is new. Raise what its environment
+        raises, and forget the episode. `progress` is called after each turn, which has its own time limit."""
         episode = self.live.pop(asked.episode, None)
         if episode is None or episode.turns != asked.answered:
             environment = self._task.environment()
             assert environment is not None
             episode = Episode(environment, self._text, asked.prompt, asked.seed if self._is_control else None)
-        if len(asked.drawn) == asked.answered:
-            yield Outcome(observed=Observed())
+        observed = [Observed()] if len(asked.drawn) == asked.answered else []
         for number in range(episode.turns, len(asked.drawn)):
-            observed = episode.step(asked.drawn[number])
-            yield Outcome(observed=observed if number >= asked.answered or observed.done else None)
-            if observed.done:
-                return
+            answer = episode.step(asked.drawn[number])
+            progress()
+            if number >= asked.answered or answer.done:
+                observed.append(answer)
+            if answer.done:
+                return (*observed,)
         self.live[asked.episode] = episode
         if len(self.live) > MAX_LIVE:
             del self.live[next(iter(self.live))]
+        return (*observed,)
+
+
+class Rewards:
+    """What this process answers, from the Begin on that tells it which task."""
+
+    def __init__(self, progress: Callable[[], None]) -> None:
+        self._progress = progress
+
+    def handle(self, asked: Begin | Completion | StepAsked) -> Outcome:
+        try:
+            match asked:
+                case Begin():
+                    return self._load(asked)
+                case StepAsked():
+                    assert self._episodes is not None
+                    return Outcome(observed=self._episodes.answers(asked, self._progress))
+                case Completion():
+                    return Outcome(score=checked(self._score(asked)))
+        except MemoryError:
+            if self._episodes is not None:
+                self._episodes.live.clear()  # Others may have taken it; they are played again when they are asked for
+            limit = f"{self._begin.memory_bytes >> 20} MiB that reward_memory_mb allows"
+            return Outcome(fault=f"it needs more memory than the {limit}")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
+            return Outcome(fault=f"it raised {said(error)}")
+
+    def _load(self, begin: Begin) -> Outcome:
+        sys.path[:] = begin.path
+        limit_memory(begin.memory_bytes)
+        self._begin = begin
+        self._episodes: Episodes | None = None
+        try:
+            self._task = load_task(begin.task)
+            self._tokenizer = Tokenizer.from_file(begin.tokenizer) if begin.tokenizer else None
+            if begin.episodes and self._tokenizer and self._task.environment() is not None:
+                self._episodes = Episodes(begin, begin.episodes, self._task, self._tokenizer)
+        except Exception as error:  # noqa: BLE001 - a user's task may raise anything
+            return Outcome(fault=said(error))
+        return Outcome()
+
+    def _score(self, asked: Completion) -> object:
+        text = asked.text
+        if text is None:
+            assert self._tokenizer is not None
+            text = completion_text(self._tokenizer, array("i", asked.token_ids), self._begin.stop_token_ids)
+        if self._begin.reward == "random":
+            return random_score(self._task, asked.prompt, text, asked.seed)
+        return self._task.score(asked.prompt, text)
 
 
 def main() -> None:
+    # Not every event loop closes what it may: nothing of the node's is to be found here.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if sys.argv[1:]:
         from swarm.confine import confine
 
         confine(sys.argv[2:], needs_loopback=False)
-    commands, answers = _take_pipes()
+    # Line by line, so that the author sees what a reward printed before it was killed.
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(commands, inbox), daemon=True).start()
-    begin = msgspec.msgpack.decode(inbox.get(), type=Begin)
-    sys.path[:] = begin.path
-    limit_memory(begin.memory_bytes)
-    try:
-        task = load_task(begin.task)
-        tokenizer = Tokenizer.from_file(begin.tokenizer) if begin.tokenizer else None
-        options = begin.episodes if task.environment() is not None else None
-        episodes = Episodes(begin, options, task, tokenizer) if options and tokenizer else None
-    except Exception as error:  # noqa: BLE001 - a user's task may raise anything
-        _send(answers, Outcome(fault=said(error)))
-        return
-    _send(answers, Outcome())
-    decoder = msgspec.msgpack.Decoder(Completion | StepAsked)
-    while True:
-        asked = decoder.decode(inbox.get())
-        try:
-            if isinstance(asked, StepAsked):
-                assert episodes is not None
-                for outcome in episodes.answers(asked):
-                    _send(answers, outcome)
-                continue
-            text = asked.text
-            if text is None:
-                assert tokenizer is not None
-                text = completion_text(tokenizer, array("i", asked.token_ids), begin.stop_token_ids)
-            if begin.reward == "random":
-                score = random_score(task, asked.prompt, text, asked.seed)
-            else:
-                score = task.score(asked.prompt, text)
-            outcome = Outcome(score=checked(score))
-        except MemoryError:
-            limit = f"{begin.memory_bytes >> 20} MiB that reward_memory_mb allows"
-            outcome = Outcome(fault=f"it needs more memory than the {limit}")
-            if episodes is not None:
-                episodes.live.clear()  # Others may have taken it; they are played again when they are asked for
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
-            outcome = Outcome(fault=f"it raised {said(error)}")
-        _send(answers, outcome)
+    channel = ChildChannel()
+    channel.serve(Begin | Completion | StepAsked, Rewards(channel.progress).handle)
 
 
 def said(error: BaseException) -> str:
     """An exception in a line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
-
-
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the pool, under numbers that neither a reward nor its children know; prints go elsewhere. Every
-    other descriptor is closed, since not every event loop does so."""
-    commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
-    low, high = sorted((commands.fileno(), answers.fileno()))
-    for begin, end in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
-        os.closerange(begin, end)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    # Line by line, so that the author sees what a reward printed before it was killed.
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=True)
-    return commands, answers
-
-
-def _read(commands: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
-    try:
-        while len(size := commands.read(4)) == 4:
-            inbox.put(commands.read(struct.unpack(">I", size)[0]))
-    finally:
-        # The pool is gone, and nobody needs the result.
-        os._exit(0)
-
-
-def _send(answers: BinaryIO, outcome: Outcome) -> None:
-    answers.write(framed(msgspec.msgpack.encode(outcome)))
-
-
-def framed(body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + body
 
 
 def checked(score: object) -> Score:

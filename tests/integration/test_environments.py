@@ -22,7 +22,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks import load_task, task_options
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
-from swarm.tasks.reward_pool import MAX_IN_FLIGHT, Completion, EpisodeOptions, RewardPool, StepAsked
+from swarm.tasks.reward_pool import EpisodeOptions, RewardPool, StepAsked
 from swarm.types import Observed, Prompt, Unscored
 from tests.integration.odd_environment import OddEnvironment
 from tests.integration.test_scoring import EOS, STOP, write_tokenizer
@@ -91,7 +91,7 @@ async def together(pool: RewardPool) -> list[tuple[Observed, ...]]:
 
 
 def pids(pool: RewardPool) -> list[int]:
-    return [worker._process.pid for worker in pool._workers if worker._process is not None]
+    return [worker._child.pid for worker in pool._workers if worker._child.pid is not None]
 
 
 def fault(outcome: object) -> str:
@@ -110,37 +110,23 @@ async def test_a_hundred_episodes_at_once_give_what_each_gives_alone(odd: Reward
     await pool.close()
 
 
-async def test_steps_that_wait_share_a_round_trip(odd: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, sizes = odd._workers[0], list[int]()
-    outcomes = worker.outcomes
-
-    def counted(many: Sequence[Completion | StepAsked]) -> AsyncIterator[Any]:
-        sizes.append(len(many))
-        return outcomes(many)
-
-    monkeypatch.setattr(worker, "outcomes", counted)
-    await together(odd)
-    assert sum(sizes) == 700
-    assert len(sizes) < 70
-
-
 async def test_processes_killed_in_the_middle_of_episodes_change_nothing(
     odd: RewardPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the kills there are more steps than are sent at once, so the second is of another process."""
+    """Each at another step: one that had died of the same step twice would have failed it."""
     expected = await alone(odd)
-    worker, killed, numbers = odd._workers[0], list[int](), iter(range(10_000))
-    answer = worker._outcome
+    child, killed, numbers = odd._workers[0]._child, list[int | None](), iter(range(10_000))
+    call = child.call
 
-    async def killing(process: asyncio.subprocess.Process, one: Completion | StepAsked) -> Any:
-        if next(numbers) in (150, 150 + 2 * MAX_IN_FLIGHT):
-            killed.append(process.pid)
-            process.kill()
-        return await answer(process, one)
+    async def killing(*arguments: Any, **options: Any) -> Any:
+        if next(numbers) in (150, 300):
+            killed.append(child.pid)
+            await child.kill()
+        return await call(*arguments, **options)
 
-    monkeypatch.setattr(worker, "_outcome", killing)
+    monkeypatch.setattr(child, "call", killing)
     assert await together(odd) == expected
-    assert len({*killed, *pids(odd)}) == 3
+    assert len({*killed, child.pid}) == 3
 
 
 async def test_an_episode_that_the_process_does_not_have_is_played_again(odd: RewardPool) -> None:
@@ -183,7 +169,7 @@ async def test_environments_that_take_all_memory_together_give_it_back(odd: Rewa
 async def test_one_that_ends_its_process_twice_fails_alone(odd: RewardPool) -> None:
     steps = [("episode 0", ("1", "2")), ("episode 1", ("=2",)), ("episode 2", ("1", "2"))]
     before, wrong, after = await asyncio.gather(*(odd.step(asked(name, said)) for name, said in steps))
-    assert fault(wrong) == "its process exited (3): about to go"
+    assert fault(wrong).startswith("the reward process died; ")
     assert before == await seen(odd, *steps[0])
     assert after == await seen(odd, *steps[2])
 
@@ -191,18 +177,17 @@ async def test_one_that_ends_its_process_twice_fails_alone(odd: RewardPool) -> N
 async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is shorter for that one alone: another's answer may take a while on a busy machine."""
     await seen(odd, "episode 2", ("1",))
-    worker = odd._workers[0]
-    answer = worker._outcome
+    child = odd._workers[0]._child
+    call = child.call
 
-    async def limited(process: asyncio.subprocess.Process, one: Completion | StepAsked) -> Any:
+    async def limited(one: Any, kind: Any, **options: Any) -> Any:
         hangs = isinstance(one, StepAsked) and one.episode == "episode 1"
-        monkeypatch.setattr(worker, "_timeout_s", 1.0 if hangs else 60.0)
-        return await answer(process, one)
+        return await call(one, kind, **{**options, "hang_s": 1.0} if hangs else options)
 
-    monkeypatch.setattr(worker, "_outcome", limited)
+    monkeypatch.setattr(child, "call", limited)
     hangs = odd.step(asked("episode 1", ("1", "=1")))
     wrong, after = await asyncio.gather(hangs, odd.step(asked("episode 2", ("1", "2"), 1)))
-    assert fault(wrong) == "it took longer than 1 s"
+    assert fault(wrong) == "the reward process made no progress for 1 s and was killed"
     assert after == (await seen(odd, "episode 2", ("1", "2")))[1:]
 
 
@@ -217,12 +202,12 @@ async def test_a_step_that_is_given_up_costs_the_others_nothing(odd: RewardPool)
     assert pids(odd) == pid
 
 
-async def test_prints_are_heard_and_stop_nothing(tokenizer: Path) -> None:
-    printed = bytearray()
-    pool = pool_of(tokenizer, heard=printed.extend)
+async def test_prints_are_kept_and_stop_nothing(tokenizer: Path, tmp_path: Path) -> None:
+    pool = pool_of(tokenizer, logs=tmp_path)
     await seen(pool, "episode 0", ("=7",))
     await pool.close()
-    assert printed == b"an environment that prints does not speak to the pool\n"
+    printed = (tmp_path / "rewards-0.log").read_text()
+    assert printed == "an environment that prints does not speak to the pool\n"
 
 
 async def test_what_is_being_played_when_the_run_ends_is_no_failure(tokenizer: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.join.relay import RelayNode
 from swarm.join import joining
 from swarm.join.owner import FILE, Holds, change_limits
+from swarm.join.relay import RelayNode
 from swarm.join.watch import Watch, is_in_use, is_on_battery
 from swarm.net.stream import Pace
 from swarm.settings import JoinConfig

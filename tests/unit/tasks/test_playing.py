@@ -65,7 +65,7 @@ def asked(name: int, drawn: Turns, answered: int = 0) -> StepAsked:
 
 
 def observations(episodes: Episodes, step: StepAsked) -> list[Observed]:
-    return [outcome.observed for outcome in episodes.answers(step) if outcome.observed is not None]
+    return [*episodes.answers(step)]
 
 
 def played_alone(name: int, drawn: Turns, reward: RewardKind = "task") -> list[Observed]:
@@ -232,3 +232,11 @@ def test_a_step_that_is_asked_for_again_is_answered_as_before() -> None:
     episodes, twice = opened(), asked(0, (tokens("1"), tokens("2")), 1)
     observations(episodes, asked(0, (tokens("1"),)))
     assert observations(episodes, twice) == observations(episodes, twice) == played_alone(0, twice.drawn)[1:]
+
+
+def test_each_turn_that_is_played_again_is_progress() -> None:
+    """So that each has its own time limit."""
+    told: list[None] = []
+    step = asked(0, (tokens("1"),) * 5, 4)
+    assert len([*opened().answers(step, lambda: told.append(None))]) == 1
+    assert len(told) == 5
