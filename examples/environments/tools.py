@@ -92,9 +92,13 @@ class PythonTool(ToolEpisode):
          lambda a, b, c: sum((n * n + b) % 101 < n * c % 101 for n in range(1, a + 1))),
     )  # fmt: skip
 
+    has_sandbox = False  # Seen once a process: to start one takes a quarter of a second
+
     def __init__(self) -> None:
         try:
-            self.use("print()")
+            if not PythonTool.has_sandbox:
+                self.use("print()")
+            PythonTool.has_sandbox = True
         except ValueError as error:
             why = " ".join(str(error).split())
             raise UserError(f"{self.name} runs programs that samplers send, which needs a sandbox: {why}") from error

@@ -75,7 +75,8 @@ def try_task(
     )
     size = "without end" if found.size is None else f"{found.size:,} to train on"
     typer.echo(f"{found.name}: {found.description}; prompts {size}")
-    if (environment := found.environment()) is not None:
+    if found.player is not None:
+        environment = found.environment()
         for prompt in prompts:
             typer.echo(f"\n{prompt.prompt_id}")
             _play(environment, prompt, given or ([answer] * environment.max_turns if answer is not None else None))

@@ -33,7 +33,7 @@ def episode_rules(
     config: LeadConfig, task: Task, record: Record, *, is_chat: bool, context_tokens: int
 ) -> EpisodeRules | None:
     """Return the limits of the task's episodes, None if it has none. Raise UserError if `placement` cannot be."""
-    if (environment := task.environment()) is None:
+    if (environment := task.player) is None:
         return None
     turns, tokens = config.max_turns or environment.max_turns, longest_completion(config, task, context_tokens)
     if task.is_external and config.reward == "random":

@@ -81,7 +81,7 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
             episode_rules(config, task, record, is_chat=False, context_tokens=prepared.context_tokens)
             say(f"prompts  {len(held_out)} held out; of {prompts.most_tokens:,} tokens at most")
             say(f"rate     {_rate_words(config, prepared)}")
-            if task.environment() is None:
+            if task.player is None:
                 tried, longest = [prompts(number) for number in range(TRIED_GROUPS)], longest_turn(config, task)
                 say(f"step     {await _try_step(trainer, config, tried, prepared.vocab_size, longest)}")
         finally:
@@ -89,7 +89,7 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
         pool = reward_pool(config, directory / "model", prepared.stop_token_ids)
         try:
             await pool.start()
-            if (environment := task.environment()) is None:
+            if (environment := task.player) is None:
                 await _check_rewards(pool, [*held_out[:SCORED_PROMPTS], *map(prompts, range(SCORED_PROMPTS))], say)
             elif task.is_external:
                 say(f"episode  not played: `lead` reads {config.task} when it starts")

@@ -117,9 +117,10 @@ class Prompts:
 
     def boards(self, prompt: Prompt, said: Sequence[str]) -> list[str]:
         """Return the board after each turn of an episode, for people; none where its messages show it."""
-        environment = self.task.environment() if prompt.messages else None
-        if environment is None or environment.seats > 1:
+        player = self.task.player
+        if player is None or not prompt.messages or player.seats > 1:
             return []
+        environment = self.task.environment()
         environment.reset(int(prompt.prompt_id.rpartition("-")[2]))
         return [environment.board() for text in said if environment.step(text)] if environment.board() else []
 
@@ -202,7 +203,7 @@ def longest_completion(config: LeadConfig, task: Task, context_tokens: int = MAX
     """Return the longest rollout in tokens: a completion, or an episode with what its environment says. What is assumed
     of an episode leaves a quarter of the model's context for the prompt."""
     turn = longest_turn(config, task)
-    if (environment := task.environment()) is None:
+    if (environment := task.player) is None:
         return turn
     turns = config.max_turns or environment.max_turns
     return (
@@ -249,7 +250,7 @@ def open_prompts(
     if chat and template is None:
         say("the model has no chat template: it is given the prompts as they are")
     turns = None
-    if task.environment() is not None:
+    if task.player is not None:
         turns = TurnText(tokenizer, template if chat else None, record.stop_token_ids, config.system_prompt)
     return Prompts(
         task=task,

@@ -40,6 +40,7 @@ class Task(Protocol):
     if they never end; from number `size` on they come again, in another order. `data_digest`: of data that was read, so
     that a resumed run is refused other data; "" for a task that makes its prompts.
 
+    `player`: an environment of this task, to ask for its limits and never to be played; None for a task of one turn.
     `is_external`: its episodes are played by a program that asks the learner's endpoint for turns.
 
     The caller sets `progress`; a task that takes long to answer calls it now and then. If it raises, the work ends. A
@@ -51,6 +52,7 @@ class Task(Protocol):
     max_new_tokens: int | None
     chat: bool = False
     progress: Callable[[str], None] = staticmethod(lambda line: None)
+    player: Environment | None = None
     is_external: bool = False
 
     @property
@@ -73,9 +75,9 @@ class Task(Protocol):
         """The reward of a completion, from its text alone."""
         ...
 
-    def environment(self) -> Environment | None:
-        """A new environment that prompts' episodes are played in; None for a task of one turn, which is scored."""
-        return None
+    def environment(self) -> Environment:
+        """A new environment that an episode is played in; to make one may take long, or start a process."""
+        raise TypeError(f"{self.name} has no environment: its completions are scored")
 
 
 def random_score(task: Task, prompt: Prompt, completion: str, seed: int) -> Score:

@@ -25,9 +25,9 @@ class EnvironmentTask(DrawnTask):
     fewer than FEW_STARTS, other seeds are held out instead of other starts."""
 
     def __init__(self, options: TaskOptions, make: Callable[[], Environment]) -> None:
-        self.name, self._wanted_share, self._make, self._player = options.name, options.held_out_share, make, make()
-        self.description, self.max_new_tokens = self._player.description, self._player.max_new_tokens
-        self.chat = self._player.is_chat
+        self.name, self._wanted_share, self._make, self.player = options.name, options.held_out_share, make, make()
+        self.description, self.max_new_tokens = self.player.description, self.player.max_new_tokens
+        self.chat = self.player.is_chat
         self._first = int.from_bytes(digest(f"episodes/{options.seed}".encode())[:6], "big")
 
     def held_out(self, count: int) -> Sequence[Prompt]:
@@ -46,9 +46,9 @@ class EnvironmentTask(DrawnTask):
         return 0.0 if len(starts) < FEW_STARTS else self._wanted_share
 
     def _prompt(self, number: int) -> Prompt:
-        messages = tuple(self._player.reset(number))
+        messages = tuple(self.player.reset(number))
         return Prompt(
-            prompt_id=f"episode-{number}", text=self._player.board() or messages[-1][1], answer="", messages=messages
+            prompt_id=f"episode-{number}", text=self.player.board() or messages[-1][1], answer="", messages=messages
         )
 
 

@@ -135,9 +135,8 @@ class Episodes:
         raises, and forget the episode. `progress` is called after each turn, which has its own time limit."""
         episode = self.live.pop(asked.episode, None)
         if episode is None or episode.turns != asked.answered:
-            environment = self._task.environment()
-            assert environment is not None
-            episode = Episode(environment, self._text, asked.prompt, asked.seed if self._is_control else None)
+            control = asked.seed if self._is_control else None
+            episode = Episode(self._task.environment(), self._text, asked.prompt, control)
         observed = [Observed()] if len(asked.drawn) == asked.answered else []
         for number in range(episode.turns, len(asked.drawn)):
             answer = episode.step(asked.drawn[number])
@@ -184,7 +183,7 @@ class Rewards:
         try:
             self._task = load_task(begin.task)
             self._tokenizer = Tokenizer.from_file(begin.tokenizer) if begin.tokenizer else None
-            if begin.episodes and self._tokenizer and self._task.environment() is not None:
+            if begin.episodes and self._tokenizer and self._task.player is not None:
                 self._episodes = Episodes(begin, begin.episodes, self._task, self._tokenizer)
         except Exception as error:  # noqa: BLE001 - a user's task may raise anything
             return Outcome(fault=said(error))

@@ -67,7 +67,7 @@ class VerifiersTask(Task, Environment):
     def __init__(self, options: TaskOptions, module: str) -> None:
         if find_spec("verifiers") is None:
             raise UserError(f"{options.name} needs the extra `verifiers`: {how_to_have('verifiers')}")
-        self.name, self.description = options.name, f"the taskset {module} of verifiers"
+        self.name, self.description, self.player = options.name, f"the taskset {module} of verifiers", self
 
     def prompt(self, index: int) -> Prompt:
         return Prompt(prompt_id=f"train-{index}", text=f"task {index}", answer="")

@@ -37,7 +37,6 @@ def test_an_episode_is_a_function_of_its_seed() -> None:
 def test_silence_earns_no_more_than_random_play() -> None:
     for name, most in (("Blackjack-v1", 0.0), ("CliffWalking-v1", -50.0), ("FrozenLake-v1", 0.1)):
         environment = load_task(TaskOptions(name=f"gymnasium:{name}")).environment()
-        assert environment is not None
         assert sum(earned(environment, seed, lambda read: "")[0] for seed in range(50)) / 50 <= most
 
 
@@ -59,7 +58,6 @@ def test_what_cannot_be_said_is_told_in_a_line(name: str, words: str) -> None:
 @needs_gymnasium
 def test_no_colour_is_left_where_the_passenger_is_in_the_taxi() -> None:
     environment = load_task(TaskOptions(name="gymnasium:Taxi-v4")).environment()
-    assert environment is not None
     texts = [environment.reset(seed)[0][1] for seed in range(30)]
     assert not any("\x1b" in text for text in texts)
     assert all(text.count("[") == text.count("]") >= 2 for text in texts)

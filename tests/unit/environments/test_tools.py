@@ -216,6 +216,14 @@ def test_a_broken_program_is_an_error_like_any_other(program: str) -> None:
 def test_without_a_sandbox_there_is_no_such_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refusing = tmp_path / "confined.py"
     refusing.write_text("import sys; sys.exit('there is no sandbox for this')")
+    monkeypatch.setattr(PythonTool, "has_sandbox", False)
     monkeypatch.setattr(tools, "SANDBOX", str(refusing))
     with pytest.raises(UserError, match="needs a sandbox: there is no sandbox for this"):
         PythonTool()
+
+
+@LINUX
+def test_the_sandbox_is_looked_for_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    PythonTool()
+    monkeypatch.setattr(PythonTool, "use", lambda self, call: pytest.fail("a second sandbox"))
+    PythonTool()

@@ -22,7 +22,6 @@ def test_the_example_of_an_environment_of_ones_own_runs(tmp_path: Path, monkeypa
     task = load_task(TaskOptions(name="python:higher:Higher", seed=7))
     check_task(task)
     environment = task.environment()
-    assert environment is not None
     low, high = 1, 100
     environment.reset(3)
     for _ in range(environment.max_turns):

@@ -8,9 +8,13 @@ from pkgutil import resolve_name
 
 import pytest
 
+from swarm.environments.frozen_lake import FrozenLake
 from swarm.errors import UserError
+from swarm.run.prompts import longest_completion
+from swarm.settings import LeadConfig
 from swarm.tasks import ENVIRONMENTS, check_task, load_task
 from swarm.tasks.base import TaskOptions
+from swarm.tasks.episodes import EnvironmentTask
 from swarm.types import Prompt
 
 
@@ -29,7 +33,6 @@ def test_training_and_held_out_starts_never_meet(name: str) -> None:
         assert not held_out & {prompt.messages for prompt in trained}
         assert load_task(TaskOptions(name=name, seed=seed)).prompt(7) == trained[7]
         environment = task.environment()
-        assert environment is not None
         assert tuple(environment.reset(_seed(trained[7]))) == trained[7].messages
         assert trained[7].text == (environment.board() or trained[7].messages[-1][1])
     assert load_task(TaskOptions(name=name, seed=1)).prompt(0) != load_task(TaskOptions(name=name, seed=2)).prompt(0)
@@ -41,6 +44,21 @@ def test_a_task_of_episodes_is_played_and_not_scored() -> None:
     assert task.environment() is not task.environment()
     with pytest.raises(TypeError, match="turn by turn"):
         task.score(task.prompt(0), "1")
+
+
+def test_an_environment_is_made_for_an_episode_and_not_for_a_look_at_the_task() -> None:
+    made: list[FrozenLake] = []
+
+    def make() -> FrozenLake:
+        made.append(FrozenLake())
+        return made[-1]
+
+    task = EnvironmentTask(TaskOptions(name="frozen-lake"), make)
+    config = LeadConfig(model="tiny", task="frozen-lake")
+    assert longest_completion(config, task) > 0
+    assert task.prompt(0).messages
+    assert made == [task.player]
+    assert task.environment() is made[1]
 
 
 def test_options_are_those_of_the_environment() -> None:
@@ -134,7 +152,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_an_environment_of_the_users(own: str) -> None:
     task = load_task(TaskOptions(name=own + "Count"))
     environment = task.environment()
-    assert environment is not None
     assert (task.description, environment.max_turns) == ("Count to three.", 5)
     # It always begins with the same words, so other seeds are held out.
     held_out, trained = task.held_out(8), [task.prompt(index) for index in range(50)]
@@ -151,7 +168,6 @@ def test_one_that_gives_messages_and_steps(own: str) -> None:
     assert task.max_new_tokens == 7
     assert task.prompt(0).messages[0] == ("system", "Be short.")
     environment = task.environment()
-    assert environment is not None
     assert environment.step("").rewards == (0.5,)
 
 
@@ -162,6 +178,5 @@ def test_faults_of_the_users_environment_are_told(own: str) -> None:
     with pytest.raises(UserError, match=r"reset\(\d+\) of python:own_worlds:Broken raised ZeroDivisionError"):
         task.prompt(0)
     environment = task.environment()
-    assert environment is not None
     with pytest.raises(TypeError, match=r"gave no Step and no \(messages, reward, done\)"):
         environment.step("")
