@@ -12,8 +12,9 @@ from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
 from swarm.learner.messages import ComputeRules, LearningRules, Save, Train
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
-from swarm.learner.trainer import Trainer
+from swarm.learner.trainer import Commands, Trainer
 from swarm.models.device import as_streamed
+from swarm.process import NoParent
 from swarm.types import ObjectiveName
 from tests.unit.trainers import group, trainer_in
 
@@ -37,6 +38,16 @@ def test_a_step_makes_rewarded_tokens_likelier(trainer: Trainer) -> None:
     assert likelihood() > before
     assert done.metrics["optimizer_steps"] == 2
     assert done.metrics["reward"] == 0.25
+
+
+def test_a_step_that_does_not_follow_the_one_before_is_refused(trainer: Trainer) -> None:
+    commands = Commands(NoParent(), ranks_module.Ranks())
+    commands._trainer = trainer
+    batch = (group([0.5, 0.5]),)
+    commands.handle(Train(step=0, groups=batch))
+    for step in (0, 2):
+        with pytest.raises(ValueError, match=f"step {step} does not follow the 1 steps taken"):
+            commands.handle(Train(step=step, groups=batch))
 
 
 def test_a_batch_without_variance_changes_nothing_and_counts(trainer: Trainer) -> None:

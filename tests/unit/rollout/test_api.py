@@ -14,7 +14,7 @@ from swarm.net.client import Busy, Forbidden
 from swarm.net.sessions import Unauthorized
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.intake import IntakeLimits
-from swarm.rollout.journal.entries import Entry, RolloutScored
+from swarm.rollout.journal.entries import BatchTaken, Entry, RolloutScored
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
 from swarm.rollout.plane.effects import Looked, ScoreWanted, StepWanted
 from swarm.rollout.plane.leases import Group, Sample
@@ -577,6 +577,21 @@ async def test_a_duplicate_is_told_only_once_its_original_is_committed() -> None
                 await learner.client(ALICE).submit(answers)
         journal.free.set()
         assert [one.verdict for one in await learner.client(ALICE).submit(answers)] == ["duplicate"] * 2
+
+
+async def test_a_batch_is_recorded_before_it_is_trained_on() -> None:
+    learner = Learner(commit_s=0.0)
+    learner.journal = journal = SlowJournal()
+    async with serving(learner):
+        await learner.open()
+        await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
+        await learner.shows(lambda status: status["groups_ready"] == 2)
+        journal.free.clear()
+        batch = asyncio.create_task(learner.service.next_batch())
+        await learner.shows(lambda _: isinstance(journal.entries[-1], BatchTaken))
+        assert not batch.done()
+        journal.free.set()
+        assert [group.group_id for group in await batch] == ["t0", "t1"]
 
 
 async def test_leases_that_are_not_recorded_in_time_are_not_given_out() -> None:
