@@ -24,6 +24,8 @@ class EnvironmentTask(DrawnTask):
     """A prompt is the start of an episode, whose seed is the number after the last "-" of the prompt's id. If there are
     fewer than FEW_STARTS, other seeds are held out instead of other starts."""
 
+    player: Environment
+
     def __init__(self, options: TaskOptions, make: Callable[[], Environment]) -> None:
         self.name, self._wanted_share, self._make, self.player = options.name, options.held_out_share, make, make()
         self.description, self.max_new_tokens = self.player.description, self.player.max_new_tokens
