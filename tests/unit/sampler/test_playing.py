@@ -158,7 +158,7 @@ def test_the_environments_process_is_kept_from_the_nodes_secrets(tmp_path: Path)
     made.begin(lease(), PLAY)
     assert made.pool is not None
     (process,) = made.pool._workers
-    assert process._arguments == ("confined", str(tmp_path / "node.key"), str(tmp_path / "token"))
+    assert process._child._arguments == ("confined", str(tmp_path / "node.key"), str(tmp_path / "token"))
 
 
 async def test_an_environment_that_fails_fails_the_sample(tmp_path: Path) -> None:
