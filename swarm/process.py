@@ -208,7 +208,9 @@ class Child:
         finally:
             del self._waiting[number]
             if answer.done():
-                answer.exception()  # It may have ended while the command was being sent, and nobody would ask why
+                # It may have ended while the command was being sent, and asyncio would log an
+                # exception that was never retrieved
+                answer.exception()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         loop = asyncio.get_running_loop()
@@ -393,12 +395,13 @@ class ChildChannel:
                 while len(size := stream.read(4)) == 4:
                     self._commands.put(stream.read(struct.unpack(">I", size)[0]))
         finally:
-            # The parent is gone (end of file, or a reset if it died with an unread answer), so nobody needs the result.
+            # The parent is gone (end of file, or a reset if it died with an unread answer), so the result is not
+            # needed.
             os._exit(self._status_without_parent)
 
 
 class NoParent(ChildChannel):
-    """The channel of a process that reports to nobody, such as ranks 1 and up."""
+    """The channel of a process without a parent to report to, such as ranks 1 and up."""
 
     def __init__(self) -> None: ...
 

@@ -233,8 +233,8 @@ class Score(Message, frozen=True):
 
 class Observed(Message, frozen=True):
     """What an environment says to a turn, or to begin with. It is `seat`'s turn next, after it has read `token_ids`:
-    what is appended to its stream. `rewards` are by player, none is 0. At the end it is `done`, and `exact` if it was
-    solved; `parts` are figures of the episode so far, such as counts of tool errors."""
+    what is appended to its stream. `rewards` are by player; missing ones are 0. At the end it is `done`, and `exact` if
+    it was solved; `parts` are figures of the episode so far, such as counts of tool errors."""
 
     token_ids: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)] = b""
     seat: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEATS - 1)] = 0

@@ -42,10 +42,10 @@ MAX_DEPTH = 16  # Arrays in arrays; a submission has eight
 MIN_OBJECTS = 256  # Allowed whatever the cap: the largest hello has 60
 
 BYTES_PER_OBJECT = 64
-"""One object is allowed for so many bytes of a cap. An object takes 72 bytes, or 200 as a string of 28 wide characters:
-so all that is unpacked takes less than four times the cap."""
+"""One object is allowed for this many bytes of a cap. An object takes 72 bytes, or 200 as a string of 28 wide
+characters: so all that is unpacked takes less than four times the cap."""
 
-WIDE_BYTES = 32  # For so many bytes, a string with other characters than ASCII's counts as one more object
+WIDE_BYTES = 32  # For this many bytes, a string with other characters than ASCII's counts as one more object
 
 SIZES = (
     *([1] * 128 + [0] * 16 + [1] * 16),  # Small numbers; maps; arrays

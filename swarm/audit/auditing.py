@@ -1,13 +1,14 @@
 """The learner's side of the audit: keeps the weights of published versions, and has the trainer draw again with them.
 
 The weights of a version are its published file under a second name, as long as a batch may hold rollouts of it. That
-copies no bytes; Training stages into a new file as long as the name exists. A batch is looked at before it is taken, so
-that what a caught sampler gave can be drawn again by others, and the journal never holds a batch with it.
+copies no bytes; Training stages into a new file as long as the name exists. A batch is audited before it is taken, so
+that other samplers can draw a caught sampler's rollouts again, and the journal never holds a batch with them.
 
 Log-probs that a sampler of an unmeasured class claims are replaced by those that were recomputed.
 
 A caught sampler has a file with the evidence in RUN_DIR/caught. It outlives the process, and the sampler is barred as
-long as it is there: `echo-node set let_in=NODE` removes it. So has one that the run's owner refuses.
+long as it is there: `echo-node set let_in=NODE` removes it. The same file is written for a sampler that the owner
+refuses.
 """
 
 from __future__ import annotations
@@ -240,7 +241,8 @@ class Auditing:
         return looked
 
     async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool | None, Looked]:
-        """Return whether an answer is what its seed draws (None if nobody can tell), and who is caught by it."""
+        """Return whether an answer is what its seed draws (None if it cannot be drawn again), and who is caught by
+        it."""
         rollout, looked = sample.rollout, Looked()
         if rollout is None or len(rollout.turns) > 1:
             return None, looked
@@ -263,7 +265,7 @@ class Auditing:
         return self._faults.get(node, "")
 
     def forgive(self, node: NodeId, why: str) -> bool:
-        """Begin again, once, with a sampler that was told and has started its engine anew. Return whether it may, if
+        """Give a sampler that was told and has restarted its engine one more chance. Return whether it may, if
         `why` is what it is barred for: its owner may have refused it since."""
         if not (fault := self.fault_of(node)) or why != _why(fault):
             return False
@@ -339,8 +341,8 @@ class Auditing:
         return left_s * self.audited / self.spent_s if self.spent_s else 0.0
 
     def _may_spend(self, share: float) -> bool:
-        """What is audited in full has another purse: nobody could behave well until newcomers have emptied this one,
-        and then go unseen."""
+        """Samplers that are audited in full have a budget of their own. Else one could behave well until newcomers have
+        used up this budget, and lie unseen afterwards."""
         return share == 1 or self.sampled_s <= TIME_SHARE * self.trained_s
 
     async def _draw_again(
@@ -359,7 +361,7 @@ class Auditing:
             if not self._passed_over:
                 self._say(
                     f"{len(parts)} rollouts cannot be audited: the weights of version {version} are not kept any more, "
-                    "or do not fit beside the trainer's; later ones are in events.jsonl, as unaudited"
+                    "or do not fit in memory with the trainer's; later ones are in events.jsonl, as unaudited"
                 )
             self._passed_over = True
         return found

@@ -88,7 +88,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caught:
-    """A sampler did not do as it was asked, by `detector`, as the rollouts named show, after so many audited ones.
+    """A sampler did not do as it was asked, by `detector`, based on `rollouts`, after `audited` audits.
     `off` is the mean of what was found, in nats a token; `name` says of which tokens."""
 
     node: NodeId

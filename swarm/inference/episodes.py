@@ -1,4 +1,5 @@
-"""Episodes that a program beside the learner drives: what it asks the endpoint for becomes the turns of leased samples.
+"""Episodes that another program on the learner's machine drives: what it asks the endpoint for becomes the turns of
+leased samples.
 
 The plane's StepWanted begins a run of the program, hands it what was drawn, and is answered by its next request or its
 end. The conversation is one player's own stream (SEAT): the group's prompt only names what is played. Each request has
@@ -51,7 +52,7 @@ class ExternalEpisodes:
         """Begin, or answer the newest turn: its own token ids, their log-probs and its finish."""
         if turn is None:
             run = asyncio.ensure_future(self._run(wanted.episode, wanted.prompt.prompt_id))
-            # A fault after the episode was given up is nobody's.
+            # A fault after the episode was given up does not count.
             run.add_done_callback(lambda run: run.cancelled() or run.exception())
             self._open[wanted.episode] = _Episode(run=run)
         if (episode := self._open.get(wanted.episode)) is None or len(wanted.drawn) - wanted.answered > 1:

@@ -110,7 +110,7 @@ class Endpoint:
             most = f" (a body has {BODY_BYTES} bytes at most)" if fault.status == 413 else f" ({request.path})"
             status, words = fault.status, f"{fault.reason}{most}"
         except (EchoError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-            # Its asker's fault, or nobody is there who draws.
+            # The request is at fault, or no sampler is there to draw.
             ours = isinstance(fault, EchoError) and not isinstance(fault, ProtocolError | UserError)
             status, words = 503 if ours else 400, str(fault)
         finally:

@@ -54,7 +54,7 @@ MEMORY_SHARE = 0.5  # Of what is free, for the weights: their owner goes on work
 
 def weights_directory(state_dir: Path, swarm: str) -> Path:
     """Return the directory for the weights of a swarm. Blocking. Remove the weights of swarms that this node has left,
-    gigabytes that nobody will read again."""
+    gigabytes that will never be read again."""
     directory = state_dir / SWARMS / swarm
     for old in directory.parent.glob("*"):
         if old != directory:
@@ -205,7 +205,7 @@ class JoiningNode(ABC):
         for pace, mbit in ((station.upload, config.max_upload), (station.download, config.max_download)):
             pace.change(mbit * 1e6 / 8 if mbit else None)
         set_most_bytes(self._directory / SWARMS, int(config.max_disk * 1e9) if config.max_disk else None)
-        # At the start only if it was asked for: whoever started this process may have made it give way already.
+        # At the start only if it was asked for: this process may have been started with a niceness already.
         asked = config.nice != before.nice if self.is_up else config.nice > 0
         if asked and not give_way(config.nice, self.status().get("engine_pid") if self.is_up else None):
             self._say("the system does not let this process give way less than before: start the node again for that")

@@ -37,7 +37,8 @@ BY_REJOINING = frozenset({"gpu_memory_share", "threads"})
 
 
 class Holds:
-    """Why a node does not draw now: reasons by source, such as "owner" or "battery". It draws while there is none."""
+    """Why a node does not draw now: reasons by source, such as "owner" or "battery". It draws while there are no
+    reasons."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}

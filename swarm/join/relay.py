@@ -17,7 +17,7 @@ class RelayNode(JoiningNode):
     role = "relay"
 
     def last_words(self) -> str:
-        """Return the last line for the person at the terminal; "" if nobody asked the node to leave."""
+        """Return the last line for the person at the terminal; "" if the node was not asked to leave."""
         return self._log.keep("left the swarm") if self._stop.is_set() and not self._is_elsewhere else ""
 
     def status(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.settings import JoinConfig
 
-CPU_MEMORY_SHARE = 0.25  # Of the free memory, for the weights beside an engine that holds its own there
+CPU_MEMORY_SHARE = 0.25  # Of the free memory, for the weights, in addition to the engine's own copy
 
 MAX_FAULTS = 5  # Sessions in a row that may fail without an accepted rollout: then this machine is to blame, not chance
 FAULT_PAUSE_S = 2.0  # Pause before a new session, times the number of faults so far
@@ -69,7 +69,7 @@ class SamplerNode(JoiningNode):
         return True
 
     def last_words(self) -> str:
-        """Return a line on what became of the node's work; "" if nobody asked the node to leave."""
+        """Return a line on what became of the node's work; "" if the node was not asked to leave."""
         if not self._stop.is_set():
             return ""
         if self._has_left:

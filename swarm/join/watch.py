@@ -19,7 +19,7 @@ from swarm.settings import JoinConfig
 LOOK_S = 1.0
 ASK_S = 5.0  # Between two questions to programs such as loginctl; an owner who comes back waits no longer
 ANSWER_S = 3.0  # Longest time that such a program may take
-IN_USE_S = 300.0  # A desktop that nobody has touched for so long is idle; desktops set IdleHint after as long
+IN_USE_S = 300.0  # A desktop without input for this long is idle; desktops set IdleHint after about as long
 
 POWER = Path("/sys/class/power_supply")
 BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS has the one, which counts sleep there

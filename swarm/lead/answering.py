@@ -1,4 +1,4 @@
-"""What answers the turns of a run's episodes, and those who ask for the policy beside the run."""
+"""Answers the turns of a run's episodes, and questions to the policy that are not part of the run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a run needs before it may begin, and `lead --check`, which checks all of it without beginning a run.
 
 The check uses what `lead` uses: the same trainer process loads the model and measures the memory, and the same reward
-processes score. Their files are in a temporary directory beside the run's.
+processes score. Their files are in a temporary directory next to the run's.
 """
 
 from __future__ import annotations

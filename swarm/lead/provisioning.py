@@ -44,7 +44,7 @@ WATCHING_SHARE = 0.02  # The same where all samplers are active anyway and a dec
 LEADERS = 100  # Samplers that gave most, as `status` names them
 
 BUDGET_TRIES_NOBODY = "to try any of them costs more than --budget-per-hour, so the learner waits: resume it with more"
-"""Said when no rate is known yet and nobody is active."""
+"""Said when no rate is known yet and no sampler is active."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

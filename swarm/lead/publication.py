@@ -91,7 +91,7 @@ class InstallTracker:
         return self._spreads[version].prepared_s if version in self._spreads else 0.0
 
     def seen(self, version: VersionId) -> dict[str, Any]:
-        """Return what `status` says of a version beside its transfer."""
+        """Return what `status` says of a version in addition to its transfer."""
         spread = self._spreads.get(version)
         before = {"stage_s": round(spread.stage_s, 4), "prepared_s": round(spread.prepared_s, 4)} if spread else {}
         return {**before, "installed_s": self.spread_s(version)}

@@ -1,6 +1,6 @@
 """The learner's loop: wait for a batch, train on it, publish, measure, keep a checkpoint. Read it from top to bottom.
 
-Publications, evaluations and the writing of checkpoints run beside the training. `status` may be called at every
+Publications, evaluations and the writing of checkpoints run while training goes on. `status` may be called at every
 await, so values that belong together change together.
 """
 
@@ -40,7 +40,7 @@ from swarm.settings import LeadConfig
 from swarm.types import NodeId, Prompt
 
 STALL_S = 30.0  # After this long without a batch the learner says what it waits for
-PAUSE = "paused"  # File in the run directory: a pause lasts as long as it exists, whoever restarts the learner
+PAUSE = "paused"  # File in the run directory: a pause lasts as long as it exists, also across restarts
 SAY_S = 10.0  # Between two lines about steps: each of slow ones has its line
 SAVE_AGAIN_S = 10.0  # Pause between two tries to write a checkpoint on a full disk: each copies the whole model
 

@@ -212,7 +212,7 @@ class Training:
             self._note("wait", time.time())
 
     def _newest(self) -> Checkpoint | None:
-        # Usually the next checkpoint clears up, but there is none if the learner was killed at its last one.
+        # Usually the next checkpoint clears up, but not if the learner was killed at its last one.
         clear_up(self._root)
         found = newest_whole(self._root)
         if newer := newer_than(self._root, found.step if found is not None else None):
@@ -228,7 +228,7 @@ class Training:
             same = False
         if not same:
             raise UserError(
-                f"{checkpoint.path} was trained on other batches than the journal beside it holds: restore both from "
+                f"{checkpoint.path} was trained on other batches than the run's journal holds: restore both from "
                 "one copy, or remove that checkpoint to train again from an older one"
             )
 

@@ -199,7 +199,7 @@ class Bootstraps:
                 if isinstance(error, OtherProtocol):
                     raise UserError(str(error)) from error
                 if waited_s >= FIND_S:
-                    raise UserError(f"{error}; nobody answered for {FIND_S / 3600:g} hours: {ASK_AGAIN}") from error
+                    raise UserError(f"{error}; no node answered for {FIND_S / 3600:g} hours: {ASK_AGAIN}") from error
                 tell(str(error))
                 pause_s = wait_s * self._random.uniform(0.8, 1.2)
                 await asyncio.sleep(pause_s)
@@ -312,7 +312,7 @@ def read_bootstrap(text: str, default_port: int = DEFAULT_PORT) -> Bootstrap:
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
         if (port := default_port if parts.port is None else parts.port) == 0:
-            raise ValueError("nobody listens at port 0")
+            raise ValueError("port 0 is not an address to call")
         (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise UserError(f"{text!r} is not an address like host or host:7700 ({error})") from error

@@ -52,7 +52,7 @@ async def control(
     server = None
     try:
         with _short_path(directory) as path:
-            # A killed node left it: whoever gets here holds the directory's lock.
+            # A killed node left it behind: this process holds the directory's lock.
             path.unlink(missing_ok=True)
             server = await asyncio.start_unix_server(serve, str(path), limit=LINE_BYTES)
             os.chmod(path, 0o600)

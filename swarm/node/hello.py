@@ -66,7 +66,7 @@ def _without_directory(name: str) -> str:
 
 
 def open_card(sealed: bytes, learner_key: bytes) -> Card | None:
-    """Return the card in `sealed`, or None if there is none that the owner of `learner_key` signed."""
+    """Return the card in `sealed`, or None unless the owner of `learner_key` signed it."""
     try:
         return decode(unseal(CARD_CONTEXT, sealed, learner_key, cap_bytes=CARD_BYTES), Card, cap_bytes=CARD_BYTES)
     except ProtocolError:
@@ -80,17 +80,17 @@ def purpose(card: Card) -> str:
 
 def card_lines(card: Card, *, draws: bool, has_base: bool) -> Iterator[str]:
     """Yield what a volunteer is told before anything is fetched. `draws`: an engine will hold the weights too."""
-    # The codec imports numpy, which nobody needs who only says hello.
+    # The codec imports numpy, which a node that only says hello does not need.
     from swarm.broadcast.version.codec import FULL_RATIO
 
     yield purpose(card)
     if card.weights_bytes:
         total = card.weights_bytes
         first = "only what differs from --base" if has_base else f"about {size(FULL_RATIO * total)}"
-        beside = ", beside the engine's own" if draws else ""
+        more = ", in addition to the engine's own" if draws else ""
         yield (
             f"to download: {first} at first, then what each version changes; wanted: {size(total)} of memory for the "
-            f"weights{beside}, and up to {size((1 + FULL_RATIO) * total)} of disk"
+            f"weights{more}, and up to {size((1 + FULL_RATIO) * total)} of disk"
         )
     pause = "; to have this machine back for a while: echo-node pause" if draws else ""
     yield f"to stop: Ctrl-C; what cannot be finished is handed back{pause}"

@@ -1,4 +1,4 @@
-"""A run's figures on disk: one JSON line per learner step, one per event, and a file for TensorBoard beside them.
+"""A run's figures on disk: one JSON line per learner step, one per event, and a file for TensorBoard.
 
 TensorBoard's own writer has a thread. The figures have TRL's names: `train/NAME` by learner step and `eval/NAME` by
 policy version. A resumed run writes its whole history again, since the end of a file may not have reached the disk.

@@ -51,7 +51,7 @@ class Progress:
 
     def __call__(self, line: str) -> None:
         if self._stopped:
-            raise UserError("nobody waits for the prompts any more")
+            raise UserError("the prompts are no longer wanted")
         if time.monotonic() - self._said_at >= PROGRESS_S:
             self._said_at = time.monotonic()
             self._say(line)
@@ -214,10 +214,10 @@ def longest_completion(config: LeadConfig, task: Task, context_tokens: int = MAX
 
 
 def open_tokenizer(model: str, files_dir: Path) -> Any:
-    """Return the fast tokenizer in `files_dir`. Raise UserError if there is none or it is damaged."""
+    """Return the fast tokenizer in `files_dir`. Raise UserError if it is missing or damaged."""
     path = files_dir / "tokenizer.json"
     if not path.is_file():
-        raise UserError(f"the model {model!r} has no tokenizer.json: save its fast tokenizer beside it")
+        raise UserError(f"the model {model!r} has no tokenizer.json: save its fast tokenizer in the same directory")
     try:
         from tokenizers import Tokenizer
 
@@ -288,7 +288,7 @@ def check_vocabulary(model: str, files_dir: Path, vocab_size: int) -> str:
     if spare > max(PADDING_SHARE * vocab_size, PADDING_TOKENS):
         raise UserError(
             f"the model's vocabulary has {vocab_size:,} entries and the tokenizer only {tokens:,} tokens: it is "
-            "another model's; save the right one beside the model"
+            "another model's; save the right one in the model's directory"
         )
     return f"the model's vocabulary has {spare:,} entries more than the tokenizer: padding" if spare else ""
 
@@ -334,7 +334,7 @@ def prepare_prompts(
 
 
 def read_record(run_dir: Path) -> Record | None:
-    """Return the record from the run's beginning, or None if there is none. Raise Damaged if it cannot be read."""
+    """Return the record from the run's beginning, or None if there is no record. Raise Damaged if it cannot be read."""
     try:
         return msgspec.json.decode((run_dir / RECORD).read_bytes(), type=Record)
     except FileNotFoundError:

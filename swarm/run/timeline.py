@@ -90,7 +90,7 @@ class Timeline:
 
     def answer(self, lanes: Sequence[str], began: float, ended: float, *, now: float) -> dict[str, Any]:
         """Return what these lanes did from `began` to `ended`: spans if that is recent, else each state's share of each
-        bucket. All lanes are named beside it, present ones first."""
+        bucket. All lanes are named with it, present ones first."""
         asked = {lane: self._lanes[lane] for lane in lanes[:MAX_ASKED] if lane in self._lanes}
         everybody = sorted(self._lanes.items(), key=lambda item: item[1].gone)
         answer = {

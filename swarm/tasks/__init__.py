@@ -60,7 +60,7 @@ def load_task(options: TaskOptions) -> Task:
     task or reward, with the names of those that exist."""
     name, colon, rest = options.name.partition(":")
     if options.task_options and name != "gym":
-        raise UserError(f"task_options are those of a task gym:NAME, and {options.name} is none: leave them out")
+        raise UserError(f"task_options belong to tasks gym:NAME, and the task is {options.name}: leave them out")
     if colon and name in KINDS:
         return KINDS[name].make(options, rest)
     if options.name not in TASKS and name not in ENVIRONMENTS:

@@ -66,7 +66,7 @@ class DrawnTask(Task):
 
 
 class GymTask(DrawnTask):
-    """The answer is what stands in the last <answer></answer>, or all that follows the thoughts if there is none."""
+    """The answer is what stands in the last <answer></answer>, or all that follows the thoughts if that is missing."""
 
     max_new_tokens = None
     chat = True
@@ -153,7 +153,7 @@ EVALUATED = (
     *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
     *(ast.Call, ast.keyword),
 )
-"""Parts of an expression that only compute. An attribute is none of them: it leads to everything there is."""
+"""Parts of an expression that only compute. Attribute access is excluded because it reaches the whole interpreter."""
 
 
 def evaluate(source: Any, *spaces: Any) -> Any:

@@ -223,7 +223,7 @@ def _asked(asked: Any, place: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def as_written(text: str) -> Any:
-    """JSON whose fractions are text as they stand, and NaN null. ValueError if it is none, or a key comes twice."""
+    """JSON whose fractions are text as they stand, and NaN null. ValueError if it is not JSON, or a key comes twice."""
     found = json.loads(text, parse_float=str, parse_constant=lambda _: None, object_pairs_hook=_object)
     json.dumps(found, ensure_ascii=False).encode()  # A half of a surrogate pair is no text
     return found

@@ -42,8 +42,8 @@ class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """Which reward, and its limits. `tokenizer` is beside the model's other small files; "" if completions come as
-    texts. `path` is where to look for modules, `memory_bytes` limits the process (RLIMIT_DATA), on Linux alone."""
+    """Which reward, and its limits. `tokenizer` is in the directory of the model's small files; "" if completions come
+    as texts. `path` is where to look for modules, `memory_bytes` limits the process (RLIMIT_DATA), on Linux alone."""
 
     task: TaskOptions
     reward: RewardKind
@@ -75,7 +75,7 @@ class StepAsked(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A score, or an observation for each new turn, or why there is none. It is empty for Begin."""
+    """A score, or an observation for each new turn, or why it failed. It is empty for Begin."""
 
     score: Score | None = None
     fault: str = ""
@@ -96,7 +96,7 @@ class Episode:
         self._parts: dict[str, float] = {}
 
     def step(self, drawn: bytes) -> Observed:
-        """Answer the next turn's token ids (int32). Raise ValueError or TypeError for an answer that is none."""
+        """Answer the next turn's token ids (int32). Raise ValueError or TypeError for a malformed answer."""
         seats, tokens = self._environment.seats, array("i", drawn)
         step = self._environment.step(self._text.said(tokens))
         if not isinstance(step, Step):
@@ -131,8 +131,9 @@ class Episodes:
         self.live: dict[str, Episode] = {}
 
     def answers(self, asked: StepAsked, progress: Callable[[], None] = lambda: None) -> tuple[Observed, ...]:
-        """Return an answer to each new turn, up to the episode's end, or one if none is new. Raise what its environment
-        raises, and forget the episode. `progress` is called after each turn, which has its own time limit."""
+        """Return an answer to each new turn, up to the episode's end, or one if no turn is new. Raise what its
+        environment raises, and forget the episode. `progress` is called after each turn, which has its own time
+        limit."""
         episode = self.live.pop(asked.episode, None)
         if episode is None or episode.turns != asked.answered:
             control = asked.seed if self._is_control else None
@@ -228,7 +229,7 @@ def checked(score: object) -> Score:
 
 
 def checked_figures(given: Mapping[str, float]) -> dict[str, float]:
-    """Figures by name in plain types. ValueError if there are too many, or for one that nobody can compute with."""
+    """Figures by name in plain types. ValueError if there are too many, or for one that is not a finite number."""
     figures = {str(name)[:PART_NAME_LENGTH]: float(figure) for name, figure in given.items()}
     if len(figures) > MAX_PARTS:
         raise ValueError(f"{len(figures)} parts of a reward are over the {MAX_PARTS} that are kept")

@@ -106,8 +106,8 @@ class RewardPool:
         return outcomes
 
     async def step(self, asked: StepAsked) -> tuple[Observed, ...] | Unscored:
-        """Have an environment answer the new turns, up to the episode's end. Return an answer to each, or one if none
-        is new. Steps wait for those before them without a limit: pacing bounds the callers."""
+        """Have an environment answer the new turns, up to the episode's end. Return an answer to each, or one if no
+        turn is new. Steps wait for those before them without a limit: pacing bounds the callers."""
         outcome = await self._workers[crc32(asked.episode.encode()) % len(self._workers)].step(asked)
         self._cancel_if_closed()
         return Unscored(reason=outcome.fault[:MAX_REASON]) if outcome.fault else outcome.observed
@@ -142,7 +142,7 @@ class _Worker:
         self.closed = False
 
     async def begin(self) -> str:
-        """Start the process if there is none, and have it load the task. Return why it cannot, or ""."""
+        """Start the process if it is not running, and have it load the task. Return why it cannot, or ""."""
         async with self._turn:
             return await self._begun()
 

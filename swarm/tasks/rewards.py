@@ -251,7 +251,7 @@ def aside(compute: Callable[[], float]) -> float | None:
     neither a signal handler nor another thread could end a single power of large numbers."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # Python warns of a fork beside threads. The child uses nothing of theirs, and ends by itself.
+        # Python warns of a fork in a process with threads. The child uses nothing of theirs, and ends by itself.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -343,7 +343,7 @@ LENIENT = ("exact", "math")  # Rewards that the setting `lenient` is about
 
 
 def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -> dict[str, float]:
-    """The weights, or exact alone if there are none. UserError for a reward that does not exist or cannot be computed
+    """The weights, or exact alone by default. UserError for a reward that does not exist or cannot be computed
     here, and for `is_lenient` if none of them heeds it."""
     for name in weights:
         if name not in REWARDS:

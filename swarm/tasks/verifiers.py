@@ -112,7 +112,7 @@ class VerifiersRuns:
             return await child.call(Play(prompt_id=prompt_id, headers=headers), Ended)
         except ChildFailed:
             if self._closed:
-                raise asyncio.CancelledError from None  # We ended it ourselves: nobody's fault
+                raise asyncio.CancelledError from None  # We ended it ourselves, so nothing failed
             if self._child is child:
                 await self._end()
             raise

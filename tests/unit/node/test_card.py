@@ -49,7 +49,7 @@ def test_a_volunteer_is_told_the_bytes_before_they_come() -> None:
     lines = list(card_lines(Card(model="Qwen3-4B", task="sort", weights_bytes=8 * 10**9), draws=True, has_base=False))
     assert lines[0] == 'this swarm trains "Qwen3-4B" on the task "sort"'
     assert "about 5.5 GB" in lines[1]
-    assert "8.0 GB of memory for the weights, beside the engine's own, and up to 13.5 GB of disk" in lines[1]
+    assert "8.0 GB of memory for the weights, in addition to the engine's own, and up to 13.5 GB of disk" in lines[1]
     assert "Ctrl-C" in lines[-1]
     (_, based, _) = card_lines(Card(model="m", task="t", weights_bytes=10**6), draws=False, has_base=True)
     assert "only what differs from --base" in based

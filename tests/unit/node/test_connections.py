@@ -243,7 +243,7 @@ async def test_a_learner_that_is_down_is_waited_for(
 
 async def test_who_never_answers_is_not_waited_for_for_ever(tmp_path: Path, pauses: list[float]) -> None:
     line, said = await given_up(tmp_path, line_for(KEY, Address(host="127.0.0.1", port=closed_port())))
-    assert "nobody answered for 24 hours: ask the person who leads the swarm for a new one" in line
+    assert "no node answered for 24 hours: ask the person who leads the swarm for a new one" in line
     assert FIND_S <= sum(pauses) < FIND_S + 400
     assert len(said) == 1
 
