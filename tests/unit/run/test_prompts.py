@@ -153,7 +153,7 @@ def test_long_work_tells_how_far_it_is_and_ends_when_nobody_waits(
     ]
     stopped = Progress(said.append)
     stopped.stop()
-    with pytest.raises(UserError, match="nobody waits"):
+    with pytest.raises(UserError, match="the prompts are no longer wanted"):
         prepare_prompts(run_dir, config, Slow(), _prepared(), said.append, stopped)
 
 
