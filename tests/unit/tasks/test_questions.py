@@ -215,7 +215,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"name": "gym:spell_backward?min_word_len=60&max_word_len=60"}, "cannot make question .*; try other options"),
         (
             {"name": "copy", "task_options": {"digits": 2}},
-            "task_options are those of a task gym:NAME, and copy is none",
+            "task_options belong to tasks gym:NAME, and the task is copy",
         ),
         ({"name": "python:only_a_module"}, "names no class: write python:MODULE:CLASS"),
         ({"name": "python:no_such_module:Task"}, "no module 'no_such_module' here or installed"),
