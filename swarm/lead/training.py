@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -91,7 +91,7 @@ class Training:
             run_dir, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config), say=say
         )
         self._root = run_dir / "checkpoints"
-        self._faults = 0
+        self._faults = self._furthest = 0
         self._found: tuple[Checkpoint | None] | None = None
         self.saved_step: int | None = None
         self.layout: Layout | None = None
@@ -103,7 +103,10 @@ class Training:
         """For how long the trainer was held up by writing them."""
         self.published: PublishedStep | None = None
         self.staging_lock = asyncio.Lock()
-        self._computing = asyncio.Lock()  # Held-out answers and failed ones are audited whenever they come
+        """Held while the staging file is read or written."""
+        self._calling = asyncio.Lock()
+        """Held for a whole call, with the restarts of the trainer that it takes: so one death is seen by one caller.
+        The trainer takes one call at a time, and audits come at any time. Taken before `staging_lock`."""
         self.files_dir = self._trainer.files_dir
         self.staging = self._trainer.staging
         self.audited = run_dir / "audited"
@@ -131,6 +134,7 @@ class Training:
         await asyncio.to_thread(self._own_staging)
         prepared = await self._trainer.prepare(self._config, self._longest_completion, found.path if found else None)
         self.step = self.staged_step = prepared.step
+        self._furthest = max(self._furthest, self.step)
         self.saved_step = found.step if found is not None else None
         self.layout = prepared.layout
         return prepared
@@ -138,21 +142,12 @@ class Training:
     async def catch_up(self, step: int) -> None:
         """Train on the recorded batches before `step`, with a new child if one dies."""
         with self._busy("train"):
-            await self._steadily(lambda: self._replay(step))
+            await self._steadily(self._nothing, step)
 
     async def train(self, groups: list[TrainGroup]) -> Trained:
         """Take the next learner step. Its batch must be recorded already."""
-        step = self.step
-
-        async def attempt() -> Trained:
-            await self._replay(step)
-            return await self._train(groups)
-
-        async with self._computing:
-            with self._busy("train"):
-                trained = await self._steadily(attempt)
-        self._faults = 0
-        self.step = step + 1
+        with self._busy("train"):
+            trained = await self._steadily(lambda: self._train(groups))
         await self._note_save(Saved(step=trained.saved_step, fault=trained.save_fault))
         return trained
 
@@ -163,36 +158,19 @@ class Training:
 
         async def attempt() -> Audited:
             nonlocal tries
-            await self._replay(step)
             tries += 1
             return await self._trainer.audit(path, rollouts, fast) if tries == 1 else Audited()
 
-        async with self._computing:
-            step = self.step
-            return await self._steadily(attempt)
+        return await self._steadily(attempt)
 
     async def stage(self) -> None:
         """Have the weights of this step written to `staging`."""
-        step = self.step
-
-        async def attempt() -> None:
-            await self._replay(step, staging_held=True)
-            await self._stage()
-
-        async with self.staging_lock:
-            with self._busy("stage"):
-                await self._steadily(attempt, staging_held=True)
+        with self._busy("stage"):
+            await self._steadily(self._stage)
 
     async def save(self) -> None:
         """Begin a checkpoint of this step. It is written while training goes on."""
-        step = self.step
-        await self._journal.sync()
-
-        async def attempt() -> None:
-            await self._replay(step)
-            await self._trainer.save(checkpoint_path(self._root, step), step)
-
-        await self._steadily(attempt)
+        await self._steadily(self._save)
 
     async def flush(self) -> None:
         """Wait until the checkpoint under way is written."""
@@ -232,58 +210,74 @@ class Training:
                 "one copy, or remove that checkpoint to train again from an older one"
             )
 
-    async def _steadily(self, attempt: Callable[[], Awaitable[R]], *, staging_held: bool = False) -> R:
-        """Make `attempt`, again with a new child each time one dies. Raise ChildFailed after MAX_FAULTS. `staging_held`
-        says whether the caller holds the staging lock."""
-        while True:
-            try:
-                return await attempt()
-            except ChildFailed as fault:
-                self._faults += 1
-                if self._faults >= MAX_FAULTS:
-                    raise
-                self._say(f"{fault}; starting it again from the last checkpoint ({self._faults} of {MAX_FAULTS})")
-                self._emit("trainer_restarted", reason=str(fault), step=self.step)
-                await self._trainer.stop()
-                async with nullcontext() if staging_held else self.staging_lock:
+    async def _steadily(self, attempt: Callable[[], Awaitable[R]], step: int = 0) -> R:
+        """Make `attempt` with a trainer at `step`, or at the furthest step of this run, again with a new one each time
+        one dies. Raise ChildFailed after MAX_FAULTS deaths without a new furthest step."""
+        async with self._calling:
+            while True:
+                try:
+                    await self._replay(max(step, self._furthest))
+                    return await attempt()
+                except ChildFailed as fault:
+                    self._faults += 1
+                    if self._faults >= MAX_FAULTS:
+                        raise
+                    self._say(f"{fault}; starting it again from the last checkpoint ({self._faults} of {MAX_FAULTS})")
+                    self._emit("trainer_restarted", reason=str(fault), step=self.step)
                     await self._reopen()
 
     async def _reopen(self) -> None:
+        await self._trainer.stop()
         try:
-            await self.open()
+            async with self.staging_lock:
+                await self.open()
         except ChildFailed as fault:
             # A child whose preparation failed may still run, with weights that do not match `step`. Stop it. The next
             # attempt finds no child, which counts as the next fault.
             self._say(str(fault))
             await self._trainer.stop()
 
-    async def _replay(self, step: int, *, staging_held: bool = False) -> None:
-        """Train on the recorded batches from the child's step to `step`. Do nothing if the child is there already."""
+    async def _replay(self, step: int) -> None:
+        """Train on the recorded batches from the child's step to `step`, with a checkpoint as often as ever: a trainer
+        that dies again comes further. Do nothing if the child is there already."""
         if self.step < step:
             self._say(f"training again on the recorded batches {self.step} to {step - 1}")
         while self.step < step:
             recorded = await asyncio.to_thread(self._journal.batch, self.step)
             # In a thread too, because the prompts are made again.
             trained = await self._train(await in_thread(partial(self._groups_of, recorded)))
-            self.step += 1
             scores = [one.score for group in recorded for one in group.rollouts if one.score]
             self._on_trained(step_figures(self.step, scores, trained))
+            await self._note_save(Saved(step=trained.saved_step, fault=trained.save_fault))
             if self.published is not None and self.published.step == self.step:
-                async with nullcontext() if staging_held else self.staging_lock:
-                    await self._compare(self.published.content)
+                await self._compare(self.published.content)
+            if self.step < step and self.step % self._config.checkpoint_every_steps == 0:
+                await self._save()
+
+    async def _nothing(self) -> None: ...
 
     async def _train(self, groups: list[TrainGroup]) -> Trained:
         """Have the child take its next step as the journal has it: what it says is the same in every life."""
         lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
         learning_rate = await asyncio.to_thread(self._journal.learning_rate, self.step)
-        return await self._trainer.train(self.step, groups, lineage, learning_rate)
+        trained = await self._trainer.train(self.step, groups, lineage, learning_rate)
+        self.step += 1
+        if self.step > self._furthest:
+            self._faults, self._furthest = 0, self.step
+        return trained
+
+    async def _save(self) -> None:
+        # First what it rests on: a checkpoint is of batches that outlive a power cut.
+        await self._journal.sync()
+        await self._trainer.save(checkpoint_path(self._root, self.step), self.step)
 
     async def _stage(self) -> None:
-        await asyncio.to_thread(self._own_staging)
-        began = time.monotonic()
-        await self._trainer.stage()
-        self.stage_s = time.monotonic() - began
-        self.staged_step = self.step
+        async with self.staging_lock:
+            await asyncio.to_thread(self._own_staging)
+            began = time.monotonic()
+            await self._trainer.stage()
+            self.stage_s = time.monotonic() - began
+            self.staged_step = self.step
 
     def _own_staging(self) -> None:
         """Make sure that the staging file has no second name, by replacing it if necessary. If the disk has no room for

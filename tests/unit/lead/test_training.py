@@ -15,8 +15,8 @@ from swarm.broadcast.publishing import content_of_file
 from swarm.broadcast.store.disk import DiskFull
 from swarm.errors import ChildFailed
 from swarm.lead.training import MAX_FAULTS, PublishedStep, Training, reward_figures, train_group
-from swarm.learner.checkpoint.files import best_checkpoint, checkpoint_path, whole_checkpoints
-from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup
+from swarm.learner.checkpoint.files import TrainerState, best_checkpoint, checkpoint_path, whole_checkpoints
+from swarm.learner.messages import Audited, AuditRollout, Prepared, Saved, Trained, TrainGroup
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.journal.journal import Journal
 from swarm.settings import LeadConfig
@@ -43,23 +43,37 @@ class Child:
         self.trained: list[int] = []
         self.rates: list[tuple[int, float | None]] = []
         self.other_weights = False
+        self.lives_for = self.steps_left = 1000
+        self.saved: dict[Path, tuple[int, bytes]] = {}
 
     async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
-        assert resume is None
         self.starts += 1
-        self.step, self.state, self.gone = 0, digest(b""), False
+        self.step, self.state = self.saved[resume] if resume is not None else (0, digest(b""))
+        self.gone = False
+        self.steps_left = self.lives_for
         if self.starts in self.half_prepared_at:
             raise ChildFailed("the trainer failed: no space left on device")
         self._write()
         return Prepared(
-            layout=LAYOUT, parameters=1, trained=1, vocab_size=14, context_tokens=64, stop_token_ids=(2,), device="cpu"
+            layout=LAYOUT,
+            parameters=1,
+            trained=1,
+            vocab_size=14,
+            context_tokens=64,
+            stop_token_ids=(2,),
+            device="cpu",
+            step=self.step,
         )
 
     async def train(
         self, step: int, groups: list[TrainGroup], lineage: bytes = b"", learning_rate: float | None = None
     ) -> Trained:
+        self.steps_left -= 1
+        if self.steps_left < 0:
+            self.gone = True
         self._live("train", step)
         assert step == self.step
+        self.lineage = lineage
         self.rates.append((step, learning_rate))
         rewards = [one.reward for group in groups for one in group.rollouts]
         self.state = digest(self.state + repr((rewards, learning_rate, self.other_weights)).encode() + lineage)
@@ -73,6 +87,13 @@ class Child:
 
     async def save(self, directory: Path, step: int) -> None:
         self._live("save", step)
+        assert step == self.step
+        save(directory.parent, step, state=TrainerState(step=step, lineage=self.lineage.hex(), parameters=3))
+        self.saved[directory] = step, self.state
+
+    async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...], fast: bool) -> Audited:
+        self._live("audit", self.step)
+        return Audited()
 
     async def flush(self) -> Saved:
         return Saved(step=None, fault="")
@@ -92,7 +113,7 @@ class Child:
 
 
 class Run:
-    def __init__(self, directory: Path, journal: Journal) -> None:
+    def __init__(self, directory: Path, journal: Journal, config: LeadConfig | None = None) -> None:
         self.said: list[str] = []
         self.events: list[str] = []
         self.steps: list[int] = []
@@ -100,7 +121,7 @@ class Run:
         self.did: list[str] = []
         self.training = Training(
             directory,
-            LeadConfig(),
+            config or LeadConfig(),
             journal,
             prompt,
             6,
@@ -186,6 +207,32 @@ async def test_one_that_dies_again_and_again_ends_the_run(run: Run) -> None:
     with pytest.raises(ChildFailed, match="the trainer died"):
         await run.training.catch_up(2)
     assert run.child.starts == MAX_FAULTS
+
+
+async def test_one_death_that_two_calls_see_is_one_fault(run: Run) -> None:
+    """An audit and a save are made at once; the first finds the trainer dead, and the second the new one."""
+    await run.training.catch_up(2)
+    run.child.gone = True
+    await asyncio.gather(run.training.audit(Path("weights"), (), False), run.training.save(), run.training.stage())
+    assert run.child.starts == 2
+    assert run.events == ["trainer_restarted"]
+    assert run.child.step == run.training.step == 2
+
+
+async def test_a_trainer_that_lives_for_three_steps_gets_through_a_long_run(tmp_path: Path) -> None:
+    """What is trained again is saved as often as ever, and a step that none had come to forgives the faults before."""
+    batches = 12
+    journal = Journal(tmp_path, group_size=2)
+    await journal.start()
+    for number in range(batches):
+        await journal.write([*group(number, batch=number), taken(number, number)])
+    run = Run(tmp_path, journal, LeadConfig(checkpoint_every_steps=2))
+    run.child.lives_for = 3
+    await run.training.open()
+    await run.training.catch_up(batches)
+    assert run.training.step == batches
+    assert run.child.starts > MAX_FAULTS
+    await journal.close()
 
 
 async def test_a_child_that_was_prepared_by_half_is_not_trained_on_from_where_the_last_one_was(run: Run) -> None:
