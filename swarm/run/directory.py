@@ -203,9 +203,10 @@ def kept_line(path: Path, step: int | None, saved_step: int | None, *, steps: in
 
 
 def write_config(path: Path, config: LeadConfig, origin: dict[str, Any] | None = None) -> None:
-    """Write the resolved configuration, which a resumed run reads. `origin` says where its model comes from."""
+    """Write the configuration as it was asked for, which a resumed run and a fork read: a fork with an adapter has
+    another default for its learning rate. `origin` says where its model comes from."""
     values: dict[str, Any] = {ORIGIN: origin} if origin else {}
-    values |= {**config.model_dump(mode="json"), "run_dir": str(path), "learning_rate": config.resolved_learning_rate}
+    values |= {**config.model_dump(mode="json"), "run_dir": str(path)}
     write_json(path / CONFIG, values)
 
 

@@ -51,6 +51,7 @@ class Child:
         self.step, self.state = self.saved[resume] if resume is not None else (0, digest(b""))
         self.gone = False
         self.steps_left = self.lives_for
+        await asyncio.sleep(0)
         if self.starts in self.half_prepared_at:
             raise ChildFailed("the trainer failed: no space left on device")
         self._write()
@@ -99,6 +100,7 @@ class Child:
         return Saved(step=None, fault="")
 
     async def stop(self) -> None:
+        await asyncio.sleep(0)
         self.gone = True
 
     def _live(self, call: str, step: int) -> None:

@@ -61,9 +61,12 @@ def test_a_run_is_resumed_as_it_was_configured(tmp_path: Path) -> None:
     assert math.isinf(again.hold_s)
 
 
-def test_the_learning_rate_that_was_in_use_stays(tmp_path: Path) -> None:
+def test_a_fork_with_an_adapter_has_the_default_rate_of_adapters(tmp_path: Path) -> None:
+    """Not that of the run, which nobody had asked for."""
     path = made(tmp_path, model="tiny")
-    assert resumed_config(path, {}).learning_rate == 1e-3
+    assert resumed_config(path, {}).resolved_learning_rate == 1e-3
+    fork, _ = forked_config(path, {"run_dir": tmp_path / "fork", "adapter": 4})
+    assert fork.resolved_learning_rate == 1e-2
 
 
 @pytest.mark.parametrize("name", OTHER)
