@@ -44,10 +44,11 @@ from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.learner.checkpoint.model_files import layout_of, stream_tensors, write_staging
-from swarm.learner.memory import GIB, Shape, fit, read_free_bytes, shape_of
+from swarm.learner.memory import fit, read_free_bytes, shape_of
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import Policy
 from swarm.machine import free_host_bytes
+from swarm.models.memory import GIB, Shape
 from swarm.types import VersionId
 
 SPEED_TARGET = 0.9
