@@ -144,7 +144,7 @@ def test_ranks_need_room_for_what_each_of_them_has_whole() -> None:
 def test_a_model_whose_weights_cannot_fit_is_refused_before_it_is_loaded() -> None:
     one = replace(FOUR_B, parameters=10**9, trained=10**9)
     check_weights(one, HALF, CUDA, (16 * 10**9, 14 * 10**9), 1)
-    with pytest.raises(UserError, match="on cuda:0: to train 4,022,468,096 parameters takes 59.9 GiB"):
+    with pytest.raises(UserError, match=r"on cuda:0: to train 4,022,468,096 parameters takes 59.9 GiB"):
         check_weights(FOUR_B, HALF, CUDA, (23 * GIB, 10**12), 1)
     check_weights(FOUR_B, HALF, CUDA, (23 * GIB, 10**12), 5)
     with pytest.raises(UserError, match="on the host"):
@@ -154,7 +154,7 @@ def test_a_model_whose_weights_cannot_fit_is_refused_before_it_is_loaded() -> No
 @pytest.mark.parametrize(
     ("states", "free_gib", "host_gib", "fault"),
     [
-        ("float32", 40, 1000, "on cuda:0: .* takes 59.9 GiB .*, and 40.0 GiB are free"),
+        ("float32", 40, 1000, r"on cuda:0: .* takes 59.9 GiB .*, and 40.0 GiB are free"),
         ("float32", 70, 40, "on the host: .* take 52.4 GiB, and 40.0 GiB are free"),
         ("8bit", 70, 20, "on the host: .* take 30.1 GiB, and 20.0 GiB are free"),
         ("host", 70, 80, "on the host: moments that are kept there, .* take 82.4 GiB, and 80.0 GiB are free"),
