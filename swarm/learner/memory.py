@@ -50,8 +50,7 @@ CHANGES = (
 class Setting:
     """How a step is computed. `tokens` are those of the widest micro-batch; `ranks` share weights, gradients and
     moments. `has_dense_mask`: rows are packed and the attention kernel is given a mask. `on_host`: the device's memory
-    is the host's, so what a checkpoint takes is in it; else the host has `host_bytes` free. `states` is where moments
-    are."""
+    is the host's, so what a checkpoint takes is in it. `states` is where moments are."""
 
     tokens: int
     activation_checkpointing: bool
@@ -62,7 +61,6 @@ class Setting:
     has_reference: bool
     on_host: bool
     states: OptimizerStates = "float32"
-    host_bytes: int = 1 << 62
 
 
 def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
@@ -156,13 +154,8 @@ def choose(
 
 
 def _too_little(shape: Shape, setting: Setting, free_bytes: int, longest: int) -> UserError:
-    parts, on_host = sorted(step_bytes(shape, setting).items(), key=lambda item: -item[1]), kept_on_host(shape, setting)
+    parts = sorted(step_bytes(shape, setting).items(), key=lambda item: -item[1])
     step = f"{setting.tokens:,} tokens at a time" if setting.tokens > longest else f"one row of {longest:,} tokens"
-    if on_host > setting.host_bytes:
-        return UserError(
-            f"too little memory on the host: a step of {step} keeps {size(on_host)} there, and "
-            f"{size(setting.host_bytes)} are free; change: {CHANGES}"
-        )
     return UserError(
         f"too little memory: a step of {step} needs {size(sum(n for _, n in parts))} more "
         f"and {size(free_bytes)} are free, of which {FREE_SHARE:.0%} may be planned with "
@@ -172,14 +165,13 @@ def _too_little(shape: Shape, setting: Setting, free_bytes: int, longest: int) -
 
 def fits(shape: Shape, setting: Setting, free_bytes: int) -> bool:
     """`free_bytes` are beside the weights that are loaded."""
-    is_on_device = sum(step_bytes(shape, setting).values()) <= free_bytes * FREE_SHARE
-    return is_on_device and kept_on_host(shape, setting) <= setting.host_bytes
+    return sum(step_bytes(shape, setting).values()) <= free_bytes * FREE_SHARE
 
 
 def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int) -> None:
     """UserError if weights, gradients and moments alone do not fit, or the host has no room for what is kept there.
     `free` are bytes of the device and of the host. Called before anything is loaded."""
-    setting, frozen = _least(rules, device, free, ranks), shape.parameters - shape.trained
+    setting, frozen = _least(rules, device, ranks), shape.parameters - shape.trained
     weights = weights_bytes(shape, "bfloat16" if setting.half else "float32", "nf4") // ranks
     needed, host_needed = weights + _trained_bytes(shape, setting), kept_on_host(shape, setting)
     if needed > free[0]:
@@ -195,7 +187,7 @@ def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free:
         )
 
 
-def _least(rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int) -> Setting:
+def _least(rules: ComputeRules, device: torch.device, ranks: int) -> Setting:
     """What takes the least memory under `rules`, of any model."""
     return Setting(
         tokens=MIN_TOKENS[True],
@@ -207,7 +199,6 @@ def _least(rules: ComputeRules, device: torch.device, free: tuple[int, int], ran
         has_reference=False,
         on_host=device.type == "cpu",
         states=rules.optimizer_states,
-        host_bytes=free[1],
     )
 
 
@@ -226,19 +217,19 @@ def described(rules: ComputeRules, device: torch.device) -> str:
 
 
 def fit(
-    policy: Policy, rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int, longest: int, kl: bool
+    policy: Policy, rules: ComputeRules, device: torch.device, free: int, ranks: int, longest: int, kl: bool
 ) -> ComputeRules:
-    """`choose` for a model that is loaded. `free` are bytes of the device and of the host. All ranks give the least of
-    any: they must choose alike."""
+    """`choose` for a model that is loaded. `free` are bytes of the device, of all ranks the least: they must choose
+    alike."""
     model = policy.module.model
     setting = replace(
-        _least(rules, device, free, ranks),
+        _least(rules, device, ranks),
         in_chunks=policy.module.in_chunks,
         has_dense_mask=bool(rules.packing) and not policy.is_flash,
         has_reference=kl,
     )
     may = bool(model.supports_gradient_checkpointing)
-    return choose(shape_of(model), setting, rules, free[0], longest=longest, may_checkpoint=may)
+    return choose(shape_of(model), setting, rules, free, longest=longest, may_checkpoint=may)
 
 
 def read_shape(name: str, adapter: AdapterRules | None = None) -> Shape | None:

@@ -195,12 +195,6 @@ def test_what_does_not_help_is_not_reckoned_with() -> None:
     assert in_8_bits["gradients and AdamW"] == step_bytes(adapter, ON_GPU)["gradients and AdamW"]
 
 
-def test_where_the_host_alone_is_short_its_figures_are_said() -> None:
-    short = replace(ON_GPU, states="host", host_bytes=60 * GIB)
-    with pytest.raises(UserError, match=r"on the host: a step of .* keeps 82\.4 GiB there, and 60\.0 GiB are free"):
-        choose(FOUR_B, short, ComputeRules(), 300 * GIB, longest=0)
-
-
 def test_the_base_of_an_adapter_takes_less_in_four_bits() -> None:
     shape, rules = reckoned.shape("14B", 32), rules_of("float32")
     with pytest.raises(UserError, match=r"and hold 14,[0-9,]* frozen ones takes"):
