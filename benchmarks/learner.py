@@ -44,10 +44,10 @@ from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.learner.checkpoint.model_files import layout_of, stream_tensors, write_staging
-from swarm.learner.memory import GIB, Shape, fit, read_free_bytes, shape_of
+from swarm.learner.memory import fit, read_free_bytes, shape_of
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import Policy
-from swarm.machine import free_host_bytes
+from swarm.models.memory import GIB, Shape
 from swarm.types import VersionId
 
 SPEED_TARGET = 0.9
@@ -180,7 +180,7 @@ def utilisation(work: Work, repeats: int, *, compiled: bool = False, attention: 
     shape, device = shape_of(model), torch.device(work.device)
     asked = ComputeRules(compile=compiled, packing="flash" in attention)
     policy, longest = Policy(model, asked, temperature=1.0), work.prompt_tokens + work.most
-    free = read_free_bytes(device, ranks=1), free_host_bytes()
+    free = read_free_bytes(device, ranks=1)
     rules = fit(policy, asked, device, free, ranks=1, longest=longest, kl=False)
     step = our_step(work, model, rules)
     step(work.rollouts(0))

@@ -13,7 +13,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swarm.learner.adapter import add_matrices, targets_of
-from swarm.learner.memory import GIB, Setting, Shape, kept_on_host, shape_of, step_bytes
+from swarm.learner.memory import Setting, kept_on_host, shape_of, step_bytes
+from swarm.models.memory import GIB, Shape
 from swarm.types import OptimizerStates
 
 TOKENS = 8192

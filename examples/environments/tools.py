@@ -70,7 +70,7 @@ class Calculator(ToolEpisode):
     )
 
     def use(self, call: str) -> str:
-        from swarm.tasks.gym import evaluate
+        from swarm.tasks.expressions import evaluate
 
         try:
             return str(evaluate(call if _SUM.fullmatch(call) else ""))

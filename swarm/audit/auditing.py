@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.audit.auditor import ANY, CUT, HALF, KEPT_EVIDENCE, MIN_ROLLOUTS, Auditor, Caught, Finding, Limits
+from swarm.bounded import Bounded
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.rollout.plane.effects import Looked
@@ -165,7 +166,7 @@ class Auditing:
         self._say = say
         self._seen: set[tuple[str, NodeId]] = set()
         self._passed_over = False
-        self._against: dict[NodeId, deque[dict[str, Any]]] = {}
+        self._against: Bounded[NodeId, deque[dict[str, Any]]] = Bounded(MAX_NODES)
         self._faults: dict[NodeId, str] = {}
         self.measured: VersionId | None = None
         self.audited = self.step = 0
@@ -370,8 +371,6 @@ class Auditing:
         if not max(np.abs(errors).sum(), margins.sum()) > NOTED * len(margins):
             return
         self._against.setdefault(one.node, deque(maxlen=KEPT_EVIDENCE)).append(one.described(errors, margins))
-        if len(self._against) > MAX_NODES:
-            del self._against[next(iter(self._against))]
 
     def _say_of(self, verdict: Caught, why: str) -> None:
         self._say(f"sampler {verdict.node} is {why}; echo-node audit shows the evidence")

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.bounded import Bounded
 from swarm.types import NodeId
 from swarm.wire import digest
 
@@ -148,7 +149,7 @@ class Auditor:
         self.classes = classes
         self._secret = secret
         self._share = share
-        self._known: dict[NodeId, _Evidence] = {}
+        self._known: Bounded[NodeId, _Evidence] = Bounded(MAX_NODES)
 
     def is_measured(self, class_name: str) -> bool:
         """Return whether log-probs of such engines are believed, within their limits."""
@@ -168,8 +169,6 @@ class Auditor:
     def note(self, node: NodeId, limits: Limits, finding: Finding) -> Caught | None:
         """Add what was found of one of the node's rollouts. Return a verdict the first time that there is no doubt."""
         known = self._known.setdefault(node, _Evidence())
-        if len(self._known) > MAX_NODES:
-            del self._known[next(iter(self._known))]
         known.audited, known.claims = known.audited + 1, known.claims + bool(len(finding.errors))
         verdict: Caught | None = None
         limit_of = {"size": limits.size, "draws": limits.margin}

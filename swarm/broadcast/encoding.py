@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from swarm.bounded import Bounded
 from swarm.broadcast.coding import NICENESS, in_thread
 from swarm.broadcast.store.disk import map_file
 from swarm.broadcast.version.codec import difference, encode_region, sum_change, tensor_sum
@@ -90,7 +91,7 @@ def _encode(region: Region, fresh: memoryview, base: memoryview | None) -> Encod
     return EncodedRegion(codec=codec, encoded=encoded, decoded_digest=digest(fresh[whole]), sums=by_tensor)
 
 
-_MAPPED: dict[int, memoryview] = {}
+_MAPPED: Bounded[int, memoryview] = Bounded(2)
 
 
 def _mapped(path: str, nbytes: int) -> memoryview:
@@ -98,8 +99,6 @@ def _mapped(path: str, nbytes: int) -> memoryview:
     inode = os.stat(path).st_ino
     if (held := _MAPPED.pop(inode, None)) is None or len(held) != nbytes:
         held = map_file(Path(path), nbytes)
-    while len(_MAPPED) >= 2:
-        _MAPPED.pop(next(iter(_MAPPED)), None)
     _MAPPED[inode] = held
     return held
 

@@ -16,8 +16,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from swarm.bounded import Bounded
 from swarm.gossip.records import (
     MAX_BANNED,
     MAX_LEAVES,
@@ -160,8 +160,8 @@ class Table:
         self._dialable = dialable
         self.by_prefix: dict[bytes, Peer] = {}
         self.dead: dict[bytes, Tombstone] = {}
-        self.banned: dict[NodeId, None] = {}
-        self.unwanted: dict[bytes, int] = {}
+        self.banned: Bounded[NodeId, None] = Bounded(MAX_BANNED)
+        self.unwanted: Bounded[bytes, int] = Bounded(MAX_PUBLICS)
         self.tries = Tries(2 * rules.round_s, rules.silent_rounds * rules.round_s, lan=lan)
         self._pardon_at = -math.inf
         self._blocks: dict[Block, dict[bytes, None]] = {}
@@ -258,7 +258,6 @@ class Table:
                 return verdict, self._ban(signed)
         if verdict in LASTING:
             self.unwanted[signed.prefix] = signed.order
-            _drop_oldest(self.unwanted, MAX_PUBLICS)
         return verdict, [Rejected(reason=verdict)]
 
     def pardon(self, *, now: float) -> None:
@@ -303,7 +302,6 @@ class Table:
 
     def _ban(self, signed: SignedRecord) -> list[Effect]:
         self.banned[signed.node] = None
-        _drop_oldest(self.banned, MAX_BANNED)
         if (peer := self.by_prefix.get(signed.prefix)) is not None:
             self.forget(peer)
         self.dead.pop(signed.prefix, None)
@@ -364,11 +362,6 @@ class Table:
                 within[signed.prefix] = None
             if not within:
                 del self._blocks[block]
-
-
-def _drop_oldest(table: dict[Any, Any], size: int) -> None:
-    while len(table) > size:
-        del table[next(iter(table))]
 
 
 def blocks_of(addresses: Iterable[Address]) -> set[Block]:

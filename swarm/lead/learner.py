@@ -22,6 +22,7 @@ from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.store import newest_head
 from swarm.broadcast.version.manifest import read_layout
 from swarm.errors import ProtocolError, UserError
+from swarm.files import write_atomically
 from swarm.join.watch import watch_clocks
 from swarm.lead.answering import Answering, control_seed, episode_rules, sampling_rules
 from swarm.lead.check import check_model, reward_pool
@@ -547,11 +548,9 @@ class LearnerNode:
 
     async def _write_timeline(self) -> None:
         """Replace the file. A full disk pauses the run, and the user hears that elsewhere."""
-        path, kept = self._run_dir / TIMELINE, self.timeline.kept(now=time.time())
-        partial_path = path.with_name(f"{TIMELINE}.partial")
+        kept = msgspec.json.encode(self.timeline.kept(now=time.time()))
         with suppress(OSError):
-            await asyncio.to_thread(partial_path.write_bytes, msgspec.json.encode(kept))
-            await asyncio.to_thread(partial_path.replace, path)
+            await asyncio.to_thread(write_atomically, self._run_dir / TIMELINE, kept)
 
     # -- words and figures -----------------------------------------------------------------------------------
 

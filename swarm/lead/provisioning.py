@@ -19,6 +19,7 @@ from heapq import nlargest
 from statistics import median
 from typing import Any, Literal
 
+from swarm.bounded import Bounded
 from swarm.capacity.activation import LATE_PERIODS, Activation, gather_s
 from swarm.capacity.cost import MAX_NODES, CostBook, CostFigures
 from swarm.capacity.delivery import disseminate_by, measured_first, sustained
@@ -101,7 +102,7 @@ class Provisioning(SamplerWatch):
         self._activation = Activation(self._rules)
         self._offers: dict[NodeId, Offer] = {}
         self._held: dict[NodeId, VersionId] = {}
-        self._counted: dict[NodeId, tuple[int, int]] = {}
+        self._counted: Bounded[NodeId, tuple[int, int]] = Bounded(MAX_NODES)
         self._installs_s: dict[str, float] = {}
         self._last_installs_s: dict[NodeId, deque[float]] = {}
         self._lags_s: dict[NodeId, deque[float]] = {}
@@ -348,13 +349,11 @@ class Provisioning(SamplerWatch):
         """Count what a sampler has received and sent since its last report. Traffic from before this life of the
         learner is in the accounts of an earlier one."""
         received, sent = offer.received_bytes, offer.sent_bytes
-        known = self._counted.pop(node, (received, sent) if node in self._absent else (0, 0))
+        known = self._counted.get(node, (received, sent) if node in self._absent else (0, 0))
         if received < known[0] or sent < known[1]:
             known = (0, 0)  # The node was restarted.
         self._book.traffic(node, down_bytes=received - known[0], up_bytes=sent - known[1])
         self._counted[node] = (received, sent)
-        if len(self._counted) > MAX_NODES:
-            del self._counted[next(iter(self._counted))]
 
     def _count_egress(self) -> None:
         sent = self._around.sent_bytes()

@@ -1,14 +1,12 @@
 """Whether a learner step fits into the memory of the device, said before the first step.
 
-The terms of `step_bytes` were counted from what autograd keeps of a decoder layer of the Llama and Qwen kind in
-transformers 5; benchmarks/learner.py compares their sum with the measured peak. `choose` settles what the user left
-open. Only the functions under `reading` look at a model or at the machine.
+benchmarks/learner.py compares the sum of `step_bytes` with the measured peak. `choose` settles what the user left open.
+Only the functions under `reading` look at a model or at the machine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -22,55 +20,37 @@ from swarm.learner.optimizer import BLOCK, PIECE_BYTES
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 from swarm.machine import free_host_bytes
 from swarm.models.device import stated
+from swarm.models.memory import Shape, activation_bytes, size, weights_bytes, widths
 from swarm.types import OptimizerStates
 
-NF4_BYTES = 0.5625  # Of a number in 4 bits, of which 64 share a float32 scale
 MOMENT_BYTES: dict[OptimizerStates, float] = {"float32": 8, "8bit": 2 + 2 * 4 / BLOCK, "host": 8}
 """Of a parameter, both moments; in 8 bits with their scales. A checkpoint's copy takes as much and 4 for the weight,
 and the bf16 model that is written beside it 2."""
 
 STREAMED_BYTES = 4 * PIECE_BYTES  # On the device of moments that are on the host: two pieces of each
-MAX_CHANGES = 3  # Most that are named together where none alone is enough
 TOKENS_PER_MICRO_BATCH = 16_384  # Of one forward pass of a large model; more does not make a GPU faster
 
 MIN_TOKENS = {False: 4096, True: 1024}
 """The fewest tokens that are chosen, without and with activation checkpointing: below 4096 a GPU loses more by small
 matrices than by computing layers twice; below 1024 halving gains nothing."""
 
-ADVISED_RANK = 8  # Of an adapter: 0.4 % of Qwen3-4B, and rank 1 is said to do in reinforcement learning
 MASK_BYTES = 5  # Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores
 FREE_SHARE = 0.92  # Of the free memory; the rest is for fragments and for what kernels use while they run
 WHOLE_GRADIENT_BYTES = 2 << 30  # Up to here each rank keeps the whole gradient; a larger one would take what FSDP saved
 DESCRIBED = {"float32": "", "8bit": ", and AdamW in 8 bits", "host": ", and AdamW's moments on the host"}
-MAX_RANKS = 1024  # Most that are tried to tell how many would be enough
-GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the memory of a step depends on. Widths in elements: `hidden` of the residual stream, `feed_forward` of all
-    experts that one token takes, `queries` and `keys` of all heads. `layer_parameters` are those of the largest layer,
-    `other_parameters` all outside of layers. `trained` of all are not frozen, and `packed` in 4 bits."""
-
-    parameters: int
-    trained: int
-    layer_parameters: int
-    other_parameters: int
-    layers: int
-    hidden: int
-    feed_forward: int
-    queries: int
-    keys: int
-    vocab_size: int
-    packed: int = 0
+CHANGES = (
+    "fewer --tokens-per-micro-batch, activation_checkpointing = true, packing = false, "
+    'optimizer_states = "8bit" or "host", kl_weight = 0, fewer --max-new-tokens or max_prompt_tokens, '
+    "--adapter 8 (with --base-precision nf4), more --trainer-ranks, or a smaller model"
+)
+"""What a user may change where memory is short, the cheapest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """How a step is computed. `tokens` are those of the widest micro-batch; `ranks` share weights, gradients and
     moments. `has_dense_mask`: rows are packed and the attention kernel is given a mask. `on_host`: the device's memory
-    is the host's, so what a checkpoint takes is in it; else the host has `host_bytes` free. `states` is where moments
-    are."""
+    is the host's, so what a checkpoint takes is in it. `states` is where moments are."""
 
     tokens: int
     activation_checkpointing: bool
@@ -81,7 +61,6 @@ class Setting:
     has_reference: bool
     on_host: bool
     states: OptimizerStates = "float32"
-    host_bytes: int = 1 << 62
 
 
 def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
@@ -92,7 +71,9 @@ def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
         "weights of the reference": 4 * held if setting.has_reference else 0,
         "weights gathered or in bf16": _computed_with_bytes(shape, setting),
         "whole gradient of each rank": whole_gradient_bytes(shape.parameters) if setting.ranks > 1 else 0,
-        "activations": activation_bytes(shape, setting),
+        "activations": activation_bytes(
+            shape, setting.tokens, half=setting.half, checkpointing=setting.activation_checkpointing
+        ),
         "logits": logit_bytes(shape, setting),
         "the mask of packed rows": MASK_BYTES * setting.tokens**2 if setting.has_dense_mask else 0,
         "a checkpoint": int(_checkpoint_bytes(setting) * trained) if setting.on_host else 0,
@@ -135,22 +116,6 @@ def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
     return width * (8 * shape.layer_parameters + 4 * shape.other_parameters)
 
 
-def activation_bytes(shape: Shape, setting: Setting) -> int:
-    """What the layers keep for the backward pass.
-
-    For one token in one layer: each norm, of queries and keys too, keeps its input in float32, what it normalised, and
-    its output, which for queries and keys is rotated; beside them are kept the values, the result of attention, and of
-    the feed-forward gate, its activation, up, and their product. With checkpointing each layer keeps its input, and one
-    layer at a time is whole.
-    """
-    width = 2 if setting.half else 4
-    heads = shape.queries + shape.keys
-    layer = 4 * (2 * shape.hidden + heads) + width * (4 * shape.hidden + 3 * heads + 4 * shape.feed_forward)
-    if setting.activation_checkpointing:
-        return setting.tokens * (width * shape.hidden * shape.layers + layer)
-    return setting.tokens * layer * shape.layers
-
-
 def whole_gradient_bytes(parameters: int) -> int:
     """Of a rank that keeps its whole gradient through a minibatch; 0 if it does not."""
     return 4 * parameters if 4 * parameters <= WHOLE_GRADIENT_BYTES else 0
@@ -185,53 +150,44 @@ def choose(
             if wanted or tokens <= MIN_TOKENS[way]:
                 break
             tokens //= 2
-    parts, on_host = sorted(step_bytes(shape, tried).items(), key=lambda item: -item[1]), kept_on_host(shape, tried)
-    changes = _changes(shape, tried, free_bytes, longest=longest, may_checkpoint=may_checkpoint)
-    step = f"{tried.tokens:,} tokens at a time" if tried.tokens > longest else f"one row of {longest:,} tokens"
-    if on_host > setting.host_bytes:
-        raise UserError(
-            f"too little memory on the host: a step of {step} keeps {_gib(on_host)} there, and "
-            f"{_gib(setting.host_bytes)} are free; change: {', or '.join(changes)}"
-        )
-    raise UserError(
-        f"too little memory: a step of {step} needs {_gib(sum(n for _, n in parts))} more "
-        f"and {_gib(free_bytes)} are free, of which {FREE_SHARE:.0%} may be planned with "
-        f"({', '.join(f'{name} {_gib(nbytes)}' for name, nbytes in parts)}); change: {', or '.join(changes)}"
+    raise _too_little(shape, tried, free_bytes, longest)
+
+
+def _too_little(shape: Shape, setting: Setting, free_bytes: int, longest: int) -> UserError:
+    parts = sorted(step_bytes(shape, setting).items(), key=lambda item: -item[1])
+    step = f"{setting.tokens:,} tokens at a time" if setting.tokens > longest else f"one row of {longest:,} tokens"
+    return UserError(
+        f"too little memory: a step of {step} needs {size(sum(n for _, n in parts))} more "
+        f"and {size(free_bytes)} are free, of which {FREE_SHARE:.0%} may be planned with "
+        f"({', '.join(f'{name} {size(nbytes)}' for name, nbytes in parts)}); change: {CHANGES}"
     )
 
 
 def fits(shape: Shape, setting: Setting, free_bytes: int) -> bool:
     """`free_bytes` are beside the weights that are loaded."""
-    is_on_device = sum(step_bytes(shape, setting).values()) <= free_bytes * FREE_SHARE
-    return is_on_device and kept_on_host(shape, setting) <= setting.host_bytes
+    return sum(step_bytes(shape, setting).values()) <= free_bytes * FREE_SHARE
 
 
 def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int) -> None:
     """UserError if weights, gradients and moments alone do not fit, or the host has no room for what is kept there.
     `free` are bytes of the device and of the host. Called before anything is loaded."""
-    setting, frozen = _least(rules, device, free, ranks), shape.parameters - shape.trained
-    weights = (4 * shape.trained + frozen_bytes(shape, half=setting.half)) // ranks
+    setting, frozen = _least(rules, device, ranks), shape.parameters - shape.trained
+    weights = weights_bytes(shape, "bfloat16" if setting.half else "float32", "nf4") // ranks
     needed, host_needed = weights + _trained_bytes(shape, setting), kept_on_host(shape, setting)
     if needed > free[0]:
-        changes = _changes(shape, setting, free[0] - weights, longest=0, may_checkpoint=True)
+        beside = f" and hold {frozen:,} frozen ones" if frozen else ""
         raise UserError(
-            f"too little memory on {device}: to train {shape.trained:,} parameters{_beside(frozen)} takes "
-            f"{_gib(needed)} for weights, gradients and AdamW alone, and {_gib(free[0])} are free; change: "
-            + ", or ".join(changes)
+            f"too little memory on {device}: to train {shape.trained:,} parameters{beside} takes {size(needed)} for "
+            f"weights, gradients and AdamW alone, and {size(free[0])} are free; change: {CHANGES}"
         )
     if host_needed > free[1]:
         raise UserError(
             "too little memory on the host: moments that are kept there, and what checkpoints are written from, take "
-            f"{_gib(host_needed)}, and {_gib(free[1])} are free; change: "
-            + ", or ".join(_changes(shape, setting, free[0] - weights, longest=0, may_checkpoint=True))
+            f"{size(host_needed)}, and {size(free[1])} are free; change: {CHANGES}"
         )
 
 
-def frozen_bytes(shape: Shape, *, half: bool) -> int:
-    return int((2 if half else 4) * (shape.parameters - shape.trained - shape.packed) + NF4_BYTES * shape.packed)
-
-
-def _least(rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int) -> Setting:
+def _least(rules: ComputeRules, device: torch.device, ranks: int) -> Setting:
     """What takes the least memory under `rules`, of any model."""
     return Setting(
         tokens=MIN_TOKENS[True],
@@ -243,7 +199,6 @@ def _least(rules: ComputeRules, device: torch.device, free: tuple[int, int], ran
         has_reference=False,
         on_host=device.type == "cpu",
         states=rules.optimizer_states,
-        host_bytes=free[1],
     )
 
 
@@ -258,90 +213,23 @@ def described(rules: ComputeRules, device: torch.device) -> str:
     )
 
 
-def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, may_checkpoint: bool) -> list[str]:
-    """Changes of which each would be enough, the cheapest first; two or three together where none is alone.
-
-    Fewer tokens and recomputed layers take a third more time at most; 8 bits round moments; those on the host take
-    seconds a step; less KL or shorter rows are another run; an adapter learns less; ranks cost money.
-    """
-    least, cut = MIN_TOKENS[True], "fewer --max-new-tokens or max_prompt_tokens"
-    ways: dict[str, dict[str, Any]] = {
-        "fewer --tokens-per-micro-batch": {"tokens": min(setting.tokens, max(longest, least))},
-        "activation_checkpointing = true": {"activation_checkpointing": may_checkpoint},
-        "packing = false": {"has_dense_mask": False},
-        'optimizer_states = "8bit"': {"states": "8bit"},
-        'optimizer_states = "host"': {"states": "host"},
-        "kl_weight = 0": {"has_reference": False},
-        cut: {"tokens": min(setting.tokens, least) if longest >= setting.tokens else setting.tokens},
-    }
-    possible = {name: way for name, way in ways.items() if replace(setting, **way) != setting}
-    found: list[str] = []
-    for count in range(1, MAX_CHANGES + 1):
-        for names in combinations(possible, count) if not found else ():
-            fields = [item for name in names for item in possible[name].items()]
-            is_one = len(dict(fields)) == len(fields)  # Else two of them set the same
-            if is_one and fits(shape, replace(setting, **dict(fields)), free_bytes):
-                found.append(" with ".join(names))
-    others = (_as_adapter, _with_packed_base, _more_ranks)
-    return [*found, *(name for way in others for name in way(shape, setting, free_bytes)), "a smaller model"]
-
-
-def _more_ranks(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
-    """The fewest ranks that are enough, each on a device like this one; none on a CPU, whose memory they share."""
-    whole = free_bytes + 4 * shape.parameters // setting.ranks
-    may = not setting.on_host and shape.trained == shape.parameters  # One rank alone trains an adapter
-    for ranks in range(setting.ranks + 1, MAX_RANKS + 1) if may else ():
-        if fits(shape, replace(setting, ranks=ranks), whole - 4 * shape.parameters // ranks):
-            return [f"--trainer-ranks {ranks} on as many such devices"]
-    return []
-
-
-def _as_adapter(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
-    """An adapter, if one would do where training all does not, of seven matrices a layer, as most decoders have."""
-    width = (
-        2 * (shape.hidden + shape.queries) + 2 * (shape.hidden + shape.keys) + 3 * (shape.hidden + shape.feed_forward)
-    )
-    adapted = replace(shape, trained=ADVISED_RANK * shape.layers * width)
-    weights = 4 * adapted.trained + (2 if setting.half else 4) * shape.parameters
-    whole = free_bytes + 4 * shape.parameters
-    may = shape.trained == shape.parameters and setting.ranks == 1
-    fits_so = may and fits(adapted, replace(setting, has_reference=False), whole - weights)
-    return [f"--adapter {ADVISED_RANK}, whose weights take {_gib(weights)} in all"] if fits_so else []
-
-
-def _with_packed_base(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
-    """Of an adapter the frozen layers in 4 bits."""
-    may = shape.trained < shape.parameters and not shape.packed
-    packed = replace(shape, packed=shape.parameters - shape.trained - shape.other_parameters)
-    saved = frozen_bytes(shape, half=setting.half) - frozen_bytes(packed, half=setting.half)
-    return ["--base-precision nf4"] if may and fits(packed, setting, free_bytes + saved) else []
-
-
-def _beside(frozen: int) -> str:
-    return f" beside {frozen:,} frozen ones" if frozen else ""
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB / 10 else f"{nbytes / (1 << 20):.0f} MiB"
-
-
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
 def fit(
-    policy: Policy, rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int, longest: int, kl: bool
+    policy: Policy, rules: ComputeRules, device: torch.device, free: int, ranks: int, longest: int, kl: bool
 ) -> ComputeRules:
-    """`choose` for a model that is loaded. `free` are bytes of the device and of the host. All ranks give the least of
-    any: they must choose alike."""
+    """`choose` for a model that is loaded. `free` are bytes of the device, of all ranks the least: they must choose
+    alike."""
     model = policy.module.model
     setting = replace(
-        _least(rules, device, free, ranks),
+        _least(rules, device, ranks),
         in_chunks=policy.module.in_chunks,
         has_dense_mask=bool(rules.packing) and not policy.is_flash,
         has_reference=kl,
     )
     may = bool(model.supports_gradient_checkpointing)
-    return choose(shape_of(model), setting, rules, free[0], longest=longest, may_checkpoint=may)
+    return choose(shape_of(model), setting, rules, free, longest=longest, may_checkpoint=may)
 
 
 def read_shape(name: str, adapter: AdapterRules | None = None) -> Shape | None:
@@ -358,18 +246,13 @@ def read_shape(name: str, adapter: AdapterRules | None = None) -> Shape | None:
                 add_matrices(model, targets, rank=adapter.rank, alpha=adapter.alpha)
     except (OSError, ValueError):
         return None
-    return replace(shape_of(model), packed=packed if adapter is not None else 0)
+    return replace(shape_of(model), rounded=packed if adapter is not None else 0)
 
 
 def shape_of(model: Any) -> Shape:
     """Of a causal language model; widths that its configuration does not name are guessed on the high side."""
     config = model.config.get_text_config()
-    # A model without heads is counted as if it kept its whole width of each token, which is more than any state takes.
-    heads = stated(config, "num_attention_heads") or 1
-    hidden = stated(config, "hidden_size") or model.get_output_embeddings().weight.shape[1]
-    width = stated(config, "head_dim") or hidden // heads
-    experts = stated(config, "num_experts_per_tok")
-    feed_forward = stated(config, *["moe_intermediate_size"] * bool(experts), "intermediate_size") or 4 * hidden
+    found = widths(lambda *names: stated(config, *names) or 0, model.get_output_embeddings().weight.shape[1])
     layers = layers_of(model)
     sizes, parameters = [parameters_of(layer) for layer in layers], parameters_of(model)
     return Shape(
@@ -378,12 +261,9 @@ def shape_of(model: Any) -> Shape:
         layer_parameters=max(sizes, default=0),
         other_parameters=parameters - sum(sizes),
         layers=max(1, len(sizes)),
-        hidden=hidden,
-        feed_forward=feed_forward * (experts or 1),
-        queries=heads * width,
-        keys=(stated(config, "num_key_value_heads") or heads) * width,
         vocab_size=config.vocab_size,
-        packed=sum(shape_of_tensor(p).numel() for p in model.parameters() if hasattr(p, "quant_state")),
+        **found,
+        rounded=sum(shape_of_tensor(p).numel() for p in model.parameters() if hasattr(p, "quant_state")),
     )
 
 

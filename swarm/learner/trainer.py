@@ -235,7 +235,7 @@ class Trainer:
             policy,
             compute,
             self._device,
-            self._free(),
+            self._free()[0],
             ranks=self._ranks.count,
             longest=min(command.learning.longest_completion + command.longest_prompt, self._context_tokens()),
             kl=bool(command.learning.kl_weight) and command.adapter is None,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from swarm.bounded import Bounded
 from swarm.broadcast.version.manifest import Dtype
 from swarm.errors import UserError
 
@@ -131,7 +132,7 @@ def has_full_attention(model: Any) -> bool:
 
 
 MAPPED_FILES = 2  # The staging file of several ranks and its learner's map, which change places
-_MAPPED: dict[tuple[int, int, bool], torch.Tensor] = {}
+_MAPPED: Bounded[tuple[int, int, bool], torch.Tensor] = Bounded(MAPPED_FILES)
 
 
 def mapped_file(path: str | Path, nbytes: int, *, shared: bool) -> torch.Tensor:
@@ -142,7 +143,5 @@ def mapped_file(path: str | Path, nbytes: int, *, shared: bool) -> torch.Tensor:
     flat = _MAPPED.pop(key, None)
     if flat is None or not flat.nbytes == nbytes == state.st_size:
         flat = torch.from_file(str(path), shared=shared, size=nbytes, dtype=torch.uint8)
-    while len(_MAPPED) >= MAPPED_FILES:
-        del _MAPPED[next(iter(_MAPPED))]
     _MAPPED[key] = flat
     return flat

@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
+from swarm.bounded import Bounded
 from swarm.types import Address
 
 METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"), ip_address("100.100.100.200"))
@@ -82,7 +83,7 @@ class Tries:
         self._lan = lan
         self._first_s = first_s
         self._max_s = max_s
-        self._tried: dict[str, tuple[float, float]] = {}
+        self._tried: Bounded[str, tuple[float, float]] = Bounded(MAX_TRIED)
 
     def is_due(self, address: Address, *, now: float) -> bool:
         return self._tried.get(self._place(address), (0.0, -math.inf))[1] <= now
@@ -93,10 +94,8 @@ class Tries:
 
     def tried(self, address: Address, *, now: float) -> None:
         """Count a call before its outcome is known."""
-        wait_s = min(self._max_s, self._tried.pop(self._place(address), (self._first_s, 0.0))[0])
+        wait_s = min(self._max_s, self._tried.get(self._place(address), (self._first_s, 0.0))[0])
         self._tried[self._place(address)] = 2 * wait_s, now + wait_s
-        if len(self._tried) > MAX_TRIED:
-            del self._tried[next(iter(self._tried))]
 
     def answered(self, address: Address) -> None:
         self._tried.pop(self._place(address), None)

@@ -15,6 +15,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from swarm.bounded import Bounded
 from swarm.net.hosts import caller_of, is_loopback
 from swarm.types import NodeId
 
@@ -138,17 +139,14 @@ class Meter:
     def __init__(self, limits: Limits, share: float = 1.0) -> None:
         self._rate = share * limits.requests_per_s
         self._burst = share * limits.burst
-        self._max_buckets = limits.buckets
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: Bounded[str, tuple[float, float]] = Bounded(limits.buckets)
 
     def take(self, name: str, *, now: float, cost: float = 1.0) -> float:
         """Take `cost` tokens and return 0, or take none and return the seconds until there are enough."""
-        tokens, then = self._buckets.pop(name, (self._burst, now))
+        tokens, then = self._buckets.get(name, (self._burst, now))
         tokens = min(self._burst, tokens + (now - then) * self._rate)
         wait = max(0.0, (cost - tokens) / self._rate)
         self._buckets[name] = (tokens - cost if wait == 0.0 else tokens, now)
-        if len(self._buckets) > self._max_buckets:
-            self._buckets.popitem(last=False)
         return wait
 
 

@@ -18,6 +18,7 @@ from typing import Annotated
 
 import msgspec
 
+from swarm.bounded import Bounded
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import PeerClient
 from swarm.net.hosts import Tries, caller_of
@@ -101,7 +102,7 @@ class Links:
         self._wanted: dict[NodeId, Callable[[], list[Address]]] = {}
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
         self._closed = False
-        self._barred_until: dict[NodeId, float] = {}
+        self._barred_until: Bounded[NodeId, float] = Bounded(MAX_BARRED)
         self._tries = Tries(MIN_BACK_OFF_S, MAX_BACK_OFF_S, lan=station.lan())
 
     def __len__(self) -> int:
@@ -119,8 +120,6 @@ class Links:
 
     def bar(self, node: NodeId) -> None:
         """End the link to `node`, and refuse it new ones for a while."""
-        if len(self._barred_until) >= MAX_BARRED:
-            del self._barred_until[next(iter(self._barred_until))]
         self._barred_until[node] = asyncio.get_running_loop().time() + BARRED_S
         self.end(node)
 

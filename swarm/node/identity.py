@@ -17,6 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from swarm.broadcast.store.place import claim
 from swarm.errors import UserError
+from swarm.files import write_atomically
 from swarm.net.signing import SigningKey
 
 SECRETS = ("node.key", "tls.pem")  # Files that no other process has to read
@@ -120,16 +121,9 @@ def _new_certificate() -> bytes:
 
 
 def write_privately(path: Path, content: bytes) -> None:
-    """Replace a file that only its owner may read. After a crash, the file is whole: either the new or the old one."""
+    """Replace a file that only its owner may read, and wait until the disk has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_atomically(path, content, mode=0o600, durable=True)
 
 
 def default_states() -> Path:

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.files import write_atomically
 from swarm.report.charts import CHART_STYLE, TEXT_SHOWN, draw, sections, text
 from swarm.report.figures import Figures, read_figures
 from swarm.report.samples import Journaled, read_journal
@@ -249,14 +250,10 @@ def write_report(run_dir: Path, to: Path | None, readers: Callable[[], Read]) ->
         raise UserError(f"{path.parent} is not a directory: make it, or name another file with --to")
     journal = read_journal(run_dir, readers)
     page = render(read_figures(run_dir), journal, now=time.time())
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
+        write_atomically(path, page.encode())
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return path, journal.fault if journal.is_damaged else ""
 
 

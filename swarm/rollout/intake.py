@@ -22,11 +22,12 @@ without a lease (keys cost nothing, leases do) share a quarter of the places, so
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from swarm.bounded import Bounded
 from swarm.errors import TooLarge
 from swarm.net.sessions import Claim
 from swarm.rollout.messages import MAX_SUBMITTED, Submission, open_lease
@@ -130,7 +131,7 @@ class Intake:
         self._of_session: Counter[bytes] = Counter()
         self._bodies = {True: 0, False: 0}
         self._bytes = {True: 0, False: 0}
-        self._purses: OrderedDict[NodeId, tuple[float, float]] = OrderedDict()
+        self._purses: Bounded[NodeId, tuple[float, float]] = Bounded(MAX_NODES)
         self.refused: Counter[str] = Counter()
 
     def counts(self) -> dict[str, Any]:
@@ -182,9 +183,6 @@ class Intake:
         if not useless:
             return
         self._purses[node] = (self._purse(node, now) - useless, now)
-        self._purses.move_to_end(node)
-        if len(self._purses) > MAX_NODES:
-            self._purses.popitem(last=False)
 
     def _fits(self, body: Body) -> bool:
         """Return whether there is room. Guests must also fit into their share, so that the rest stays free."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarm.bounded import Bounded
 from swarm.rollout.journal.entries import GroupDropped, RolloutAccepted
 from swarm.rollout.messages import DroppedRollouts, Offer
 from swarm.rollout.plane.effects import Judged
@@ -91,8 +92,8 @@ class Tally:
         self.verdicts: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self._dropped_of: dict[NodeId, Counter[str]] = {}
-        self._engines: dict[NodeId, str] = {}
-        self._lives: dict[NodeId, Lives] = {}
+        self._engines: Bounded[NodeId, str] = Bounded(MAX_NODES)
+        self._lives: Bounded[NodeId, Lives] = Bounded(MAX_NODES)
         self.recent = Recent(now=0.0)
         self.turns = 1.0  # Of a rollout, in the mean of the last ones
 
@@ -131,9 +132,7 @@ class Tally:
     def is_elsewhere(self, node: NodeId, life: int) -> bool:
         """Return whether another process was at work as `node` when that of `life` came, and still is. MAX_NODES are
         known, the last ones."""
-        lives = self._lives[node] = self._lives.pop(node, Lives())
-        if len(self._lives) > MAX_NODES:
-            del self._lives[next(iter(self._lives))]
+        lives = self._lives[node] = self._lives.get(node, Lives())
         return lives.hear(life)
 
     def runs(self, node: NodeId, engine_class: str) -> None:
@@ -141,8 +140,6 @@ class Tally:
         ones. Of who names another class than before none is: its answers of before would be judged by it."""
         if self._engines.setdefault(node, engine_class) != engine_class:
             self._engines[node] = ""
-        if len(self._engines) > MAX_NODES:
-            del self._engines[next(iter(self._engines))]
 
     def engine_of(self, node: NodeId) -> str:
         """Return the class of engine that a sampler named last; "" if unknown."""

@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from swarm.errors import UserError
+from swarm.files import write_atomically
 from swarm.learner.checkpoint.export import Merge, export_model
 from swarm.node.control import is_served
 from swarm.settings import CHANGEABLE, LeadConfig, load_config, read_toml
@@ -31,12 +32,8 @@ LIBRARIES = ("echo-node", "torch", "transformers", "tokenizers", "safetensors", 
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:
-    """Write `value` for people to read. Replace the file atomically, so that a reader never finds half of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    with open(partial, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(json.dumps(value, indent=2, default=str) + "\n")
-    partial.replace(path)
+    """Write `value` for people to read."""
+    write_atomically(path, f"{json.dumps(value, indent=2, default=str)}\n".encode(), mode=mode)
 
 
 def ran_on() -> dict[str, Any]:

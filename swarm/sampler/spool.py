@@ -46,7 +46,8 @@ class Spool:
         for other in directory.glob("*"):
             if other != self._directory:
                 shutil.rmtree(other, ignore_errors=True)
-        self._drop_partial()
+        for partial in self._directory.glob("*.partial"):
+            partial.unlink(missing_ok=True)
         for path in self._files():
             if time.time() - path.stat().st_mtime > MAX_AGE_S:
                 path.unlink()
@@ -67,7 +68,6 @@ class Spool:
                 require_room(self._directory, len(content), "the spool")
                 replace_file(self._path(name), content)
             except (UserError, OSError) as fault:
-                self._drop_partial()
                 if not self._broken:
                     self._say(f"{fault}; until there is room, answers are lost if this node ends")
                 self._broken = True
@@ -101,10 +101,6 @@ class Spool:
 
     def clear(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _drop_partial(self) -> None:
-        for partial in self._directory.glob("*.partial"):
-            partial.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self._directory.glob("*.batch") if path.stem.isdecimal())

@@ -13,7 +13,7 @@ import msgspec
 from swarm.environments.base import Environment
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.gym import HELD_OUT_BEGINS, DrawnTask
+from swarm.tasks.drawn import HELD_OUT_BEGINS, DrawnTask
 from swarm.types import Prompt, Score
 from swarm.wire import digest
 

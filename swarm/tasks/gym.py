@@ -9,10 +9,7 @@ brackets, `9**(9**9)`, or a formula with more variables than a truth table can h
 
 from __future__ import annotations
 
-import ast
-import builtins
 import sys
-from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
@@ -22,47 +19,16 @@ from typing import Any, get_type_hints
 import msgspec
 
 from swarm.errors import UserError
-from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.questions import is_held_out
+from swarm.tasks.base import TaskOptions
+from swarm.tasks.drawn import DrawnTask
+from swarm.tasks.expressions import evaluate
 from swarm.tasks.rewards import EXTRA, aside, without_thoughts
 from swarm.types import Prompt, Score
 from swarm.wire import digest
 
 CHUNK = 1000  # Entries of one data set of reasoning-gym. Some make all of theirs at once, and refuse to make many.
 
-HELD_OUT_BEGINS = 1 << 62  # Every run looks for its held-out questions among the entries from here on
-HELD_OUT_DRAWS = 100  # Entries looked at for each held-out question wanted, before it is said that there are no more
-DRAWS = 16  # Entries that a training prompt may be one of. At a share of 0.05 all are held out once in 1e20 prompts.
 CHOSEN_HERE = ("seed", "size")  # Options of every data set that a run does not set
-DRAW_STRIDE = 1 << 52  # Between these entries: consecutive prompts come from one data set, and some take long to make
-
-
-class DrawnTask(Task):
-    """A question is on the held-out side by its digest, so that the sides never meet, whatever seed drew it."""
-
-    _first: int
-    _share: float
-
-    def prompt(self, index: int) -> Prompt:
-        for draw in range(DRAWS):
-            prompt = self._prompt(self._first + index + draw * DRAW_STRIDE)
-            if not is_held_out(prompt, self._share):
-                return prompt
-        raise UserError(f"{self.name} has too few questions: those drawn are all held out")
-
-    def held_out(self, count: int) -> Sequence[Prompt]:
-        found: dict[str, Prompt] = {}
-        for draw in range(HELD_OUT_DRAWS * count):
-            self.progress(f"{self.name}: {len(found)} of {count} held-out questions found among {draw}")
-            prompt = self._prompt(HELD_OUT_BEGINS + draw)
-            if is_held_out(prompt, self._share):
-                found.setdefault(prompt.text, prompt)
-            if len(found) == count:
-                break
-        return list(found.values())
-
-    def _prompt(self, number: int) -> Prompt:
-        raise NotImplementedError
 
 
 class GymTask(DrawnTask):
@@ -138,39 +104,6 @@ class GymTask(DrawnTask):
 
 
 EVALUATING = ("reasoning_gym.", "sympy.parsing.")  # Modules by the beginning of their names
-
-CALLED = frozenset(
-    {
-        *("Integer", "Float", "Rational", "Symbol", "Add", "Mul", "Pow", "sqrt", "cbrt", "root", "exp", "log", "ln"),
-        *("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "acot", "asec", "acsc"),
-        *("sinh", "cosh", "tanh", "coth", "asinh", "acosh", "atanh", "Abs", "sign"),
-    }
-)
-"""Functions that an answer may call, as sympy's parser writes them: numbers, symbols and elementary functions."""
-
-EVALUATED = (
-    *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict),
-    *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
-    *(ast.Call, ast.keyword),
-)
-"""Parts of an expression that only compute. Attribute access is excluded because it reaches the whole interpreter."""
-
-
-def evaluate(source: Any, *spaces: Any) -> Any:
-    """eval() of an expression made of EVALUATED that calls nothing but CALLED. ValueError for any other."""
-    if not isinstance(source, str):
-        raise ValueError("only the text of an expression is evaluated")
-    try:
-        tree = ast.parse(source.strip(), mode="eval")
-        nodes = list(ast.walk(tree))
-        code = compile(tree, "<answer>", "eval")
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError("it is not an expression") from error
-    for node in nodes:
-        called = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in CALLED)
-        if called or not isinstance(node, EVALUATED):
-            raise ValueError(f"an answer may hold only numbers and functions, no {type(node).__name__}")
-    return builtins.eval(code, *(spaces or ({"__builtins__": {}},)))  # noqa: S307 - each part of it was looked at
 
 
 def _score(dataset: Any, entry: dict[str, Any], completion: str) -> float:

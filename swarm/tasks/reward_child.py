@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
+from swarm.bounded import Bounded
 from swarm.environments.base import Environment, Step
 from swarm.machine import limit_memory
 from swarm.process import ChildChannel
@@ -128,7 +129,7 @@ class Episodes:
         template = load_chat_template(files_dir, began=options.began, arguments=options.arguments) if chat else None
         self._text = TurnText(tokenizer, template, begin.stop_token_ids, options.system_prompt)
         self._task, self._is_control = task, begin.reward == "random"
-        self.live: dict[str, Episode] = {}
+        self.live: Bounded[str, Episode] = Bounded(MAX_LIVE)
 
     def answers(self, asked: StepAsked, progress: Callable[[], None] = lambda: None) -> tuple[Observed, ...]:
         """Return an answer to each new turn, up to the episode's end, or one if no turn is new. Raise what its
@@ -147,8 +148,6 @@ class Episodes:
             if answer.done:
                 return (*observed,)
         self.live[asked.episode] = episode
-        if len(self.live) > MAX_LIVE:
-            del self.live[next(iter(self.live))]
         return (*observed,)
 
 

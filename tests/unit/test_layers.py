@@ -26,6 +26,7 @@ CORES = (
     "swarm.learner.alarms",
     "swarm.audit.auditor",
     "swarm.learner.claims",
+    "swarm.models.memory",
     "swarm.simulate",
     "swarm.run.timeline",
     "swarm.report.words",
@@ -41,6 +42,7 @@ DATA = (
     "swarm.types",
     "swarm.errors",
     "swarm.wire",
+    "swarm.bounded",
     "swarm.net.hosts",
     "swarm.net.signing",
     "swarm.rollout.journal.entries",
@@ -58,7 +60,8 @@ IO = (
 )
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
 SHARED = tuple(
-    f"swarm.{ground}" for ground in ("types", "errors", "extras", "wire", "aio", "machine", "process", "net")
+    f"swarm.{ground}"
+    for ground in ("types", "errors", "extras", "wire", "aio", "bounded", "files", "machine", "process", "net")
 )
 CROSSING = {
     "swarm.capacity.delivery": ("swarm.broadcast.forest",),

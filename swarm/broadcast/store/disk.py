@@ -11,6 +11,7 @@ from pathlib import Path
 
 from swarm.broadcast.version.manifest import Span
 from swarm.errors import UserError
+from swarm.files import write_atomically
 
 SPARE_BYTES = 64 * 1024 * 1024  # Left free on the disk for logs, the journal and other programs
 COPY_BYTES = 64 * 1024 * 1024  # Copied at a time, so that a copy needs little memory
@@ -121,13 +122,10 @@ def replace_file(path: Path, content: bytes) -> None:
     chunks were being written. Other nodes can give a receiver again what it lost, and a learner that lost its last
     version begins another incarnation with all of it.
     """
-    partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as file:
-            file.write(content)
+        write_atomically(path, content)
     except OSError as error:
         raise disk_error(error, path, len(content)) from error
-    partial.replace(path)
 
 
 def map_file(path: Path, nbytes: int) -> memoryview:

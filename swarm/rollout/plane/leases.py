@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from swarm.bounded import Bounded
 from swarm.rollout.plane.episodes import STICKY_S, Episode, EpisodeRules
 from swarm.rollout.plane.rules import deadline, smoothed
 from swarm.types import (
@@ -227,7 +228,7 @@ class LeaseTable:
         self.is_late = False
         """Whether the learner has waited longer for its batch than for others to bind anybody."""
         self._doubted: dict[NodeId, str] = {}
-        self._left: dict[NodeId, str] = {}
+        self._left: Bounded[NodeId, str] = Bounded(MAX_NODES)
         self._attempts = 0
         self._kept: deque[tuple[float, Episode, int]] = deque()  # Turns that wait for their node, and until when
         self.chances = 0
@@ -500,8 +501,6 @@ class LeaseTable:
         if (state := self._nodes.pop(node, None)) is None:
             return 0
         self._left[node] = state.caller
-        if len(self._left) > MAX_NODES:
-            del self._left[next(iter(self._left))]
         for group_id, index in state.held:
             sample = self._groups[group_id].samples[index]
             sample.node, sample.measured = None, True

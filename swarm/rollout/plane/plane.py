@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swarm.bounded import Bounded
 from swarm.rollout.journal.entries import (
     NO_VARIANCE,
     BatchTaken,
@@ -122,7 +123,7 @@ class RolloutPlane:
         self.max_staleness = rules.max_staleness
         self.next_batch = 0
         self.newest: VersionId | None = None
-        self._published: dict[VersionId, None] = {}
+        self._published: Bounded[VersionId, None] = Bounded(MAX_PUBLISHED)
         self._prompts = prompts
         self.leased = LeaseTable(
             swarm=rules.swarm,
@@ -335,8 +336,6 @@ class RolloutPlane:
         assert self.newest is None or version > self.newest
         self.newest = version
         self._published[version] = None
-        if len(self._published) > MAX_PUBLISHED:
-            del self._published[next(iter(self._published))]
 
     def scored(self, group_id: str, index: int, score: Score) -> list[Effect]:
         """Take the reward of an accepted rollout."""

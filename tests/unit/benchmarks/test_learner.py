@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import learner
 from benchmarks.learner_step import Peak, Variant, tokens_of
-from swarm.learner.memory import Shape
+from swarm.models.memory import Shape
 
 
 def test_a_quick_run_measures_speed_and_publishing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,7 +190,7 @@ def test_memory_is_reckoned_for_what_is_trained_and_what_is_frozen() -> None:
     just = 16 * shape.trained + 2 * whole.parameters
     rules, device = ComputeRules(precision="bfloat16"), torch.device("cuda:0")
     check_weights(shape, rules, device, (just, 1 << 40), 1)
-    with pytest.raises(UserError, match=rf"to train {shape.trained:,} parameters beside {whole.parameters:,} frozen"):
+    with pytest.raises(UserError, match=rf"to train {shape.trained:,} parameters and hold {whole.parameters:,} frozen"):
         check_weights(shape, rules, device, (just - 1, 1 << 40), 1)
 
 

@@ -19,10 +19,11 @@ from swarm.learner.checkpoint.export import export_model
 from swarm.learner.checkpoint.files import ADAPTER_WEIGHTS
 from swarm.learner.checkpoint.merge import merge_into
 from swarm.learner.checkpoint.model_files import write_staging
-from swarm.learner.memory import check_weights, frozen_bytes, read_shape, shape_of
+from swarm.learner.memory import check_weights, read_shape, shape_of
 from swarm.learner.messages import AdapterRules, ComputeRules, Save, Train
 from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
+from swarm.models.memory import weights_bytes
 from swarm.sampler.weights import mapped_tensors
 from tests.unit.models import frozen, logprobs_of
 from tests.unit.rows import CPU, row
@@ -158,20 +159,20 @@ def test_memory_is_reckoned_for_what_is_packed(tmp_path: Path) -> None:
     shape, plain = read_shape(str(tmp_path), RULES), read_shape(str(tmp_path), PLAIN)
     assert shape is not None
     assert plain is not None
-    assert (shape.packed, plain.packed, shape.parameters) == (packed, 0, plain.parameters)
+    assert (shape.rounded, plain.rounded, shape.parameters) == (packed, 0, plain.parameters)
     left = shape.parameters - shape.trained - packed
-    for half, width in ((True, 2), (False, 4)):
-        assert frozen_bytes(shape, half=half) == int(width * left + 0.5625 * packed)
-        assert frozen_bytes(plain, half=half) == width * (left + packed)
+    for dtype, width in (("bfloat16", 2), ("float32", 4)):
+        assert weights_bytes(shape, dtype, "nf4") == int(4 * shape.trained + width * left + 0.5625 * packed)
+        assert weights_bytes(plain, dtype, "nf4") == 4 * shape.trained + width * (left + packed)
     half_rules, cuda = ComputeRules(precision="bfloat16"), torch.device("cuda:0")
-    just = 16 * shape.trained + frozen_bytes(shape, half=True)
+    just = 12 * shape.trained + weights_bytes(shape, "bfloat16", "nf4")
     check_weights(shape, half_rules, cuda, (just, 1 << 40), 1)
     with pytest.raises(UserError, match="too little memory"):
         check_weights(plain, half_rules, cuda, (just, 1 << 40), 1)
     whole = shape_of(model)
     hold_in(model, "nf4")
     assert parameters_of(model) == whole.parameters
-    assert (shape_of(model).packed, shape_of(model).parameters) == (packed, whole.parameters)
+    assert (shape_of(model).rounded, shape_of(model).parameters) == (packed, whole.parameters)
     layer = model.get_submodule(linear_layers(model)[0])
     held = layer.weight.nbytes + layer.weight.quant_state.absmax.nbytes
     assert held == 0.5625 * layer.in_features * layer.out_features

@@ -20,12 +20,13 @@ from swarm.broadcast.version.manifest import trained_spans
 from swarm.errors import UserError
 from swarm.learner.tiny import tiny_model
 from swarm.models import draws as learner_draws
+from swarm.models.memory import weights_bytes
 from swarm.sampler.engine import Generate, Installed, NotInstalled
 from swarm.sampler.mlx.drawing import Row
 from swarm.sampler.mlx.draws import gumbel
 from swarm.sampler.mlx.engine import MlxEngine
 from swarm.sampler.mlx.model import Rounded
-from swarm.sampler.room import model_of, weights_bytes
+from swarm.sampler.room import shape_of_layout
 from swarm.sampler.transformers import Threaded, TransformersEngine
 from swarm.types import Rounding
 from tests.builders import v
@@ -246,7 +247,7 @@ def test_a_model_of_which_nothing_can_be_rounded_is_refused(tmp_path: Path) -> N
 
 def test_a_model_too_large_for_what_is_free_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.sampler.room.free_host_bytes", lambda: 760_000)
-    with pytest.raises(UserError, match="--precision int8") as refused:
+    with pytest.raises(UserError, match="--precision int4") as refused:
         started(stage(tmp_path), max_model_len=64)
     assert "--engine vllm" not in str(refused.value)
     assert "fp8" not in str(refused.value)
@@ -379,5 +380,5 @@ def test_room_is_reckoned_with_the_adapter_as_it_is_held(tmp_path: Path) -> None
     (staged,) = adapted(tmp_path, 1)
     for precision in ("none", "int8"):
         engine = started(staged, precision=precision)
-        reckoned = weights_bytes(model_of(staged.layout), "float32", precision)
+        reckoned = weights_bytes(shape_of_layout(staged.layout), "float32", precision)
         assert nbytes_of(engine) == pytest.approx(reckoned, rel=0.1)

@@ -18,7 +18,7 @@ import pytest
 from swarm.errors import UserError
 from swarm.tasks import KINDS, check_task, load_task, rewards
 from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.gym import evaluate
+from swarm.tasks.expressions import evaluate
 from swarm.tasks.hub import fetch
 from swarm.tasks.questions import is_held_out, permutation, prompt_id, read_questions
 from swarm.tasks.reward_child import checked
