@@ -200,8 +200,7 @@ def kept_line(path: Path, step: int | None, saved_step: int | None, *, steps: in
 
 
 def write_config(path: Path, config: LeadConfig, origin: dict[str, Any] | None = None) -> None:
-    """Write the configuration as it was asked for, which a resumed run and a fork read: a fork with an adapter has
-    another default for its learning rate. `origin` says where its model comes from."""
+    """Write the configuration as it was asked for, which a resumed run and a fork read. `origin` says where its model comes from."""
     values: dict[str, Any] = {ORIGIN: origin} if origin else {}
     values |= {**config.model_dump(mode="json"), "run_dir": str(path)}
     write_json(path / CONFIG, values)
@@ -251,13 +250,16 @@ def forked_config(
     """Return the configuration of a new run that begins with the model of the run in `path`: that run's settings,
     changed by the TOML `file` and then by `flags`. Raise UserError if there is no run, if a model is named, or if both
     `best` and `step` are given."""
-    (values, _), given = _recorded_config(path), _given(flags, file)
+    (values, before), given = _recorded_config(path), _given(flags, file)
     if "model" in given:
         raise UserError(f"--from says which model a run begins with, that of {path}: leave --model out")
     if best and step is not None:
         raise UserError("--best and --step name two models: give one of them")
     # The fork has a copy of the model and its own swarm.
     known = {name: value for name, value in values.items() if name not in ("model", "run_dir", "state_dir")}
+    # Its model has another name now, and an adapter another rate by default.
+    before = before.model_copy(update={"adapter": given.get("adapter", before.adapter)})
+    known["learning_rate"] = before.resolved_learning_rate
     if is_served(path):
         known["port"] = 0  # The other run is still being led, so the fork needs another port
     task = given.get("task", known.get("task", ""))
