@@ -321,7 +321,7 @@ async def test_a_learning_rate_is_recorded_with_the_batch_that_it_holds_from(tmp
     assert isinstance(second, BoundSet)
     assert (first.step, first.learning_rate, first.max_staleness) == (7, 2e-6, 4)
     assert (second.learning_rate, second.max_staleness) == (2e-6, 3), "the bound keeps the rate"
-    assert loop.resumes_with().learning_rate == 1e-3, "it would be that of the batches before too"
+    assert loop.resumes_with().resolved_learning_rate == 1e-3, "it would be that of the batches before too"
 
 
 async def test_changes_that_come_together_all_hold(tmp_path: Path) -> None:
