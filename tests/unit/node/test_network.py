@@ -27,7 +27,8 @@ from swarm.node.bootstrap import read_join_line
 from swarm.node.hello import HELLO_PATH
 from swarm.node.identity import next_generation
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised, join_settings, own_hosts
-from swarm.settings import JoinConfig, LeadConfig, load_config
+from swarm.settings import JoinConfig, LeadConfig
+from swarm.settings_file import load_config
 from swarm.types import Address, Role
 from swarm.wire import encode
 from tests.builders import KEY, OTHER_KEY

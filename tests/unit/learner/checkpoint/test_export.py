@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from swarm.report.figures import Figures
 from swarm.run.directory import create_run_directory, forked_config, ran_on
 from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
+from swarm.settings_file import load_config
 from tests.unit.models import frozen, published
 from tests.unit.trainers import group, trainer_in
 
@@ -123,12 +123,13 @@ def test_the_card_says_what_it_is_and_no_address(made: tuple[Path, Any], tmp_pat
     ],
 )
 def test_the_settings_of_a_card_are_a_configuration_without_places(
-    given: dict[str, Any], shown: dict[str, Any]
+    tmp_path: Path, given: dict[str, Any], shown: dict[str, Any]
 ) -> None:
     config = LeadConfig(**given, state_dir=Path("/data/me"), advertise="me.example", port=1234)
     card = model_card(Figures(config=config.model_dump(mode="json"), summary=None), 1)
     (toml,) = re.findall(r"```toml\n(.*?)\n```\n", card, re.DOTALL)
-    assert LeadConfig(**tomllib.loads(toml)) == LeadConfig(**{**given, **shown})
+    (tmp_path / "lead.toml").write_text(toml)
+    assert load_config(LeadConfig, tmp_path / "lead.toml", {}) == LeadConfig(**{**given, **shown})
     assert "me" not in re.findall(r"\w+", card)
 
 
