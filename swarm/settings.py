@@ -140,14 +140,6 @@ class Model(Section):
     adapter: Annotated[
         int | None, Field(ge=1, le=1024), Flag("Rank: train an adapter (LoRA); the model is frozen.", "none")
     ] = None
-    adapter_alpha: Annotated[
-        float | None, Field(ge=1e-6, le=1e6), Key("Alpha: alpha / rank scales an adapter.", "twice the rank")
-    ] = None
-    adapter_targets: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=300)], ...],
-        Field(max_length=64),
-        Key("Ends of the names of the linear layers that have an adapter.", "all but the head"),
-    ] = ()
     base_precision: Annotated[BasePrecision, Flag("Of the model beside an adapter: bf16, or nf4 (4 bits, QLoRA).")] = (
         "bf16"
     )
@@ -234,9 +226,6 @@ class Learn(Section):
         Schedule,
         Flag("How the learning rate changes over --steps, after its warm-up."),
     ] = "constant"
-    learning_rate_floor: Annotated[
-        float, Field(ge=0, le=1), Key("Share of its peak at which the learning rate ends.")
-    ] = 0.1
     minibatches: Annotated[int, Field(ge=1, le=64), Key("Optimiser steps in a learner step.")] = 2
     objective: Annotated[ObjectiveName, Flag("Explained in docs/learner.md.")] = "grpo"
     clip_low: Annotated[
@@ -245,17 +234,10 @@ class Learn(Section):
     clip_high: Annotated[
         float | None, Field(gt=0, le=9), Key("How far above 1 a token's ratio counts.", "0.28; gspo 4e-4")
     ] = None
-    ratio_cap: Annotated[
-        float, Field(gt=1, le=100), Key("Largest ratio of a token, for both signs of its advantage.")
-    ] = 10.0
     loss_normalisation: Annotated[
         Normalisation | None, Flag("What the loss is divided by.", "tokens; gspo rollouts")
     ] = None
     weight_decay: Annotated[float, Field(ge=0, lt=1), Key("AdamW's weight decay.")] = 0.0
-    advantage_normalisation: Annotated[
-        Literal["group", "none"],
-        Key("What rewards less their group's mean are divided by: its standard deviation, or nothing."),
-    ] = "group"
     kl_weight: Annotated[float, Field(ge=0, le=10), Key("Weight of the distance to the first model in the loss.")] = 0.0
     entropy_weight: Annotated[float, Field(ge=0, le=1), Key("Weight of the policy's entropy in the loss.")] = 0.0
     dynamic_sampling: Annotated[
@@ -269,9 +251,6 @@ class Learn(Section):
         Literal["keep", "mask", "punish"],
         Key("What becomes of rollouts cut off at the longest completion: kept, left out of the loss, or punished."),
     ] = "keep"
-    overlong_margin: Annotated[
-        Tokens | None, Key("Tokens before the longest completion over which the punishment grows.", "a fifth of it")
-    ] = None
     credit: Annotated[
         Literal["episode", "turn"],
         Flag("What a turn is judged by: its episode, or what follows it."),
@@ -459,8 +438,6 @@ class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task
             raise ValueError(
                 "an adapter is trained by one rank: leave --trainer-ranks and trainer_machines out, or --adapter"
             )
-        if self.adapter is None and (self.adapter_alpha is not None or self.adapter_targets):
-            raise ValueError("adapter_alpha and adapter_targets are an adapter's: give its rank with --adapter")
         if self.adapter is None and self.base_precision != "bf16":
             raise ValueError("--base-precision is of the model beside an adapter: give a rank with --adapter")
         if self.trainer_machines > 1 and self.trainer_meeting is None:
@@ -484,12 +461,6 @@ class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task
         times as much, as others found; docs/learner.md has a small model for which it is too much."""
         default = EMBEDDED.get(self.model, 1e-6)
         return self.learning_rate or (round(10 * default, 9) if self.adapter else default)
-
-    @property
-    def resolved_adapter_alpha(self) -> float:
-        """By default twice the rank. What counts is alpha / rank, which scales the adapter: so it is the same at every
-        rank."""
-        return self.adapter_alpha or 2.0 * (self.adapter or 0)
 
     @property
     def resolved_clip(self) -> tuple[float, float]:

@@ -284,11 +284,11 @@ def test_the_document_about_settings_is_what_the_settings_say() -> None:
     assert (ROOT / "docs/settings.md").read_text() == page(), said
 
 
-def test_an_adapter_has_ten_times_the_rate_and_twice_its_rank_as_alpha() -> None:
+def test_an_adapter_has_ten_times_the_rate() -> None:
     config = load_config(LeadConfig, None, {"model": "tiny-warm", "adapter": 8})
-    assert (config.resolved_learning_rate, config.resolved_adapter_alpha) == (3e-3, 16.0)
-    asked = load_config(LeadConfig, None, {"adapter": 8, "learning_rate": 1e-4, "adapter_alpha": 4.0})
-    assert (asked.resolved_learning_rate, asked.resolved_adapter_alpha) == (1e-4, 4.0)
+    assert config.resolved_learning_rate == 3e-3
+    asked = load_config(LeadConfig, None, {"adapter": 8, "learning_rate": 1e-4})
+    assert asked.resolved_learning_rate == 1e-4
     assert load_config(LeadConfig, None, {"model": "tiny-warm"}).resolved_learning_rate == 3e-4
 
 
@@ -296,8 +296,6 @@ def test_an_adapter_has_ten_times_the_rate_and_twice_its_rank_as_alpha() -> None
     ("given", "said"),
     [
         ({"adapter": 8, "trainer_ranks": 2}, "an adapter is trained by one rank: leave --trainer-ranks"),
-        ({"adapter_alpha": 8.0}, "give its rank with --adapter"),
-        ({"adapter_targets": ("q_proj",)}, "give its rank with --adapter"),
         ({"base_precision": "nf4"}, "is of the model beside an adapter: give a rank with --adapter"),
         ({"adapter": 0}, "--adapter 0: input should be greater than or equal to 1"),
     ],

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swarm.cli.runs import export_model as command
 from swarm.errors import UserError
+from swarm.learner.adapter import targets_of
 from swarm.learner.checkpoint.export import export_model
 from swarm.learner.checkpoint.files import TENSORS, commit, link_best
 from swarm.learner.checkpoint.model_files import save_model
@@ -267,14 +268,14 @@ def test_the_directory_that_one_is_in_is_refused(
 
 # -- an adapter ----------------------------------------------------------------------------------------------
 
-RULES = AdapterRules(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
+RULES = AdapterRules(rank=4, alpha=8.0)
 
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A run that trains an adapter of the tiny model, with a checkpoint of step 1, and its model."""
     run_dir = tmp_path_factory.mktemp("adapted") / "run"
-    create_run_directory(run_dir, LeadConfig(run_dir=run_dir, adapter=4, adapter_targets=RULES.targets))
+    create_run_directory(run_dir, LeadConfig(run_dir=run_dir, adapter=4))
     trainer = trainer_in(run_dir, adapter=RULES, learning_rate=3e-2)
     trainer.step(Train(step=0, groups=(group([1.0, 0.0, 0.0]), group([0.0, 1.0, 0.5]))))
     trainer.save(Save(directory=str(run_dir / "checkpoints/step-000001"), step=1))
@@ -297,10 +298,8 @@ def test_an_adapter_is_exported_as_peft_loads_it(adapted: tuple[Path, Any], tmp_
     card = (tmp_path / "adapter/README.md").read_text()
     assert "library_name: peft" in card
     assert "PeftModel.from_pretrained" in card
-    assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["target_modules"] == [
-        "down_proj",
-        "q_proj",
-    ]
+    shown = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert shown["target_modules"] == targets_of(tiny_model(0))
 
 
 def test_a_merged_adapter_is_a_model_as_any_other(adapted: tuple[Path, Any], tmp_path: Path) -> None:
