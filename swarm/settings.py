@@ -76,7 +76,6 @@ Nickname = Annotated[str, Field(max_length=32)]
 LogFormat = Literal["text", "json"]
 LOG_FORMAT = "json: each line that the node says is one object."
 NICKNAME = "What others see beside this node's id."
-CODING_THREADS = "Threads that encode and decode weights."
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or per 1e9 bytes, in the swarm's one currency; 0 is free
 
@@ -196,9 +195,6 @@ class Task(Section):
     )
     held_out_share: Annotated[float, Field(gt=0, le=0.5), Key("Share of the questions that is held out.")] = 0.05
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600), Key("Seconds that a reward may take."), RESUMED] = 10.0
-    reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20), Key("Memory of a reward process, in MiB."), RESUMED] = (
-        4096
-    )
     reward_processes: Annotated[
         int | None,
         Field(ge=1, le=256),
@@ -312,12 +308,6 @@ class LeadSwarm(Section):
         Flag("Share of rollouts that are drawn again to see who lies; newcomers' all. 0 believes everybody."),
         RESUMED,
     ] = 0.05
-    accept_precisions: Annotated[
-        tuple[Rounding, ...],
-        Field(max_length=4),
-        Key("Engines that round to none of these get no leases.", "any"),
-        RESUMED,
-    ] = ()
     host: Annotated[str, Flag("Address to listen on; 127.0.0.1 keeps others out."), RESUMED] = "0.0.0.0"
     port: Annotated[int, Field(ge=0, le=65_535), Flag("0 takes any free one."), RESUMED] = DEFAULT_PORT
     advertise: Annotated[str | None, Flag("host[:port] that others dial.", "--host"), RESUMED] = None
@@ -326,7 +316,6 @@ class LeadSwarm(Section):
     bootstrap: Annotated[Bootstrap, Flag("A member of a swarm that exists already."), RESUMED] = ()
     nickname: Annotated[Nickname, Flag(NICKNAME), RESUMED] = ""
     max_upload: Annotated[Mbit | None, Flag("Most upload that weights may use, in Mbit/s."), RESUMED] = None
-    max_download: Annotated[Mbit | None, Flag("Most download that weights may use, in Mbit/s."), RESUMED] = None
     dashboard: Annotated[
         PageAddress,
         Flag("HOST:PORT of the live page, or off. Port 0 takes any free one; other hosts need the token."),
@@ -381,7 +370,6 @@ class Trainer(Section):
         Key("AdamW's moments: float32, 8bit (extra quantized), or float32 in the memory of the host."),
         RESUMED,
     ] = "float32"
-    compile: Annotated[bool, Key("Compile the layers.")] = False
     trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag("GPUs that share the training."), RESUMED] = 1
     trainer_machines: Annotated[
         int, Field(ge=1, le=1024), Key("Machines that share the training, each with --trainer-ranks GPUs."), RESUMED
@@ -392,10 +380,6 @@ class Trainer(Section):
         Key("host:port of this machine at which the others meet it.", "none"),
         RESUMED,
     ] = None
-    trainer_hang_s: Annotated[
-        float, Field(ge=10), Key("Seconds without progress after which the trainer is restarted."), RESUMED
-    ] = 600.0
-    coding_threads: Annotated[Threads | None, Flag(CODING_THREADS, "what the cores can spare"), RESUMED] = None
 
 
 class LeadMoney(Section):
@@ -574,9 +558,6 @@ class Engine(Section):
         Field(max_length=64),
         Key("vLLM's own arguments (`AsyncEngineArgs`), such as { block_size = 32 }.", "none"),
     ] = {}
-    engine_hang_s: Annotated[
-        float, Field(ge=10), Key("Seconds after which an engine that is busy and draws no token is restarted.")
-    ] = 120.0
 
 
 class JoinMoney(Section):
@@ -614,8 +595,8 @@ class JoinConfig(JoinMoney, Limits, Engine, JoinSwarm):
     def engine_options(self) -> EngineOptions:
         from swarm.sampler.engine import EngineOptions
 
-        named = {"arguments": "engine_arguments", "places": "batch_samples", "hang_s": "engine_hang_s"}
-        asked = set(EngineOptions.__struct_fields__) - {"sample_tokens"}  # Which the run says
+        named = {"arguments": "engine_arguments", "places": "batch_samples"}
+        asked = set(EngineOptions.__struct_fields__) - {"sample_tokens", "hang_s"}  # Which nobody asks for
         return EngineOptions(**{name: getattr(self, named.get(name, name)) for name in asked})
 
 

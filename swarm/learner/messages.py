@@ -37,7 +37,6 @@ class ComputeRules(msgspec.Struct, frozen=True):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: bool | None = None
     optimizer_states: OptimizerStates = "float32"
-    compile: bool = False
     shares_beyond: int = 0
 
 

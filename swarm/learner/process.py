@@ -31,6 +31,7 @@ from swarm.process import START_S, Child
 from swarm.settings import LeadConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
+HANG_S = 600.0  # A trainer without progress for so long is restarted
 MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where somebody has to start them
 ASSUMED_PROMPT_TOKENS = 2048  # For the memory preflight, unless one is set: the tokenizer comes with the model
 
@@ -43,7 +44,7 @@ class TrainerProcess:
         self,
         run_dir: Path,
         *,
-        hang_s: float,
+        hang_s: float = HANG_S,
         torchrun: tuple[str, ...] = (),
         say: Callable[[str], None] = lambda line: None,
     ) -> None:

@@ -33,7 +33,6 @@ OTHER: dict[str, Any] = {
     "steps": 300,
     "hold_s": 2.5,
     "max_staleness": 4,
-    "trainer_hang_s": 20.0,
     "trainer_ranks": 2,
     "host": "127.0.0.2",
     "tokens_per_micro_batch": 4096,
