@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -407,11 +408,55 @@ class LeadMoney(Section):
     egress_cost_per_gb: Annotated[Price, Flag("Price of metered traffic, per 1e9 bytes."), RESUMED] = 0.0
 
 
+class Heeded(NamedTuple):
+    """Settings that count only where `where` holds; `words` say where that is."""
+
+    names: tuple[str, ...]
+    where: Callable[[Any], bool]
+    words: str
+
+
+def _refuse_ignored(config: BaseModel, rules: Iterable[Heeded]) -> None:
+    """Raise ValueError for a setting that would have no effect."""
+    for names, where, words in rules:
+        for name in names if not where(config) else ():
+            field = type(config).model_fields[name]
+            if getattr(config, name) != field.default:
+                shown = f"--{name.replace('_', '-')}" if any(isinstance(one, Flag) for one in field.metadata) else name
+                raise ValueError(f"{shown} has no effect here, only {words}: leave it out")
+
+
+def _kind(config: LeadConfig) -> str:
+    return config.task.partition(":")[0]
+
+
+OF_LEAD = (
+    Heeded(
+        ("rewards", "lenient", "prompt_column", "answer_column"),
+        lambda c: _kind(c) in ("jsonl", "hf"),
+        "with questions of one's own (jsonl: and hf:); other tasks have rewards of their own",
+    ),
+    Heeded(("task_options",), lambda c: _kind(c) == "gym", "with a task gym:NAME"),
+    Heeded(
+        ("max_turns", "max_episode_tokens", "placement", "credit"),
+        lambda c: _kind(c) not in ("copy", "sort", "jsonl", "hf", "gym"),
+        "with a task of several turns",
+    ),
+    Heeded(("turn_discount",), lambda c: c.credit == "turn", 'with credit = "turn"'),
+    Heeded(("chat_arguments", "system_prompt"), lambda c: c.chat is not False, "in a chat, without --no-chat"),
+    Heeded(("clip_low",), lambda c: c.objective not in ("cispo", "tis"), "with an objective that clips"),
+    Heeded(("clip_high",), lambda c: c.objective != "tis", "with an objective that clips"),
+    Heeded(("base_precision",), lambda c: c.adapter is not None, "beside an adapter (give a rank with --adapter)"),
+    Heeded(("trainer_meeting",), lambda c: c.trainer_machines > 1, "with trainer_machines above 1"),
+)
+
+
 class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task, Model):
     """One run of a learner. Fields come in the order of the sections from the last base to the first."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        _refuse_ignored(self, OF_LEAD)
         if self.publish_every_steps > self.max_staleness + 1:
             raise ValueError(
                 f"--publish-every-steps {self.publish_every_steps} is above --max-staleness + 1, which is "
@@ -422,8 +467,6 @@ class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task
             raise ValueError(
                 "an adapter is trained by one rank: leave --trainer-ranks and trainer_machines out, or --adapter"
             )
-        if self.adapter is None and self.base_precision != "bf16":
-            raise ValueError("--base-precision is of the model beside an adapter: give a rank with --adapter")
         if self.trainer_machines > 1 and self.trainer_meeting is None:
             raise ValueError(
                 "trainer_machines above 1 needs trainer_meeting, a host:port of this machine that the others reach"
@@ -574,20 +617,23 @@ class JoinMoney(Section):
     up_cost_per_gb: Annotated[Price, Flag("Price of metered outgoing traffic, per 1e9 bytes.")] = 0.0
 
 
+OF_JOIN = (
+    Heeded((*Engine.model_fields, "base", "gpu_memory_share"), lambda c: c.role == "sampler", "with --role sampler"),
+    Heeded(("engine_arguments",), lambda c: c.engine == "vllm", 'with engine = "vllm"'),
+    Heeded(("tensor_parallel_size",), lambda c: c.engine in ("auto", "vllm"), "with --engine vllm"),
+    Heeded(("gpu_memory_share",), lambda c: c.engine != "transformers", "with --engine vllm or mlx"),
+)
+
+
 class JoinConfig(JoinMoney, Limits, Engine, JoinSwarm):
     """One sampler or relay. The defaults of `host`, `port`, `tls` and `lan` depend on where the bootstraps are."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.engine_arguments and self.engine != "vllm":
-            raise ValueError('engine_arguments are vLLM\'s: set engine = "vllm" with them, or leave them out')
+        _refuse_ignored(self, OF_JOIN)
         if odd := [name for name in self.engine_arguments if not name.isidentifier()]:
             raise ValueError(
                 f"engine_arguments: {odd[0]!r} cannot be an argument of vLLM's; write block_size for --block-size"
-            )
-        if "tensor_parallel_size" in self.model_fields_set and self.engine not in ("auto", "vllm"):
-            raise ValueError(
-                f"--tensor-parallel-size is for vllm: leave it out, or take --engine vllm, not {self.engine}"
             )
         return self
 

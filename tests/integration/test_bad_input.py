@@ -156,7 +156,7 @@ def test_lead_refuses_the_directory_of_another_run(tmp_path: Path) -> None:
         (("--bootstrap", "127.0.0.1", "--tensor-parallel-size", "0"), "greater than or equal to 1"),
         (
             ("--bootstrap", "127.0.0.1", "--engine", "mlx", "--tensor-parallel-size", "2"),
-            "--tensor-parallel-size is for vllm: leave it out",
+            "--tensor-parallel-size has no effect here, only with --engine vllm: leave it out",
         ),
     ],
 )

@@ -244,18 +244,63 @@ def test_an_option_of_the_engine_out_of_range_is_refused_by_its_flag(setting: st
     assert fault(JoinConfig, **flags).startswith("--" + setting.replace("_", "-"))
 
 
-@pytest.mark.parametrize(("engine", "gpus"), [("transformers", 1), ("mlx", 2)])
-def test_what_an_engine_cannot_follow_is_refused_with_it(engine: str, gpus: int) -> None:
-    flags: dict[str, Any] = {"bootstrap": "127.0.0.1", "engine": engine, "tensor_parallel_size": gpus}
-    refusal = f"--tensor-parallel-size is for vllm: leave it out, or take --engine vllm, not {engine}"
-    assert fault(JoinConfig, **flags) == refusal
-    for other in ("auto", "vllm"):
-        assert load_config(JoinConfig, None, {**flags, "engine": other}).engine == other
+QUESTIONS = {"task": "jsonl:x"}
 
 
-def test_arguments_of_vllm_want_vllm_by_name_and_names_that_it_could_have() -> None:
+@pytest.mark.parametrize(
+    ("kind", "ignored", "heeded", "words"),
+    [
+        (LeadConfig, {"lenient": True, "task": "gym:x"}, {"lenient": True, **QUESTIONS}, "rewards of their own"),
+        (LeadConfig, {"rewards": {"exact": 1.0}}, {"rewards": {"exact": 1.0}, **QUESTIONS}, "rewards of their own"),
+        (
+            LeadConfig,
+            {"rewards": ["exact"], "task": "verifiers:x"},
+            {"rewards": ["exact"], **QUESTIONS},
+            "one's own",
+        ),
+        (
+            LeadConfig,
+            {"answer_column": "x", "task": "frozen-lake"},
+            {"answer_column": "x", "task": "hf:x"},
+            "questions",
+        ),
+        (LeadConfig, {"task_options": {"a": 1}}, {"task_options": {"a": 1}, "task": "gym:x"}, "a task gym:NAME"),
+        (LeadConfig, {"max_turns": 3}, {"max_turns": 3, "task": "python:x:Y"}, "a task of several turns"),
+        (LeadConfig, {"placement": "sampler", **QUESTIONS}, {"placement": "sampler", "task": "frozen-lake"}, "turns"),
+        (LeadConfig, {"turn_discount": 0.5}, {"turn_discount": 0.5, "credit": "turn", "task": "frozen-lake"}, "credit"),
+        (LeadConfig, {"system_prompt": "Go", "chat": False}, {"system_prompt": "Go"}, "in a chat"),
+        (LeadConfig, {"clip_low": 0.1, "objective": "cispo"}, {"clip_low": 0.1}, "an objective that clips"),
+        (LeadConfig, {"clip_high": 0.1, "objective": "tis"}, {"clip_high": 0.1, "objective": "cispo"}, "that clips"),
+        (LeadConfig, {"base_precision": "nf4"}, {"base_precision": "nf4", "adapter": 8}, "give a rank with --adapter"),
+        (LeadConfig, {"trainer_meeting": "a:1"}, {"trainer_meeting": "a:1", "trainer_machines": 2}, "machines above 1"),
+        (JoinConfig, {"batch_samples": 2, "role": "relay"}, {"batch_samples": 2}, "--role sampler"),
+        (JoinConfig, {"base": "x", "role": "relay"}, {"base": "x"}, "--role sampler"),
+        (JoinConfig, {"tensor_parallel_size": 2, "engine": "mlx"}, {"tensor_parallel_size": 2}, "--engine vllm"),
+        (
+            JoinConfig,
+            {"engine_arguments": {"a": 1}},
+            {"engine_arguments": {"a": 1}, "engine": "vllm"},
+            'engine = "vllm"',
+        ),
+        (JoinConfig, {"gpu_memory_share": 0.5, "engine": "transformers"}, {"gpu_memory_share": 0.5}, "vllm or mlx"),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused(
+    kind: type[LeadConfig | JoinConfig], ignored: dict[str, Any], heeded: dict[str, Any], words: str
+) -> None:
+    there = {"bootstrap": "127.0.0.1"} if kind is JoinConfig else {}
+    line = fault(kind, **there, **ignored)
+    name = next(iter(ignored))
+    assert line.startswith((name, f"--{name.replace('_', '-')}"))
+    assert "has no effect here, only " in line
+    assert words in line
+    assert load_config(kind, None, {**there, **heeded})
+    resumed = kind(**there).model_dump()
+    assert kind(**resumed), "what is at its default was not asked for"
+
+
+def test_arguments_of_vllm_have_names_that_it_could_have() -> None:
     flags: dict[str, Any] = {"bootstrap": "127.0.0.1", "engine_arguments": {"block_size": 32}}
-    assert 'set engine = "vllm" with them' in fault(JoinConfig, **flags)
     flags["engine"] = "vllm"
     assert "write block_size for --block-size" in fault(JoinConfig, **{**flags, "engine_arguments": {"--a": 1}})
 
@@ -298,7 +343,6 @@ def test_an_adapter_has_ten_times_the_rate() -> None:
     ("given", "said"),
     [
         ({"adapter": 8, "trainer_ranks": 2}, "an adapter is trained by one rank: leave --trainer-ranks"),
-        ({"base_precision": "nf4"}, "is of the model beside an adapter: give a rank with --adapter"),
         ({"adapter": 0}, "--adapter 0: input should be greater than or equal to 1"),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 
 from swarm.errors import UserError
 from swarm.learner.messages import ComputeRules, LearningRules, Save, Train
+from swarm.learner.ranks import Ranks
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Commands, Trainer
 from swarm.models.device import as_streamed
@@ -40,7 +41,7 @@ def test_a_step_makes_rewarded_tokens_likelier(trainer: Trainer) -> None:
 
 
 def test_a_step_that_does_not_follow_the_one_before_is_refused(trainer: Trainer) -> None:
-    commands = Commands(NoParent(), ranks_module.Ranks())
+    commands = Commands(NoParent(), Ranks())
     commands._trainer = trainer
     batch = (group([0.5, 0.5]),)
     commands.handle(Train(step=0, groups=batch))

@@ -102,8 +102,8 @@ def test_a_file_changes_what_may_change_and_flags_go_before_it(tmp_path: Path) -
     file.write_text('[task]\ntask = "sort"\n[learn]\nalarm_mismatch_kl = 2.0\nsteps = 300\n')
     again = resumed_config(path, {"steps": 400}, file)
     assert (again.alarm_mismatch_kl, again.steps) == (2.0, 400)
-    file.write_text("[task]\ntask_options = { min_terms = 2 }\n")
-    with pytest.raises(UserError, match="--task-options cannot change when a run is resumed"):
+    file.write_text("[task]\nmax_prompt_tokens = 99\n")
+    with pytest.raises(UserError, match="--max-prompt-tokens cannot change when a run is resumed"):
         resumed_config(path, {}, file)
     file.write_text('[task]\ntask = "copy"\n')
     with pytest.raises(UserError, match="--task cannot change when a run is resumed"):

@@ -119,7 +119,8 @@ def test_the_card_says_what_it_is_and_no_address(made: tuple[Path, Any], tmp_pat
             {"task": "jsonl:~/me/sums.jsonl", "model": "/data/me/a:b/base"},
             {"task": "jsonl:sums.jsonl", "model": "base"},
         ),
-        ({"hold_s": math.inf, "rewards": {"numeric": 1.0, "boxed": 0.1}, "chat_arguments": {"a": True}}, {}),
+        ({"task": "hf:sums", "rewards": {"numeric": 1.0, "boxed": 0.1}, "chat_arguments": {"a": True}}, {}),
+        ({"hold_s": math.inf}, {}),
         ({"max_staleness": 4, "system_prompt": '```\n"x"'}, {}),
     ],
 )
