@@ -288,7 +288,7 @@ QUESTIONS = {"task": "jsonl:x"}
 def test_a_setting_that_would_have_no_effect_is_refused(
     kind: type[LeadConfig | JoinConfig], ignored: dict[str, Any], heeded: dict[str, Any], words: str
 ) -> None:
-    there = {"bootstrap": "127.0.0.1"} if kind is JoinConfig else {}
+    there: dict[str, Any] = {"bootstrap": ("127.0.0.1",)} if kind is JoinConfig else {}
     line = fault(kind, **there, **ignored)
     name = next(iter(ignored))
     assert line.startswith((name, f"--{name.replace('_', '-')}"))
