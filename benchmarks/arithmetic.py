@@ -26,7 +26,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +33,8 @@ from benchmarks.arithmetic_figures import HEAD, Point, line_of, read_curve, summ
 from benchmarks.arithmetic_words import EXAMPLES
 from benchmarks.learning_swarm import Nodes, RunFailed, nodes_in, url_of
 from swarm.errors import UserError
+from swarm.settings import LeadConfig
+from swarm.settings_file import as_toml, read_settings
 
 EVAL_EVERY = 50
 """A round is some steps under way, because training goes first: one of eight samples may be held-out."""
@@ -59,9 +60,8 @@ def lead_settings(
     learning_rate: float | None = None,
 ) -> str:
     """The learner's configuration file: the example's, from wherever it is run."""
-    values = tomllib.loads((EXAMPLES / "arithmetic.toml").read_text())
+    values = read_settings(LeadConfig, EXAMPLES / "arithmetic.toml")
     del values["target"]
-    rewards = values.pop("rewards")
     values |= {
         "model": str(EXAMPLES / "arithmetic"),
         "task": f"jsonl:{EXAMPLES / 'questions.jsonl'}",
@@ -75,8 +75,7 @@ def lead_settings(
         values |= {"adapter": adapter, "learning_rate": round(10 * values["learning_rate"], 9)}
     if learning_rate:
         values["learning_rate"] = learning_rate
-    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-    return "\n".join([*lines, "[rewards]", *(f"{name} = {weight}" for name, weight in rewards.items()), ""])
+    return as_toml(LeadConfig, values)
 
 
 def run(directory: Path, options: argparse.Namespace) -> list[Point]:

@@ -37,12 +37,15 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from pydantic import BaseModel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
 from swarm.capacity.fleet import Demand, Lengths, Worker, mean_longest
 from swarm.capacity.model import Prediction, mu_min, predict
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.settings import JoinConfig, LeadConfig
+from swarm.settings_file import as_toml
 
 TRAIN_STEP_S = 4.0
 """Questions, scoring and records, which the model knows nothing of, take 0.1 to 0.3 s of two busy cores."""
@@ -254,17 +257,17 @@ class _Swarm:
         }
         if pace.max_upload_mbit is not None:
             self._lead["max_upload"] = pace.max_upload_mbit
-        pace_of_it = {"engine_arguments.tokens_per_s": pace.tokens_per_s}
+        pace_of_it = {"engine_arguments": {"tokens_per_s": pace.tokens_per_s}}
         self._join = {"engine": "vllm", "batch_samples": AT_ONCE, **pace_of_it}
         self._train_step_s = train_step_s
         self._until = time.monotonic() + LIMIT_S
 
     def start(self) -> None:
-        lead = self._write("lead.toml", self._lead)
+        lead = self._write("lead.toml", LeadConfig, self._lead)
         given = ("--host", "127.0.0.1", "--port", "0", "--config", lead, "--run-dir", str(self._run_dir))
         self._nodes.start("learner", str(self._train_step_s), "0", "lead", *given, module="tests.slow_steps")
         self._url = url_of(self._nodes, self._run_dir / "node.json")
-        join = self._write("join.toml", self._join)
+        join = self._write("join.toml", JoinConfig, self._join)
         for number in range(SAMPLERS):
             state = str(self._directory / f"sampler-{number}")
             told = ("--lan", "--bootstrap", self._url, "--config", join, "--state-dir", state)
@@ -303,9 +306,9 @@ class _Swarm:
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
-    def _write(self, name: str, settings: dict[str, Any]) -> str:
+    def _write(self, name: str, kind: type[BaseModel], settings: dict[str, Any]) -> str:
         path = self._directory / name
-        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+        path.write_text(as_toml(kind, settings))
         return str(path)
 
 

@@ -44,7 +44,7 @@ from swarm.capacity.model import NEARLY_BUSY
 from swarm.capacity.plan.arms import Arm
 from swarm.capacity.plan.plan import Reference, references_of
 from swarm.capacity.plan.scenario import Scenario
-from swarm.settings import load_file
+from swarm.settings_file import load_file
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -33,6 +33,8 @@ from benchmarks.delayed_link import delayed
 from benchmarks.episodes_environment import TURNS
 from benchmarks.episodes_figures import Drawn, Window, figures_of, spread
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
+from swarm.settings import LeadConfig
+from swarm.settings_file import as_toml
 from tests.integration.processes import free_port
 
 SAMPLERS, PLACES = 2, 16
@@ -126,14 +128,14 @@ def lead_settings(path: Path, case: Case) -> None:
         "eval_every_steps": 1_000_000,
         "checkpoint_every_steps": 1_000_000,
     }
-    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+    path.write_text(as_toml(LeadConfig, settings))
 
 
 def _join(nodes: Nodes, directory: Path, number: int, proxy: int) -> Path:
     log, settings = directory / f"turns-{number}.jsonl", directory / "join.toml"
     settings.write_text(
-        f'engine = "vllm"\nbatch_samples = {PLACES}\n'
-        f"[engine_arguments]\ncontinuous = true\ntokens_per_s = {TOKENS_PER_S}\n"
+        f'[engine]\nengine = "vllm"\nbatch_samples = {PLACES}\n'
+        f"engine_arguments = {{ continuous = true, tokens_per_s = {TOKENS_PER_S} }}\n"
     )
     told = ("--lan", "--bootstrap", f"127.0.0.1:{proxy}", "--config", str(settings))
     state = ("--state-dir", str(directory / f"sampler-{number}"))

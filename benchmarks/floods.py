@@ -55,7 +55,16 @@ START_S = 180.0
 CONNECTIONS, CROWD = 8, 48
 RECORDS = 299  # As many as fit one body with their ages
 NICE = 10
-SETTINGS = "steps = 100000\nseed = 0\neval_every_steps = 100000\ndashboard = 'off'\naudit_share = 0.0\n"
+SETTINGS = """\
+[learn]
+steps = 100000
+seed = 0
+[eval]
+eval_every_steps = 100000
+[swarm]
+dashboard = 'off'
+audit_share = 0.0
+"""
 
 
 class Target:

@@ -252,14 +252,6 @@ CHECKS = (
         limit_s=45.0,
         needs=ON_24,
     ),
-    learner(
-        "mfu-0.6b-compile",
-        *("--parts", "mfu", "--compile"),
-        on_gpu=("--repeats", "2"),
-        limits=MFU,
-        limit_s=120.0,
-        needs=ON_24,
-    ),
     Check(
         name="copies",
         command=("benchmarks.gpu_parts", "copies", "--device", "cuda", "--parameters", "4e9"),
@@ -300,14 +292,6 @@ CHECKS = (
         packages=("peft",),
         limits=(*agrees(BF16_KL), *SWAPPED),
         limit_s=120.0,
-    ),
-    learner(
-        "mfu-1.7b-compile",
-        *("--parts", "mfu", "--compile"),
-        on_gpu=("--repeats", "2", "--parameters", "1.7e9"),
-        limits=MFU,
-        limit_s=150.0,
-        needs=ON_80,
     ),
     learner(
         "mfu-0.6b-flash",

@@ -23,12 +23,13 @@ import statistics
 import sys
 import tempfile
 import time
-import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.learning_swarm import POLL_S, RunFailed
+from swarm.settings import LeadConfig
+from swarm.settings_file import as_toml, read_settings
 from tests.netns.hosts import Host, Hosts, hosts
 
 UP_MBIT, DOWN_MBIT = 20.0, 100.0
@@ -64,15 +65,12 @@ class Swarm:
         return process
 
     def lead(self, model: Path, run_dir: Path, *, steps: int, seed: int, advertised: str) -> Any:
-        settings = tomllib.loads(EXAMPLE.read_text())
-        rewards = settings.pop("rewards")
+        settings = read_settings(LeadConfig, EXAMPLE)
         settings |= {"model": str(model.resolve()), "steps": steps, "seed": seed, "dashboard": "off"}
         settings |= {"task": f"jsonl:{EXAMPLE.parent / 'sums.jsonl'}"}
         del settings["target"]
         file = self._directory / "lead.toml"
-        file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
-        with file.open("a") as more:
-            more.write("[rewards]\n" + "".join(f"{name} = {weight}\n" for name, weight in rewards.items()))
+        file.write_text(as_toml(LeadConfig, settings))
         host = self._network.host(1)
         listen = ("--host", host.address, "--port", str(PORT), "--advertise", f"{advertised}:{PORT}", "--lan", "--tls")
         return self.start(host, "learner", "swarm", "lead", *listen, "--config", str(file), "--run-dir", str(run_dir))

@@ -14,8 +14,8 @@ Reckoned: what real models take by the preflight's arithmetic, GiB of a GPU + of
 Publishing: cast to bf16 into the staging file, encode as a delta, first chunk read, after each of a few steps, in CPU
 seconds and in GB of bf16 for each of them. The target is a share of one step of at least LARGE_STEP_TOKENS tokens,
 which lasts half a minute on the one thread that takes it here. It says nothing of a faster device; the seconds do.
-MFU: model FLOP/s utilisation in bf16 of a model of 0.6 billion parameters, `--parameters 1.7e9` of another,
-`--compile`d, or with another kernel of attention (`--attention flash_attention_2`); on CUDA, and in a quick run.
+MFU: model FLOP/s utilisation in bf16 of a model of 0.6 billion parameters, `--parameters 1.7e9` of another, or with
+another kernel of attention (`--attention flash_attention_2`); on CUDA, and in a quick run.
 `--device cuda` measures memory there, of the same model; `--variants` some of how it is taken.
 """
 
@@ -171,14 +171,14 @@ def flops_per_token(shape: Shape, context: float) -> float:
     return 6 * (shape.parameters - embedding) + 6 * embedding + 6 * shape.layers * shape.queries * context
 
 
-def utilisation(work: Work, repeats: int, *, compiled: bool = False, attention: str = "") -> dict[str, float]:
+def utilisation(work: Work, repeats: int, *, attention: str = "") -> dict[str, float]:
     """Model FLOP/s over the peak of the device; recomputed layers and filling are not counted as work. The
-    micro-batches are those that the preflight chooses. The first step, which may compile, is not counted."""
+    micro-batches are those that the preflight chooses. The first step is not counted."""
     model = work.model()
     if attention:
         model.set_attn_implementation(attention)
     shape, device = shape_of(model), torch.device(work.device)
-    asked = ComputeRules(compile=compiled, packing="flash" in attention)
+    asked = ComputeRules(packing="flash" in attention)
     policy, longest = Policy(model, asked, temperature=1.0), work.prompt_tokens + work.most
     free = read_free_bytes(device, ranks=1)
     rules = fit(policy, asked, device, free, ranks=1, longest=longest, kl=False)
@@ -282,7 +282,7 @@ def _mfu(options: argparse.Namespace, repeats: int, say: Say) -> dict[str, float
         say("MFU: not measured, there is no CUDA device here")
         return None
     work = QUICK if options.quick else replace(CUDA, parameters=options.parameters)
-    found = utilisation(work, repeats, compiled=options.compile, attention=options.attention)
+    found = utilisation(work, repeats, attention=options.attention)
     say(f"MFU of {found['parameters']:,.0f} parameters in bf16: {found['mfu']:.1%}")
     return found
 
@@ -319,7 +319,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--parameters", type=float, default=6e8, help="of the model on CUDA")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where memory is measured")
-    parser.add_argument("--compile", action="store_true", help="of the MFU: compile the layers")
     parser.add_argument("--attention", default="", help="of the MFU: transformers' name of a kernel")
     parser.add_argument("--quick", action="store_true", help="tiny models and one repeat: does it run at all?")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")

@@ -52,7 +52,8 @@ from benchmarks import learning_swarm
 from benchmarks.learning_figures import MODES, Case, Figures, Mode, Run, figures_of, plot, row, table, trained
 from benchmarks.learning_swarm import RunFailed
 from swarm.errors import UserError
-from swarm.settings import TINY, LeadConfig, load_config
+from swarm.settings import TINY, LeadConfig
+from swarm.settings_file import load_config
 from swarm.types import Freshness, ObjectiveName
 
 STEPS = 120

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.learning_figures import Run, step_of
 from swarm.settings import LeadConfig
+from swarm.settings_file import as_toml
 
 START_S = 60.0
 """Until the learner listens; it does so before its trainer has imported anything."""
@@ -105,7 +106,7 @@ def run(
     `directory`. RunFailed if it fails."""
     run_dir = directory / "run"
     settings = directory / "lead.toml"
-    settings.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.model_dump(exclude_unset=True).items()))
+    settings.write_text(as_toml(LeadConfig, config.model_dump(exclude_unset=True)))
     with nodes_in(directory) as nodes:
         flags = ("--host", "127.0.0.1", "--port", "0", "--config", str(settings), "--run-dir", str(run_dir))
         learner = nodes.start("learner", "lead", *flags)

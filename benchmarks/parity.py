@@ -40,16 +40,11 @@ CPU = torch.device("cpu")
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dapo": ({}, {"loss_type": "dapo"}),
     "grpo": ({"loss_normalisation": "rollouts"}, {"loss_type": "grpo"}),
-    "dr_grpo": (
-        {"loss_normalisation": "constant", "advantage_normalisation": "none"},
-        {"loss_type": "dr_grpo", "scale_rewards": "none"},
-    ),
     "gspo": (
         {"objective": "gspo", "loss_normalisation": "rollouts", "clip_low": 3e-2, "clip_high": 4e-2},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-2, "epsilon_high": 4e-2},
     ),
     "cispo": ({"objective": "cispo"}, {"loss_type": "cispo", "epsilon_high": 1.28}),
-    "two-sided": ({"ratio_cap": 1.5}, {"loss_type": "dapo", "delta": 1.5}),
     "kl": ({"kl_weight": 0.1}, {"loss_type": "dapo", "beta": 0.1, "use_bias_correction_kl": False}),
     "entropy": ({"entropy_weight": 0.05}, {"loss_type": "dapo", "entropy_coef": 0.05}),
 }

@@ -39,6 +39,8 @@ from typing import Any
 import psutil
 
 from benchmarks.learning_swarm import POLL_S, RunFailed, nodes_in, url_of
+from swarm.settings import LeadConfig
+from swarm.settings_file import as_toml
 
 SUMS = Path(__file__).parents[1] / "examples" / "sums.jsonl"
 GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 12, 8, 3
@@ -157,7 +159,7 @@ def lead_settings(model: Path, seed: int, settings: Line, steps: int) -> str:
     }
     same = ("group_size", "max_new_tokens", "learning_rate", "warmup_steps", "minibatches", "eval_prompts")
     values |= {name: settings[name] for name in (*same, *OWN)}
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()) + "[rewards]\nnumeric = 1.0\n"
+    return as_toml(LeadConfig, values | {"rewards": {"numeric": 1.0}})
 
 
 def run_echo_node(model: Path, seed: int, settings: Line, steps: int) -> Line:

@@ -60,7 +60,7 @@ def shape(name: str, adapter: int | None = None) -> Shape:
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
         if adapter is not None:
-            add_matrices(model, targets_of(model, ()), rank=adapter, alpha=2.0 * adapter)
+            add_matrices(model, targets_of(model), rank=adapter, alpha=2.0 * adapter)
     return shape_of(model)
 
 

@@ -55,7 +55,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     schedule: Schedule = "constant"
     minibatches: int = 2
     objective: ObjectiveName = "grpo"
-    advantage_normalisation: str = "group"
     weight_decay: float = 0.0
     reward: str = "task"
     gradient_spike: float = 10.0
@@ -74,7 +73,6 @@ class Bench:
         learning = LearningRules(
             objective=case.objective,
             weight_decay=case.weight_decay,
-            advantage_normalisation="none" if case.advantage_normalisation == "none" else "group",
             longest_completion=4,
         )
         command = Prepare(
@@ -88,7 +86,6 @@ class Bench:
             minibatches=case.minibatches,
             temperature=1.0,
             schedule=case.schedule,
-            learning_rate_floor=0.1,
             steps=case.steps,
             longest_prompt=32,
             learning=learning,

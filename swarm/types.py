@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Annotated, ClassVar, Literal, NewType, get_args
+from typing import Annotated, ClassVar, Literal, NewType
 
 import msgspec
 
@@ -43,12 +43,6 @@ BasePrecision = Literal["bf16", "nf4"]
 Rounding = Literal["none", "fp8", "int8", "int4"]
 """To what an engine rounds its matrices at each install; the rest keeps the engine's number format."""
 Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "barred", "overloaded"]
-
-
-def rounding_of(engine_class: str) -> Rounding:
-    """Return to what the engines of a class round, as ENGINE/FORMAT/DEVICE names it."""
-    name = engine_class.split("/")[1] if engine_class.count("/") == 2 else ""
-    return next((one for one in get_args(Rounding) if one == name), "none")
 
 
 def printable(words: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.scoring import Stepper
 from swarm.rollout.tally import SamplerWatch
 from swarm.sampler.client import Answer, RolloutClient, SealedLease
-from swarm.types import Address, NodeId, Rounding, Score, Unscored
+from swarm.types import Address, NodeId, Score, Unscored
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
 
@@ -38,7 +38,6 @@ class Learner(SamplerWatch):
         *,
         limits: IntakeLimits | None = None,
         commit_s: float = WAIT_S,
-        accepts: Collection[Rounding] = (),
     ) -> None:
         self.key = SigningKey.generate()
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -58,7 +57,6 @@ class Learner(SamplerWatch):
             heard=lambda node, beat, idle: self.did.append((node, beat.did, idle)),
             limits=limits,
             commit_s=commit_s,
-            accepts=accepts,
         )
         self.port = 0
         self.peers: dict[NodeId, PeerClient] = {}

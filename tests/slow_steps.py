@@ -1,11 +1,13 @@
 """`python -m tests.slow_steps STEP_S NOISE lead ...`: a learner whose steps take STEP_S, as those of a large model do.
 
-NOISE is the largest share by which that varies from step to step.
+NOISE is the largest share by which that varies from step to step. TRAINER_HANG_S in the environment: a trainer without
+progress for so long is restarted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from random import Random
@@ -33,5 +35,7 @@ def slowed(step_s: float, noise: float) -> Any:
 
 
 if __name__ == "__main__":
+    if hang_s := os.environ.get("TRAINER_HANG_S"):
+        TrainerProcess.__init__.__kwdefaults__["hang_s"] = float(hang_s)  # type: ignore[index]
     TrainerProcess.train = slowed(float(sys.argv.pop(1)), float(sys.argv.pop(1)))  # type: ignore[method-assign]
     main()

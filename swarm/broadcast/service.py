@@ -58,7 +58,7 @@ class Spreading:
 
 
 class BroadcastService:
-    """The learner's side. `run` goes on for as long as receivers are served. `threads` encode (None: what is spare)."""
+    """The learner's side. `run` goes on for as long as receivers are served."""
 
     def __init__(
         self,
@@ -67,15 +67,14 @@ class BroadcastService:
         station: Station,
         *,
         plan_of: PlanOf = plan_of,
-        threads: int | None = None,
     ) -> None:
         self._directory = directory
         self._key = key
         self._station = station
         self._planning = Planning(station.me, plan_of)
         self._measured = Uplinks()
-        self._pool = coding_pool(threads)
-        self._encoders = Encoders(threads or spare_threads(), self._pool, directory)
+        self._pool = coding_pool()
+        self._encoders = Encoders(spare_threads(), self._pool, directory)
         self._versions: PublishedVersions | None = None
         self._layout: Layout | None = None
         self._transfers = Transfers(

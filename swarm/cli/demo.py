@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 import webbrowser
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -38,7 +37,8 @@ from swarm.report.samples import last_episode
 from swarm.rollout.journal.verify import Report
 from swarm.run.directory import ABILITY, LOGS, resumed_config
 from swarm.sampler.choice import choose_engine, gpu_build
-from swarm.settings import TINY_WARM, DemoConfig
+from swarm.settings import TINY_WARM, DemoConfig, LeadConfig
+from swarm.settings_file import load_config
 
 POLL_S = 0.25
 START_S = 60.0
@@ -66,28 +66,35 @@ class Show:
     setup_s: float = 0.0
 
 
-QUICK = 'beat_s = 1.0\nschedule = "linear"\n'  # Beats cost nothing here: a killed sampler is noticed in three seconds
+# Beats cost nothing here: a killed sampler is noticed in three seconds
+QUICK = '[swarm]\nbeat_s = 1.0\n[learn]\nschedule = "linear"\n'
 COPY = Show(
     title="Copy four digits",
     measure=f"exact match on {EVAL_PROMPTS} numbers",
     did="copies digits that it never trained on",
-    settings=f"{QUICK}target = 0.95\neval_prompts = {EVAL_PROMPTS}\n",
+    settings=f"{QUICK}[eval]\ntarget = 0.95\neval_prompts = {EVAL_PROMPTS}\n",
 )
 LAKE = Show(
     title="Cross a frozen lake",
     measure="success from held-out starts",
     did="finds its way from where it never trained",
     by_hand="--model tiny --task frozen-lake",
-    settings=f"""{QUICK}task = "frozen-lake"
-eval_samples = 2   # As training draws: who always makes the likeliest move may go in a circle
+    settings="""[task]
+task = "frozen-lake"
 held_out_share = 0.1
+[learn]
+schedule = "linear"
+steps = 140
 group_size = 8
 learning_rate = 2e-3
 warmup_steps = 5
 credit = "turn"
 turn_discount = 0.3
+[eval]
+eval_samples = 2   # As training draws: who always makes the likeliest move may go in a circle
 target = 0.9       # At this rate a share may fall again by a tenth, so that no margin is waited for
-steps = 140
+[swarm]
+beat_s = 1.0
 max_staleness = 1
 """,
 )
@@ -405,18 +412,18 @@ def show_of(options: DemoConfig) -> Show:
         return COPY
     if not REAL.is_file():
         raise UserError(f"--real shows an example of a checkout, and there is no {REAL}")
-    began, example = time.monotonic(), tomllib.loads(REAL.read_text())
-    task = example["task"].replace("examples", os.path.relpath(REAL.parent))
+    began, example = time.monotonic(), load_config(LeadConfig, REAL, {})
+    task = example.task.replace("examples", os.path.relpath(REAL.parent))
     made = subprocess.run([sys.executable, REAL.with_suffix(".py")], stdout=subprocess.PIPE, text=True, check=False)
     model = made.stdout.strip()
     if made.returncode:
         raise UserError(model or "the model could not be made, as said above")
     return Show(
         title="Sums and differences",
-        measure=f"exact match on {example['eval_prompts']} held-out sums",
+        measure=f"exact match on {example.eval_prompts} held-out sums",
         did="answers sums that it never trained on",
         settings=REAL.read_text(),
-        learned=example["target"],
+        learned=example.target or 0.0,
         flags=("--model", model, "--task", task),
         by_hand=f"--config {shlex.quote(os.path.relpath(REAL))} --model {shlex.quote(model)}",
         setup_s=time.monotonic() - began,

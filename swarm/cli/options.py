@@ -13,23 +13,23 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
-from swarm.settings import SECTIONS, Flag
+from swarm.settings import Flag, headings, sections
 
 KINDS = {int: "<int>", float: "<number>", Path: "<path>"}
 """Placeholders for values in the help; all other types are text"""
 
-OTHER = "Other"  # Section of options without one
+OTHER = "Options"  # Heading of options in no section
 
 
 class Sections(TyperCommand):
     """A command whose help lists its options in sections."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in (*SECTIONS, OTHER)}
+        found: dict[str, list[tuple[str, str]]] = {OTHER: []}
         for option in self.get_params(ctx):
             if (record := option.get_help_record(ctx)) is not None:
-                sections[getattr(option, "rich_help_panel", None) or OTHER].append(record)
-        for name, records in sections.items():
+                found.setdefault(getattr(option, "rich_help_panel", None) or OTHER, []).append(record)
+        for name, records in found.items():
             if records:
                 with formatter.section(name):
                     formatter.write_dl(records)
@@ -38,7 +38,9 @@ class Sections(TyperCommand):
 def with_settings(kind: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for each setting of `kind` that has a flag. The given values arrive by name in its first
     argument. `kind` checks them, so that flags and files get the same error messages."""
-    options = {name: made for name, field in kind.model_fields.items() if (made := _option(name, field)) is not None}
+    places, titles = sections(kind), headings(kind)
+    made = {name: _option(name, field, titles.get(places.get(name, ""))) for name, field in kind.model_fields.items()}
+    options = {name: option for name, option in made.items() if option is not None}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
@@ -54,7 +56,7 @@ def with_settings(kind: type[BaseModel]) -> Callable[[Callable[..., None]], Call
     return decorate
 
 
-def _option(name: str, field: FieldInfo) -> inspect.Parameter | None:
+def _option(name: str, field: FieldInfo, heading: str | None) -> inspect.Parameter | None:
     """Return the option of a setting, or None if only a file sets it."""
     flag = next((one for one in field.metadata if isinstance(one, Flag)), None)
     if flag is None:
@@ -70,7 +72,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter | None:
         metavar=None if plain is bool else f"<{'|'.join(choices)}>" if choices else KINDS.get(plain, "<text>"),
         autocompletion=(lambda: choices) if choices else None,
         show_default=False,
-        rich_help_panel=flag.section,
+        rich_help_panel=heading,
     )
     given: Any = bool if plain is bool else list[str] if several else str
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=given | None)

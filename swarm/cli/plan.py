@@ -95,6 +95,6 @@ def plan_json(found: Plan) -> dict[str, Any]:
 
 def load_scenario(file: Path) -> Scenario:
     from swarm.capacity.plan.scenario import Scenario
-    from swarm.settings import load_file
+    from swarm.settings_file import load_file
 
     return load_file(Scenario, file)

@@ -32,7 +32,8 @@ from swarm.errors import EchoError, UserError, first_fault
 from swarm.extras import lacking, require
 from swarm.join.logs import Lines
 from swarm.lead.dials import DIALS
-from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig, load_config
+from swarm.settings import DemoConfig, JoinConfig, LeadConfig
+from swarm.settings_file import load_config
 
 if TYPE_CHECKING:
     from swarm.join.relay import RelayNode
@@ -74,17 +75,15 @@ Examples, with the line that `lead` prints:
 """
 SET_KEYS = "\n\n".join(f"{key}: {dial.help}" for key, dial in DIALS.items())
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with settings; options override it.", rich_help_panel=MOST)
-]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; options override it.")]
 RESUME = "Run directory of a run to go on with, however it ended; its settings hold."
-Resume = Annotated[Path | None, typer.Option(help=RESUME, rich_help_panel=MOST)]
+Resume = Annotated[Path | None, typer.Option(help=RESUME)]
 FROM = "Begin a new run with the model and the settings of that run; each may be changed."
-ForkFrom = Annotated[Path | None, typer.Option("--from", help=FROM, rich_help_panel=MOST)]
+ForkFrom = Annotated[Path | None, typer.Option("--from", help=FROM)]
 ForkStep = Annotated[int | None, typer.Option("--step", min=0, help="With --from: of that checkpoint, not the newest.")]
 ForkBest = Annotated[bool, typer.Option("--best", help="With --from: its checkpoint nearest to the best result.")]
 CHECK = "Look at all that the run needs, say what was found, and start nothing."
-Check = Annotated[bool, typer.Option("--check", help=CHECK, rich_help_panel=MOST)]
+Check = Annotated[bool, typer.Option("--check", help=CHECK)]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 

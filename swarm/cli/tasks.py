@@ -62,7 +62,8 @@ def try_task(
 ) -> None:
     """Show prompts and what answers earn (the right one, none and a wrong one), or play an environment: type turns."""
     from swarm.run.prompts import Progress, open_task
-    from swarm.settings import LeadConfig, load_config
+    from swarm.settings import LeadConfig
+    from swarm.settings_file import load_config
 
     if answer is not None and answers is not None:
         raise UserError("--answer and --answers both say what to score: give one of them")

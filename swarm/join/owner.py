@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from swarm.errors import UserError
 from swarm.node.identity import write_privately
-from swarm.settings import Limits, closest, load_config, read_hours
+from swarm.settings import Limits, read_hours
+from swarm.settings_file import closest, load_config
 
 FILE = "limits.json"
 FILE_BYTES = 4096  # A dozen names with short values; more was not written by `echo-node limits`

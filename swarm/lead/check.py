@@ -67,7 +67,7 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
         say("model    not loaded: that takes the trainers of all machines")
         return
     with _directory_beside(run_dir) as directory:
-        trainer = TrainerProcess(directory, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config), say=say)
+        trainer = TrainerProcess(directory, torchrun=torchrun_options(config), say=say)
         try:
             prepared = await _check_model(trainer, config, task, run_dir if resume else None, say)
             _check_disk(config, prepared, directory.parent, say)
@@ -221,7 +221,6 @@ def reward_pool(
         tokenizer=files_dir / "tokenizer.json" if files_dir is not None else None,
         stop_token_ids=stop_token_ids,
         timeout_s=config.reward_timeout_s,
-        memory_mb=config.reward_memory_mb,
         processes=config.resolved_reward_processes,
         episodes=episodes,
         logs=files_dir.parent / LOGS if files_dir is not None else None,

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from swarm.errors import UserError
-from swarm.settings import Flag, LeadConfig, closest
+from swarm.settings import Key, LeadConfig
+from swarm.settings_file import closest
 
 
 class Dial(NamedTuple):
@@ -28,7 +29,7 @@ class Dial(NamedTuple):
 def _dial_of(name: str, unit: str = "") -> Dial:
     """Return the dial of a setting, with its limits."""
     field = LeadConfig.model_fields[name]
-    flag = next(mark for mark in field.metadata if isinstance(mark, Flag))
+    flag = next(mark for mark in field.metadata if isinstance(mark, Key))
     return Dial("int" if field.annotation is int else "float", field.annotation, flag.help, field.metadata, unit)
 
 

@@ -205,9 +205,7 @@ class LearnerNode:
 
     def _build(self, network: NodeNetwork) -> None:
         emit = self._log.event
-        self._broadcast = BroadcastService(
-            self._run_dir / "versions", network.key, network.station, threads=self._config.coding_threads
-        )
+        self._broadcast = BroadcastService(self._run_dir / "versions", network.key, network.station)
         configured = BoundSet(
             max_staleness=self._config.max_staleness, publish_every_steps=self._config.publish_every_steps
         )
@@ -244,7 +242,6 @@ class LearnerNode:
             heard=self._heard,
             prompts=self._ahead,
             absent=self._log.absent,
-            accepts=self._config.accept_precisions,
         )
         self._training = Training(
             self._run_dir,

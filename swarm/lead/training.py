@@ -87,9 +87,7 @@ class Training:
         self._on_trained = on_trained
         self._on_divergence = on_divergence
         self._note = partial(note, LEARNER)
-        self._trainer = TrainerProcess(
-            run_dir, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config), say=say
-        )
+        self._trainer = TrainerProcess(run_dir, torchrun=torchrun_options(config), say=say)
         self._root = run_dir / "checkpoints"
         self._faults = self._furthest = 0
         self._found: tuple[Checkpoint | None] | None = None

@@ -35,18 +35,12 @@ OF_ADAPTER = re.compile(r"\.lora_[AB](?=\.weight$)")  # In the stream
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
-def targets_of(model: Any, wanted: Sequence[str]) -> list[str]:
-    """What names the linear layers that get an adapter: those that end with one of `wanted`, or all; never the head,
-    which is often the embedding. The last parts of their names if these name no others. UserError if there are none."""
-    linear = linear_layers(model)
-    found = [name for name in linear if not wanted or any(f".{name}".endswith(f".{one}") for one in wanted)]
+def targets_of(model: Any) -> list[str]:
+    """What names the linear layers, which get an adapter; never the head, which is often the embedding. The last parts
+    of their names if these name no others. UserError if there are none."""
+    found = linear_layers(model)
     if not found:
-        there = sorted({name.rpartition(".")[2] for name in linear})
-        raise UserError(
-            f"no linear layer of this model is called {', '.join(wanted)}: adapter_targets may name {', '.join(there)}"
-            if there
-            else "this model has no linear layers of torch's beside its head, so it can have no adapter"
-        )
+        raise UserError("this model has no linear layers of torch's beside its head, so it can have no adapter")
     short = {name.rpartition(".")[2] for name in found}
     meant = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in short]
     return sorted(short) if meant == found else found
@@ -72,7 +66,7 @@ def attach(model: Any, rules: AdapterRules, *, name: str, seed: int) -> None:
     """Make `model` one that trains an adapter, in float32, and freeze its own weights in bf16, as samplers hold them.
     `name` is the model's. The same seed gives the same adapter."""
     torch.manual_seed(seed)
-    add_matrices(model, targets_of(model, rules.targets), rank=rules.rank, alpha=rules.alpha)
+    add_matrices(model, targets_of(model), rank=rules.rank, alpha=rules.alpha)
     model.peft_config["default"].base_model_name_or_path = name if is_hub_name(name) else None
     for parameter in model.parameters():
         if parameter.is_floating_point():  # Not what is packed

@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from math import hypot, sqrt
 from statistics import fmean
-from typing import Literal
 
 import torch
 
@@ -22,14 +21,12 @@ EQUAL = 1e-9  # Advantages up to this are rounding
 TURNS_SHOWN = 8  # Turns whose rewards are figures of their own: a chart of more curves is hard to read
 
 
-def turn_advantages(
-    returns: Sequence[Sequence[float]], normalisation: Literal["group", "none"] = "group"
-) -> list[list[float]] | None:
-    """(R - mean) / (std + eps), or R - mean, of the returns of a group, by rollout and turn. None if all are 0.
+def turn_advantages(returns: Sequence[Sequence[float]]) -> list[list[float]] | None:
+    """(R - mean) / (std + eps) of the returns of a group, by rollout and turn. None if all are 0.
 
-    GRPO, arXiv 2402.03300, section 4.1.2; without the division Dr. GRPO, arXiv 2503.20783. The std is the population's,
-    of all returns of the group. The mean is that of the turns with the same number: with all of them one would learn
-    which turn it is. A turn that no other rollout has is compared with all. With one turn each this is GRPO's.
+    GRPO, arXiv 2402.03300, section 4.1.2. The std is the population's, of all returns of the group. The mean is that
+    of the turns with the same number: with all of them one would learn which turn it is. A turn that no other rollout
+    has is compared with all. With one turn each this is GRPO's.
     """
     every = [value for own in returns for value in own]
     peers = [
@@ -37,16 +34,16 @@ def turn_advantages(
     ]
     mean = fmean(every) if every else 0.0
     spread = hypot(*(one - mean for one in every)) / sqrt(len(every)) + ADVANTAGE_EPSILON if every else 1.0
-    spread = spread if normalisation == "group" else 1.0
     means = [fmean(some) if len(some) > 1 else mean for some in peers]
     found = [[(value - usual) / spread for value, usual in zip(own, means, strict=False)] for own in returns]
     # A reward that is no number is for the alarms to see.
     return found if any(not abs(one) <= EQUAL for own in found for one in own) else None
 
 
-def overlong_punishment(tokens: int, *, longest: int, margin: int) -> float:
-    """Soft overlong punishment of a completion of `tokens`, from 0 down to -1 at `longest` (DAPO, arXiv 2503.14476,
-    equation 13)."""
+def overlong_punishment(tokens: int, *, longest: int) -> float:
+    """Soft overlong punishment of a completion of `tokens`, which falls over the last fifth from 0 to -1 at `longest`
+    (DAPO, arXiv 2503.14476, equation 13)."""
+    margin = longest // 5
     if tokens <= longest - margin:
         return 0.0
     return (longest - margin - tokens) / margin if tokens <= longest else -1.0
@@ -61,7 +58,7 @@ def shaped_reward(rollout: TrainRollout, rules: LearningRules, seat: int = 0) ->
     if rollout.turns:
         # What an environment says counts in an episode's limit, so drawn tokens say nothing of how near it came.
         return reward - float(rollout.truncated)
-    return reward + overlong_punishment(rollout.length, longest=rules.longest_completion, margin=rules.overlong_margin)
+    return reward + overlong_punishment(rollout.length, longest=rules.longest_completion)
 
 
 def turns_of(rollout: TrainRollout, seat: int) -> tuple[Turn, ...]:
@@ -90,9 +87,7 @@ def taught(group: TrainGroup, rules: LearningRules) -> Iterator[tuple[TrainRollo
     rollouts = [one for one in group.rollouts if not (rules.overlong == "mask" and one.truncated)]
     # A masked rollout is not in the mean either: a reward that says nothing should not move the others' advantages.
     for seat in range(max((len(rollout.seats) for rollout in rollouts), default=0) or 1):
-        advantages = turn_advantages(
-            [returns_of(rollout, rules, seat) for rollout in rollouts], rules.advantage_normalisation
-        )
+        advantages = turn_advantages([returns_of(rollout, rules, seat) for rollout in rollouts])
         for rollout, own in zip(rollouts, advantages or (), strict=advantages is not None):
             if own:
                 yield rollout, seat, own

@@ -242,8 +242,7 @@ def read_shape(name: str, adapter: AdapterRules | None = None) -> Shape | None:
             if adapter is not None:
                 layers = linear_layers(model) if adapter.base_precision == "nf4" else []
                 packed = sum(model.get_submodule(name).weight.numel() for name in layers)
-                targets = targets_of(model, adapter.targets)
-                add_matrices(model, targets, rank=adapter.rank, alpha=adapter.alpha)
+                add_matrices(model, targets_of(model), rank=adapter.rank, alpha=adapter.alpha)
     except (OSError, ValueError):
         return None
     return replace(shape_of(model), rounded=packed if adapter is not None else 0)

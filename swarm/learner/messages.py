@@ -12,19 +12,16 @@ from swarm.types import BasePrecision, Normalisation, ObjectiveName, OptimizerSt
 
 class LearningRules(msgspec.Struct, frozen=True):
     """What a learner step optimises; docs/learner.md has the formulas. `longest_completion` is the token limit of a
-    rollout; the soft punishment grows over the last `overlong_margin` tokens before it."""
+    rollout."""
 
     objective: ObjectiveName = "grpo"
     clip_low: float = 0.2
     clip_high: float = 0.28
-    ratio_cap: float = 10.0
     loss_normalisation: Normalisation = "tokens"
     weight_decay: float = 0.0
-    advantage_normalisation: Literal["group", "none"] = "group"
     kl_weight: float = 0.0
     entropy_weight: float = 0.0
     overlong: Literal["keep", "mask", "punish"] = "keep"
-    overlong_margin: int = 0
     longest_completion: int = 0
     credit: Literal["episode", "turn"] = "episode"
     turn_discount: float = 1.0
@@ -40,17 +37,15 @@ class ComputeRules(msgspec.Struct, frozen=True):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: bool | None = None
     optimizer_states: OptimizerStates = "float32"
-    compile: bool = False
     shares_beyond: int = 0
 
 
 class AdapterRules(msgspec.Struct, frozen=True):
-    """An adapter to train in place of the model: `rank` and `alpha` as in manifest.AdapterShape, beside the linear
-    layers whose names end with one of `targets`; none are all but the head. The model is held in `base_precision`."""
+    """An adapter to train in place of the model: `rank` and `alpha` as in manifest.AdapterShape, beside all
+    linear layers but the head. The model is held in `base_precision`."""
 
     rank: int
     alpha: float
-    targets: tuple[str, ...] = ()
     base_precision: BasePrecision = "bf16"
 
 
@@ -106,8 +101,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
     `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
-    The learning rate follows `schedule` over `steps` learner steps, down to `learning_rate_floor` of its peak. `resume`
-    is the checkpoint directory to go on from, or "". With `audit_share` 0 claims are believed.
+    The learning rate follows `schedule` over `steps` learner steps. `resume` is the checkpoint directory to go
+    on from, or "". With `audit_share` 0 claims are believed.
     """
 
     model: str
@@ -120,7 +115,6 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     minibatches: int
     temperature: float
     schedule: Schedule = "constant"
-    learning_rate_floor: float = 0.0
     steps: int = 0
     longest_prompt: int = 0
     learning: LearningRules = LearningRules()

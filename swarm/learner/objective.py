@@ -21,6 +21,8 @@ REFERENCE_CAP = 10.0  # Of reference / pi, far outside any clip in use: it binds
 # token beyond it, and each weight above it would add variance.
 WEIGHT_CAP = 2.0
 
+RATIO_CAP = 10.0  # Of a token's ratio, for both signs of its advantage: what one bad token may cost
+
 ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0  # Outside this band of proximal / behaviour icepop drops a token, as in its paper
 
 
@@ -78,35 +80,35 @@ def objective(*, wants_proximal: bool = False) -> Callable[[Formula], Formula]:
 
 @objective()
 def grpo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
-    """-min(r A, clip(r) A), with r = min(pi / behaviour, ratio_cap).
+    """-min(r A, clip(r) A), with r = min(pi / behaviour, RATIO_CAP).
 
     GRPO (arXiv 2402.03300, equation 3) with DAPO's asymmetric clip (arXiv 2503.14476, equation 8).
     """
-    ratio = _ratio(tokens.logprobs, tokens.behaviour, tokens.counts, cap=rules.ratio_cap)
+    ratio = _ratio(tokens.logprobs, tokens.behaviour, tokens.counts, cap=RATIO_CAP)
     gain, figures = _clipped(ratio, tokens, rules)
     return TokenLoss(loss=-gain, figures=figures | _weight_figure(ratio, tokens))
 
 
 @objective()
 def gspo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
-    """-min(s A, clip(s) A), with s = min(exp(mean over the rollout's tokens of log(pi / behaviour)), ratio_cap).
+    """-min(s A, clip(s) A), with s = min(exp(mean over the rollout's tokens of log(pi / behaviour)), RATIO_CAP).
 
     GSPO (arXiv 2507.18071, equations 5 and 7): one ratio for a rollout, which each of its tokens has.
     """
     mean = _mean_of_rollout(tokens.logprobs - tokens.behaviour, tokens)
-    ratio = mean.clamp(max=math.log(rules.ratio_cap)).exp()
+    ratio = mean.clamp(max=math.log(RATIO_CAP)).exp()
     gain, figures = _clipped(ratio, tokens, rules)
     return TokenLoss(loss=-gain, figures=figures | _weight_figure(ratio, tokens))
 
 
 @objective(wants_proximal=True)
 def decoupled_ppo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
-    """-w min(r A, clip(r) A), with r = min(pi / proximal, ratio_cap) and w = min(proximal / behaviour, WEIGHT_CAP).
+    """-w min(r A, clip(r) A), with r = min(pi / proximal, RATIO_CAP) and w = min(proximal / behaviour, WEIGHT_CAP).
 
     Hilton et al. (arXiv 2110.00641), AReaL (arXiv 2505.24298); truncated here.
     """
     weight = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts, cap=WEIGHT_CAP)
-    ratio = _ratio(tokens.logprobs, _proximal(tokens), tokens.counts, cap=rules.ratio_cap)
+    ratio = _ratio(tokens.logprobs, _proximal(tokens), tokens.counts, cap=RATIO_CAP)
     gain, figures = _clipped(ratio, tokens, rules)
     return TokenLoss(loss=-weight * gain, figures=figures | _weight_figure(weight, tokens))
 
@@ -121,7 +123,7 @@ def icepop(tokens: Tokens, rules: LearningRules) -> TokenLoss:
     found = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts, cap=2 * ICEPOP_HIGH)
     inside = (found >= ICEPOP_LOW) & (found <= ICEPOP_HIGH)
     weight = torch.where(inside, found, 0.0)
-    ratio = _ratio(tokens.logprobs, _proximal(tokens), tokens.counts, cap=rules.ratio_cap)
+    ratio = _ratio(tokens.logprobs, _proximal(tokens), tokens.counts, cap=RATIO_CAP)
     gain, figures = _clipped(ratio, tokens, rules)
     figures["sampling/masked_ratio"] = (~inside & tokens.counts).sum()
     return TokenLoss(loss=-weight * gain, figures=figures | _weight_figure(weight, tokens))

@@ -390,15 +390,11 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 
 
 def arrange(model: Any, rules: ComputeRules) -> None:
-    """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so. Layers share
-    their code, so they are compiled one by one."""
+    """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so."""
     if rules.activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise UserError(f"{type(model).__name__} has no activation checkpointing: leave the option out")
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if rules.compile:
-        for layer in layers_of(model):
-            layer.compile(dynamic=True)
 
 
 def flash_kernel(device: torch.device) -> str | None:

@@ -31,6 +31,7 @@ from swarm.process import START_S, Child
 from swarm.settings import LeadConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
+HANG_S = 600.0  # A trainer without progress for so long is restarted
 MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where somebody has to start them
 ASSUMED_PROMPT_TOKENS = 2048  # For the memory preflight, unless one is set: the tokenizer comes with the model
 
@@ -43,7 +44,7 @@ class TrainerProcess:
         self,
         run_dir: Path,
         *,
-        hang_s: float,
+        hang_s: float = HANG_S,
         torchrun: tuple[str, ...] = (),
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -107,7 +108,6 @@ def torchrun_options(config: LeadConfig) -> tuple[str, ...]:
 def prepare_command(
     config: LeadConfig, *, files_dir: Path, staging: Path, longest_completion: int, resume: Path | None = None
 ) -> Prepare:
-    low_rank = {"rank": config.adapter, "alpha": config.resolved_adapter_alpha, "targets": config.adapter_targets}
     return _from_config(
         Prepare,
         config,
@@ -121,11 +121,13 @@ def prepare_command(
             clip_low=config.resolved_clip[0],
             clip_high=config.resolved_clip[1],
             loss_normalisation=config.resolved_normalisation,
-            overlong_margin=config.overlong_margin or longest_completion // 5,
             longest_completion=longest_completion,
         ),
         compute=_from_config(ComputeRules, config, shares_beyond=0),
-        adapter=_from_config(AdapterRules, config, **low_rank) if config.adapter else None,
+        # Alpha / rank scales the adapter: so it is the same at every rank.
+        adapter=_from_config(AdapterRules, config, rank=config.adapter, alpha=2.0 * config.adapter)
+        if config.adapter
+        else None,
         alarms=AlarmRules(
             mismatch_kl=config.alarm_mismatch_kl,
             entropy=config.alarm_entropy,

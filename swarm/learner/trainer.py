@@ -50,7 +50,7 @@ from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import audit
-from swarm.learner.update import Learning, Update, check_rules
+from swarm.learner.update import Learning, Update
 from swarm.machine import free_host_bytes
 from swarm.models.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half, stated
 from swarm.process import ChildChannel, NoParent
@@ -77,7 +77,6 @@ class Trainer:
         self._with_base: set[tuple[int, int]] = set()
         """The files, by device and inode, that this process has written those weights to: the staging file and the
         learner's map, which change places. They stay as long as the run is led, so no other file has their inodes."""
-        self._ranks.together(lambda: check_rules(command.learning))
         with channel.alive():
             self._command = command = msgspec.structs.replace(command, compute=self._checked())
             self._policy, self._tokenizer = self._load(command.compute)

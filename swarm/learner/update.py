@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from swarm.errors import UserError
 from swarm.learner.adapter import WithoutAdapter
 from swarm.learner.advantages import reward_figures, rows_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, by_prompt, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.claims import LEAST_TOKENS, TOKEN_DISTANCE, Claim, Claims
-from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup
+from swarm.learner.messages import Alarm, Prepare, TrainGroup
 from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_reference, token_weights
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.types import Schedule
 
 MAX_TOKEN_KL = 5.0  # Of one token in mismatch_kl, in nats. More only says that the two know nothing of each other
 
+FLOOR = 0.1  # Share of its peak at which the learning rate ends
 WSD_DECAY = 0.2
 """Of the steps after the warm-up, the last ones in which `wsd` decays: a tenth to a fifth is what its authors use
 (MiniCPM, arXiv 2404.06395)."""
@@ -43,10 +43,9 @@ class Learning(Parts):
 
 
 class Update:
-    """Takes learner steps. UserError for rules that no step can follow."""
+    """Takes learner steps."""
 
     def __init__(self, command: Prepare, learning: Learning) -> None:
-        check_rules(command.learning)
         self._command = command
         self._at = learning
         self.learning_rate = command.learning_rate  # Its peak: what was set since then, or this
@@ -230,22 +229,16 @@ class Update:
 
     def set_learning_rate(self, step: int) -> None:
         command = self._command
-        share = scheduled_share(
-            command.schedule,
-            step,
-            steps=command.steps,
-            warmup_steps=command.warmup_steps,
-            floor=command.learning_rate_floor,
-        )
+        share = scheduled_share(command.schedule, step, steps=command.steps, warmup_steps=command.warmup_steps)
         for group in self._at.optimizer.param_groups:
             group["lr"] = self.learning_rate * share * self.alarms.state.learning_rate_scale
 
 
-def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: int, floor: float) -> float:
+def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: int) -> float:
     """The learning rate of step 0, 1, ... as a share of its peak.
 
     It rises in a straight line over the first `warmup_steps`. With x from 0 there to 1 at `steps` it is then 1
-    (constant), 1 - (1 - floor)·x (linear), floor + (1 - floor)·(1 + cos πx)/2 (cosine), or 1 until WSD_DECAY is left
+    (constant), 1 - (1 - FLOOR)·x (linear), FLOOR + (1 - FLOOR)·(1 + cos πx)/2 (cosine), or 1 until WSD_DECAY is left
     and from there a straight line to the floor (wsd: warm up, stay, decay). After `steps` it stays at the floor.
     """
     if step < warmup_steps:
@@ -260,7 +253,7 @@ def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: 
             left = (1 + math.cos(math.pi * x)) / 2
         case "wsd":
             left = min(1.0, (1 - x) / WSD_DECAY)
-    return floor + (1 - floor) * left
+    return FLOOR + (1 - FLOOR) * left
 
 
 def _mismatch_figure(compared: Sequence[Mismatch]) -> dict[str, float]:
@@ -297,12 +290,3 @@ def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -
     for row, values in sums.items():
         sums[row] = torch.stack([values[voices[row] == voice].sum(0) for voice in voices[row].unique()])
     return sums
-
-
-def check_rules(rules: LearningRules) -> None:
-    """UserError for a margin that would punish every completion."""
-    if rules.overlong == "punish" and rules.overlong_margin > rules.longest_completion:
-        raise UserError(
-            f"overlong_margin = {rules.overlong_margin} is more than the {rules.longest_completion} tokens of the "
-            "longest completion: make it smaller, or max_new_tokens larger"
-        )

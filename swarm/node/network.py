@@ -588,5 +588,5 @@ def _settings(config: JoinConfig | LeadConfig, host: str, port: int, advertise: 
         tls=config.tls,
         lan=config.lan,
         max_upload_mbit=config.max_upload,
-        max_download_mbit=config.max_download,
+        max_download_mbit=config.max_download if isinstance(config, JoinConfig) else None,
     )

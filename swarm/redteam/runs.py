@@ -22,15 +22,18 @@ LIMIT_S, LIMIT_PER_STEP_S = 120.0, 4.0  # A run that takes longer has hung; a st
 MAX_STALENESS = 2
 FLATTERED_EVERY = 20  # Steps: answers to held-out prompts can flatter only until the model itself knows them
 SETTINGS = """\
+[swarm]
 beat_s = 1.0
-schedule = 'linear'
 lease_time_limit_s = 10.0  # Samples take a tenth of a second: what a hoarder holds is had back after this and a minute
+[learn]
+schedule = 'linear'
 steps = {steps}
 seed = {seed}
+[eval]
 eval_every_steps = {eval_every}
 eval_prompts = {prompts}
 """
-FLAWED = "task = 'python:swarm.redteam.runs:FlawedCopy'\nreward_timeout_s = 2.0\n"
+FLAWED = "[task]\ntask = 'python:swarm.redteam.runs:FlawedCopy'\nreward_timeout_s = 2.0\n"
 
 
 class FlawedCopy(CopyTask):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from swarm.report.figures import Figures
 from swarm.run.directory import ORIGIN
 from swarm.settings import CHANGEABLE, EMBEDDED, LeadConfig
+from swarm.settings_file import as_toml
 
 ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults too
 DECIDE = ("max_staleness", "publish_every_steps", "hold_s", "steps", "target")
@@ -66,7 +66,7 @@ def model_card(found: Figures, step: int, *, alone: bool = False) -> str:
         "```",
         "where lead.toml holds what was not left at its default, addresses aside:",
         "```toml",
-        *_settings(config),
+        as_toml(LeadConfig, dict(_settings(config))).rstrip(),
         "```",
         *_libraries(found),
     ]
@@ -97,8 +97,8 @@ def _origin(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _settings(config: Mapping[str, Any]) -> Iterator[str]:
-    """The settings that the weights depend on and that are not at their defaults, as TOML."""
+def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings that the weights depend on and that are not at their defaults."""
     default = LeadConfig().model_dump(mode="json")
     for name, value in config.items():
         if name == ORIGIN:
@@ -108,16 +108,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
             continue
         if name == "model":
             value = _origin(config).get("model") or value
-        shown = _shown(value) if name in ("model", "task") else value
-        yield f"{name} = {_toml(shown)}"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, float) and math.isinf(value):
-        return "inf"
-    return json.dumps(value, ensure_ascii=False)
+        yield name, _shown(value) if name in ("model", "task") else value
 
 
 def _libraries(found: Figures) -> Iterator[str]:

@@ -64,12 +64,10 @@ from swarm.types import (
     NodeId,
     Prompt,
     Rollout,
-    Rounding,
     SamplingRules,
     Score,
     Unscored,
     VersionId,
-    rounding_of,
 )
 from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 
@@ -116,8 +114,7 @@ class Look(Protocol):
 class RolloutService:
     """The plane on an event loop. `sessions` identify the sender, `emit(kind, **fields)` writes an event, `watch` is
     told about samplers, `heard` of each beat and why its sender is idle. `absent` are the samplers that the learner had
-    before its restart. Engines that round their matrices to what is not among `accepts`, if that names any, get no
-    leases."""
+    before its restart."""
 
     def __init__(
         self,
@@ -131,9 +128,7 @@ class RolloutService:
         limits: IntakeLimits | None = None,
         commit_s: float = COMMIT_S,
         absent: Collection[NodeId] = (),
-        accepts: Collection[Rounding] = (),
     ) -> None:
-        self._accepts = accepts
         self._key = key
         self._sessions = sessions
         self._emit = emit
@@ -379,8 +374,6 @@ class RolloutService:
             return refuse("starting", 1.0)
         self._installed(node, ask.held)
         self.tally.runs(node, ask.engine)
-        if why := self._turned_down(rounding_of(ask.engine)):
-            return refuse("standby", MAX_WAIT_S, why)
         stats.questions += 1
         question = stats.questions
         until = (asked_at := time.monotonic()) + min(ask.wait_s, MAX_WAIT_S)
@@ -429,7 +422,7 @@ class RolloutService:
         stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
         if beat.offer is not None:
             stats.offered(beat.offer)
-            if not self._turned_down(beat.offer.precision) and not self._is_barred(node):
+            if not self._is_barred(node):
                 self._watch.offered(node, beat.offer)
         newest, standby = None, ""
         if self._plane is not None:
@@ -454,16 +447,7 @@ class RolloutService:
         return binary(encode(reply))
 
     def _why_idle(self, node: NodeId) -> str:
-        offer = self.samplers[node].offer if node in self.samplers else None
-        turned_down = self._turned_down(offer.precision) if offer else ""
-        return turned_down or (self._plane.why_idle(node) if self._plane else "")
-
-    def _turned_down(self, precision: Rounding) -> str:
-        """Return why nothing is taken of engines that round to this, or ""."""
-        if not self._accepts or precision in self._accepts:
-            return ""
-        wanted = " or ".join(f"--precision {one}" for one in self._accepts)
-        return f"this run takes no rollouts of engines with --precision {precision}: join with {wanted}"
+        return self._plane.why_idle(node) if self._plane else ""
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:
         if self._plane is None or self._plane.newest is None:

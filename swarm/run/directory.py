@@ -26,7 +26,8 @@ from swarm.errors import UserError
 from swarm.files import write_atomically
 from swarm.learner.checkpoint.export import Merge, export_model
 from swarm.node.control import is_served
-from swarm.settings import CHANGEABLE, LeadConfig, load_config, read_toml
+from swarm.settings import CHANGEABLE, LeadConfig
+from swarm.settings_file import load_config, read_settings
 
 LIBRARIES = ("echo-node", "torch", "transformers", "tokenizers", "safetensors", "numpy")  # Those the weights depend on
 
@@ -294,7 +295,7 @@ def _damaged(path: Path, why: object) -> UserError:
 
 def _given(flags: dict[str, Any], file: Path | None) -> dict[str, Any]:
     """Return the settings that the user asks for. Flags win over the file."""
-    return (read_toml(file) if file else {}) | {name: value for name, value in flags.items() if value is not None}
+    return read_settings(LeadConfig, file) | {name: value for name, value in flags.items() if value is not None}
 
 
 def _was_stopped(path: Path) -> bool:

@@ -59,15 +59,11 @@ def load_task(options: TaskOptions) -> Task:
     """The task that `options` name; a data set is read when the first question is asked for. UserError for an unknown
     task or reward, with the names of those that exist."""
     name, colon, rest = options.name.partition(":")
-    if options.task_options and name != "gym":
-        raise UserError(f"task_options belong to tasks gym:NAME, and the task is {options.name}: leave them out")
     if colon and name in KINDS:
         return KINDS[name].make(options, rest)
     if options.name not in TASKS and name not in ENVIRONMENTS:
         known = (*sorted(TASKS), *ENVIRONMENTS, *(f"{kind}:{KINDS[kind].rest}" for kind in KINDS))
         raise UserError(f"there is no task {options.name!r}; known tasks: {', '.join(known)}")
-    if options.rewards or options.lenient:
-        raise UserError(f"the task {name} has a reward of its own: leave rewards and lenient out")
     if name in ENVIRONMENTS:
         return environment_task(options, ENVIRONMENTS[name], rest)
     return TASKS[options.name](options.seed)

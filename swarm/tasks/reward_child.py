@@ -170,7 +170,7 @@ class Rewards:
         except MemoryError:
             if self._episodes is not None:
                 self._episodes.live.clear()  # Others may have taken it; they are played again when they are asked for
-            limit = f"{self._begin.memory_bytes >> 20} MiB that reward_memory_mb allows"
+            limit = f"{self._begin.memory_bytes >> 20} MiB that a reward may have"
             return Outcome(fault=f"it needs more memory than the {limit}")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
             return Outcome(fault=f"it raised {said(error)}")

@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import BaseModel
+
+from swarm.settings import JoinConfig, LeadConfig
+from swarm.settings_file import as_toml
 
 PATIENCE_S = 240.0
 """Longest wait for anything, on two busy cores; a test that passes waits for what it asks, not for this."""
@@ -197,12 +201,13 @@ class Swarm:
     def lead_with(self, **settings: object) -> None:
         """More settings of learners to come."""
         self._leads |= settings
-        self._lead = self._write("lead.toml", self._leads)
+        self._lead = self._write("lead.toml", LeadConfig, self._leads)
 
     def draw_at(self, tokens_per_s: float, noise: float = 0.0, **settings: object) -> None:
         """The pace of samplers without a model to come (tests/scripted_engine.py), and more of their settings."""
-        pace = {"engine_arguments.tokens_per_s": tokens_per_s, "engine_arguments.noise": noise}
-        self._scripted = self._write("scripted.toml", {"engine": "vllm", "batch_samples": 8} | pace | settings)
+        pace = {"engine_arguments": {"tokens_per_s": tokens_per_s, "noise": noise}}
+        drawn = {"engine": "vllm", "batch_samples": 8, **pace, **settings}
+        self._scripted = self._write("scripted.toml", JoinConfig, drawn)
 
     def lead(self, *arguments: str, name: str = "run", place: Sequence[str] = (), module: str = "swarm") -> Learner:
         given = ("--config", str(self._lead), *arguments)
@@ -252,9 +257,9 @@ class Swarm:
         """The weight map of the Publisher."""
         return (self.directory / "publisher" / "versions" / "weights.bin").read_bytes()
 
-    def _write(self, name: str, settings: Mapping[str, object]) -> Path:
+    def _write(self, name: str, kind: type[BaseModel], settings: Mapping[str, object]) -> Path:
         path = self.directory / name
-        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+        path.write_text(as_toml(kind, settings))
         return path
 
 

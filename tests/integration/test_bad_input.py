@@ -70,16 +70,16 @@ def test_lead_refuses_a_task_before_anything_is_trained(
 ) -> None:
     data, run_dir = tmp_path / "sums.jsonl", tmp_path / "run"
     data.write_text("".join(f'{{"prompt": "{n}=", "answer": {n}}}\n' for n in range(lines)))
-    (tmp_path / "lead.toml").write_text("held_out_share = 0.3\nmax_new_tokens = 8\n")
+    (tmp_path / "lead.toml").write_text("[task]\nheld_out_share = 0.3\nmax_new_tokens = 8\n")
     given = ("--port", "0", "--run-dir", str(run_dir), "--task", f"jsonl:{data}", *arguments)
     assert words in _refused("lead", "--config", str(tmp_path / "lead.toml"), *given)
     assert not run_dir.exists()
 
 
 def test_lead_refuses_unknown_keys_in_its_file(tmp_path: Path) -> None:
-    (tmp_path / "lead.toml").write_text("max_stalenes = 2\n")
+    (tmp_path / "lead.toml").write_text("[swarm]\nmax_stalenes = 2\n")
     line = _refused("lead", "--config", str(tmp_path / "lead.toml"))
-    assert "lead.toml, line 1: max_stalenes is no key of this file: did you mean max_staleness?" in line
+    assert "lead.toml, line 2: swarm.max_stalenes is no setting: did you mean max_staleness, in [swarm]?" in line
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_lead_refuses_the_directory_of_another_run(tmp_path: Path) -> None:
         (("--bootstrap", "127.0.0.1", "--tensor-parallel-size", "0"), "greater than or equal to 1"),
         (
             ("--bootstrap", "127.0.0.1", "--engine", "mlx", "--tensor-parallel-size", "2"),
-            "--tensor-parallel-size is for vllm: leave it out",
+            "--tensor-parallel-size has no effect here, only with --engine vllm: leave it out",
         ),
     ],
 )
@@ -184,7 +184,7 @@ def test_demo_refuses_to_kill_its_only_sampler(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_unknown_device_is_the_users_to_mend(tmp_path: Path) -> None:
-    (tmp_path / "lead.toml").write_text('device = "abacus"\n')
+    (tmp_path / "lead.toml").write_text('[trainer]\ndevice = "abacus"\n')
     arguments = ("lead", "--port", "0", "--run-dir", str(tmp_path / "run"), "--config", str(tmp_path / "lead.toml"))
     assert "--device abacus" in _refused(*arguments)
 

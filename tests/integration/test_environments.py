@@ -149,7 +149,7 @@ async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None
         "it raised ValueError: a Step of 2 players has 1 rewards and seat 2 next",
         "it raised SystemExit: enough",
         "it raised TypeError: messages are (role, content) pairs of texts",
-        "it needs more memory than the 2048 MiB that reward_memory_mb allows",
+        "it needs more memory than the 2048 MiB that a reward may have",
     ]
     assert right == (await seen(odd, "episode 0", ("1", "2")))[1:]
     assert pids(odd) == pid

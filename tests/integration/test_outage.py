@@ -76,8 +76,7 @@ def test_a_learner_that_never_answers_does_not_hold_a_leaver(swarm: Swarm) -> No
 @pytest.mark.long
 def test_an_engine_that_stands_still_is_replaced(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", *ENDLESS)
-    swarm.draw_at(0.0, engine_hang_s=10)
-    sampler = swarm.scripted(learner.url(), name="sampler")
+    sampler = swarm.scripted(learner.url(), name="sampler", place=("env", "ENGINE_HANG_S=10"))
     eventually(lambda: any(accepted_by(learner.status()).values()), sampler, "the sampler contributes")
     (engine,) = sampler.children()
     engine.suspend()

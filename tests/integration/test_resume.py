@@ -467,8 +467,8 @@ def test_batches_are_trained_on_again_at_the_learning_rate_that_was_set_for_them
 
 @pytest.mark.long
 def test_a_trainer_that_stands_still_is_replaced(swarm: Swarm) -> None:
-    swarm.lead_with(trainer_hang_s=10)
-    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS)
+    slow, soon = "tests.slow_steps 0 0", ("env", "TRAINER_HANG_S=10")
+    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS, module=slow, place=soon)
     swarm.scripted(learner.url(), name="sampler")
     _takes(learner, 7)
     trainer = next(child for child in learner.children() if "swarm.learner.trainer" in " ".join(child.cmdline()))

@@ -23,7 +23,7 @@ from swarm.sampler.engine import EngineOptions, Started
 from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker
-from swarm.types import Address, Rounding
+from swarm.types import Address
 from swarm.wire import CONTROL_BODY_BYTES, decode, encode
 from tests.builders import OTHER_KEY, v
 from tests.integration.hanging_engine import EXPOSED, VARIABLE
@@ -467,17 +467,6 @@ async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back
 def _drawn_by_beat(sampler: Sampler) -> int:
     beats = sampler.line.bodies("/v1/beat")
     return decode(beats[-1], Beat, cap_bytes=CONTROL_BODY_BYTES).samples if beats else 0
-
-
-async def test_who_is_turned_down_at_once_does_not_ask_again_at_once(sampler: Sampler) -> None:
-    sampler.learner.service._accepts = frozenset[Rounding](["int8"])
-    async with sampler.session():
-        # A beat may say so first, before the engine is up and anything is asked for.
-        await until(lambda: bool(sampler.status.standby) and bool(sampler.line.bodies("/v1/leases")))
-        beats = len(sampler.line.bodies("/v1/beat"))
-        await until(lambda: len(sampler.line.bodies("/v1/beat")) > beats + 3)
-    assert len(sampler.line.bodies("/v1/leases")) == 1
-    assert any(line.startswith('standby: the learner says "this run takes no rollouts') for line in sampler.said)
 
 
 async def test_a_node_that_finishes_leaves_when_the_run_is_over_meanwhile(sampler: Sampler) -> None:

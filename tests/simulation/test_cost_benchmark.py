@@ -10,7 +10,7 @@ from benchmarks.cost_prices import cheapest_arm
 from benchmarks.cost_rows import MAX_IDLE, async_idle, measure
 from swarm.capacity.plan.plan import references_of
 from swarm.capacity.plan.scenario import Baseline, Scenario
-from swarm.settings import load_file
+from swarm.settings_file import load_file
 
 LAB = load_file(Scenario, Path(__file__).parents[2] / "examples" / "lab-4b.toml")
 

@@ -29,7 +29,8 @@ from benchmarks.arithmetic_words import (
 )
 from benchmarks.learning_forced import OneProcess
 from swarm.learner.checkpoint.model_files import load_model
-from swarm.settings import LeadConfig, load_config
+from swarm.settings import LeadConfig
+from swarm.settings_file import load_config
 from swarm.tasks import load_task, task_options
 from swarm.tasks.chat import load_chat_template
 from swarm.tasks.rewards import numeric

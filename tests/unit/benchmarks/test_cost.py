@@ -39,7 +39,7 @@ from benchmarks.cost_rows import (
 from swarm.capacity.plan.arms import Arm
 from swarm.capacity.plan.plan import references_of, saving
 from swarm.capacity.plan.scenario import Baseline, Colocated, Scenario
-from swarm.settings import load_file
+from swarm.settings_file import load_file
 from swarm.simulate.timeline import StepTaken
 
 LAB = load_file(Scenario, Path(__file__).parents[3] / "examples" / "lab-4b.toml")

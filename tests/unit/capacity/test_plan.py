@@ -27,7 +27,7 @@ from swarm.capacity.plan.plan import (
 from swarm.capacity.plan.scenario import Scenario, online_of
 from swarm.cli.plan import broadcasts_of
 from swarm.report.plans import plan_view
-from swarm.settings import load_file
+from swarm.settings_file import load_file
 
 LAB = load_file(Scenario, Path(__file__).parents[3] / "examples" / "lab-4b.toml")
 

@@ -12,7 +12,7 @@ import pytest
 from swarm.capacity.fleet import Worker
 from swarm.capacity.plan.scenario import Scenario, class_workers, delta_bytes, demand_of, lengths_of, online_of
 from swarm.errors import UserError
-from swarm.settings import load_file
+from swarm.settings_file import load_file
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TEXT = (EXAMPLES / "lab-4b.toml").read_text()

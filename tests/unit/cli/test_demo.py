@@ -16,7 +16,8 @@ import pytest
 from swarm.cli.demo import REAL, Demo, largest_fall, show_of, start_node, verdict
 from swarm.errors import EchoError, UserError
 from swarm.rollout.journal.verify import Report
-from swarm.settings import DemoConfig, LeadConfig, load_config, load_file
+from swarm.settings import DemoConfig, LeadConfig
+from swarm.settings_file import load_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -103,7 +104,7 @@ def test_a_real_model_has_the_settings_of_its_example(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     settings = DemoConfig(real=True, seed=3, reward="random", run_dir=tmp_path / "run")
-    found, example = lead_of(settings), load_file(LeadConfig, REAL)
+    found, example = lead_of(settings), load_config(LeadConfig, REAL, {})
     assert (found.model, found.seed, found.reward) == (str(model), 3, "random")
     assert Path(found.task.removeprefix("jsonl:")).resolve() == ROOT / example.task.removeprefix("jsonl:")
     given = ("model", "seed", "reward", "task", "run_dir", "host", "port")

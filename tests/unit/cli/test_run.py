@@ -23,7 +23,7 @@ from swarm.errors import UserError
 from swarm.join.logs import Lines
 from swarm.lead.dials import DIALS
 from swarm.run.directory import create_run_directory
-from swarm.settings import SECTIONS, Flag, JoinConfig, LeadConfig
+from swarm.settings import Flag, JoinConfig, LeadConfig, headings, sections
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
@@ -68,15 +68,15 @@ def test_every_flag_of_the_settings_is_an_option_in_its_section(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, help_text, _ = run(monkeypatch, capsys, name, "--help")
-    blocks = help_text.split("\n\n")
+    blocks, titles = help_text.split("\n\n"), headings(kind)
     for field, info in kind.model_fields.items():
         option = f"--{field.replace('_', '-')}"
         flag = next((one for one in info.metadata if isinstance(one, Flag)), None)
         found = [block.splitlines()[0].rstrip(":") for block in blocks if f"  {option} " in block]
-        assert [title for title in found if title in SECTIONS] == ([flag.section] if flag else []), field
-    titles = [block.splitlines()[0].rstrip(":") for block in blocks]
-    assert [title for title in titles if title in SECTIONS] == [s for s in SECTIONS if s in titles]
-    assert titles[-1].strip().startswith("Examples") or "Examples" in blocks[-1]
+        assert found == ([titles[sections(kind)[field]]] if flag else []), field
+    shown = [block.splitlines()[0].rstrip(":") for block in blocks]
+    assert [title for title in shown if title.startswith("[")] == [one for one in titles.values() if one in shown]
+    assert shown[-1].strip().startswith("Examples") or "Examples" in blocks[-1]
 
 
 def test_defaults_are_those_of_the_settings(

@@ -133,7 +133,7 @@ def test_a_reward_that_fails_is_said_as_a_run_would_say_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "try_odd.py").write_text(OWN)
-    (tmp_path / "run.toml").write_text("reward_timeout_s = 0.5\n" if answer == "hangs" else "")
+    (tmp_path / "run.toml").write_text("[task]\nreward_timeout_s = 0.5\n" if answer == "hangs" else "")
     arguments = ["tasks", "try", "python:try_odd:Odd", "-n", "1", "--answer", answer, "--config", "run.toml"]
     done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, UserError)

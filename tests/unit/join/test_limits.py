@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from swarm.errors import UserError
 from swarm.join.owner import DAY, FILE_BYTES, change_limits, described, holds, read_limits, told, unknown
-from swarm.settings import JoinConfig, Limits, load_config
+from swarm.settings import JoinConfig, Limits
+from swarm.settings_file import load_config
 
 START = JoinConfig(bootstrap=("127.0.0.1",), max_upload=10.0, nice=3)
 

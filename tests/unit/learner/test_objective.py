@@ -18,6 +18,7 @@ from swarm.learner.objective import (
     ICEPOP_HIGH,
     ICEPOP_LOW,
     OBJECTIVES,
+    RATIO_CAP,
     REFERENCE_CAP,
     WEIGHT_CAP,
     TokenLoss,
@@ -31,7 +32,6 @@ from tests.builders import floats, ints
 from tests.unit.trainers import group, trainer_in
 
 RULES = LearningRules()
-RATIO_CAP = RULES.ratio_cap
 LOW, HIGH = 1 - RULES.clip_low, 1 + RULES.clip_high
 
 NAMES: list[ObjectiveName] = ["grpo", "gspo", "decoupled_ppo", "icepop", "cispo", "tis"]
@@ -396,18 +396,6 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
     largest = max(float(one.abs().max()) for one in gradients)
     for found, one in zip(kept, gradients, strict=True):
         torch.testing.assert_close(norm * found.double(), one, atol=2e-6 * largest, rtol=1e-4)
-
-
-def test_the_cap_of_a_ratio_is_what_the_user_sets() -> None:
-    tokens = Tokens(
-        logprobs=torch.tensor([0.0]),
-        behaviour=torch.tensor([-5.0]),
-        advantages=torch.tensor([-1.0]),
-        mask=torch.ones(1),
-        counts_of=(1,),
-    )
-    for name in ("grpo", "gspo"):
-        assert OBJECTIVES[name].formula(tokens, LearningRules(ratio_cap=3.0)).loss.item() == pytest.approx(3.0)
 
 
 # -- in a learner step -------------------------------------------------------------------------------------------

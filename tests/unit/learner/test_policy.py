@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
@@ -401,24 +399,3 @@ def test_bf16_computes_from_float32_weights_and_is_near() -> None:
     difference = max(float((one - other).detach().abs().max()) for one, other in zip(found, exact, strict=True))
     assert 0 < difference < 0.1
     assert gradient(model, half, rows).dtype == torch.float32
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_layers_give_the_same_figures_from_one_graph_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One graph for all layers and lengths, and a second for a line alone, which torch treats apart."""
-    # A vLLM engine that a test before started from this process has set it for its own processes.
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-    model = small_model("qwen3").train()
-    policy = Policy(model, ComputeRules(), temperature=1.0)
-    sets = [random_rows(count, longest=longest, seed=count) for count, longest in ((6, 20), (3, 9), (5, 31), (1, 30))]
-    names, expected = list(model.state_dict()), [gradient(model, policy, rows) for rows in sets]
-    torch._dynamo.reset()
-    counters.clear()
-    arrange(model, ComputeRules(compile=True))
-    for number, (rows, one) in enumerate(zip(sets, expected, strict=True)):
-        torch.testing.assert_close(gradient(model, policy, rows), one, atol=1e-5, rtol=1e-4)
-        assert counters["stats"]["unique_graphs"] == counters["frames"]["ok"] == (2 if number == 3 else 1)
-    assert counters["frames"]["total"] == 2
-    assert not counters["graph_break"]
-    assert list(model.state_dict()) == names

@@ -8,7 +8,7 @@ import pytest
 
 from swarm.learner.messages import Save, Train
 from swarm.learner.trainer import Trainer
-from swarm.learner.update import scheduled_share
+from swarm.learner.update import FLOOR, scheduled_share
 from swarm.types import Schedule
 from tests.unit.trainers import group, trainer_in
 
@@ -26,35 +26,33 @@ HALF_COSINE = 0.1 + 0.9 / 2
     ],
 )
 def test_each_schedule_by_hand(schedule: Schedule, shares: tuple[float, ...]) -> None:
-    found = [
-        scheduled_share(schedule, step, steps=110, warmup_steps=10, floor=0.1) for step in (0, 9, 10, 60, 100, 110, 500)
-    ]
+    found = [scheduled_share(schedule, step, steps=110, warmup_steps=10) for step in (0, 9, 10, 60, 100, 110, 500)]
     assert found == pytest.approx(shares, abs=5e-4)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
 def test_it_never_rises_after_the_warm_up_and_needs_none(schedule: Schedule) -> None:
-    shares = [scheduled_share(schedule, step, steps=50, warmup_steps=0, floor=0.0) for step in range(60)]
+    shares = [scheduled_share(schedule, step, steps=50, warmup_steps=0) for step in range(60)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == 1.0
-    assert shares[50] == 0.0
+    assert shares[50] == FLOOR
 
 
 def test_a_run_shorter_than_its_warm_up_only_rises() -> None:
-    assert scheduled_share("linear", 4, steps=5, warmup_steps=10, floor=0.1) == 0.5
+    assert scheduled_share("linear", 4, steps=5, warmup_steps=10) == 0.5
 
 
 def test_a_learner_step_takes_the_scheduled_rate(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, learning_rate=1e-2, schedule="linear", steps=11)
     rates = [trainer.step(Train(step=step, groups=(group([1.0, 0.0]),))).metrics["learning_rate"] for step in (0, 1, 6)]
-    assert rates == pytest.approx([1e-2, 1e-2, 5e-3])
+    assert rates == pytest.approx([1e-2, 1e-2, 5.5e-3])
 
 
 def test_a_rate_that_was_set_is_scaled_by_the_schedule_and_gives_what_a_run_with_it_gives(tmp_path: Path) -> None:
     """Bit for bit, and after a checkpoint too: the rate is no part of what a checkpoint holds."""
     trainer = trainer_in(tmp_path / "set", learning_rate=1e-2, schedule="linear", steps=11)
     as_set = [_step(trainer, step, rate) for step, rate in ((0, None), (1, None), (6, 2e-3))]
-    assert as_set == pytest.approx([1e-2, 1e-2, 1e-3])
+    assert as_set == pytest.approx([1e-2, 1e-2, 1.1e-3])
     twin = trainer_in(tmp_path / "twin", learning_rate=1e-2, schedule="linear", steps=11)
     for step in (0, 1):
         _step(twin, step, None)
@@ -66,7 +64,7 @@ def test_a_rate_that_was_set_is_scaled_by_the_schedule_and_gives_what_a_run_with
     assert _step(resumed, 6, 2e-3) == as_set[-1]
     _step(twin, 6, None)
     assert weights(resumed) == weights(trainer) != weights(twin)
-    assert _step(trainer, 7, None) == pytest.approx(4e-3), "without one the configured one holds"
+    assert _step(trainer, 7, None) == pytest.approx(4.6e-3), "without one the configured one holds"
 
 
 def _step(trainer: Trainer, step: int, rate: float | None) -> float:

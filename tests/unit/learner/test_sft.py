@@ -209,7 +209,7 @@ def test_one_that_was_killed_goes_on_to_the_same_weights(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tmp_path / "run.toml"
-    settings.write_text('checkpoint_every_steps = 3\nschedule = "linear"\n')
+    settings.write_text('[run]\ncheckpoint_every_steps = 3\n[learn]\nschedule = "linear"\n')
     run(data, tmp_path / "whole", config=settings)
     learn = Tuner.learn
 

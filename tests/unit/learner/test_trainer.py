@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from swarm.errors import UserError
-from swarm.learner import ranks as ranks_module
 from swarm.learner.messages import ComputeRules, LearningRules, Save, Train
+from swarm.learner.ranks import Ranks
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Commands, Trainer
 from swarm.models.device import as_streamed
@@ -41,7 +41,7 @@ def test_a_step_makes_rewarded_tokens_likelier(trainer: Trainer) -> None:
 
 
 def test_a_step_that_does_not_follow_the_one_before_is_refused(trainer: Trainer) -> None:
-    commands = Commands(NoParent(), ranks_module.Ranks())
+    commands = Commands(NoParent(), Ranks())
     commands._trainer = trainer
     batch = (group([0.5, 0.5]),)
     commands.handle(Train(step=0, groups=batch))
@@ -100,15 +100,6 @@ def test_a_gradient_that_is_not_finite_is_left_out(trainer: Trainer) -> None:
 def test_a_group_of_hostile_log_probs_leaves_finite_weights(trainer: Trainer) -> None:
     trainer.step(Train(step=0, groups=(group([1.0, 0.0], logprob=-1e4), group([0.0, 1.0]))))
     assert torch.isfinite(weights(trainer)).all()
-
-
-def test_rules_that_no_step_can_follow_are_refused_before_the_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules = LearningRules(overlong="punish", overlong_margin=9, longest_completion=8)
-    monkeypatch.setattr(ranks_module, "load_model", lambda *_: pytest.fail("it was loaded"))
-    with pytest.raises(UserError, match=r"^overlong_margin = 9 is more than the 8 tokens [^\n]*$"):
-        trainer_in(tmp_path, learning=rules)
 
 
 def test_a_minibatch_that_is_not_finite_is_not_in_the_mean_of_the_others(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from swarm.node.bootstrap import read_join_line
 from swarm.node.hello import HELLO_PATH
 from swarm.node.identity import next_generation
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised, join_settings, own_hosts
-from swarm.settings import JoinConfig, LeadConfig, load_config
+from swarm.settings import JoinConfig, LeadConfig
+from swarm.settings_file import load_config
 from swarm.types import Address, Role
 from swarm.wire import encode
 from tests.builders import KEY, OTHER_KEY
@@ -355,19 +356,26 @@ def _order_known(lead: NodeNetwork, node: NodeNetwork) -> int:
 
 CAP_MBIT = 8.0
 WINDOW_S = 5.0
-FLAGS = {"max_upload": CAP_MBIT, "max_download": 2 * CAP_MBIT}
 
 
 def learners_settings() -> NetworkSettings:
-    return LearnerNode(load_config(LeadConfig, None, FLAGS), lambda line: None)._settings
+    return LearnerNode(load_config(LeadConfig, None, {"max_upload": CAP_MBIT}), lambda line: None)._settings
 
 
 def joiners_settings() -> NetworkSettings:
-    return join_settings(load_config(JoinConfig, None, {**FLAGS, "bootstrap": ["127.0.0.1"]}))
+    return join_settings(
+        load_config(JoinConfig, None, {"max_upload": CAP_MBIT, "max_download": 2 * CAP_MBIT, "bootstrap": "127.0.0.1"})
+    )
 
 
-@pytest.mark.parametrize("settings_of", [learners_settings, joiners_settings])
-@pytest.mark.parametrize(("direction", "mbit"), [("upload", CAP_MBIT), ("download", 2 * CAP_MBIT)])
+@pytest.mark.parametrize(
+    ("settings_of", "direction", "mbit"),
+    [
+        (learners_settings, "upload", CAP_MBIT),
+        (joiners_settings, "upload", CAP_MBIT),
+        (joiners_settings, "download", 2 * CAP_MBIT),
+    ],
+)
 def test_a_cap_that_the_user_gave_is_kept_over_every_five_seconds(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -12,7 +12,7 @@ from swarm.errors import ProtocolError
 from swarm.rollout.messages import Beat, Did, Offer
 from swarm.rollout.plane.plane import PAUSED, RolloutPlane
 from swarm.rollout.plane.rules import Pacing
-from swarm.types import NodeId, Rounding
+from swarm.types import NodeId
 from swarm.wire import CONTROL_BODY_BYTES, decode, encode
 from tests import learner_face
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
@@ -258,22 +258,3 @@ def test_an_offer_takes_few_bytes_of_a_beat() -> None:
     bare = Beat(node=ALICE, installed=v(0), samples=0, rollouts_per_s=0.0)
     full = msgspec.structs.replace(bare, offer=Offer(device_class="NVIDIA GeForce RTX 4090"))
     assert len(encode(full)) - len(encode(bare)) < 100
-
-
-async def test_an_engine_that_rounds_as_the_run_does_not_want_gets_nothing_costs_nothing_and_hears_why() -> None:
-    async with serving(Learner(accepts=("none", "int8"))) as learner:
-        await learner.open()
-        alice = learner_face.ALICE
-        cases: tuple[tuple[str, Rounding, bool], ...] = (("mlx/int8/x", "int8", True), ("vllm/int4/x", "int4", False))
-        for engine, precision, taken in cases:
-            client = learner.client(alice, engine=engine)
-            reply = await client.beat(v(0), 0, 0.0, offer=Offer(precision=precision))
-            answer = await client.ask(v(0), 1, WAIT_S, holding=())
-            assert isinstance(answer, list) == taken == (alice in learner.offers) == (not reply.standby)
-            learner.offers.clear()
-        wanted = "--precision none or --precision int8"
-        why = f"this run takes no rollouts of engines with --precision int4: join with {wanted}"
-        (shown,) = learner.service.status()["samplers"]
-        assert (reply.standby, shown["standby"]) == (why, why)
-        assert not isinstance(answer, list)
-        assert answer[0] == "standby"

@@ -9,7 +9,6 @@ import pytest
 
 from swarm.sampler.engine import Generated, Sampled, Started
 from swarm.sampler.worker import TURNS, Rates
-from swarm.types import rounding_of
 
 
 def test_the_rate_at_full_load_is_that_of_a_full_batch_and_of_what_lies_between() -> None:
@@ -106,4 +105,3 @@ def test_what_rounds_its_weights_is_of_another_class_of_engine_and_of_device(
     started: Started, engine_class: str, device_class: str
 ) -> None:
     assert (started.engine_class, started.device_class) == (engine_class, device_class)
-    assert rounding_of(started.engine_class) == started.precision

@@ -87,11 +87,6 @@ def test_a_wrong_option_is_told_in_a_line(name: str, words: str) -> None:
         load_task(TaskOptions(name=name))
 
 
-def test_an_environment_has_rewards_of_its_own() -> None:
-    with pytest.raises(UserError, match="leave rewards and lenient out"):
-        load_task(TaskOptions(name="frozen-lake", rewards={"exact": 1.0}))
-
-
 def test_every_environment_that_is_listed_says_what_it_is() -> None:
     for name, path in ENVIRONMENTS.items():
         found = resolve_name(f"swarm.environments.{path}")

@@ -193,10 +193,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         ({"name": "chess"}, "known tasks: copy.*jsonl:FILE.*hf:DATASET.*gym:NAME.*python:MODULE:CLASS"),
         ({"name": "json:x"}, "there is no task 'json:x'"),
-        ({"name": "copy", "rewards": {"exact": 1.0}}, "a reward of its own: leave rewards and lenient out"),
-        ({"name": "sort", "lenient": True}, "a reward of its own: leave rewards and lenient out"),
         ({"name": "jsonl:x", "rewards": {"numeric": 1.0}, "lenient": True}, "lenient is about the rewards exact and"),
-        ({"name": "gym:ab", "rewards": {"exact": 1.0}}, "scores answers itself: leave rewards and lenient out"),
         ({"name": "jsonl:x", "rewards": {"exat": 1.0}}, "there is no reward 'exat'"),
         ({"name": "hf:"}, "names no data set"),
         ({"name": "gym:leg_countin"}, "reasoning-gym has no 'leg_countin'; it has leg_counting"),
@@ -213,10 +210,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"name": "gym:chain_sum?min_terms=1&min_terms=2"}, "sets an option twice"),
         ({"name": "gym:chain_sum?min_terms=1", "task_options": {"max_terms": 2}}, "in its name and in task_options"),
         ({"name": "gym:spell_backward?min_word_len=60&max_word_len=60"}, "cannot make question .*; try other options"),
-        (
-            {"name": "copy", "task_options": {"digits": 2}},
-            "task_options belong to tasks gym:NAME, and the task is copy",
-        ),
         ({"name": "python:only_a_module"}, "names no class: write python:MODULE:CLASS"),
         ({"name": "python:no_such_module:Task"}, "no module 'no_such_module' here or installed"),
         ({"name": "python:json:Task"}, "json has no class Task"),

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swarm.cli.runs import export_model as command
 from swarm.errors import UserError
+from swarm.learner.adapter import targets_of
 from swarm.learner.checkpoint.export import export_model
 from swarm.learner.checkpoint.files import TENSORS, commit, link_best
 from swarm.learner.checkpoint.model_files import save_model
@@ -30,6 +30,7 @@ from swarm.report.figures import Figures
 from swarm.run.directory import create_run_directory, forked_config, ran_on
 from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
+from swarm.settings_file import load_config
 from tests.unit.models import frozen, published
 from tests.unit.trainers import group, trainer_in
 
@@ -118,17 +119,19 @@ def test_the_card_says_what_it_is_and_no_address(made: tuple[Path, Any], tmp_pat
             {"task": "jsonl:~/me/sums.jsonl", "model": "/data/me/a:b/base"},
             {"task": "jsonl:sums.jsonl", "model": "base"},
         ),
-        ({"hold_s": math.inf, "rewards": {"numeric": 1.0, "boxed": 0.1}, "chat_arguments": {"a": True}}, {}),
+        ({"task": "hf:sums", "rewards": {"numeric": 1.0, "boxed": 0.1}, "chat_arguments": {"a": True}}, {}),
+        ({"hold_s": math.inf}, {}),
         ({"max_staleness": 4, "system_prompt": '```\n"x"'}, {}),
     ],
 )
 def test_the_settings_of_a_card_are_a_configuration_without_places(
-    given: dict[str, Any], shown: dict[str, Any]
+    tmp_path: Path, given: dict[str, Any], shown: dict[str, Any]
 ) -> None:
     config = LeadConfig(**given, state_dir=Path("/data/me"), advertise="me.example", port=1234)
     card = model_card(Figures(config=config.model_dump(mode="json"), summary=None), 1)
     (toml,) = re.findall(r"```toml\n(.*?)\n```\n", card, re.DOTALL)
-    assert LeadConfig(**tomllib.loads(toml)) == LeadConfig(**{**given, **shown})
+    (tmp_path / "lead.toml").write_text(toml)
+    assert load_config(LeadConfig, tmp_path / "lead.toml", {}) == LeadConfig(**{**given, **shown})
     assert "me" not in re.findall(r"\w+", card)
 
 
@@ -266,14 +269,14 @@ def test_the_directory_that_one_is_in_is_refused(
 
 # -- an adapter ----------------------------------------------------------------------------------------------
 
-RULES = AdapterRules(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
+RULES = AdapterRules(rank=4, alpha=8.0)
 
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A run that trains an adapter of the tiny model, with a checkpoint of step 1, and its model."""
     run_dir = tmp_path_factory.mktemp("adapted") / "run"
-    create_run_directory(run_dir, LeadConfig(run_dir=run_dir, adapter=4, adapter_targets=RULES.targets))
+    create_run_directory(run_dir, LeadConfig(run_dir=run_dir, adapter=4))
     trainer = trainer_in(run_dir, adapter=RULES, learning_rate=3e-2)
     trainer.step(Train(step=0, groups=(group([1.0, 0.0, 0.0]), group([0.0, 1.0, 0.5]))))
     trainer.save(Save(directory=str(run_dir / "checkpoints/step-000001"), step=1))
@@ -296,10 +299,8 @@ def test_an_adapter_is_exported_as_peft_loads_it(adapted: tuple[Path, Any], tmp_
     card = (tmp_path / "adapter/README.md").read_text()
     assert "library_name: peft" in card
     assert "PeftModel.from_pretrained" in card
-    assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["target_modules"] == [
-        "down_proj",
-        "q_proj",
-    ]
+    shown = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert shown["target_modules"] == targets_of(tiny_model(0))
 
 
 def test_a_merged_adapter_is_a_model_as_any_other(adapted: tuple[Path, Any], tmp_path: Path) -> None:
