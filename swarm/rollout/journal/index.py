@@ -16,7 +16,7 @@ import os
 import sqlite3
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -40,7 +40,7 @@ from swarm.wire import digest, encode
 
 SCHEMA_VERSION = 5  # Version of the tables below, kept in the database's user_version
 
-WAL_PAGES = 4096  # Pages of 4 kB in the log before SQLite moves them to the database: a hundred transactions
+WAL_PAGES = 16384  # Pages of 4 kB in the log before SQLite moves them to the database, which delays one commit
 BUSY_S = 30.0  # Longest wait for another process; readers such as `verify` hold no lock that a writer waits for
 MAX_ROWS = 256  # Rows in one statement: with 10 columns, a tenth of the parameters that SQLite allows
 FINISHES = ("stop", "length", "failed")  # Rows hold the position in this tuple
@@ -49,8 +49,8 @@ DIGEST_BYTES = 16  # Bytes of BLAKE3 in each row: half of the digest is enough t
 LINEAGE_SAMPLE = struct.Struct("<qq16sd")  # Little-endian: number and index of 8 bytes, digest, reward as float64
 
 SPARE_BYTES = 16 * 1024 * 1024
-"""Left free on the disk, so that SQLite can move the write-ahead log to the database. The broadcast leaves four times
-as much, so that versions pause before the journal does."""
+"""Left free on the disk, for what others write before SQLite moves the write-ahead log to the database. The broadcast
+leaves four times as much, so that versions pause before the journal does."""
 
 ROOM_ERRORS = (
     sqlite3.SQLITE_FULL,
@@ -89,7 +89,7 @@ CREATE TABLE rollouts(
 CREATE TABLE payloads(
     number INTEGER NOT NULL, idx INTEGER NOT NULL, payload BLOB NOT NULL, PRIMARY KEY(number, idx),
     FOREIGN KEY(number, idx) REFERENCES rollouts(number, idx) ON DELETE CASCADE
-) STRICT, WITHOUT ROWID;
+) STRICT;
 CREATE TABLE leases(
     number INTEGER NOT NULL, idx INTEGER NOT NULL, node INTEGER NOT NULL, PRIMARY KEY(number, idx)
 ) STRICT, WITHOUT ROWID;
@@ -215,6 +215,11 @@ class Index:
         """Delete the payloads of batch `step`, and of what was dropped since the batch before it. Those of earlier
         batches are deleted already."""
         self._transact(lambda: self._prune(step))
+
+    def empty_log(self) -> None:
+        """Move the log to the database as far as no reader needs it, which would delay a commit later."""
+        with suppress(sqlite3.OperationalError):  # Without room, as in a commit: the log waits for the next time
+            self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _transact(self, write: Callable[[], object]) -> None:
         """Run `write` in one transaction. Roll back if it raises anything."""

@@ -228,10 +228,11 @@ class Journal:
         self._index.apply(entries)
 
     def _sync(self) -> None:
-        # Whatever is not yet in the database is in the log. A WAL checkpoint would sync it too, but not while another
+        # Whatever is not yet in the database is in the log. `empty_log` would sync it too, but not while another
         # process reads.
         _sync_path(self._directory / (DATABASE + "-wal"))
         _sync_path(self._directory)
+        self._index.empty_log()
 
     def _load(self) -> RecordedRun:
         check_pages(self._index.connection, payloads=False)
