@@ -85,7 +85,6 @@ class Load:
                     spans=spans,
                     finish=made.finish,
                 ),
-                next_batch=number // BATCH_GROUPS,
             )
             for index in range(self.size)
         ]

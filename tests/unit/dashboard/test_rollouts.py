@@ -21,9 +21,9 @@ NEWEST = 2**53
 async def _record(directory: Path) -> None:
     async with opened(directory) as journal:
         for number in range(4):
-            await journal.write([*group(number, batch=number), taken(number, number)])
-        await journal.write(group(4, batch=4, scored=0))
-        await journal.write(group(5, batch=4)[:1])
+            await journal.write([*group(number), taken(number, number)])
+        await journal.write(group(4, scored=0))
+        await journal.write(group(5)[:1])
 
 
 @pytest.fixture

@@ -304,7 +304,7 @@ def test_events_of_a_long_run_are_counted_and_the_middle_is_left_out(tmp_path: P
 async def _record(directory: Path) -> None:
     async with opened(directory) as journal:
         for number in range(6):
-            await journal.write([*group(number, batch=number), taken(number, number)])
+            await journal.write([*group(number), taken(number, number)])
 
 
 def readers(text_of: Callable[[Sequence[int]], str]) -> Callable[[], Read]:

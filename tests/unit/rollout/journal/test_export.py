@@ -20,8 +20,8 @@ from tests.unit.rollout.journal.test_journal import damage, dropped, group, open
 
 async def _record(directory: Path) -> None:
     async with opened(directory) as journal:
-        await journal.write([*group(0, batch=0), taken(0), *group(1, batch=1)])
-        await journal.write([taken(1), *group(2, batch=2), taken(2, 0), dropped(2), *group(3, batch=3)[:3]])
+        await journal.write([*group(0), taken(0), *group(1)])
+        await journal.write([taken(1), *group(2), taken(2, 0), dropped(2), *group(3)[:3]])
 
 
 @pytest.fixture

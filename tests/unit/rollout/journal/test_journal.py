@@ -57,15 +57,12 @@ def score_of(number: int, index: int) -> Score:
     return Score(reward=number + index / 2, exact=index == 0, parts=parts)
 
 
-def group(number: int, *, batch: int = 0, version: int = 0, scored: int = SIZE, size: int = SIZE) -> list[Entry]:
+def group(number: int, *, version: int = 0, scored: int = SIZE, size: int = SIZE) -> list[Entry]:
     """A group whose samples are all answered, and `scored` of them scored."""
     return [
         GroupOpened(number=number, version=v(version), max_staleness=2),
         SamplesLeased(number=number, node=ALICE, indices=tuple(range(size))),
-        *(
-            RolloutAccepted(number=number, node=ALICE, rollout=answer(number, i, version), next_batch=batch)
-            for i in range(size)
-        ),
+        *(RolloutAccepted(number=number, node=ALICE, rollout=answer(number, i, version)) for i in range(size)),
         *(RolloutScored(number=number, index=i, score=score_of(number, i)) for i in range(scored)),
     ]
 
@@ -288,7 +285,7 @@ async def main():
     first = journal.load().opened
     await journal.start()
     for number in range(first, first + 100_000):
-        await journal.write(group(number, batch=number // 10, version=number))
+        await journal.write(group(number, version=number))
         await journal.write([taken(number, number)])
         print(number, flush=True)
 
@@ -356,7 +353,7 @@ async def test_a_full_disk_pauses_and_the_same_entries_are_written_when_there_is
         )
         entries: list[Entry] = [
             GroupOpened(number=1, version=v(0), max_staleness=2),
-            RolloutAccepted(number=1, node=ALICE, rollout=large, next_batch=0),
+            RolloutAccepted(number=1, node=ALICE, rollout=large),
         ]
         with file_size_limit((tmp_path / (DATABASE + "-wal")).stat().st_size):
             first = asyncio.create_task(journal.write(entries))
@@ -506,7 +503,7 @@ async def test_the_room_of_pruned_payloads_is_used_again(tmp_path: Path) -> None
     async with opened(tmp_path, size=1) as journal:
         for n in range(30):
             one = structs.replace(large, group_id=f"t{n}")
-            accepted = RolloutAccepted(number=n, node=ALICE, rollout=one, next_batch=n)
+            accepted = RolloutAccepted(number=n, node=ALICE, rollout=one)
             await journal.write([group(n)[0], accepted, group(n, scored=1)[-1], taken(n, n)])
             await journal.prune(oldest_step=n, keep_rollouts=3)
             journal._index.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -127,7 +127,6 @@ class JournalBesideModel(RuleBasedStateMachine):
                     number=number,
                     node=ALICE,
                     rollout=answer(number, index, group.version),
-                    next_batch=len(self.batches),
                 )
                 for index in missing
             ),
@@ -143,7 +142,7 @@ class JournalBesideModel(RuleBasedStateMachine):
         index = next(index for index in range(SIZE) if index not in group.answers)
         group.answers.add(index)
         rollout = answer(number, index, group.version)
-        self.write(RolloutAccepted(number=number, node=BOB, rollout=rollout, next_batch=len(self.batches)))
+        self.write(RolloutAccepted(number=number, node=BOB, rollout=rollout))
 
     @rule(at=PICK, again=st.booleans())
     def return_one(self, at: int, again: bool) -> None:
@@ -154,7 +153,7 @@ class JournalBesideModel(RuleBasedStateMachine):
         number, group = found
         index = next(index for index in range(SIZE) if index not in group.answers)
         rollout = answer(number, index, group.version)
-        accepted = RolloutAccepted(number=number, node=BOB, rollout=rollout, next_batch=len(self.batches))
+        accepted = RolloutAccepted(number=number, node=BOB, rollout=rollout)
         returned = RolloutReturned(number=number, index=index)
         self.write(accepted, returned, *([accepted] if again else []))
         group.answers.update([index] if again else [])

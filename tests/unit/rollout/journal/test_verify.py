@@ -31,13 +31,11 @@ async def _record(directory: Path) -> list[bytes]:
     async with opened(directory) as journal:
         for step in range(STEPS):
             number = step * GROUPS
-            await journal.write(
-                [*group(number, batch=step, version=step), *group(number + 1, batch=step, version=step)]
-            )
+            await journal.write([*group(number, version=step), *group(number + 1, version=step)])
             await journal.write([taken(step, number + 1, number)])
-        await journal.write([*group(8, batch=4), dropped(8, oldest=0, next_batch=3)])
-        await journal.write([*group(9, batch=4, version=3)[:-1], dropped(9, reason="unscorable", oldest=3)])
-        await journal.write([*group(10, batch=4, version=4), *group(11, batch=4, version=4)[:3]])
+        await journal.write([*group(8), dropped(8, oldest=0, next_batch=3)])
+        await journal.write([*group(9, version=3)[:-1], dropped(9, reason="unscorable", oldest=3)])
+        await journal.write([*group(10, version=4), *group(11, version=4)[:3]])
         return [journal.lineage(step) for step in range(STEPS + 1)]
 
 
