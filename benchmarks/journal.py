@@ -3,8 +3,8 @@
 bin/python -m benchmarks.journal --rollouts 1000000 --json
 
 Size: so many rollouts are recorded with payloads of one token (the rows do not depend on the length), as a run would:
-groups opened and leased, answered, scored, and taken in batches. `db_bytes_per_rollout` is what the database and its
-log take afterwards, all tables together.
+groups opened and leased, answered, scored, and taken in batches. `db_bytes_per_rollout` is what all tables together
+take in the database after the payloads of all batches were pruned.
 
 Speed: rollouts of 512 tokens, in submissions of one group; `--writers` of them wait at a time, each for its own commit,
 as samplers do whose verdicts wait for it. Opening, leasing, scoring, batches and syncs are part of the time, and so is
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.rollout.journal.entries import BatchTaken, Entry, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
+from swarm.rollout.journal.index import reading
 from swarm.rollout.journal.journal import DATABASE, Journal
 from swarm.types import NodeId, Rollout, Score, Span, VersionId
 
@@ -84,7 +85,6 @@ class Load:
                     spans=spans,
                     finish=made.finish,
                 ),
-                next_batch=number // BATCH_GROUPS,
             )
             for index in range(self.size)
         ]
@@ -129,8 +129,14 @@ async def steps(journal: Journal, load: Load, first: int, last: int, writers: in
     return latencies_s, syncs_s
 
 
-def database_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob(DATABASE + "*"))
+def used_bytes(directory: Path) -> int:
+    """The pages of the database that are not free to be used again."""
+    with reading(directory / DATABASE) as found:
+        (nbytes,) = found.execute(
+            "SELECT (page_count - freelist_count) * page_size "
+            "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+        ).fetchone()
+    return int(nbytes)
 
 
 async def measure_size(directory: Path, rollouts: int, size: int, seed: int) -> dict[str, Any]:
@@ -140,8 +146,10 @@ async def measure_size(directory: Path, rollouts: int, size: int, seed: int) -> 
     start = time.perf_counter()
     await steps(journal, Load(size, 1, seed), 0, count, BATCH_GROUPS)
     elapsed_s = time.perf_counter() - start
+    while await journal.prune(oldest_step=count, keep_rollouts=0):
+        pass
     await journal.close()
-    nbytes = database_bytes(directory)
+    nbytes = used_bytes(directory)
     recorded = count * size * BATCH_GROUPS
     return {
         "rows": recorded,

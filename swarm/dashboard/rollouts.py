@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import Damaged, UserError
 from swarm.report.samples import conversation, has_players, versions_of
 from swarm.rollout.journal.index import FINISHES, reading
-from swarm.rollout.journal.journal import DATABASE, SEGMENTS
-from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, group_rows, rollout_rows
-from swarm.rollout.journal.segments import read_payload
+from swarm.rollout.journal.journal import DATABASE
+from swarm.rollout.journal.reading import GroupRow, RolloutRow, group_rows, read_rollout, rollout_rows
 from swarm.tasks.base import Read
 from swarm.types import Rollout
 
@@ -36,7 +36,7 @@ def read_groups(run_dir: Path, read: Read, *, before: int, count: int, step: int
             for group in rows[:count]:
                 if left <= 0:
                     break
-                one = _group(group, rollout_rows(journal, group.number), run_dir / SEGMENTS, read)
+                one = _group(journal, group, read)
                 texts = (t for r in one["rollouts"] for t in (r["completion"], *(turn["text"] for turn in r["turns"])))
                 left -= sum(map(len, texts))
                 lost += sum(rollout["lost"] for rollout in one["rollouts"])
@@ -47,8 +47,8 @@ def read_groups(run_dir: Path, read: Read, *, before: int, count: int, step: int
     return {"groups": found, "next": found[-1]["group"] if len(found) < len(rows) else None, "fault": words}
 
 
-def _group(group: GroupRow, rows: list[RolloutRow], segments: Path, read: Read) -> dict[str, Any]:
-    prompt = read[0](group.number)
+def _group(journal: sqlite3.Connection, group: GroupRow, read: Read) -> dict[str, Any]:
+    prompt, rows = read[0](group.number), rollout_rows(journal, group.number)
     chars = min(TEXT_CHARS, ANSWER_CHARS // max(1, len(rows)))
     return {
         "group": group.number,
@@ -56,13 +56,12 @@ def _group(group: GroupRow, rows: list[RolloutRow], segments: Path, read: Read) 
         "dropped": group.reason,
         "prompt": prompt.text[:TEXT_CHARS],
         "wanted": prompt.answer[:TEXT_CHARS],
-        "rollouts": [_rollout(group, row, segments, read, chars) for row in rows],
+        "rollouts": [_rollout(group, row, read_rollout(journal, row), read, chars) for row in rows],
     }
 
 
-def _rollout(group: GroupRow, row: RolloutRow, segments: Path, read: Read, chars: int) -> dict[str, Any]:
-    payload, score = read_payload(segments, row.place), row.score
-    rollout = None if payload is None else decode_payload(payload)
+def _rollout(group: GroupRow, row: RolloutRow, rollout: Rollout | None, read: Read, chars: int) -> dict[str, Any]:
+    score = row.score
     return {
         "index": row.idx,
         "reward": row.reward,

@@ -42,7 +42,8 @@ from swarm.node.network import EVERYWHERE, NodeNetwork, lead_settings
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
-from swarm.rollout.journal.journal import Journal
+from swarm.rollout.journal.index import require_database
+from swarm.rollout.journal.journal import DATABASE, Journal
 from swarm.rollout.messages import Beat
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.leases import MISSED_BEATS
@@ -163,6 +164,8 @@ class LearnerNode:
             remove_run_directory(self._run_dir, keep_logs=self._had_logs)
 
     async def _run(self, network: NodeNetwork) -> bool:
+        if self._resume:
+            require_database(self._run_dir / DATABASE)
         self._journal = Journal(self._run_dir, group_size=self._config.group_size)
         self._recorded = await asyncio.to_thread(self._journal.load)
         if (published := self._recorded.published) is not None:

@@ -328,7 +328,7 @@ class Training:
         kept = await asyncio.to_thread(whole_checkpoints, self._root)
         # The best checkpoint may be far older than the others, and needs no rollouts to go on from.
         oldest = min(sorted(one.step for one in kept)[-self._config.keep_checkpoints :], default=0)
-        # Prune a few segments at a time, so that the journal's thread is never busy for long.
+        # Prune a batch at a time, so that the journal's thread is never busy for long.
         while await self._journal.prune(oldest_step=oldest, keep_rollouts=self._config.keep_rollouts):
             pass
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -11,10 +10,9 @@ from pathlib import Path
 
 from swarm.errors import Damaged, UserError
 from swarm.report.words import shown
-from swarm.rollout.journal.index import FINISHES, reading
-from swarm.rollout.journal.journal import DATABASE, SEGMENTS
-from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, decode_payload, rollout_rows
-from swarm.rollout.journal.segments import read_payload
+from swarm.rollout.journal.index import FINISHES, read_meta, reading
+from swarm.rollout.journal.journal import DATABASE
+from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, read_rollout, rollout_rows
 from swarm.tasks.base import Read
 from swarm.types import Rollout, Turn, VersionId, printable
 
@@ -56,7 +54,7 @@ def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
             if not steps:
                 return Journaled(versions=versions, fault="no batch was trained on yet")
             try:
-                samples = tuple(_samples(found, run_dir / SEGMENTS, steps, readers()))
+                samples = tuple(_samples(found, steps, readers()))
             except UserError as fault:
                 return Journaled(versions=versions, fault=str(fault))
     except Damaged as fault:
@@ -74,7 +72,7 @@ def last_episode(run_dir: Path, readers: Callable[[], Read]) -> list[str]:
     with reading(run_dir / DATABASE) as found:
         read, steps = readers(), found.execute("SELECT step FROM batches ORDER BY step DESC LIMIT ?", (STEPS_TRIED,))
         for (step,) in steps.fetchall():
-            for sample in islice(_of_step(found, run_dir / SEGMENTS, step, "last batch", read), 1):
+            for sample in islice(_of_step(found, step, "last batch", read), 1):
                 said = (words for head, text in sample.said for words in (f"-- {head}", text))
                 texts = "\n".join((sample.head, sample.prompt, *said))
                 return [*map(printable, texts.splitlines())][:LINES_SHOWN] if sample.said else []
@@ -125,26 +123,20 @@ def _with_boards(said: Sequence[tuple[str, str]], boards: Sequence[str]) -> Iter
             yield head, f"{words}\n{next(after, '')}"
 
 
-def _samples(found: sqlite3.Connection, segments: Path, steps: Sequence[int], read: Read) -> Iterator[Sample]:
+def _samples(found: sqlite3.Connection, steps: Sequence[int], read: Read) -> Iterator[Sample]:
     """From the first batch that is kept, the middle one and the last; from the next one where that is damaged."""
-    # The oldest payloads are deleted first, so all from some batch on are kept.
-    kept = steps[bisect_left(steps, True, key=lambda step: _is_kept(found, segments, step)) :]
+    kept = steps[read_meta(found, "pruned") :]
     taken: set[int] = set()
     for place, at in (("early", 0), ("middle", len(kept) // 2), ("late", len(kept) - 1)):
         for step in kept[max(0, at) :][:STEPS_TRIED]:
-            picked = [] if step in taken else list(_of_step(found, segments, step, place, read))
+            picked = [] if step in taken else list(_of_step(found, step, place, read))
             taken.add(step)
             yield from picked
             if picked:
                 break
 
 
-def _is_kept(found: sqlite3.Connection, segments: Path, step: int) -> bool:
-    rows = [row for group in batch_rows(found, step)[:1] for row in rollout_rows(found, group.number)]
-    return any(read_payload(segments, row.place) is not None for row in rows)
-
-
-def _of_step(found: sqlite3.Connection, segments: Path, step: int, place: str, read: Read) -> Iterator[Sample]:
+def _of_step(found: sqlite3.Connection, step: int, place: str, read: Read) -> Iterator[Sample]:
     """The best, the middle and the worst rollout of the group whose rewards differ most."""
     groups = [(group, rollout_rows(found, group.number)) for group in batch_rows(found, step)[:GROUPS_TRIED]]
     if not groups:
@@ -153,9 +145,8 @@ def _of_step(found: sqlite3.Connection, segments: Path, step: int, place: str, r
     ranked = sorted(rows, key=lambda row: (row.reward or 0.0, row.idx))
     picked = {ranked[at].idx: ranked[at] for at in (len(ranked) - 1, len(ranked) // 2, 0)}
     for row in picked.values():
-        sample = _sample(group, row, segments, place, read)
-        if sample is not None:
-            yield sample
+        if (rollout := read_rollout(found, row)) is not None:
+            yield _sample(group, row, rollout, place, read)
 
 
 def _spread(rows: Sequence[RolloutRow]) -> float:
@@ -163,13 +154,10 @@ def _spread(rows: Sequence[RolloutRow]) -> float:
     return max(rewards) - min(rewards) if rewards else -1.0
 
 
-def _sample(group: GroupRow, row: RolloutRow, segments: Path, place: str, read: Read) -> Sample | None:
-    payload = read_payload(segments, row.place)
-    if payload is None:
-        return None
+def _sample(group: GroupRow, row: RolloutRow, rollout: Rollout, place: str, read: Read) -> Sample:
     prompt_of, decode_text, boards_of = read
     assert group.step is not None
-    prompt, rollout = prompt_of(group.number), decode_payload(payload)
+    prompt = prompt_of(group.number)
     length = f"{len(rollout.turns)} turns, {rollout.drawn}" if rollout.turns else str(rollout.length)
     head = (
         f"{place}, step {group.step + 1}, group {group.number}, sample {row.idx}: reward {shown(row.reward)}"

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from swarm.__main__ import main
 from swarm.rollout.journal.entries import Entry, RolloutAccepted
 from swarm.rollout.journal.index import Index
-from swarm.rollout.journal.segments import Stored
 
 DIE_AT = 5
 """Late enough for a batch to be on record: 40 rollouts, in eights."""
@@ -26,14 +25,14 @@ _apply = Index.apply
 _left = DIE_AT
 
 
-def _dying(index: Index, entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
+def _dying(index: Index, entries: Sequence[Entry]) -> None:
     global _left
     if any(isinstance(entry, RolloutAccepted) for entry in entries):
         _left -= 1
         if not _left:
             time.sleep(STILL_S)
             os.kill(os.getpid(), signal.SIGKILL)
-    _apply(index, entries, stored)
+    _apply(index, entries)
 
 
 if __name__ == "__main__":

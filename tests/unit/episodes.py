@@ -47,7 +47,7 @@ def group_of_episodes(first: Rollout, *, reward: float = 1.25) -> list[Entry]:
     return [
         GroupOpened(number=0, version=v(0), max_staleness=2),
         SamplesLeased(number=0, node=ALICE, indices=tuple(range(SIZE))),
-        *(RolloutAccepted(number=0, node=BOB, rollout=one, next_batch=0) for one in rollouts),
+        *(RolloutAccepted(number=0, node=BOB, rollout=one) for one in rollouts),
         RolloutScored(number=0, index=0, score=Score(reward=reward, exact=True)),
         RolloutScored(number=0, index=1, score=Score(reward=1.25, exact=True)),
     ]

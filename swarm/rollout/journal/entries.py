@@ -33,12 +33,11 @@ class SamplesLeased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutAccepted:
-    """A sample's one answer was accepted. `next_batch` was the next batch then, and names the payload's segment."""
+    """A sample's one answer was accepted."""
 
     number: int
     node: NodeId
     rollout: Rollout
-    next_batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,8 @@ from msgspec import structs
 
 from swarm.errors import UserError
 from swarm.rollout.journal.index import FINISHES, reading
-from swarm.rollout.journal.journal import DATABASE, SEGMENTS
-from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, group_rows, rollout_rows
-from swarm.rollout.journal.segments import read_payload
+from swarm.rollout.journal.journal import DATABASE
+from swarm.rollout.journal.reading import GroupRow, RolloutRow, group_rows, read_rollout, rollout_rows
 from swarm.types import Prompt, Rollout
 
 Row = dict[str, Any]
@@ -46,7 +45,7 @@ def export_rollouts(
     counts = {True: 0, False: 0}
     with reading(run_dir / DATABASE) as found:
         try:
-            _write_lines(partial, _rows(found, run_dir / SEGMENTS, counts, prompt, decode_text))
+            _write_lines(partial, _rows(found, counts, prompt, decode_text))
             partial.replace(to)
         finally:
             partial.unlink(missing_ok=True)
@@ -55,7 +54,6 @@ def export_rollouts(
 
 def _rows(
     connection: sqlite3.Connection,
-    segments: Path,
     counts: dict[bool, int],
     prompt: Callable[[int], Prompt],
     decode_text: Callable[[Sequence[int]], str],
@@ -64,10 +62,10 @@ def _rows(
     for group in group_rows(connection, "TRUE"):
         question = prompt(group.number)
         for one in rollout_rows(connection, group.number):
-            payload = read_payload(segments, one.place)
-            counts[payload is not None] += 1
-            if payload is not None:
-                yield _row(group, one, question, decode_payload(payload), decode_text)
+            rollout = read_rollout(connection, one)
+            counts[rollout is not None] += 1
+            if rollout is not None:
+                yield _row(group, one, question, rollout, decode_text)
 
 
 def _row(

@@ -1,7 +1,8 @@
-"""The rows of the journal: an SQLite database with one small row for each rollout, group, batch and version.
+"""The journal's SQLite database: one small row for each rollout, group, batch and version, and the payloads.
 
 Primary keys make it impossible to accept a sample twice or to train on a group twice. An entry that contradicts the
-rows raises Contradiction, and its whole transaction is rolled back. Rows stay for ever, payloads do not. All calls
+rows raises Contradiction, and its whole transaction is rolled back. A payload, an encoded Rollout, is written in the
+transaction of its row. Rows stay for ever, payloads until they are pruned; their pages are then used again. All calls
 block. In a learner, only the journal's thread writes.
 
 The lineage is a digest of all batches in order: h_0 is empty, and h_{t+1} = BLAKE3(h_t, t, samples of batch t in
@@ -11,10 +12,11 @@ LINEAGE_SAMPLE are the packed formats.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -33,18 +35,22 @@ from swarm.rollout.journal.entries import (
     SamplesLeased,
     VersionPublished,
 )
-from swarm.rollout.journal.segments import Stored, no_room
 from swarm.types import NodeId
-from swarm.wire import encode
+from swarm.wire import digest, encode
 
-SCHEMA_VERSION = 4  # Version of the tables below, kept in the database's user_version
+SCHEMA_VERSION = 5  # Version of the tables below, kept in the database's user_version
 
-WAL_PAGES = 4096  # Pages of 4 kB in the log before SQLite moves them to the database: a hundred transactions
+WAL_PAGES = 16384  # Pages of 4 kB in the log before SQLite moves them to the database, which delays one commit
 BUSY_S = 30.0  # Longest wait for another process; readers such as `verify` hold no lock that a writer waits for
-MAX_ROWS = 256  # Rows in one statement: with 13 columns, a tenth of the parameters that SQLite allows
+MAX_ROWS = 256  # Rows in one statement: with 10 columns, a tenth of the parameters that SQLite allows
 FINISHES = ("stop", "length", "failed")  # Rows hold the position in this tuple
 LINEAGE_STEP = struct.Struct("<q")
+DIGEST_BYTES = 16  # Bytes of BLAKE3 in each row: half of the digest is enough to rule out chance and damage
 LINEAGE_SAMPLE = struct.Struct("<qq16sd")  # Little-endian: number and index of 8 bytes, digest, reward as float64
+
+SPARE_BYTES = 16 * 1024 * 1024
+"""Left free on the disk, for what others write before SQLite moves the write-ahead log to the database. The broadcast
+leaves four times as much, so that versions pause before the journal does."""
 
 ROOM_ERRORS = (
     sqlite3.SQLITE_FULL,
@@ -73,13 +79,17 @@ CREATE TABLE groups(
     reason TEXT, dropped_oldest INTEGER, dropped_at INTEGER, dropped_bound INTEGER
 ) STRICT;
 CREATE UNIQUE INDEX groups_by_step ON groups(step, place) WHERE step IS NOT NULL;
+CREATE INDEX groups_by_drop ON groups(dropped_at) WHERE dropped_at IS NOT NULL;
 CREATE INDEX groups_waiting ON groups(number) WHERE step IS NULL AND reason IS NULL;
 CREATE TABLE rollouts(
     number INTEGER NOT NULL REFERENCES groups(number), idx INTEGER NOT NULL, node INTEGER NOT NULL,
     oldest INTEGER NOT NULL, tokens INTEGER NOT NULL, finish INTEGER NOT NULL, reward REAL, exact INTEGER, parts BLOB,
-    segment INTEGER NOT NULL, start INTEGER NOT NULL, nbytes INTEGER NOT NULL, digest BLOB NOT NULL,
-    PRIMARY KEY(number, idx)
+    digest BLOB NOT NULL, PRIMARY KEY(number, idx)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE payloads(
+    number INTEGER NOT NULL, idx INTEGER NOT NULL, payload BLOB NOT NULL, PRIMARY KEY(number, idx),
+    FOREIGN KEY(number, idx) REFERENCES rollouts(number, idx) ON DELETE CASCADE
+) STRICT;
 CREATE TABLE leases(
     number INTEGER NOT NULL, idx INTEGER NOT NULL, node INTEGER NOT NULL, PRIMARY KEY(number, idx)
 ) STRICT, WITHOUT ROWID;
@@ -93,7 +103,8 @@ CREATE TABLE bounds(
 ) STRICT;
 """
 """`batches.lineage` is h_{step + 1}. `rollouts.parts` is a msgpack map of rewards by name, NULL if there are none.
-`meta` holds `group_size` and `synced`, the number of batches at the last sync."""
+`meta` holds `group_size` and `pruned`: the payloads of batches below it, and of groups dropped before those were taken,
+are deleted."""
 
 WAITING = "step IS NULL AND reason IS NULL"  # SQL condition for a group that is open or ready
 
@@ -102,18 +113,45 @@ class Contradiction(EchoError):
     """An entry contradicts an earlier record. This is a bug in the program."""
 
 
+class NoRoom(EchoError):
+    """The disk has no room for the journal. The message says how much to free, and where."""
+
+    def __init__(self, directory: Path, missing: int) -> None:
+        super().__init__(
+            f"the disk of {directory} has no room for the journal: free {max(1, -(-missing // 1_000_000))} MB there; "
+            "the run waits and then goes on by itself"
+        )
+
+
+def require_room(directory: Path, nbytes: int) -> None:
+    """Raise NoRoom unless `nbytes` more fit on the disk of `directory`."""
+    found = os.statvfs(directory)
+    missing = nbytes + SPARE_BYTES - found.f_bavail * found.f_frsize
+    if missing > 0:
+        raise NoRoom(directory, missing)
+
+
+def payload_digest(payload: bytes) -> bytes:
+    return digest(payload)[:DIGEST_BYTES]
+
+
 def next_lineage(before: bytes, step: int, samples: Iterable[tuple[int, int, bytes, float]]) -> bytes:
     """Return h_{step + 1} from h_step. `samples` holds number, index, digest and reward, in the batch's order."""
     rows = b"".join(LINEAGE_SAMPLE.pack(*sample) for sample in samples)
     return blake3(before + LINEAGE_STEP.pack(step) + rows).digest()
 
 
+def require_database(path: Path) -> None:
+    """Raise Damaged if the database is missing or empty, which SQLite would take for a new one."""
+    if not path.is_file() or not path.stat().st_size:
+        raise Damaged(path.parent, path.name, "it is empty" if path.exists() else "it is not there")
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a read-only snapshot of the database. A learner may be writing to it, or may have been killed. Raise Damaged
     if the database is missing or empty, or if the block finds values that no journal holds."""
-    if not path.is_file() or not path.stat().st_size:
-        raise Damaged(path.parent, path.name, "it is empty" if path.exists() else "it is not there")
+    require_database(path)
     with telling_damage(path):
         found = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
         with closing(found):
@@ -135,11 +173,14 @@ def telling_damage(path: Path) -> Iterator[None]:
         raise Damaged(path.parent, path.name, error) from error
 
 
-def check_pages(connection: sqlite3.Connection) -> None:
-    """Raise DatabaseError if a page, row or index contradicts another. Reads the whole database."""
-    (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if said != "ok":
-        raise sqlite3.DatabaseError(said)
+def check_pages(connection: sqlite3.Connection, *, payloads: bool) -> None:
+    """Raise DatabaseError if a page, row or index contradicts another. Reads the whole database, or all but the
+    payloads, which are most of it and have digests."""
+    tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name != 'payloads'").fetchall()
+    for what in ["1"] if payloads else [f'"{name}"' for (name,) in tables]:
+        (found,) = connection.execute(f"PRAGMA integrity_check({what})").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
 
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
@@ -165,13 +206,22 @@ class Index:
             self.connection.close()
             raise
 
-    def apply(self, entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
-        """Record the entries in one transaction. `stored` holds the place of the payload of each accepted rollout.
-        Entries are applied kind by kind: nobody sees the order within a transaction, and no kind refers to a later one.
-        NoRoom and Contradiction leave everything as it was."""
-        self.transact(lambda: self._apply(entries, stored))
+    def apply(self, entries: Sequence[Entry]) -> None:
+        """Record the entries in one transaction. Entries are applied kind by kind: nobody sees the order within a
+        transaction, and no kind refers to a later one. NoRoom and Contradiction leave everything as it was."""
+        self._transact(lambda: self._apply(entries))
 
-    def transact(self, write: Callable[[], object]) -> None:
+    def prune(self, step: int) -> None:
+        """Delete the payloads of batch `step`, and of what was dropped since the batch before it. Those of earlier
+        batches are deleted already."""
+        self._transact(lambda: self._prune(step))
+
+    def empty_log(self) -> None:
+        """Move the log to the database as far as no reader needs it, which would delay a commit later."""
+        with suppress(sqlite3.OperationalError):  # Without room, as in a commit: the log waits for the next time
+            self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _transact(self, write: Callable[[], object]) -> None:
         """Run `write` in one transaction. Roll back if it raises anything."""
         try:
             self.connection.execute("BEGIN IMMEDIATE")
@@ -182,7 +232,7 @@ class Index:
             if isinstance(error, sqlite3.IntegrityError):
                 raise Contradiction(f"the journal refuses what it is told: {error}") from error
             if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in ROOM_ERRORS:
-                raise no_room(self._path.parent, WAL_PAGES * 4096) from error
+                raise NoRoom(self._path.parent, WAL_PAGES * 4096) from error
             raise
 
     def close(self) -> None:
@@ -198,8 +248,9 @@ class Index:
         self.connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
         self.connection.execute(f"PRAGMA journal_size_limit = {WAL_PAGES * 4096}")
         self.connection.execute("PRAGMA foreign_keys = ON")
+        self.connection.execute("PRAGMA secure_delete = OFF")  # Some builds of SQLite would write zeros over payloads
         if not tables:
-            self.transact(self._create)
+            self._transact(self._create)
         size = read_meta(self.connection, "group_size")
         if size != self._group_size:
             raise UserError(f"{self._path} was written with groups of {size} samples, not {self._group_size}")
@@ -207,7 +258,7 @@ class Index:
     def _create(self) -> None:
         for statement in SCHEMA.split(";\n"):
             self.connection.execute(statement)
-        self.connection.execute("INSERT INTO meta VALUES ('group_size', ?), ('synced', 0)", (self._group_size,))
+        self.connection.execute("INSERT INTO meta VALUES ('group_size', ?), ('pruned', 0)", (self._group_size,))
         self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _roll_back(self) -> None:
@@ -216,19 +267,19 @@ class Index:
 
     # -- the kinds of entries --------------------------------------------------------------------------------
 
-    def _apply(self, entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
-        places, some = iter(stored), list[Entry]()
+    def _apply(self, entries: Sequence[Entry]) -> None:
+        some = list[Entry]()
         for entry in entries:
             if isinstance(entry, RolloutReturned):
                 # The one kind whose order matters: the sample may be answered again afterwards.
-                self._apply_kinds(some, places)
+                self._apply_kinds(some)
                 self._return(entry)
                 some = []
             else:
                 some.append(entry)
-        self._apply_kinds(some, places)
+        self._apply_kinds(some)
 
-    def _apply_kinds(self, entries: Sequence[Entry], stored: Iterator[Stored]) -> None:
+    def _apply_kinds(self, entries: Sequence[Entry]) -> None:
         self.connection.executemany(
             "INSERT INTO groups(number, incarnation, version, max_staleness) VALUES (?, ?, ?, ?)",
             [
@@ -242,7 +293,7 @@ class Index:
         nodes = self._node_rows({e.node for e in leased} | {e.node for e in accepted})
         rows = [(e.number, index, nodes[e.node]) for e in leased for index in e.indices]
         self._many("INSERT OR REPLACE INTO leases VALUES {}", rows)
-        self._accept(accepted, nodes, stored)
+        self._accept(accepted, nodes)
         self._score([e for e in entries if isinstance(e, RolloutScored)])
         self._drop([e for e in entries if isinstance(e, GroupDropped) and e.number is not None])
         for entry in entries:
@@ -256,24 +307,15 @@ class Index:
                     (entry.max_staleness, entry.publish_every_steps, entry.step, entry.learning_rate),
                 )
 
-    def _accept(self, entries: Sequence[RolloutAccepted], nodes: Mapping[str, int], stored: Iterator[Stored]) -> None:
+    def _accept(self, entries: Sequence[RolloutAccepted], nodes: Mapping[str, int]) -> None:
+        payloads = [(e.number, e.rollout.index, msgspec.msgpack.encode(e.rollout)) for e in entries]
         rows = [
-            (
-                e.number,
-                r.index,
-                nodes[e.node],
-                r.oldest,
-                r.length,
-                FINISHES.index(r.finish),
-                None,
-                None,
-                None,
-                *place,
-            )
-            for e, place in zip(entries, stored, strict=False)
+            (number, index, nodes[e.node], r.oldest, r.length, FINISHES.index(r.finish), payload_digest(payload))
+            for (number, index, payload), e in zip(payloads, entries, strict=True)
             for r in [e.rollout]
         ]
-        self._many("INSERT INTO rollouts VALUES {}", rows)
+        self._many("INSERT INTO rollouts(number, idx, node, oldest, tokens, finish, digest) VALUES {}", rows)
+        self._many("INSERT INTO payloads VALUES {}", payloads)
 
     def _return(self, entry: RolloutReturned) -> None:
         self._each(
@@ -332,6 +374,11 @@ class Index:
             [(entry.version.version, entry.version.incarnation, bytes(entry.content))],
             f"version {entry.version} was published with another content",
         )
+
+    def _prune(self, step: int) -> None:
+        pruned = "SELECT number FROM groups WHERE step = ?1 OR dropped_at = ?1"
+        self.connection.execute(f"DELETE FROM payloads WHERE number IN ({pruned})", (step,))
+        self.connection.execute("UPDATE meta SET value = ? WHERE name = 'pruned'", (step + 1,))
 
     def _end_leases(self, numbers: Sequence[int]) -> None:
         self.connection.executemany("DELETE FROM leases WHERE number = ?", [(number,) for number in numbers])

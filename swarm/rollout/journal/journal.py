@@ -1,25 +1,23 @@
-"""The learner's journal: a redo log in SQLite (WAL), with payloads in segment files, written by one thread.
+"""The learner's journal: a redo log in SQLite (WAL), written by one thread.
 
 Theory of operation. Entries queue in the order in which the plane returned them. When the writing thread is free, the
-queued entries become one transaction: payloads are appended to their segments first, then the rows that name them are
-committed. `write` returns when its entries are committed. So a verdict is sent, a batch trained on and a version
-announced only after they are recorded.
+queued entries become one transaction, with the payloads of rollouts. `write` returns when its entries are committed. So
+a verdict is sent, a batch trained on and a version announced only after they are recorded.
 
 What survives. When `write` returns, the transaction is in the page cache (PRAGMA synchronous = NORMAL: no fsync for
 each). So killing the process loses nothing that was acknowledged. A power cut may lose what was acknowledged since the
-last `sync`, and nothing else. SQLite recovers the longest whole prefix of transactions, and a payload whose digest does
-not match its row counts as not accepted. A waiting group loses such a sample, which is leased again. A batch with such
-a payload was taken after the last sync. `load` undoes it and all later ones, as if the power had failed before them.
-Nothing is trained on twice (I3): a checkpoint is begun only after its batches are synced, so no checkpoint holds an
-undone batch, and training continues from a checkpoint.
+last `sync`, and nothing else: SQLite recovers the longest whole prefix of transactions. Nothing is trained on twice
+(I3): a checkpoint is begun only after its batches are synced, so no checkpoint holds a lost batch, and training
+continues from a checkpoint.
 
-Disk full: the transaction is rolled back, the segments are cut back, `fault` says what to do, and the same entries are
-tried again each second. Nothing is lost or reordered; callers wait. Any other error is final.
+Disk full: the transaction is rolled back, `fault` says what to do, and the same entries are tried again each second.
+Nothing is lost or reordered; callers wait. Any other error is final.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,41 +33,26 @@ from swarm.aio import Changes
 from swarm.errors import Damaged, EchoError
 from swarm.rollout.journal.entries import Entry, RecordedGroup, RecordedRun, RolloutAccepted, VersionPublished
 from swarm.rollout.journal.index import (
-    WAITING,
     Index,
+    NoRoom,
     check_pages,
     next_lineage,
     read_lineage,
+    read_meta,
     read_samples,
     reading,
+    require_room,
     telling_damage,
 )
-from swarm.rollout.journal.reading import (
-    count_batches,
-    has_whole_batch,
-    read_batch,
-    read_bound,
-    read_run,
-    read_version,
-    synced_batches,
-)
-from swarm.rollout.journal.segments import (
-    NoRoom,
-    SegmentWriter,
-    require_room,
-    segments_of,
-    sync_path,
-)
+from swarm.rollout.journal.reading import count_batches, read_batch, read_bound, read_run, read_version
 
 DATABASE = "journal.db"
-SEGMENTS = "rollouts"
 TRANSACTION_ENTRIES = 4096
 TRANSACTION_BYTES = 32 * 1024 * 1024
 """Bounds of one transaction, about 0.1 s of work, so that a caller does not wait for the whole queue."""
 
-ROW_BYTES = 256  # Room that an entry may need in database and log together, besides its payload
+ROW_BYTES = 256  # Room that an entry may need in database and log together, besides its payload, which is in both
 
-PRUNED_AT_ONCE = 64  # Segments that one call of `prune` deletes, at 2 ms each; nothing is written meanwhile
 RETRY_S = 1.0  # Pause between tries while the disk is full
 T = TypeVar("T")
 
@@ -80,19 +63,13 @@ class JournalFailed(EchoError):
 
 class Journal:
     """The journal of the run in `directory`, which is created if necessary. Only one process may have it open. Raise
-    UserError if it has another schema or group size, Damaged if its database is missing."""
+    UserError if it has another schema or group size."""
 
     def __init__(self, directory: Path, *, group_size: int, retry_s: float = RETRY_S) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._retry_s = retry_s
-        database = directory / DATABASE
-        if segments_of(directory / SEGMENTS) and not (database.is_file() and database.stat().st_size):
-            # SQLite would take an empty file for a new database, and the run would silently start over.
-            raise Damaged(directory, DATABASE, "it is empty or not there")
-        self._index = Index(database, group_size=group_size)
-        unsynced = [s for s in segments_of(directory / SEGMENTS) if s >= synced_batches(self._index.connection)]
-        self._segments = SegmentWriter(directory / SEGMENTS, unsynced=unsynced)
+        self._index = Index(directory / DATABASE, group_size=group_size)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._queue: deque[Entry] = deque()
         self._queued = self._written = 0
@@ -139,27 +116,26 @@ class Journal:
         await self.write(())
         await self._retried(self._sync)
 
-    async def prune(self, *, oldest_step: int, keep_rollouts: int | None) -> int:
-        """Delete up to PRUNED_AT_ONCE segments that are not needed, and return how many were deleted. A payload is
-        needed if its group waits, or if its batch is from `oldest_step` (of the oldest checkpoint) on or one of the
-        last `keep_rollouts`. None keeps all."""
+    async def prune(self, *, oldest_step: int, keep_rollouts: int | None) -> bool:
+        """Delete the payloads of one batch that are not needed, and of what was dropped before it was taken. Return
+        whether there was one. A payload is needed if its group waits, or if its batch is from `oldest_step` (of the
+        oldest checkpoint) on or one of the last `keep_rollouts`. None keeps all."""
         if keep_rollouts is None:
-            return 0
-        return await self._in_thread(lambda: self._prune(oldest_step, keep_rollouts))
+            return False
+        return await self._retried(lambda: self._prune(oldest_step, keep_rollouts))
 
     # -- reading, blocking: call these in a thread -----------------------------------------------------------
 
     def load(self) -> RecordedRun:
-        """Return where the run stood, after undoing what a power cut left half done. Call it before writing anything.
-        Raise Damaged if the database is not whole."""
+        """Return where the run stood. Call it before writing anything. Raise Damaged if the database is not whole."""
         with telling_damage(self._directory / DATABASE):
             return self._thread.submit(self._load).result()
 
     def batch(self, step: int) -> list[RecordedGroup]:
-        """Return a recorded batch in its order. Raise UserError if one of its payloads is lost, LookupError if it is
-        not recorded."""
+        """Return a recorded batch in its order. Raise Damaged if one of its payloads is lost, LookupError if it is not
+        recorded."""
         with reading(self._directory / DATABASE) as found:
-            return read_batch(found, self._directory / SEGMENTS, step)
+            return read_batch(found, step)
 
     def published(self, version: int) -> VersionPublished | None:
         """Return the last record under a version's number, in any incarnation."""
@@ -184,8 +160,7 @@ class Journal:
                 samples = msgspec.convert(read_samples(found, step), list[tuple[int, int, bytes, float]])
                 if next_lineage(read_lineage(found, step), step, samples) != read_lineage(found, step + 1):
                     raise Damaged(self._directory, DATABASE, f"the rows of batch {step} were changed")
-                if not has_whole_batch(found, self._directory / SEGMENTS, step):
-                    raise Damaged(self._directory, SEGMENTS, f"rollouts of batch {step} are lost")
+                read_batch(found, step)
 
     # -- on the event loop -----------------------------------------------------------------------------------
 
@@ -214,18 +189,18 @@ class Journal:
             entries.append(entry)
         return entries
 
-    async def _retried(self, work: Callable[[], None]) -> None:
+    async def _retried(self, work: Callable[[], T]) -> T:
         """Do `work` in the thread, and repeat it while the disk is full."""
         while True:
             try:
-                await self._in_thread(work)
+                result = await self._in_thread(work)
             except NoRoom as error:
                 self.fault = str(error)
                 if self._closing.is_set():
                     raise
             else:
                 self.fault = ""
-                return
+                return result
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_s):
                     await self._closing.wait()
@@ -249,60 +224,36 @@ class Journal:
     # -- in the thread ---------------------------------------------------------------------------------------
 
     def _commit(self, entries: Sequence[Entry]) -> None:
-        accepted = [entry for entry in entries if isinstance(entry, RolloutAccepted)]
-        payloads = [(entry.next_batch, msgspec.msgpack.encode(entry.rollout)) for entry in accepted]
-        require_room(self._directory, sum(len(payload) for _, payload in payloads) + ROW_BYTES * len(entries))
-        stored = self._segments.append(payloads)
-        try:
-            self._index.apply(entries, stored)
-        except BaseException:
-            self._segments.undo()
-            raise
+        require_room(self._directory, 2 * sum(map(_payload_bytes, entries)) + ROW_BYTES * len(entries))
+        self._index.apply(entries)
 
     def _sync(self) -> None:
-        # Segments first: then every row that survives has its payload, and `synced` never claims too much.
-        self._segments.sync()
-        batches = count_batches(self._index.connection)
-        self._index.transact(
-            lambda: self._index.connection.execute("UPDATE meta SET value = ? WHERE name = 'synced'", (batches,))
-        )
-        # Whatever is not yet in the database is in the log. A WAL checkpoint would sync it too, but not while another
+        # Whatever is not yet in the database is in the log. `empty_log` would sync it too, but not while another
         # process reads.
-        sync_path(self._directory / (DATABASE + "-wal"))
-        sync_path(self._directory)
+        _sync_path(self._directory / (DATABASE + "-wal"))
+        _sync_path(self._directory)
+        self._index.empty_log()
 
     def _load(self) -> RecordedRun:
-        connection = self._index.connection
-        check_pages(connection)
-        for step in range(synced_batches(connection), count_batches(connection)):
-            if not has_whole_batch(connection, self._directory / SEGMENTS, step):
-                self._index.transact(partial(self._undo_batches, step))
-                break
-        run, lost = read_run(connection, self._directory / SEGMENTS)
-        if lost:
-            self._index.transact(
-                lambda: connection.executemany("DELETE FROM rollouts WHERE number = ? AND idx = ?", lost)
-            )
-        return run
+        check_pages(self._index.connection, payloads=False)
+        return read_run(self._index.connection)
 
-    def _undo_batches(self, first: int) -> None:
-        self._index.connection.execute("UPDATE groups SET step = NULL, place = NULL WHERE step >= ?", (first,))
-        self._index.connection.execute("DELETE FROM batches WHERE step >= ?", (first,))
-
-    def _prune(self, oldest_step: int, keep_rollouts: int) -> int:
+    def _prune(self, oldest_step: int, keep_rollouts: int) -> bool:
         connection = self._index.connection
-        # Not past the last sync: `load` would think that a power cut took the missing payloads.
-        first = min(oldest_step, synced_batches(connection), count_batches(connection) - keep_rollouts)
-        needed = connection.execute(
-            "SELECT DISTINCT r.segment FROM rollouts r JOIN groups g ON g.number = r.number "
-            "WHERE g.step >= ? UNION SELECT r.segment FROM rollouts r JOIN groups g ON g.number = r.number "
-            f"WHERE {WAITING}",
-            (first,),
-        )
-        kept = {segment for (segment,) in needed}
-        gone = [s for s in segments_of(self._directory / SEGMENTS) if s < count_batches(connection) and s not in kept]
-        self._segments.remove(gone[:PRUNED_AT_ONCE])
-        return min(len(gone), PRUNED_AT_ONCE)
+        step = read_meta(connection, "pruned")
+        if step >= min(oldest_step, count_batches(connection) - keep_rollouts):
+            return False
+        self._index.prune(step)
+        return True
+
+
+def _sync_path(path: Path) -> None:
+    """Make a file's content, or a directory's names, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _payload_bytes(entry: Entry) -> int:

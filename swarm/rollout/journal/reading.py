@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
 
-from swarm.errors import UserError
 from swarm.rollout.journal.entries import (
     NO_VARIANCE,
     BoundSet,
@@ -18,8 +16,7 @@ from swarm.rollout.journal.entries import (
     RecordedRun,
     VersionPublished,
 )
-from swarm.rollout.journal.index import FINISHES, WAITING, read_meta
-from swarm.rollout.journal.segments import Stored, read_payload
+from swarm.rollout.journal.index import FINISHES, WAITING, payload_digest
 from swarm.types import NodeId, Parts, Rollout, Score, VersionId
 from swarm.wire import Digest
 
@@ -38,9 +35,6 @@ class RolloutRow(NamedTuple):
     reward: float | None
     exact: int | None
     parts: bytes | None
-    segment: int
-    start: int
-    nbytes: int
     digest: bytes
 
     @property
@@ -49,10 +43,6 @@ class RolloutRow(NamedTuple):
             return None
         parts = {} if self.parts is None else msgspec.msgpack.decode(self.parts, type=Parts)
         return Score(reward=self.reward, exact=bool(self.exact), parts=parts)
-
-    @property
-    def place(self) -> Stored:
-        return Stored(self.segment, self.start, self.nbytes, self.digest)
 
 
 class GroupRow(NamedTuple):
@@ -76,11 +66,6 @@ def count_batches(connection: sqlite3.Connection) -> int:
     return 0 if newest is None else int(newest) + 1
 
 
-def synced_batches(connection: sqlite3.Connection) -> int:
-    """Return how many batches were recorded at the journal's last sync."""
-    return read_meta(connection, "synced")
-
-
 def group_rows(connection: sqlite3.Connection, where: str, *values: int, order: str = "number") -> Iterator[GroupRow]:
     rows = connection.execute(f"SELECT * FROM groups WHERE {where} ORDER BY {order}", values)
     # Check the types: SQLite has no checksums, so a damaged page may hold anything.
@@ -95,16 +80,23 @@ def batch_rows(connection: sqlite3.Connection, step: int) -> list[GroupRow]:
 def rollout_rows(connection: sqlite3.Connection, number: int) -> list[RolloutRow]:
     """Return the accepted rollouts of a group in order of their indices."""
     rows = connection.execute(
-        "SELECT r.number, r.idx, n.name, r.oldest, r.tokens, r.finish, r.reward, r.exact, r.parts, "
-        "r.segment, r.start, r.nbytes, r.digest FROM rollouts r JOIN nodes n ON n.id = r.node "
-        "WHERE r.number = ? ORDER BY r.idx",
+        "SELECT r.number, r.idx, n.name, r.oldest, r.tokens, r.finish, r.reward, r.exact, r.parts, r.digest "
+        "FROM rollouts r JOIN nodes n ON n.id = r.node WHERE r.number = ? ORDER BY r.idx",
         (number,),
     )
     return [msgspec.convert(row, RolloutRow) for row in rows]
 
 
-def decode_payload(payload: bytes) -> Rollout:
-    return _ROLLOUT.decode(payload)
+def read_rollout(connection: sqlite3.Connection, row: RolloutRow) -> Rollout | None:
+    """Return the rollout of a row, or None if its payload is pruned or damaged."""
+    place = (row.number, row.idx)
+    found = connection.execute("SELECT payload FROM payloads WHERE number = ? AND idx = ?", place).fetchone()
+    if found is None or payload_digest(found[0]) != row.digest:
+        return None
+    try:
+        return _ROLLOUT.decode(found[0])
+    except msgspec.DecodeError:
+        return None
 
 
 MAX_GIVEN = 4096  # Nodes whose rollouts are counted, those that gave most: as many as a learner knows at a time
@@ -114,29 +106,23 @@ GIVEN = (
 )
 
 
-def read_run(connection: sqlite3.Connection, segments: Path) -> tuple[RecordedRun, list[tuple[int, int]]]:
-    """Return where the run stands, and the waiting rollouts (number and index) whose payloads are lost."""
-    groups: list[RecordedGroup] = []
-    lost: list[tuple[int, int]] = []
-    for row in list(group_rows(connection, WAITING)):
-        group, missing = _read_group(connection, row, segments)
-        groups.append(group)
-        lost += missing
+def read_run(connection: sqlite3.Connection) -> RecordedRun:
+    """Return where the run stands. Raise DatabaseError if the payload of a waiting rollout is damaged."""
+    groups = tuple(_read_group(connection, row) for row in list(group_rows(connection, WAITING)))
     (last,) = connection.execute("SELECT max(number) FROM groups").fetchone()
     batches = count_batches(connection)
     (replaced,) = connection.execute(
         "SELECT count(*) FROM groups WHERE reason = ? AND dropped_at = ?", (NO_VARIANCE, batches)
     ).fetchone()
-    run = RecordedRun(
+    return RecordedRun(
         next_batch=batches,
         opened=0 if last is None else last + 1,
-        groups=tuple(groups),
+        groups=groups,
         published=read_version(connection),
         bound=read_bound(connection),
         replaced=replaced,
         given={node: (rollouts, tokens) for node, rollouts, tokens in connection.execute(GIVEN, (MAX_GIVEN,))},
     )
-    return run, lost
 
 
 def read_bound(connection: sqlite3.Connection, step: int | None = None) -> BoundSet | None:
@@ -150,53 +136,33 @@ def read_bound(connection: sqlite3.Connection, step: int | None = None) -> Bound
     return BoundSet(**dict(zip(names, row, strict=True))) if row else None
 
 
-def read_batch(connection: sqlite3.Connection, segments: Path, step: int) -> list[RecordedGroup]:
-    """Return a recorded batch in its order. Raise UserError if one of its payloads is lost, LookupError if there is no
-    such batch."""
+def read_batch(connection: sqlite3.Connection, step: int) -> list[RecordedGroup]:
+    """Return a recorded batch in its order. Raise DatabaseError if one of its payloads is pruned or damaged,
+    LookupError if there is no such batch."""
     rows = batch_rows(connection, step)
     if not rows:
         raise LookupError(f"batch {step} is not recorded")
-    groups = []
-    for row in rows:
-        group, missing = _read_group(connection, row, segments)
-        if missing:
-            raise UserError(f"batch {step} cannot be read again: the payload of t{row.number}/{missing[0][1]} is lost")
-        groups.append(group)
-    return groups
+    return [_read_group(connection, row) for row in rows]
 
 
-def has_whole_batch(connection: sqlite3.Connection, segments: Path, step: int) -> bool:
-    """Return whether every payload of a batch is there and undamaged."""
-    rows = connection.execute(
-        "SELECT r.segment, r.start, r.nbytes, r.digest FROM groups g JOIN rollouts r ON r.number = g.number "
-        "WHERE g.step = ? ORDER BY r.segment, r.start",
-        (step,),
-    )
-    return all(read_payload(segments, Stored._make(row)) is not None for row in rows)
-
-
-def _read_group(
-    connection: sqlite3.Connection, row: GroupRow, segments: Path
-) -> tuple[RecordedGroup, list[tuple[int, int]]]:
-    """Return a group, and its rollouts (number and index) whose payloads are lost."""
-    found, lost = [], []
-    for one in rollout_rows(connection, row.number):
-        if (payload := read_payload(segments, one.place)) is None:
-            lost.append((row.number, one.idx))
-        else:
-            found.append(RecordedRollout(node=NodeId(one.node), rollout=decode_payload(payload), score=one.score))
+def _read_group(connection: sqlite3.Connection, row: GroupRow) -> RecordedGroup:
     holders = connection.execute(
         "SELECT l.idx, n.name FROM leases l JOIN nodes n ON n.id = l.node WHERE l.number = ? ORDER BY l.idx",
         (row.number,),
     )
-    group = RecordedGroup(
+    return RecordedGroup(
         number=row.number,
         version=VersionId(incarnation=row.incarnation, version=row.version),
         max_staleness=row.max_staleness,
-        rollouts=tuple(found),
+        rollouts=tuple(_read_recorded(connection, one) for one in rollout_rows(connection, row.number)),
         holders={index: NodeId(name) for index, name in holders},
     )
-    return group, lost
+
+
+def _read_recorded(connection: sqlite3.Connection, row: RolloutRow) -> RecordedRollout:
+    if (rollout := read_rollout(connection, row)) is None:
+        raise sqlite3.DatabaseError(f"the payload of t{row.number}/{row.idx} is lost or was changed")
+    return RecordedRollout(node=NodeId(row.node), rollout=rollout, score=row.score)
 
 
 def read_version(connection: sqlite3.Connection, version: int | None = None) -> VersionPublished | None:

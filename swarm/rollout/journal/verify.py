@@ -1,8 +1,7 @@
 """Checks a run from its journal alone: I1 and I3 of the design, the lineage, and the remaining payloads.
 
 Each property is computed again from the rows. The check only reads, from a snapshot of the database; the run's learner
-may be at work, or may have been killed. Pruning leaves no trace, so this cannot tell whether a missing payload file was
-pruned or lost.
+may be at work, or may have been killed.
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ from pathlib import Path
 import msgspec
 
 from swarm.rollout.journal.entries import NO_VARIANCE
-from swarm.rollout.journal.index import check_pages, next_lineage, reading
-from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.rollout.journal.index import check_pages, next_lineage, read_meta, reading
+from swarm.rollout.journal.journal import DATABASE
 from swarm.rollout.journal.reading import (
     GroupRow,
     RolloutRow,
     batch_rows,
     count_batches,
-    decode_payload,
     group_rows,
+    read_rollout,
     rollout_rows,
 )
-from swarm.rollout.journal.segments import read_payload, segment_path
 from swarm.rollout.plane.rules import is_fresh
 from swarm.types import Rollout
 
@@ -39,8 +37,8 @@ STALE_REASONS = ("stale", "bound_lowered")  # Reasons for a drop that claim some
 
 @dataclass(slots=True)
 class Report:
-    """Counts, and a line for each breach. `payloads` counts right ones, `pruned` missing and `damaged` wrong ones. A
-    damaged payload is a breach only in a batch; elsewhere it counts as not accepted."""
+    """Counts, and a line for each breach. `payloads` counts right ones, `damaged` those that were changed, or lost
+    without being pruned."""
 
     groups_per_step: int
     group_size: int
@@ -66,15 +64,16 @@ def verify_run(
     """Check the journal of a run. `checkpoints` holds step and lineage of each whole checkpoint. Raise UserError if
     this release cannot read the journal, Damaged if its database is missing or broken."""
     with reading(run_dir / DATABASE) as found:
-        check_pages(found)
+        check_pages(found, payloads=True)
         report = Report(groups_per_step, group_size, count_batches(found))
-        _check_groups(found, run_dir / SEGMENTS, report)
+        _check_groups(found, report)
         _check_lineage(found, report, checkpoints)
     return report
 
 
-def _check_groups(connection: sqlite3.Connection, segments: Path, report: Report) -> None:
+def _check_groups(connection: sqlite3.Connection, report: Report) -> None:
     """Check I3: each group has exactly one fate, which is true, and each accepted rollout belongs to one group."""
+    pruned = read_meta(connection, "pruned")
     for row in group_rows(connection, "TRUE"):
         if row.number != report.groups:
             report.breach(f"group {report.groups} is not recorded, but a later one is")
@@ -90,7 +89,8 @@ def _check_groups(connection: sqlite3.Connection, segments: Path, report: Report
             report.waiting += len(rollouts)
         for line in fate_faults(row, rollouts, report):
             report.breach(f"group {row.number} {line}")
-        _check_payloads(row, rollouts, segments, report)
+        is_pruned = any(step is not None and step < pruned for step in (row.step, row.dropped_at))
+        _check_payloads(connection, row, rollouts, report, is_pruned=is_pruned)
     (accepted,) = connection.execute("SELECT count(*) FROM rollouts").fetchone()
     if accepted != report.accepted:
         report.breach(
@@ -137,33 +137,28 @@ def _drop_faults(row: GroupRow, oldest: Sequence[int], group_size: int) -> Itera
         )
 
 
-def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], segments: Path, report: Report) -> None:
+def _check_payloads(
+    connection: sqlite3.Connection, row: GroupRow, rollouts: Sequence[RolloutRow], report: Report, *, is_pruned: bool
+) -> None:
     for one in rollouts:
-        payload = read_payload(segments, one.place)
-        waits = row.step is None and row.reason is None
-        if payload is None and not waits and not segment_path(segments, one.segment).exists():
+        if (rollout := read_rollout(connection, one)) is not None:
+            report.payloads += 1
+            for line in _payload_faults(one, rollout):
+                report.breach(line)
+        elif is_pruned:
             report.pruned += 1
-            continue
-        if payload is None:
+        else:
             report.damaged += 1
-            if row.step is not None:
-                report.breach(f"the payload of t{one.number}/{one.idx} of batch {row.step} is damaged")
-            continue
-        report.payloads += 1
-        if not says_the_same(one, payload):
-            report.breach(f"the row of t{one.number}/{one.idx} says something else than its payload")
-            continue
-        for line in episode_faults(decode_payload(payload), one.reward):
-            report.breach(f"the episode t{one.number}/{one.idx} {line}")
+            report.breach(f"the payload of t{one.number}/{one.idx} is damaged")
 
 
-def says_the_same(row: RolloutRow, payload: bytes) -> bool:
-    try:
-        rollout = decode_payload(payload)
-    except msgspec.DecodeError:
-        return False
-    said = (rollout.group_id, rollout.index, rollout.oldest, rollout.length)
-    return said == (f"t{row.number}", row.idx, row.oldest, row.tokens)
+def _payload_faults(row: RolloutRow, rollout: Rollout) -> Iterator[str]:
+    recorded = (f"t{row.number}", row.idx, row.oldest, row.tokens)
+    if recorded != (rollout.group_id, rollout.index, rollout.oldest, rollout.length):
+        yield f"the row of t{row.number}/{row.idx} says something else than its payload"
+        return
+    for line in episode_faults(rollout, row.reward):
+        yield f"the episode t{row.number}/{row.idx} {line}"
 
 
 def episode_faults(rollout: Rollout, reward: float | None) -> Iterator[str]:

@@ -63,7 +63,7 @@ class Buffer:
     def _fresh(self, next_batch: int, max_staleness: int) -> list[int]:
         return sorted(version for version in self._ready if is_fresh(version, next_batch, max_staleness))
 
-    def correct(self, own: Mapping[tuple[GroupId, int], tuple[Rollout, bytes]], next_batch: int) -> list[Record]:
+    def correct(self, own: Mapping[tuple[GroupId, int], tuple[Rollout, bytes]]) -> list[Record]:
         """Give these rollouts these log-probs, unless somebody else has answered meanwhile; the records of it."""
         records: list[Record] = []
         samples = {
@@ -79,7 +79,7 @@ class Buffer:
             index = rollout.index
             records += [
                 RolloutReturned(number=number, index=index),
-                RolloutAccepted(number=number, node=sample.author, rollout=corrected, next_batch=next_batch),
+                RolloutAccepted(number=number, node=sample.author, rollout=corrected),
                 RolloutScored(number=number, index=index, score=sample.score),
             ]
         return records

@@ -236,7 +236,7 @@ class RolloutPlane:
         wanted = score_wanted(group, rollout, node)
         if group.purpose == "eval":
             return [judged, wanted]
-        accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
+        accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout)
         return [judged, accepted, wanted]
 
     def observed(
@@ -275,7 +275,7 @@ class RolloutPlane:
             hopeless = self._drop(group, "generation_failed") if group.samples[index].failures >= MAX_FAILURES else []
             return [GenerationFailed(node=node, rollout_id=rollout.rollout_id, reason=FORGED), *hopeless]
         self.leased.answer(group, rollout, node)
-        accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
+        accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout)
         scored = self.scored(group.group_id, index, episode.scored())
         return [accepted, *scored] if group.purpose == "train" else scored
 
@@ -418,7 +418,7 @@ class RolloutPlane:
 
     def correct(self, own: Mapping[tuple[GroupId, int], tuple[Rollout, bytes]]) -> list[Record]:
         """Train on these log-probs of these rollouts instead of those that were claimed; the records of it."""
-        return self._buffer.correct(own, self.next_batch)
+        return self._buffer.correct(own)
 
     def hold_until(self) -> float | None:
         """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""

@@ -107,7 +107,6 @@ class Ledger:
             case RolloutAccepted():
                 group, index = self._open(entry.number), entry.rollout.index
                 self._require(index not in group.rollouts, f"{entry.rollout.rollout_id} is on record twice")
-                self._require(entry.next_batch == len(self.batches), f"{entry.rollout.rollout_id} names a wrong batch")
                 group.rollouts[index] = (entry.node, entry.rollout)
             case RolloutReturned():
                 group = self._open(entry.number)
@@ -124,6 +123,7 @@ class Ledger:
                 group = self._open(entry.number or 0)
                 self._require(entry.rollouts == len(group.rollouts), f"group {entry.number} had other rollouts")
                 self._require(entry.nodes == _authors(group), f"group {entry.number} was not by {entry.nodes}")
+                self._require(entry.next_batch == len(self.batches), f"group {entry.number} names a wrong batch")
                 group.end, group.ended_before = entry.reason, entry.next_batch
             case BatchTaken():
                 self._take(entry)

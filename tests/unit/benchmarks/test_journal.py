@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.journal import BATCH_GROUPS, measure_size, measure_speed
-from swarm.rollout.journal.segments import DIGEST_BYTES
+from swarm.rollout.journal.index import DIGEST_BYTES
 from swarm.rollout.journal.verify import verify_run
 
 MAX_BYTES = 100

@@ -9,11 +9,10 @@ import pytest
 
 from swarm.dashboard import rollouts
 from swarm.dashboard.rollouts import read_groups
-from swarm.rollout.journal.journal import SEGMENTS
 from swarm.tasks.base import Read
 from tests.builders import ALICE, BOB, prompt
 from tests.unit.episodes import TWO, played, record_episodes
-from tests.unit.rollout.journal.test_journal import SIZE, group, opened, taken
+from tests.unit.rollout.journal.test_journal import SIZE, damage, group, opened, taken
 
 READ: Read = (prompt, lambda tokens: "+".join(map(str, tokens)), lambda prompt, said: [])
 NEWEST = 2**53
@@ -22,9 +21,9 @@ NEWEST = 2**53
 async def _record(directory: Path) -> None:
     async with opened(directory) as journal:
         for number in range(4):
-            await journal.write([*group(number, batch=number), taken(number, number)])
-        await journal.write(group(4, batch=4, scored=0))
-        await journal.write(group(5, batch=4)[:1])
+            await journal.write([*group(number), taken(number, number)])
+        await journal.write(group(4, scored=0))
+        await journal.write(group(5)[:1])
 
 
 @pytest.fixture
@@ -56,13 +55,14 @@ def test_a_rollout_is_told_with_all_that_is_known_of_it(run_dir: Path) -> None:
     assert (waiting["step"], waiting["rollouts"][0]["reward"], waiting["rollouts"][0]["staleness"]) == (None,) * 3
 
 
-def test_what_is_pruned_or_damaged_is_said(run_dir: Path) -> None:
-    oldest, *_, newest = sorted((run_dir / SEGMENTS).iterdir())
-    oldest.unlink()
-    newest.write_bytes(b"?" * newest.stat().st_size)
+async def test_what_is_pruned_or_damaged_is_said(run_dir: Path) -> None:
+    async with opened(run_dir) as journal:
+        assert await journal.prune(oldest_step=1, keep_rollouts=0)
+    for index in range(SIZE):
+        damage(run_dir, 4, index)
     found = read_groups(run_dir, READ, before=NEWEST, count=9)
     lost = {one["group"] for one in found["groups"] if all(rollout["lost"] for rollout in one["rollouts"])}
-    assert {0, 4} <= lost
+    assert lost == {0, 4}
     assert found["fault"] == f"the texts of {len(lost) * SIZE} rollouts are damaged or no longer kept"
     (run_dir / "journal.db").write_bytes(b"no database at all" * 1000)
     assert "damaged" in read_groups(run_dir, READ, before=NEWEST, count=9)["fault"]

@@ -150,7 +150,7 @@ async def journal(tmp_path: Path) -> AsyncIterator[Journal]:
     journal = Journal(tmp_path, group_size=2)
     await journal.start()
     for number in range(BATCHES):
-        await journal.write([*group(number, batch=number), taken(number, number)])
+        await journal.write([*group(number), taken(number, number)])
     yield journal
     await journal.close()
 
@@ -176,7 +176,7 @@ async def test_batches_are_trained_on_again_at_the_rates_that_were_set_for_them(
         await journal.write([BoundSet(max_staleness=2, publish_every_steps=1, step=step, learning_rate=rate)])
     await run.training.catch_up(3)
     content = await run.content()
-    await journal.write([*group(BATCHES, batch=BATCHES), taken(BATCHES, BATCHES)])
+    await journal.write([*group(BATCHES), taken(BATCHES, BATCHES)])
     await journal.write([BoundSet(max_staleness=2, publish_every_steps=1, step=3, learning_rate=1e-6)])
     run.child.dies_at = [("stage", 3)]
     assert await run.content() == content

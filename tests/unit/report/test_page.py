@@ -19,7 +19,6 @@ from swarm.report.charts import Chart, Curve, draw, picture, sections, text
 from swarm.report.figures import EVENTS_KEPT, MAX_NAMES, MAX_POINTS, Column, Figures, read_figures
 from swarm.report.page import PIECES_SHOWN, write_report
 from swarm.report.samples import last_episode
-from swarm.rollout.journal.journal import SEGMENTS
 from swarm.run.directory import ABILITY, create_run_directory, ran_on
 from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
@@ -27,7 +26,7 @@ from swarm.tasks.base import Read
 from swarm.types import Prompt, Turn
 from tests.builders import ALICE, prompt
 from tests.unit.episodes import TWO, played, record_episodes
-from tests.unit.rollout.journal.test_journal import group, opened, taken
+from tests.unit.rollout.journal.test_journal import damage, group, opened, taken
 
 VOID = {"meta", "br", "link", "img", "input"}
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e\x1b[31m"
@@ -305,7 +304,7 @@ def test_events_of_a_long_run_are_counted_and_the_middle_is_left_out(tmp_path: P
 async def _record(directory: Path) -> None:
     async with opened(directory) as journal:
         for number in range(6):
-            await journal.write([*group(number, batch=number), taken(number, number)])
+            await journal.write([*group(number), taken(number, number)])
 
 
 def readers(text_of: Callable[[Sequence[int]], str]) -> Callable[[], Read]:
@@ -335,14 +334,18 @@ def test_samples_are_from_early_middle_and_late(recorded: Path) -> None:
     assert "reward 0.5, staleness 0, 4 tokens, stop, sampler" in page
 
 
-def test_samples_are_of_what_is_kept(recorded: Path) -> None:
-    segments = sorted((recorded / SEGMENTS).iterdir())
-    for path in segments[:4]:
-        path.unlink()
+async def test_samples_are_of_what_is_kept(recorded: Path) -> None:
+    async with opened(recorded) as journal:
+        for _ in range(4):
+            await journal.prune(oldest_step=4, keep_rollouts=0)
     page = report_of(recorded, readers(lambda tokens: "x"))
     assert [one.rpartition(" ")[2] for one in headings(page)] == ["4", "4", "5", "5"]
-    for path in segments[4:]:
-        path.unlink()
+    damage(recorded, 4, 0)
+    page = report_of(recorded, readers(lambda tokens: "x"))
+    assert [one.rpartition(" ")[2] for one in headings(page)] == ["4", "5", "5"]
+    async with opened(recorded) as journal:
+        for _ in range(2):
+            await journal.prune(oldest_step=6, keep_rollouts=0)
     assert "no longer keeps its rollouts" in report_of(recorded, readers(lambda tokens: "x"))
 
 

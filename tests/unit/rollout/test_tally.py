@@ -71,7 +71,7 @@ def test_tokens_are_counted_in_all_and_of_each_sampler_that_is_there() -> None:
     watch = tally.SamplerWatch()
     watch.accepted = lambda node, tokens: told.append((node, list(tokens)))  # type: ignore[method-assign]
     records = [
-        RolloutAccepted(number=0, node=node, rollout=rollout(tokens=range(length)), next_batch=0)
+        RolloutAccepted(number=0, node=node, rollout=rollout(tokens=range(length)))
         for node, length in ((ALICE, 100), (BOB, 600), (ALICE, 200))
     ]
     known.accepted(records, watch, now=1.0)

@@ -23,7 +23,7 @@ from swarm.cli import run as cli
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, link_best
 from swarm.node.identity import load_or_create_key, next_generation
 from swarm.node.network import NodeNetwork
-from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.rollout.journal.journal import DATABASE
 from swarm.run.directory import (
     create_run_directory,
     write_json,
@@ -31,7 +31,7 @@ from swarm.run.directory import (
 from swarm.run.log import RunLog
 from swarm.run.prompts import RECORD, open_task
 from swarm.settings import LeadConfig
-from tests.unit.rollout.journal.test_journal import SIZE
+from tests.unit.rollout.journal.test_journal import SIZE, damage
 from tests.unit.rollout.journal.test_verify import GROUPS, STEPS, _record
 
 BEGAN = "2025-01-01T00:00:00"
@@ -113,10 +113,8 @@ def _write_model(directory: Path) -> None:
 
 
 def _close_log(run_dir: Path) -> None:
-    """Have all rows in the database itself, so that damage to it is damage to them, and as a checkpoint leaves it."""
+    """Have all rows in the database itself, so that damage to it is damage to them."""
     with closing(sqlite3.connect(run_dir / DATABASE)) as found:
-        found.execute("UPDATE meta SET value = ? WHERE name = 'synced'", (STEPS,))
-        found.commit()
         found.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
@@ -193,8 +191,8 @@ RESUMES_WITHOUT = ("checkpoints/", "model/", "metrics", "events", "node.json", "
 """What a run that is resumed can do without: it is made again, or an older one is used, with a word."""
 
 
-ALIKE = ("checkpoints/step-000002/", "rollouts/00000000", "rollouts/00000002")
-"""Nothing is done with these that is not done with others beside them."""
+ALIKE = "checkpoints/step-000002/"
+"""Nothing is done with this that is not done with the other next to it."""
 
 
 def resume(run_dir: Path) -> tuple[object, ...]:
@@ -242,8 +240,8 @@ def test_every_file_and_every_command(whole: Path, tmp_path: Path, terminal: Ter
         ("config.json", "truncated", "config.json is damaged or of another release"),
         ("config.json", "deleted", "it has no config.json"),
         (DATABASE, "truncated", "journal.db is damaged"),
-        (DATABASE, "empty", "journal.db is damaged (it is empty or not there)"),
-        (DATABASE, "deleted", "journal.db is damaged (it is empty or not there)"),
+        (DATABASE, "empty", "journal.db is damaged (it is empty)"),
+        (DATABASE, "deleted", "journal.db is damaged (it is not there)"),
         ("task.json", "truncated", "task.json is damaged"),
         ("identity/node.key", "truncated", "node.key is not a node key"),
         ("identity/node.key", "deleted", "node.key is gone, by which others know this node"),
@@ -262,9 +260,9 @@ def test_batches_that_cannot_be_trained_on_again_are_refused(run_dir: Path, term
     truncate(run_dir / "checkpoints/step-000004" / TENSORS)
     assert terminal(*resume(run_dir)) is None
     assert "damaged and passed over: step-000004" in terminal.out
-    empty(run_dir / SEGMENTS / "00000003.rollouts")
+    damage(run_dir, 7, 0)
     line = terminal.refuses(*resume(run_dir))
-    assert "rollouts of batch 3 are lost" in line
+    assert "the payload of t7/0 is lost or was changed" in line
     assert f"echo-node lead --from {run_dir}" in line
 
 

@@ -13,16 +13,15 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.rollout.journal.export import Exported, export_rollouts
-from swarm.rollout.journal.journal import SEGMENTS
 from tests.builders import ALICE, BOB, floats, prompt
 from tests.unit.episodes import TWO, played, record_episodes
-from tests.unit.rollout.journal.test_journal import dropped, group, opened, taken
+from tests.unit.rollout.journal.test_journal import damage, dropped, group, opened, taken
 
 
 async def _record(directory: Path) -> None:
     async with opened(directory) as journal:
-        await journal.write([*group(0, batch=0), taken(0), *group(1, batch=1)])
-        await journal.write([taken(1), *group(2, batch=2), taken(2, 0), dropped(2), *group(3, batch=3)[:3]])
+        await journal.write([*group(0), taken(0), *group(1)])
+        await journal.write([taken(1), *group(2), taken(2, 0), dropped(2), *group(3)[:3]])
 
 
 @pytest.fixture
@@ -77,8 +76,9 @@ def test_each_rollout_is_a_row_with_all_that_is_known_of_it(run_dir: Path, tmp_p
     assert list(tmp_path.glob("*.partial")) == []
 
 
-def test_what_was_pruned_is_left_out_and_counted(run_dir: Path, tmp_path: Path) -> None:
-    (run_dir / SEGMENTS / "00000000.rollouts").unlink()
+def test_what_is_damaged_is_left_out_and_counted(run_dir: Path, tmp_path: Path) -> None:
+    damage(run_dir, 0, 0)
+    damage(run_dir, 0, 1)
     assert exported(run_dir, tmp_path / "rollouts.jsonl") == Exported(rollouts=5, left_out=2)
     assert [row["group"] for row in read_lines(tmp_path / "rollouts.jsonl")] == [1, 1, 2, 2, 3]
 

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from swarm.errors import UserError
 from swarm.rollout.journal.entries import (
@@ -24,12 +25,12 @@ from swarm.rollout.journal.entries import (
     GroupOpened,
     RecordedGroup,
     RolloutAccepted,
+    RolloutReturned,
     RolloutScored,
     SamplesLeased,
     VersionPublished,
 )
-from swarm.rollout.journal.journal import DATABASE, SEGMENTS, Journal, JournalFailed
-from swarm.rollout.journal.segments import NoRoom, SegmentWriter, Stored, read_payload
+from swarm.rollout.journal.journal import DATABASE, Journal, JournalFailed
 from swarm.types import GroupId, Rollout, Score
 from swarm.wire import digest
 from tests.builders import ALICE, BOB, rollout, v
@@ -56,15 +57,12 @@ def score_of(number: int, index: int) -> Score:
     return Score(reward=number + index / 2, exact=index == 0, parts=parts)
 
 
-def group(number: int, *, batch: int = 0, version: int = 0, scored: int = SIZE, size: int = SIZE) -> list[Entry]:
+def group(number: int, *, version: int = 0, scored: int = SIZE, size: int = SIZE) -> list[Entry]:
     """A group whose samples are all answered, and `scored` of them scored."""
     return [
         GroupOpened(number=number, version=v(version), max_staleness=2),
         SamplesLeased(number=number, node=ALICE, indices=tuple(range(size))),
-        *(
-            RolloutAccepted(number=number, node=ALICE, rollout=answer(number, i, version), next_batch=batch)
-            for i in range(size)
-        ),
+        *(RolloutAccepted(number=number, node=ALICE, rollout=answer(number, i, version)) for i in range(size)),
         *(RolloutScored(number=number, index=i, score=score_of(number, i)) for i in range(scored)),
     ]
 
@@ -127,9 +125,9 @@ async def test_all_that_is_queued_while_the_thread_is_busy_is_one_transaction(
         sizes: list[int] = []
         apply = journal._index.apply
 
-        def counted(entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
+        def counted(entries: Sequence[Entry]) -> None:
             sizes.append(len(entries))
-            apply(entries, stored)
+            apply(entries)
 
         monkeypatch.setattr(journal._index, "apply", counted)
         await asyncio.gather(*(journal.write(group(n)) for n in range(50)))
@@ -287,7 +285,7 @@ async def main():
     first = journal.load().opened
     await journal.start()
     for number in range(first, first + 100_000):
-        await journal.write(group(number, batch=number // 10, version=number))
+        await journal.write(group(number, version=number))
         await journal.write([taken(number, number)])
         print(number, flush=True)
 
@@ -342,17 +340,9 @@ async def until_fault(journal: Journal) -> None:
     raise AssertionError("the disk did not become full")
 
 
-def wal_bytes(directory: Path) -> int:
-    return (directory / (DATABASE + "-wal")).stat().st_size
-
-
-@pytest.mark.parametrize("full", ["segment", "log"])
-async def test_a_full_disk_pauses_and_the_same_entries_are_written_when_there_is_room(
-    tmp_path: Path, full: str
-) -> None:
+async def test_a_full_disk_pauses_and_the_same_entries_are_written_when_there_is_room(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await journal.write(group(0))
-        before = (tmp_path / SEGMENTS / "00000000.rollouts").stat().st_size
         large = Rollout(
             group_id="t1",
             index=0,
@@ -363,12 +353,12 @@ async def test_a_full_disk_pauses_and_the_same_entries_are_written_when_there_is
         )
         entries: list[Entry] = [
             GroupOpened(number=1, version=v(0), max_staleness=2),
-            RolloutAccepted(number=1, node=ALICE, rollout=large, next_batch=0),
+            RolloutAccepted(number=1, node=ALICE, rollout=large),
         ]
-        with file_size_limit(before + 5000 if full == "segment" else wal_bytes(tmp_path)):
+        with file_size_limit((tmp_path / (DATABASE + "-wal")).stat().st_size):
             first = asyncio.create_task(journal.write(entries))
             await until_fault(journal)
-            assert (tmp_path / SEGMENTS / "00000000.rollouts").stat().st_size <= before + 8000
+            assert kept(tmp_path) == [0]
             second = asyncio.create_task(journal.write(group(2)))
             await asyncio.sleep(0)
             assert not first.done()
@@ -388,27 +378,16 @@ async def test_too_little_free_room_is_seen_before_it_is_used_up(
 ) -> None:
     async with opened(tmp_path) as journal:
         with monkeypatch.context() as patched:
-            patched.setattr("swarm.rollout.journal.segments.SPARE_BYTES", 1 << 60)
+            patched.setattr("swarm.rollout.journal.index.SPARE_BYTES", 1 << 60)
             waiting = asyncio.create_task(journal.write(group(0)))
             await until_fault(journal)
-            assert segments(tmp_path) == []
+            assert kept(tmp_path) == []
         await waiting
         assert numbers(journal.load().groups) == [0]
 
 
-def test_a_partial_segment_is_cut_off_when_the_disk_is_full(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path, unsynced=())
-    (kept,) = writer.append([(0, b"k" * 100)])
-    with file_size_limit(300), pytest.raises(NoRoom):
-        writer.append([(1, b"a" * 100), (0, b"b" * 500)])
-    assert [path.stat().st_size for path in sorted(tmp_path.iterdir())] == [100, 0]
-    (after,) = writer.append([(0, b"c" * 100)])
-    assert after.offset == 100
-    assert [read_payload(tmp_path, kept), read_payload(tmp_path, after)] == [b"k" * 100, b"c" * 100]
-
-
 async def test_closing_with_a_full_disk_tells_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.rollout.journal.segments.SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr("swarm.rollout.journal.index.SPARE_BYTES", 1 << 60)
     journal = Journal(tmp_path, group_size=SIZE, retry_s=3600.0)
     await journal.start()
     waiting = asyncio.create_task(journal.write(group(0)))
@@ -422,130 +401,114 @@ async def test_closing_with_a_full_disk_tells_those_who_wait(tmp_path: Path, mon
 
 
 def damage(directory: Path, number: int, index: int) -> None:
-    """Flip the last byte of a payload."""
-    with sqlite3.connect(directory / DATABASE) as found:
-        segment, start, nbytes = found.execute(
-            "SELECT segment, start, nbytes FROM rollouts WHERE number = ? AND idx = ?", (number, index)
-        ).fetchone()
-    with (directory / SEGMENTS / f"{segment:08d}.rollouts").open("r+b") as file:
-        file.seek(start + nbytes - 1)
-        byte = file.read(1)
-        file.seek(start + nbytes - 1)
-        file.write(bytes([byte[0] ^ 1]))
+    """Change a payload behind SQLite's back."""
+    with closing(sqlite3.connect(directory / DATABASE)) as found, found:
+        changed = found.execute(
+            "UPDATE payloads SET payload = CAST(substr(payload, 2) AS BLOB) WHERE number = ? AND idx = ?",
+            (number, index),
+        )
+        assert changed.rowcount == 1
 
 
-async def test_a_damaged_payload_counts_as_not_accepted_and_may_come_again(tmp_path: Path) -> None:
+def kept(directory: Path) -> list[int]:
+    """The groups whose payloads are kept."""
+    with closing(sqlite3.connect(directory / DATABASE)) as found:
+        return [number for (number,) in found.execute("SELECT DISTINCT number FROM payloads ORDER BY number")]
+
+
+async def test_a_damaged_payload_of_a_group_that_waits_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await journal.write(group(0))
         damage(tmp_path, 0, 1)
-        (found,) = journal.load().groups
-        assert [one.rollout for one in found.rollouts] == [answer(0, 0)]
-        await journal.write(group(0)[3:4])
-        (found,) = journal.load().groups
-        assert [one.rollout for one in found.rollouts] == [answer(0, 0), answer(0, 1)]
-        assert found.rollouts[1].score is None
+        with pytest.raises(UserError, match="the payload of t0/1 is lost or was changed"):
+            journal.load()
 
 
-async def test_a_lost_segment_counts_as_not_accepted(tmp_path: Path) -> None:
-    async with opened(tmp_path) as journal:
-        await journal.write(group(0))
-    (tmp_path / SEGMENTS / "00000000.rollouts").unlink()
-    async with opened(tmp_path) as journal:
-        assert journal.load().groups[0].rollouts == ()
-
-
-async def test_a_batch_that_a_power_cut_left_without_payloads_is_undone_with_all_later_ones(tmp_path: Path) -> None:
-    async with opened(tmp_path) as journal:
-        for n in range(4):
-            await journal.write([*group(n), taken(n, n)])
-            if n == 0:
-                await journal.sync()
-        damage(tmp_path, 2, 0)
-        run = journal.load()
-        assert run.next_batch == 2
-        assert numbers(run.groups) == [2, 3]
-        assert [one.rollout.index for one in run.groups[0].rollouts] == [1]
-        await journal.write([taken(2, 3)])
-        assert numbers(journal.batch(2)) == [3]
-
-
-async def test_a_synced_batch_is_never_undone_but_said_to_be_lost(tmp_path: Path) -> None:
+async def test_a_damaged_batch_is_said_to_be_damaged(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await journal.write([*group(0), taken(0, 0)])
-        await journal.sync()
         damage(tmp_path, 0, 0)
         assert journal.load().next_batch == 1
-        with pytest.raises(UserError, match="batch 0"):
+        with pytest.raises(UserError, match="the payload of t0/0"):
             journal.batch(0)
+        with pytest.raises(UserError, match="the payload of t0/0"):
+            journal.check_batches(0)
 
 
-async def test_a_sync_reaches_all_files_also_those_of_a_process_that_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(tmp_path) as journal:
-        await journal.write([*group(0, batch=0), taken(0, 0), *group(1, batch=1)])
-    async with opened(tmp_path) as journal:
-        synced: set[str] = set()
-        fsync = os.fsync
+async def test_what_was_synced_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk keeps of the log what was there at its last fsync."""
+    disk, run_dir, synced = tmp_path / "disk", tmp_path / "run", set()
+    disk.mkdir()
+    fsync = os.fsync
 
-        def noted(descriptor: int) -> None:
-            synced.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
-            fsync(descriptor)
+    def keep(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.add(path.name)
+        if path.is_file():
+            (disk / path.name).write_bytes(path.read_bytes())
+        fsync(descriptor)
 
-        monkeypatch.setattr(os, "fsync", noted)
-        await journal.write(group(2, batch=2))
+    async with opened(run_dir) as journal:
+        (disk / DATABASE).write_bytes((run_dir / DATABASE).read_bytes())
+        monkeypatch.setattr(os, "fsync", keep)
+        await journal.write([*group(0), taken(0, 0)])
         await journal.sync()
-        files = {"00000000.rollouts", "00000001.rollouts", "00000002.rollouts", DATABASE + "-wal"}
-        assert synced == files | {SEGMENTS, tmp_path.name}
-        synced.clear()
-        await journal.write(group(3, batch=2))
-        await journal.sync()
-        assert "00000002.rollouts" in synced
-        assert "00000000.rollouts" not in synced
+        await journal.write([*group(1), taken(1, 1)])
+    assert synced == {DATABASE + "-wal", run_dir.name}
+    async with opened(disk) as journal:
+        run = journal.load()
+        assert (run.next_batch, run.groups) == (1, ())
+        assert [one.rollout for one in journal.batch(0)[0].rollouts] == [answer(0, 0), answer(0, 1)]
 
 
-def segments(directory: Path) -> list[int]:
-    return sorted(int(path.stem) for path in (directory / SEGMENTS).iterdir())
+async def test_a_returned_rollout_takes_its_payload_along(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write(group(0)[:4])
+        await journal.write([RolloutReturned(number=0, index=i) for i in range(SIZE)])
+        assert kept(tmp_path) == []
 
 
 async def test_pruning_keeps_what_checkpoints_waiting_groups_and_the_user_need(tmp_path: Path) -> None:
+    async def prune(oldest_step: int, keep_rollouts: int | None) -> int:
+        count = 0
+        while await journal.prune(oldest_step=oldest_step, keep_rollouts=keep_rollouts):
+            count += 1
+        return count
+
     async with opened(tmp_path) as journal:
-        # Batch n holds group n, whose payloads came before batch n - 1 was taken. Group 100 came early and waits.
-        await journal.write(group(100, batch=0))
-        await journal.write([*group(101, batch=1), dropped(101)])
+        # Batch n holds group n. Group 100 came early and waits; the others were dropped before batches 2 and 8.
+        await journal.write([*group(100), *group(101), dropped(101, next_batch=2), *group(102)])
         for n in range(8):
-            await journal.write([*group(n, batch=max(0, n - 1)), taken(n, n)])
-        assert await journal.prune(oldest_step=8, keep_rollouts=None) == 0
-        assert await journal.prune(oldest_step=8, keep_rollouts=0) == 0, "nothing is synced"
-        await journal.sync()
-        assert await journal.prune(oldest_step=4, keep_rollouts=2) == 2
-        assert segments(tmp_path) == [0, 3, 4, 5, 6]
-        assert await journal.prune(oldest_step=8, keep_rollouts=1) == 3
-        assert segments(tmp_path) == [0, 6]
+            await journal.write([*group(n), taken(n, n)])
+        await journal.write([dropped(102, next_batch=8)])
+        assert await prune(8, None) == 0
+        assert await prune(2, 2) == 2
+        assert kept(tmp_path) == [2, 3, 4, 5, 6, 7, 100, 101, 102]
+        assert await prune(8, 6) == 0
+        assert await prune(4, 2) == 2
+        assert kept(tmp_path) == [4, 5, 6, 7, 100, 102]
+    async with opened(tmp_path) as journal:
+        assert await prune(8, 0) == 4
+        assert kept(tmp_path) == [100, 102]
         assert numbers(journal.load().groups) == [100]
-        assert len(journal.batch(7)[0].rollouts) == SIZE
         await journal.write([taken(8, 100)])
-        await journal.write(group(9, batch=9))
-        await journal.sync()
-        assert await journal.prune(oldest_step=9, keep_rollouts=0) == 2
-        assert segments(tmp_path) == [9]
+        assert await prune(9, 0) == 1
+        assert kept(tmp_path) == []
 
 
-async def test_a_long_list_is_pruned_in_several_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.rollout.journal.journal.PRUNED_AT_ONCE", 2)
-    async with opened(tmp_path) as journal:
-        for n in range(3):
-            await journal.write([*group(n, batch=n), taken(n, n)])
-        await journal.sync()
-        assert [await journal.prune(oldest_step=3, keep_rollouts=0) for _ in range(3)] == [2, 1, 0]
-
-
-async def test_the_segment_that_is_written_is_not_pruned(tmp_path: Path) -> None:
-    async with opened(tmp_path) as journal:
-        await journal.write([*group(0, batch=0), dropped(0)])
-        assert await journal.prune(oldest_step=0, keep_rollouts=0) == 0
-        await journal.write(group(1, batch=0))
-        assert len(journal.load().groups[0].rollouts) == SIZE
+async def test_the_room_of_pruned_payloads_is_used_again(tmp_path: Path) -> None:
+    """From the first pruning on the database does not grow by payloads."""
+    sizes = []
+    large = structs.replace(answer(0, 0), token_ids=bytes(40_000), logprobs=bytes(40_000))
+    async with opened(tmp_path, size=1) as journal:
+        for n in range(30):
+            one = structs.replace(large, group_id=f"t{n}")
+            accepted = RolloutAccepted(number=n, node=ALICE, rollout=one)
+            await journal.write([group(n)[0], accepted, group(n, scored=1)[-1], taken(n, n)])
+            await journal.prune(oldest_step=n, keep_rollouts=3)
+            journal._index.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            sizes.append((tmp_path / DATABASE).stat().st_size)
+    assert sizes[-1] - sizes[5] < 80_000
 
 
 async def test_what_each_node_gave_is_read_back(tmp_path: Path) -> None:

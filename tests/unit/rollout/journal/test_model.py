@@ -1,4 +1,4 @@
-"""The journal beside a naive model of it, in random order, with reopening, damage, syncs and pruning."""
+"""The journal and a naive model of it, in random order, with reopening, syncs and pruning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from swarm.rollout.journal.journal import Journal
 from swarm.rollout.journal.verify import verify_run
 from swarm.types import NodeId, Score
 from tests.builders import ALICE, BOB, v
-from tests.unit.rollout.journal.test_journal import SIZE, answer, damage, dropped, taken
+from tests.unit.rollout.journal.test_journal import SIZE, answer, dropped, taken
 
 BOUND = 2
 
@@ -59,7 +59,6 @@ class JournalBesideModel(RuleBasedStateMachine):
         self.waiting: dict[int, ModelGroup] = {}
         self.batches: list[tuple[int, ModelGroup]] = []
         self.opened = 0
-        self.synced = 0
         self.kept_from = 0
         self.lineages = [b""]
         self.open_journal()
@@ -128,7 +127,6 @@ class JournalBesideModel(RuleBasedStateMachine):
                     number=number,
                     node=ALICE,
                     rollout=answer(number, index, group.version),
-                    next_batch=len(self.batches),
                 )
                 for index in missing
             ),
@@ -144,7 +142,7 @@ class JournalBesideModel(RuleBasedStateMachine):
         index = next(index for index in range(SIZE) if index not in group.answers)
         group.answers.add(index)
         rollout = answer(number, index, group.version)
-        self.write(RolloutAccepted(number=number, node=BOB, rollout=rollout, next_batch=len(self.batches)))
+        self.write(RolloutAccepted(number=number, node=BOB, rollout=rollout))
 
     @rule(at=PICK, again=st.booleans())
     def return_one(self, at: int, again: bool) -> None:
@@ -155,7 +153,7 @@ class JournalBesideModel(RuleBasedStateMachine):
         number, group = found
         index = next(index for index in range(SIZE) if index not in group.answers)
         rollout = answer(number, index, group.version)
-        accepted = RolloutAccepted(number=number, node=BOB, rollout=rollout, next_batch=len(self.batches))
+        accepted = RolloutAccepted(number=number, node=BOB, rollout=rollout)
         returned = RolloutReturned(number=number, index=index)
         self.write(accepted, returned, *([accepted] if again else []))
         group.answers.update([index] if again else [])
@@ -189,41 +187,13 @@ class JournalBesideModel(RuleBasedStateMachine):
     @rule()
     def sync(self) -> None:
         self.runner.run(self.journal.sync())
-        self.synced = len(self.batches)
 
-    @rule(keep=st.integers(0, 3), ahead=st.integers(-2, 2), synced=st.booleans())
-    def prune(self, keep: int, ahead: int, synced: bool) -> None:
-        if synced:
-            self.sync()
-        oldest = self.synced + ahead
-        self.runner.run(self.journal.prune(oldest_step=oldest, keep_rollouts=keep))
-        self.kept_from = max(self.kept_from, min(oldest, self.synced, len(self.batches) - keep))
-
-    @rule(at=PICK)
-    def damage_one_that_waits(self, at: int) -> None:
-        found = self.pick(at, answered=True)
-        if found is None:
-            return
-        number, group = found
-        index = min(group.answers)
-        damage(self.directory, number, index)
-        group.answers.discard(index)
-        group.scores.pop(index, None)
-        self.journal.load()
-
-    @precondition(lambda self: len(self.batches) > self.synced)
-    @rule(at=PICK)
-    def damage_a_batch(self, at: int) -> None:
-        step = self.synced + at % (len(self.batches) - self.synced)
-        number, group = self.batches[step]
-        damage(self.directory, number, 0)
-        group.answers.discard(0)
-        group.scores.pop(0)
-        for undone, again in self.batches[step:]:
-            again.holders = {}
-            self.waiting[undone] = again
-        del self.batches[step:], self.lineages[step + 1 :]
-        self.journal.load()
+    @rule(keep=st.integers(0, 3), back=st.integers(0, 4))
+    def prune(self, keep: int, back: int) -> None:
+        oldest = len(self.batches) - back
+        while self.runner.run(self.journal.prune(oldest_step=oldest, keep_rollouts=keep)):
+            pass
+        self.kept_from = max(self.kept_from, len(self.batches) - max(back, keep))
 
     @rule()
     def reopen(self) -> None:
@@ -245,6 +215,8 @@ class JournalBesideModel(RuleBasedStateMachine):
         report = verify_run(self.directory, groups_per_step=1, group_size=SIZE, checkpoints=checkpoints)
         assert report.breaches == []
         assert report.trained == SIZE * len(self.batches)
+        assert report.pruned >= SIZE * self.kept_from
+        assert report.damaged == 0
 
     def same(self, found: RecordedGroup, model: ModelGroup) -> None:
         assert found.version == v(model.version)

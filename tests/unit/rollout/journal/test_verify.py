@@ -13,13 +13,13 @@ import pytest
 from msgspec import structs
 
 from swarm.errors import UserError
-from swarm.rollout.journal.journal import DATABASE, SEGMENTS
-from swarm.rollout.journal.segments import payload_digest
+from swarm.rollout.journal.index import payload_digest
+from swarm.rollout.journal.journal import DATABASE
 from swarm.rollout.journal.verify import MAX_BREACHES, Report, verify_run
 from swarm.types import Rollout, Span
 from tests.builders import v
 from tests.unit.episodes import ALONE, TWO, played, record_episodes
-from tests.unit.rollout.journal.test_journal import SIZE, damage, dropped, group, kill_after, opened, segments, taken
+from tests.unit.rollout.journal.test_journal import SIZE, damage, dropped, group, kill_after, opened, taken
 
 GROUPS = 2
 STEPS = 4
@@ -31,13 +31,11 @@ async def _record(directory: Path) -> list[bytes]:
     async with opened(directory) as journal:
         for step in range(STEPS):
             number = step * GROUPS
-            await journal.write(
-                [*group(number, batch=step, version=step), *group(number + 1, batch=step, version=step)]
-            )
+            await journal.write([*group(number, version=step), *group(number + 1, version=step)])
             await journal.write([taken(step, number + 1, number)])
-        await journal.write([*group(8, batch=4), dropped(8, oldest=0, next_batch=3)])
-        await journal.write([*group(9, batch=4, version=3)[:-1], dropped(9, reason="unscorable", oldest=3)])
-        await journal.write([*group(10, batch=4, version=4), *group(11, batch=4, version=4)[:3]])
+        await journal.write([*group(8), dropped(8, oldest=0, next_batch=3)])
+        await journal.write([*group(9, version=3)[:-1], dropped(9, reason="unscorable", oldest=3)])
+        await journal.write([*group(10, version=4), *group(11, version=4)[:3]])
         return [journal.lineage(step) for step in range(STEPS + 1)]
 
 
@@ -113,12 +111,12 @@ def test_a_group_whose_rewards_are_equal_may_have_been_replaced(tmp_path: Path, 
             "23 rollouts were accepted, but 16 trained on, 4 dropped",
         ),
         ("DELETE FROM groups WHERE number = 3", "group 3 is not recorded, but a later one is"),
-        ("UPDATE rollouts SET idx = 2 WHERE number = 10 AND idx = 1", "says something else than its payload"),
+        ("UPDATE rollouts SET idx = 2 WHERE number = 10 AND idx = 1", "the payload of t10/2 is damaged"),
         ("UPDATE rollouts SET tokens = 99 WHERE number = 10 AND idx = 1", "row of t10/1 says something else"),
         ("UPDATE groups SET version = 5 WHERE number = 10", "older than the version 5 that it was opened for"),
         ("UPDATE rollouts SET reward = 9 WHERE number = 2 AND idx = 1", "lineage after batch 1 is not the recorded"),
         ("UPDATE rollouts SET reward = NULL WHERE number = 2 AND idx = 1", "batch 1 has a rollout without a reward"),
-        ("UPDATE rollouts SET digest = zeroblob(16) WHERE number = 2", "payload of t2/0 of batch 1 is damaged"),
+        ("UPDATE rollouts SET digest = zeroblob(16) WHERE number = 2", "payload of t2/0 is damaged"),
         ("UPDATE rollouts SET digest = zeroblob(16) WHERE number = 2", "lineage after batch 1 is not the recorded"),
         ("UPDATE batches SET lineage = zeroblob(32) WHERE step = 3", "lineage after batch 3 is not the recorded"),
         ("UPDATE batches SET lineage = zeroblob(32) WHERE step = 3", "the checkpoint of step 4 was trained on other"),
@@ -133,8 +131,8 @@ def test_each_breach_is_found(tmp_path: Path, lineages: list[bytes], statement: 
 def test_a_group_with_more_rollouts_than_samples_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
     change(
         tmp_path,
-        "INSERT INTO rollouts SELECT number, 2, node, oldest, tokens, finish, reward, exact, parts, segment, start, "
-        "nbytes, digest FROM rollouts WHERE number = 10 AND idx = 1",
+        "INSERT INTO rollouts SELECT number, 2, node, oldest, tokens, finish, reward, exact, parts, digest "
+        "FROM rollouts WHERE number = 10 AND idx = 1",
     )
     assert "group 10 has 3 rollouts, more than its 2 samples (I3)" in verified(tmp_path).breaches
 
@@ -170,31 +168,33 @@ def test_another_size_than_the_run_had_is_found(tmp_path: Path, lineages: list[b
     assert "group 0 of batch 0 has 2 rollouts instead of 4" in report.breaches
 
 
-def test_a_damaged_payload_is_a_breach_only_where_it_was_trained_on(tmp_path: Path, lineages: list[bytes]) -> None:
+def test_a_damaged_payload_is_a_breach(tmp_path: Path, lineages: list[bytes]) -> None:
     damage(tmp_path, 10, 0)
-    damage(tmp_path, 8, 0)
-    assert verified(tmp_path).breaches == []
-    assert verified(tmp_path).damaged == 2
     damage(tmp_path, 5, 1)
-    assert verified(tmp_path).breaches == ["the payload of t5/1 of batch 2 is damaged"]
+    report = verified(tmp_path)
+    assert report.breaches == ["the payload of t5/1 is damaged", "the payload of t10/0 is damaged"]
+    assert report.damaged == 2
 
 
-def test_pruned_payloads_are_counted_and_no_breach(tmp_path: Path, lineages: list[bytes]) -> None:
-    assert segments(tmp_path) == [0, 1, 2, 3, 4]
-    (tmp_path / SEGMENTS / "00000001.rollouts").unlink()
+async def test_pruned_payloads_are_counted_and_no_breach(tmp_path: Path) -> None:
+    lineages = await _record(tmp_path)
+    async with opened(tmp_path) as journal:
+        assert await journal.prune(oldest_step=1, keep_rollouts=0)
     report = verified(tmp_path, [(4, lineages[4])])
     assert (report.payloads, report.pruned, report.damaged, report.breaches) == (19, 4, 0, [])
 
 
+def test_a_payload_that_is_lost_and_was_not_pruned_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
+    change(tmp_path, "DELETE FROM payloads WHERE number = 5 AND idx = 1")
+    assert verified(tmp_path).breaches == ["the payload of t5/1 is damaged"]
+
+
 def test_a_payload_that_is_no_rollout_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
     other = msgspec.msgpack.encode("no rollout")
-    (tmp_path / SEGMENTS / "00000077.rollouts").write_bytes(other)
     with closing(sqlite3.connect(tmp_path / DATABASE)) as found, found:
-        found.execute(
-            "UPDATE rollouts SET segment = 77, start = 0, nbytes = ?, digest = ? WHERE number = 10 AND idx = 0",
-            (len(other), payload_digest(other)),
-        )
-    assert verified(tmp_path).breaches == ["the row of t10/0 says something else than its payload"]
+        found.execute("UPDATE payloads SET payload = ? WHERE number = 5 AND idx = 1", (other,))
+        found.execute("UPDATE rollouts SET digest = ? WHERE number = 5 AND idx = 1", (payload_digest(other),))
+    assert "the payload of t5/1 is damaged" in verified(tmp_path).breaches
 
 
 def test_the_lines_are_bounded(tmp_path: Path, lineages: list[bytes]) -> None:

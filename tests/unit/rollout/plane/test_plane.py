@@ -368,7 +368,7 @@ def test_an_accepted_answer_is_to_be_scored_with_its_own_prompt() -> None:
     plane = new_plane()
     ((given, answer), *_) = answers(ask(plane, ALICE, 0, 2), 0)
     _, recorded, wanted = plane.submit(ALICE, given, answer, now=0.0)
-    assert recorded == RolloutAccepted(number=0, node=ALICE, rollout=answer, next_batch=0)
+    assert recorded == RolloutAccepted(number=0, node=ALICE, rollout=answer)
     assert isinstance(wanted, ScoreWanted)
     assert (wanted.group_id, wanted.index, wanted.prompt, wanted.rollout) == ("t0", 0, prompt(0), answer)
 

@@ -117,7 +117,7 @@ def test_an_answer_its_score_and_its_batch_are_recorded_in_this_order(run: Run) 
     expected: list[Record] = []
     for _, given in answers(leases, 0):
         number = int(given.group_id[1:])
-        expected.append(RolloutAccepted(number=number, node=ALICE, rollout=given, next_batch=0))
+        expected.append(RolloutAccepted(number=number, node=ALICE, rollout=given))
         expected.append(RolloutScored(number=number, index=given.index, score=SCORE))
     assert run.records == expected
     run.take(1)
@@ -268,7 +268,7 @@ def test_a_drop_that_the_crash_kept_off_the_record_is_made_again() -> None:
     run.ledger.read([GroupOpened(number=1, version=v(0), max_staleness=0)])
     run.ledger.read([SamplesLeased(number=1, node=BOB, indices=(0, 1))])
     early = rollout(group_id="t1")
-    run.ledger.read([RolloutAccepted(number=1, node=BOB, rollout=early, next_batch=0)])
+    run.ledger.read([RolloutAccepted(number=1, node=BOB, rollout=early)])
     run.answer(ALICE, leases, 0)
     run.take(1)
     plane, (_, dropped) = run.restored(1, max_staleness=0)
