@@ -201,7 +201,8 @@ def kept_line(path: Path, step: int | None, saved_step: int | None, *, steps: in
 
 
 def write_config(path: Path, config: LeadConfig, origin: dict[str, Any] | None = None) -> None:
-    """Write the configuration as it was asked for, which a resumed run and a fork read. `origin` says where its model comes from."""
+    """Write the configuration as it was asked for, which a resumed run and a fork read. `origin` says where its model
+    comes from."""
     values: dict[str, Any] = {ORIGIN: origin} if origin else {}
     values |= {**config.model_dump(mode="json"), "run_dir": str(path)}
     write_json(path / CONFIG, values)

@@ -227,7 +227,7 @@ async def test_a_trainer_that_lives_for_three_steps_gets_through_a_long_run(tmp_
     journal = Journal(tmp_path, group_size=2)
     await journal.start()
     for number in range(batches):
-        await journal.write([*group(number, batch=number), taken(number, number)])
+        await journal.write([*group(number), taken(number, number)])
     run = Run(tmp_path, journal, LeadConfig(checkpoint_every_steps=2))
     run.child.lives_for = 3
     await run.training.open()
