@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from swarm.join import sampler
+from swarm.rollout.messages import Answer, SampleName
 from swarm.sampler import feeding, session
-from swarm.sampler.client import SampleName, SealedLease
+from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import Generated
 from swarm.sampler.worker import EngineWorker
-from swarm.types import Rollout, SampleSpec
+from swarm.types import SampleSpec
 
 CAME: dict[SampleName, float] = {}
 
@@ -25,17 +26,17 @@ CAME: dict[SampleName, float] = {}
 class TimedFeed(feeding.SampleFeed):
     """Notes when leases come."""
 
-    def add(self, leases: list[SealedLease]) -> None:
-        CAME.update(dict.fromkeys((name for sealed in leases for name in sealed.samples()), time.monotonic()))
+    def add(self, leases: list[TimedLease]) -> None:
+        CAME.update(dict.fromkeys((name for timed in leases for name in timed.samples()), time.monotonic()))
         super().add(leases)
 
 
 def timed_worker(log: TextIO) -> Any:
     class TimedWorker(EngineWorker):
-        async def _play(self, samples: Sequence[tuple[SealedLease, SampleSpec]]) -> tuple[list[Rollout], Generated]:
-            rollouts, generated = await super()._play(samples)
-            for sealed, spec in samples:
-                name = (sealed.lease.group_id, spec.index, sealed.lease.turn)
+        async def _play(self, samples: Sequence[tuple[TimedLease, SampleSpec]]) -> tuple[list[Answer], Generated]:
+            answers, generated = await super()._play(samples)
+            for timed, spec in samples:
+                name = (timed.lease.group_id, spec.index, timed.lease.turn)
                 line = {
                     "group": name[0],
                     "index": name[1],
@@ -45,7 +46,7 @@ def timed_worker(log: TextIO) -> Any:
                     "drawn_s": generated.seconds,
                 }
                 log.write(json.dumps(line) + "\n")
-            return rollouts, generated
+            return answers, generated
 
     return TimedWorker
 

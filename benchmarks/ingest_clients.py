@@ -27,8 +27,8 @@ from benchmarks.ingest_learner import Address as LearnerAddress
 from swarm.errors import EchoError
 from swarm.net.client import Busy, PeerClient
 from swarm.net.signing import SigningKey, node_id_of
-from swarm.rollout.messages import LeasedRollouts, Submission, SubmissionReply
-from swarm.sampler.client import VERDICTS_BYTES, Answer, RolloutClient, SampleName, SealedLease
+from swarm.rollout.messages import Answer, SampleName, Submission, SubmissionReply
+from swarm.sampler.client import VERDICTS_BYTES, RolloutClient, TimedLease
 from swarm.types import Address, Rollout, Span, VersionId
 from swarm.wire import compress, decode, encode
 
@@ -86,12 +86,12 @@ class Sampler:
         learner = plan.learner
         address = Address(host="127.0.0.1", port=learner.port, fingerprint=learner.fingerprint)
         self._peer = PeerClient(address, key=key, server=node_id_of(learner.key))
-        self._client = RolloutClient(self._peer, key.node_id, learner.key)
+        self._client = RolloutClient(self._peer, key.node_id)
         self._held = VersionId(incarnation=0, version=0)
         self._in_hand: set[SampleName] = set()
         self._draw = random.Random(seed)
         self._completions = cycle(completions(self._draw))
-        self._leased: asyncio.Queue[SealedLease] = asyncio.Queue(maxsize=GROUPS_AHEAD)
+        self._leased: asyncio.Queue[TimedLease] = asyncio.Queue(maxsize=GROUPS_AHEAD)
         self._phase = self._draw.random()
         self._working = asyncio.Event()
         if plan.kind != "flooding":
@@ -164,7 +164,7 @@ class Sampler:
             under_way.add(task)
             task.add_done_callback(under_way.discard)
 
-    def _fresh_body(self, lease: SealedLease) -> bytes:
+    def _fresh_body(self, lease: TimedLease) -> bytes:
         self._in_hand.difference_update(lease.samples())
         return self._body(lease)
 
@@ -176,12 +176,12 @@ class Sampler:
             yield due
             due += 1.0 / per_s
 
-    async def _submit(self, lease: SealedLease, began: float) -> None:
+    async def _submit(self, lease: TimedLease, began: float) -> None:
         """Until there are verdicts, as a sampler does; what a full learner makes it wait counts."""
-        answer = Answer(lease=lease, rollouts=self._rollouts(lease))
+        answers = self._answers(lease)
         while True:
             try:
-                verdicts = await self._client.submit([answer])
+                verdicts = await self._client.submit(answers)
                 break
             except Busy as busy:
                 self._observed.outcomes["busy"] += 1
@@ -203,26 +203,24 @@ class Sampler:
         self._observed.submissions.append((began, time.monotonic() - began))
         self._observed.outcomes.update(v.verdict for v in decode(data, SubmissionReply, cap_bytes=1 << 20).verdicts)
 
-    def _body(self, lease: SealedLease) -> bytes:
-        item = LeasedRollouts(lease=lease.token, rollouts=self._rollouts(lease))
-        return compress(encode(Submission(node=self._node, items=(item,))))
+    def _body(self, lease: TimedLease) -> bytes:
+        return compress(encode(Submission(node=self._node, answers=tuple(self._answers(lease)))))
 
-    def _rollouts(self, lease: SealedLease) -> tuple[Rollout, ...]:
+    def _answers(self, lease: TimedLease) -> list[Answer]:
         span = Span(version=max(self._held, lease.lease.min_version), start=0, end=TOKENS)
         made = []
         for spec in lease.lease.samples:
             token_ids, logprobs = next(self._completions)
-            made.append(
-                Rollout(
-                    group_id=lease.lease.group_id,
-                    index=spec.index,
-                    token_ids=token_ids,
-                    logprobs=logprobs,
-                    spans=(span,),
-                    finish="length",
-                )
+            drawn = Rollout(
+                group_id=lease.lease.group_id,
+                index=spec.index,
+                token_ids=token_ids,
+                logprobs=logprobs,
+                spans=(span,),
+                finish="length",
             )
-        return tuple(made)
+            made.append(Answer(drawn, spec.attempt))
+        return made
 
 
 def completions(draw: random.Random) -> list[tuple[bytes, bytes]]:

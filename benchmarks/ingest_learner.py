@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models
 from swarm.net.client import session_route
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
-from swarm.net.signing import SigningKey, swarm_id_of
+from swarm.net.signing import SigningKey
 from swarm.node.identity import load_or_create_tls
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import Entry
@@ -118,7 +118,6 @@ class BenchmarkedLearner:
         self._fingerprint = tls.fingerprint if tls else b""
         sessions = ServerSessions(self._key, self._fingerprint)
         self._service = RolloutService(
-            key=self._key,
             sessions=sessions,
             emit=lambda kind, **fields: None,
         )
@@ -179,7 +178,6 @@ class BenchmarkedLearner:
     def _plane(self) -> RolloutPlane:
         task = load_task(TaskOptions(name="copy"))
         rules = PlaneRules(
-            swarm=swarm_id_of(self._key.public_bytes),
             run_seed=0,
             max_staleness=self._plan.max_staleness,
             groups_per_step=self._plan.groups_per_step,

@@ -66,7 +66,7 @@ class Load:
         version = VersionId(incarnation=0, version=number // BATCH_GROUPS)
         return [
             GroupOpened(number=number, version=version, max_staleness=2),
-            SamplesLeased(number=number, node=self._node(number), indices=tuple(range(self.size))),
+            SamplesLeased(number=number, node=self._node(number), samples=tuple((i, 0) for i in range(self.size))),
         ]
 
     def answers(self, number: int) -> list[Entry]:

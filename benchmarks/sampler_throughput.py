@@ -25,7 +25,8 @@ from benchmarks.sampler_models import Size, Versions, parameters_of, random_mode
 from benchmarks.sampler_process import HANG_S, TIME_LIMIT_S, EngineBroken, cpu_seconds
 from swarm.broadcast.coding import in_thread
 from swarm.process import Child
-from swarm.sampler.client import Answer, SealedLease
+from swarm.rollout.messages import Answer
+from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineDtype, EngineKind, EngineOptions, Job
 from swarm.sampler.feeding import feed_of
 from swarm.sampler.spool import Spool
@@ -35,9 +36,6 @@ from swarm.types import Lease, SampleSpec, SamplingRules, VersionId
 
 RATIO = 0.95
 """Least throughput through the node, of the bare library's."""
-
-TOKEN_BYTES = 500
-"""A sealed lease of a short prompt."""
 
 GROUP = 4
 """Samples of one prompt."""
@@ -205,7 +203,7 @@ async def _through_node(worker: EngineWorker, spool: Spool, jobs: tuple[Job, ...
     async def kept(answers: list[Answer]) -> None:
         nonlocal missing, tokens
         name = await in_thread(spool.keep, answers)
-        rollouts = [rollout for answer in answers for rollout in answer.rollouts]
+        rollouts = [answer.rollout for answer in answers]
         tokens += sum(len(rollout.token_ids) // 4 for rollout in rollouts)
         missing -= len(rollouts)
         if name is not None:
@@ -237,10 +235,8 @@ async def _through_node(worker: EngineWorker, spool: Spool, jobs: tuple[Job, ...
     return Repeat(tokens=tokens, seconds=seconds, cpu_s=cpu_s)
 
 
-def _lease(number: int, job: Job) -> SealedLease:
+def _lease(number: int, job: Job) -> TimedLease:
     lease = Lease(
-        swarm="benchmark",
-        node="benchmark",
         purpose="train",
         group_id=f"t{number // GROUP}",
         prompt_token_ids=job.prompt_token_ids,
@@ -249,7 +245,7 @@ def _lease(number: int, job: Job) -> SealedLease:
         min_version=VersionId(incarnation=0, version=0),
         time_limit_s=job.time_limit_s,
     )
-    return SealedLease(lease=lease, token=bytes(TOKEN_BYTES), deadline=time.monotonic() + job.time_limit_s)
+    return TimedLease(lease=lease, deadline=time.monotonic() + job.time_limit_s)
 
 
 HEADER = "| parameters | seats | node, tokens/s | bare, tokens/s | ratio | by CPU time | load | |\n" + "|---" * 8 + "|"

@@ -15,9 +15,10 @@ from functools import cache
 from typing import Protocol
 
 from swarm.rollout.journal.entries import GroupDropped
+from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Effect, Granted, Judged, NodeSilent, Refused, ScoreWanted
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
-from swarm.types import Freshness, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, SwarmId, VersionId
+from swarm.types import Freshness, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, VersionId
 
 MEAN_TOKENS = 16
 """Tokens of a completion of mean length: the plane sees lengths, and a run stays cheap."""
@@ -28,7 +29,6 @@ MAX_TOKENS = 4096
 BEAT_S = 5.0
 """The default of a real run; a sampler counts as gone after three."""
 
-SWARM = SwarmId("staleness")
 SCORE = Score(reward=0.0, exact=False)
 
 
@@ -95,7 +95,6 @@ class DeadlineRule:
 
     def __init__(self, setting: Setting) -> None:
         rules = PlaneRules(
-            swarm=SWARM,
             run_seed=0,
             max_staleness=setting.max_staleness,
             hold_s=setting.hold_s,
@@ -131,7 +130,7 @@ class DeadlineRule:
     def submit(self, worker: int, job: Job, sample: Sample, *, now: float) -> None:
         assert job.lease is not None
         rollout = _rollout(job, sample)
-        (judged, *rest) = self._plane.submit(node(worker), job.lease, rollout, now=now)
+        (judged, *rest) = self._plane.submit(node(worker), Answer(rollout), now=now)
         assert isinstance(judged, Judged)
         if judged.verdict == "accepted" and not job.held_out:
             self._samples.setdefault(job.number, []).append(sample)

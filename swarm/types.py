@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Annotated, ClassVar, Literal, NewType
+from typing import Annotated, Literal, NewType
 
 import msgspec
 
@@ -17,6 +17,7 @@ OptimizerStates = Literal["float32", "8bit", "host"]  # How and where AdamW keep
 Schedule = Literal["constant", "linear", "cosine", "wsd"]  # Of the learning rate; wsd: warm up, stay, decay
 Freshness = Literal["adaptive", "off"]  # Rollouts as young as the fleet allows, or as early as the bound allows
 Normalisation = Literal["tokens", "rollouts", "constant"]  # What the loss of a minibatch is divided by
+Credit = Literal["episode", "turn"]  # What the advantage of an episode's tokens is made of
 ObjectiveName = Literal[
     "grpo", "gspo", "decoupled_ppo", "icepop", "cispo", "tis"
 ]  # The formulas are in learner/objective.py
@@ -99,8 +100,8 @@ class SamplingRules(Message, frozen=True):
 
 
 class SampleSpec(Message, frozen=True):
-    """One sample of a group: its place and its random seed. `attempt` counts its failures before this lease, so that
-    one failure is not counted twice."""
+    """One sample of a group: its place and its random seed. `attempt` counts how often it failed or was withdrawn
+    before this lease, so that one failure is not counted twice."""
 
     index: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -128,9 +129,6 @@ class Lease(Message, frozen=True):
     to be drawn, and the prompt is all that its player has read and said before; with `play`, all turns are.
     """
 
-    max_objects: ClassVar[int] = MAX_TOKENS + 20_000  # Four for each of 4,096 samples, and the rules
-    swarm: Id
-    node: Id
     purpose: Purpose
     group_id: Id
     prompt_token_ids: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=MAX_TOKENS)]

@@ -15,6 +15,7 @@ from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.manifest import AdapterShape, Dtype, Layout, ModelFile, TensorSpec
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.rollout.journal.entries import Entry
+from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Effect, Granted, Judged, Refused, ScoreWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.leases import Group, LeaseTable, Sample
@@ -31,14 +32,12 @@ from swarm.types import (
     SamplingRules,
     Score,
     Span,
-    SwarmId,
     Verdict,
     VersionId,
 )
 
 VOCAB = 14
 STOP = 2
-SWARM = SwarmId("swarm")
 ALICE, BOB = NodeId("alice"), NodeId("bob")
 KEY = SigningKey.from_bytes(bytes(range(32)))
 OTHER_KEY = SigningKey.from_bytes(bytes(range(1, 33)))
@@ -67,13 +66,9 @@ def lease(
     indices: Sequence[int] = (0, 1),
     min_version: VersionId | None = None,
     purpose: Purpose = "train",
-    node: str = ALICE,
-    swarm: str = SWARM,
     rules: SamplingRules = RULES,
 ) -> Lease:
     return Lease(
-        swarm=swarm,
-        node=node,
         purpose=purpose,
         group_id=group_id,
         prompt_token_ids=(1, 3, 13),
@@ -122,7 +117,7 @@ def ready_group(version: int, order: int, *, samples: int = 1) -> Group:
     group_id = GroupId(f"t{order}")
     done = [
         Sample(
-            spec=SampleSpec(index=i, seed=i),
+            seed=i,
             rollout=rollout(group_id=group_id, index=i, version=version),
             score=Score(reward=0.5, exact=False),
         )
@@ -166,7 +161,6 @@ def new_plane(
 ) -> RolloutPlane:
     """A plane that has published `newest`, of episodes if their rules are given."""
     rules = PlaneRules(
-        swarm=SWARM,
         run_seed=7,
         max_staleness=max_staleness,
         groups_per_step=groups,
@@ -198,6 +192,12 @@ def refusal(plane: RolloutPlane, node: NodeId, held: int, capacity: int = 1, *, 
     return answer.reason
 
 
+def answering(to: Lease, drawn: Rollout) -> Answer:
+    """`drawn` as the answer to a sample of the lease."""
+    attempts = {spec.index: spec.attempt for spec in to.samples}
+    return Answer(drawn, attempts.get(drawn.index, 0), to.turn)
+
+
 def answers(granted: Sequence[Lease], version: int) -> list[tuple[Lease, Rollout]]:
     """One good rollout by `version` for each sample of the leases."""
     return [
@@ -217,8 +217,8 @@ def submit_and_score(
 ) -> list[Effect]:
     """Answer every sample of the leases and score each answer; what the plane said of it."""
     effects: list[Effect] = []
-    for one, answer in answers(granted, version):
-        said = plane.submit(node, one, answer, now=now)
+    for one, drawn in answers(granted, version):
+        said = plane.submit(node, answering(one, drawn), now=now)
         effects += said
         for wanted in [effect for effect in said if isinstance(effect, ScoreWanted)]:
             effects += plane.scored(wanted.group_id, wanted.index, Score(reward=1.0, exact=True))

@@ -14,15 +14,15 @@ from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.net.signing import SigningKey
 from swarm.rollout.api import RolloutService
 from swarm.rollout.intake import IntakeLimits
-from swarm.rollout.messages import Did, Offer
+from swarm.rollout.messages import Answer, Did, Offer
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.scoring import Stepper
 from swarm.rollout.tally import SamplerWatch
-from swarm.sampler.client import Answer, RolloutClient, SealedLease
+from swarm.sampler.client import RolloutClient, TimedLease
 from swarm.types import Address, NodeId, Score, Unscored
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
-from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
+from tests.builders import KEY, OTHER_KEY, ListJournal, answering, answers, new_plane, v
 
 ALICE, BOB = KEY.node_id, OTHER_KEY.node_id
 
@@ -50,7 +50,6 @@ class Learner(SamplerWatch):
         self.unscorable: set[str] = set()
         self.journal = ListJournal()
         self.service = RolloutService(
-            key=self.key,
             sessions=self.sessions,
             emit=lambda kind, **fields: self.events.append((kind, fields)),
             watch=self,
@@ -63,7 +62,7 @@ class Learner(SamplerWatch):
 
     def client(self, node: NodeId, *, named: NodeId | None = None, engine: str = "") -> RolloutClient:
         """Calls signed by `node`, which name it, or `named` in its place, and this class of engine."""
-        return RolloutClient(self.peers[node], named or node, self.key.public_bytes, engine_class=lambda: engine)
+        return RolloutClient(self.peers[node], named or node, engine_class=lambda: engine)
 
     async def open(self, stepper: Stepper | None = None) -> None:
         self.service.open(self.plane, self._score, self.journal, stepper=stepper)
@@ -125,17 +124,11 @@ async def serving(learner: Learner) -> AsyncIterator[Learner]:
     await runner.cleanup()
 
 
-async def leases_for(learner: Learner, node: NodeId, capacity: int) -> list[SealedLease]:
+async def leases_for(learner: Learner, node: NodeId, capacity: int) -> list[TimedLease]:
     given = await learner.client(node).ask(v(0), capacity, WAIT_S, holding=())
     assert isinstance(given, list), given
     return given
 
 
-def answers_to(given: list[SealedLease]) -> list[Answer]:
-    return [
-        Answer(
-            lease=one,
-            rollouts=tuple(rollout(group_id=one.lease.group_id, index=s.index) for s in one.lease.samples),
-        )
-        for one in given
-    ]
+def answers_to(given: list[TimedLease]) -> list[Answer]:
+    return [answering(*one) for one in answers([one.lease for one in given], 0)]

@@ -233,7 +233,6 @@ class SamplerNode(JoiningNode):
                 client=RolloutClient(
                     link,
                     self._network.node,
-                    hello.learner_key,
                     say=self._say,
                     engine_class=lambda: engine.engine_class,
                 ),

@@ -34,7 +34,6 @@ from swarm.lead.steps import PAUSE, Steps
 from swarm.lead.training import Training
 from swarm.learner.messages import Prepared
 from swarm.net.hosts import is_loopback, is_private
-from swarm.net.signing import swarm_id_of
 from swarm.node.control import control
 from swarm.node.hello import card_of, sign_card
 from swarm.node.identity import StateDirectory
@@ -238,7 +237,6 @@ class LearnerNode:
             most=(self._config.max_staleness + 2) * self._config.groups_per_step,
         )
         self._rollouts = RolloutService(
-            key=network.key,
             sessions=network.sessions,
             emit=self._rollout_event,
             watch=self._provisioning,
@@ -463,7 +461,6 @@ class LearnerNode:
         """Continue where the journal ends, and answer samplers from now on."""
         config = self._config
         rules = PlaneRules(
-            swarm=swarm_id_of(self._network.key.public_bytes),
             run_seed=config.seed,
             life=self._network.generation,
             max_staleness=bound.max_staleness,
@@ -472,6 +469,7 @@ class LearnerNode:
             groups_per_step=config.groups_per_step,
             group_size=config.group_size,
             dynamic_sampling=config.dynamic_sampling,
+            credit=config.credit,
             eval_samples=config.eval_samples,
             rules=sampling_rules(config, self._task, prepared.stop_token_ids),
             vocab_size=prepared.vocab_size,

@@ -26,12 +26,12 @@ from swarm.net.sessions import AUTH_HEADER
 from swarm.net.signing import SigningKey
 from swarm.net.stream import Outgoing
 from swarm.node.hello import say_hello
-from swarm.rollout.messages import MAX_SUBMITTED, Beat
-from swarm.sampler.client import SUBMIT_PATH, Answer, Refused, RolloutClient, SealedLease
+from swarm.rollout.messages import MAX_SUBMITTED, Answer, Beat
+from swarm.sampler.client import SUBMIT_PATH, Refused, RolloutClient, TimedLease
 from swarm.sampler.engine import Job
 from swarm.sampler.playing import Game
 from swarm.sampler.worker import EngineWorker
-from swarm.types import NodeId, Rollout, Span, VersionId
+from swarm.types import Lease, NodeId, Rollout, Span, VersionId
 from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, PROTOCOL_HEADER, ROLLOUT_UNPACKED_BYTES, compress, encode
 
 OLD = 8  # A version: a lazy sampler that never installs a second one asks for leases from this one on
@@ -73,7 +73,7 @@ async def hop(self: Any, honest: Any, *given: Any, **rest: Any) -> Any:
 async def equivocate(self: Any, honest: Any, answers: Sequence[Answer], **rest: Any) -> Any:
     """Hand in each answer, and then another one for the same samples."""
     verdicts = await honest(self, answers, **rest)
-    await honest(self, [Answer(lease=one.lease, rollouts=tuple(map(other, one.rollouts))) for one in answers])
+    await honest(self, [replace(one, rollout=other(one.rollout)) for one in answers])
     return verdicts
 
 
@@ -82,10 +82,10 @@ def other(rollout: Rollout) -> Rollout:
     return replace(rollout, logprobs=array("f", [value - 1.0 for value in array("f", rollout.logprobs)]).tobytes())
 
 
-async def dawdle(self: Any, honest: Any, leases: Sequence[SealedLease], **rest: Any) -> Any:
+async def dawdle(self: Any, honest: Any, leases: Sequence[TimedLease], **rest: Any) -> Any:
     """Draw once the engine has a newer version than the leases ask for, to have a choice; but wait no more than 3 s."""
     for _ in range(60):
-        if self.installed > min(sealed.lease.min_version for sealed in leases):
+        if self.installed > min(timed.lease.min_version for timed in leases):
             break
         await asyncio.sleep(0.05)
     return await honest(self, leases, **rest)
@@ -156,7 +156,7 @@ class Client:
         async with PeerClient(plain_address(self.url)) as stranger:
             heard = await say_hello(stranger)
         async with PeerClient(plain_address(self.url), key=key, server=heard.signed.node) as peer:
-            client = RolloutClient(peer, key.node_id, heard.hello.learner_key, engine_class=lambda: MEASURED)
+            client = RolloutClient(peer, key.node_id, engine_class=lambda: MEASURED)
             await newest(client)
             self.nodes.add(key.node_id)
             yield peer, client
@@ -182,16 +182,16 @@ async def invented(client: RolloutClient) -> list[Answer]:
         version = await newest(client)
         granted = await client.ask(version, 16, AGAIN_S, holding=())
         if not isinstance(granted, Refused):
-            return [Answer(lease=one, rollouts=tuple(_rollouts(one, version))) for one in granted]
+            return [answer for one in granted for answer in _answers(one.lease, version)]
         await asyncio.sleep(AGAIN_S)
 
 
-def _rollouts(sealed: SealedLease, version: VersionId) -> list[Rollout]:
-    rules, group_id = sealed.lease.rules, sealed.lease.group_id
+def _answers(lease: Lease, version: VersionId) -> list[Answer]:
+    rules, group_id = lease.rules, lease.group_id
     tokens = array("i", [*[5] * (rules.max_new_tokens - 1), rules.stop_token_ids[0]])
     logprobs, spans = array("f", [INVENTED] * len(tokens)), (Span(version=version, start=0, end=len(tokens)),)
     found = tokens.tobytes(), logprobs.tobytes(), spans
-    return [Rollout(group_id, one.index, *found, finish="stop") for one in sealed.lease.samples]
+    return [Answer(Rollout(group_id, one.index, *found, finish="stop"), one.attempt) for one in lease.samples]
 
 
 async def floods(client: Client) -> str:
@@ -200,7 +200,7 @@ async def floods(client: Client) -> str:
         first = (await invented(sampler))[0]
         with suppress(Busy):
             for _ in range(FLOOD):
-                await sampler.submit([Answer(lease=first.lease, rollouts=first.rollouts[:1] * MAX_SUBMITTED)])
+                await sampler.submit([first] * MAX_SUBMITTED)
             return ""
     return "status 429"
 

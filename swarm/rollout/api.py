@@ -24,12 +24,10 @@ from swarm.errors import EchoError
 from swarm.net.client import Crowded, Forbidden, binary, read_signed
 from swarm.net.hosts import caller_of, is_loopback
 from swarm.net.sessions import AUTH_HEADER, ServerSessions
-from swarm.net.signing import SigningKey
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.intake import Claimed, Intake, IntakeLimits, Overloaded, is_small, open_submission
 from swarm.rollout.journal.entries import Entry, GroupDropped, Record, RolloutScored
 from swarm.rollout.messages import (
-    LEASE_CONTEXT,
     WHY_LENGTH,
     Beat,
     BeatReply,
@@ -119,7 +117,6 @@ class RolloutService:
     def __init__(
         self,
         *,
-        key: SigningKey,
         sessions: ServerSessions,
         emit: Callable[..., None],
         watch: SamplerWatch | None = None,
@@ -129,7 +126,6 @@ class RolloutService:
         commit_s: float = COMMIT_S,
         absent: Collection[NodeId] = (),
     ) -> None:
-        self._key = key
         self._sessions = sessions
         self._emit = emit
         self._watch = watch or SamplerWatch()
@@ -299,13 +295,13 @@ class RolloutService:
         try:
             async with asyncio.timeout(QUESTION_S):
                 rollout = await answer
-        except TimeoutError:
-            rollout = None
+        except TimeoutError as late:
+            raise EchoError("no sampler has answered: `echo-node status` shows who is here") from late
         finally:
             del self._questions[name]
             self._opened.withdraw_question(name)
         if rollout is None:
-            raise EchoError("no sampler has answered: `echo-node status` shows who is here")
+            raise EchoError("the samplers' engines do not draw this: ask with another temperature, or for fewer tokens")
         return rollout
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
@@ -405,8 +401,7 @@ class RolloutService:
             if isinstance(answer, Granted):
                 if not await self._committed_soon():
                     return come_back(SLOW_COMMIT)
-                leases = tuple(self._key.seal(LEASE_CONTEXT, encode(lease)) for lease in answer.leases)
-                return binary(encode(LeaseReply(leases=leases)))
+                return binary(encode(LeaseReply(leases=answer.leases)))
             assert isinstance(answer, Refused)
             if not answer.may_change or left <= 0:
                 return refuse(answer.reason, answer.retry_after_s, answer.detail)
@@ -451,7 +446,7 @@ class RolloutService:
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:
         if self._plane is None or self._plane.newest is None:
-            # Before the first version, the plane would judge every lease malformed.
+            # Before the first version no answer can be judged.
             return come_back("the learner is starting")
         if self._recorder.fault:
             return come_back(self._recorder.fault)
@@ -486,7 +481,7 @@ class RolloutService:
         return binary(encode(SubmissionReply(verdicts=verdicts)))
 
     def _open(self, body: bytes) -> tuple[str, list[Claimed]]:
-        return open_submission(body, self._key.public_bytes, self._opened.rules.vocab_size)
+        return open_submission(body, self._opened.rules.vocab_size)
 
     def _judge(self, node: NodeId, named: str, claimed: Sequence[Claimed]) -> list[Judged]:
         self._check_sender(node, named)
@@ -496,8 +491,8 @@ class RolloutService:
         verdicts: list[Judged] = []
         useless = 0
         for one in claimed:
-            leased = (one.rollout.group_id, one.rollout.index) in plane.leased.held_by(node)
-            judged, *more = plane.submit(node, one.lease, one.rollout, now=now, fault=one.fault)
+            leased = one.answer.sample[:2] in plane.leased.held_by(node)
+            judged, *more = plane.submit(node, one.answer, now=now, fault=one.fault)
             assert isinstance(judged, Judged)
             useless += not leased and judged.verdict != "accepted"
             verdicts.append(judged)

@@ -28,12 +28,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from swarm.bounded import Bounded
-from swarm.errors import TooLarge
 from swarm.net.sessions import Claim
-from swarm.rollout.messages import MAX_SUBMITTED, Submission, open_lease
+from swarm.rollout.messages import Answer, Submission
 from swarm.rollout.plane.leases import MAX_NODES
-from swarm.rollout.plane.verdict import malformation
-from swarm.types import Lease, NodeId, Rollout
+from swarm.rollout.plane.verdict import token_fault
+from swarm.types import NodeId
 from swarm.wire import (
     ROLLOUT_BODY_BYTES,
     ROLLOUT_MAX_RATIO,
@@ -49,10 +48,9 @@ Using a thread costs 0.3 ms of a busy core."""
 
 
 class Claimed(NamedTuple):
-    """A rollout, the lease that it came under, and what is malformed about it ("" if nothing)."""
+    """An answer, and what is malformed about its tokens ("" if nothing)."""
 
-    lease: Lease
-    rollout: Rollout
+    answer: Answer
     fault: str
 
 
@@ -61,17 +59,12 @@ def is_small(body: bytes) -> bool:
     return stated_size(body) <= INLINE_BYTES
 
 
-def open_submission(body: bytes, learner_key: bytes, vocab_size: int) -> tuple[str, list[Claimed]]:
+def open_submission(body: bytes, vocab_size: int) -> tuple[str, list[Claimed]]:
     """Unpack and decode a submission, and check what can be checked without the run's state. Return the node that it
-    names as its sender, and its rollouts. Raise ProtocolError if it is not a submission."""
+    names as its sender, and its answers. Raise ProtocolError if it is not a submission."""
     content = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
     submission = decode(content, Submission, cap_bytes=ROLLOUT_UNPACKED_BYTES)
-    if sum(len(item.rollouts) for item in submission.items) > MAX_SUBMITTED:
-        raise TooLarge(f"a submission of more than {MAX_SUBMITTED} rollouts")
-    # Check each lease only once: that takes ten times as long as judging a rollout.
-    leases = {token: open_lease(token, learner_key) for token in {item.lease for item in submission.items}}
-    claimed = [(leases[item.lease], rollout) for item in submission.items for rollout in item.rollouts]
-    return submission.node, [Claimed(*one, malformation(one[1], one[0], vocab_size=vocab_size)) for one in claimed]
+    return submission.node, [Claimed(one, token_fault(one.rollout, vocab_size)) for one in submission.answers]
 
 
 Reason = Literal["journal", "bodies", "own_bodies", "useless"]

@@ -6,14 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from swarm.net.signing import unseal
 from swarm.types import Count, Id, Lease, Nickname, Rollout, Rounding, Seconds, Verdict, VersionId
-from swarm.wire import Message, decode
+from swarm.wire import Message
 
 MAX_SAMPLES_PER_ASK = 4096  # More samples in flight than any one engine holds today
-LEASE_CONTEXT = "lease"  # Context of a lease's signature, so that it cannot pass for anything else
-
-LEASE_TOKEN_BYTES = 768 * 1024  # A lease for a prompt of 131,072 tokens at 5 bytes an id; most take a few hundred bytes
 LEASE_REPLY_BYTES = 8 * 1024 * 1024  # The sampler trusts the learner more than a peer, but not without limit
 MAX_SUBMITTED = 1024  # Rollouts in one submission: judging them takes the event loop 5 ms
 Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finished"]
@@ -30,6 +26,7 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 LineRate = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 Doing = Literal["draw", "install", "fetch", "wait"]
 Did = tuple[Doing, Seconds, Seconds]
+SampleName = tuple[str, int, int]  # Group id, index and turn of one sample
 
 
 class HeldSamples(Message, frozen=True):
@@ -56,9 +53,10 @@ class LeaseRequest(Message, frozen=True):
 
 
 class LeaseReply(Message, frozen=True):
-    """Sealed leases, or why there are none and when to ask again. `detail` is a line for a person."""
+    """Leases, or why there are none and when to ask again. `detail` is a line for a person."""
 
-    leases: tuple[bytes, ...] = ()
+    max_objects: ClassVar[int] = LEASE_REPLY_BYTES // 5  # Prompts take half of the bytes, at up to 5 bytes a token
+    leases: tuple[Lease, ...] = ()
     refusal: Refusal | None = None
     retry_after_s: Seconds = 0.0
     detail: Why = ""
@@ -133,24 +131,23 @@ class Release(Message, frozen=True):
     forget: bool
 
 
-def open_lease(token: bytes, learner_key: bytes) -> Lease:
-    """Return the lease in `token`. Raise ProtocolError unless the owner of `learner_key` sealed it."""
-    body = unseal(LEASE_CONTEXT, token, learner_key, cap_bytes=LEASE_TOKEN_BYTES)
-    return decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
+class Answer(Message, frozen=True):
+    """A rollout of one leased sample. `attempt` and `turn` are those of the lease."""
 
+    rollout: Rollout
+    attempt: Count = 0
+    turn: Count = 0
 
-class LeasedRollouts(Message, frozen=True):
-    """A sealed lease and rollouts that answer it."""
-
-    lease: bytes
-    rollouts: Annotated[tuple[Rollout, ...], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]
+    @property
+    def sample(self) -> SampleName:
+        return self.rollout.group_id, self.rollout.index, self.turn
 
 
 class Submission(Message, frozen=True):
     """The body of a POST of rollouts."""
 
     node: Id
-    items: Annotated[tuple[LeasedRollouts, ...], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]
+    answers: Annotated[tuple[Answer, ...], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]
 
 
 class RolloutVerdict(Message, frozen=True):

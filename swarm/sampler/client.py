@@ -15,31 +15,30 @@ from swarm.errors import ProtocolError
 from swarm.net.client import Peer, SlowLine
 from swarm.rollout.messages import (
     LEASE_REPLY_BYTES,
-    LEASE_TOKEN_BYTES,
     MAX_SUBMITTED,
+    Answer,
     Beat,
     BeatReply,
     Did,
     HeldSamples,
-    LeasedRollouts,
     LeaseReply,
     LeaseRequest,
     Offer,
     Refusal,
     Release,
     RolloutVerdict,
+    SampleName,
     Submission,
     SubmissionReply,
-    open_lease,
 )
-from swarm.types import Lease, NodeId, Rollout, VersionId
+from swarm.types import Lease, NodeId, VersionId
 from swarm.wire import CONTROL_BODY_BYTES, RATIO_FREE_BYTES, compress, decode, encode
 
 LIFE = secrets.randbits(63)  # Of this process
 SUBMIT_PATH = "/v1/rollouts"
 CALL_S = 30.0  # Time limit of a call, besides the wait that it asks for: 8 MiB of rollouts at 2.2 Mbit/s
 
-PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES  # An unpacked submission: too small to count as a zip bomb
+PORTION_BYTES = RATIO_FREE_BYTES * 7 // 8  # An unpacked submission: too small to count as a zip bomb
 ROLLOUT_OVERHEAD_BYTES = 400  # What a rollout takes besides its tokens: ids, a few spans, a reason
 
 SLOW_PAUSE_S = 3.0
@@ -47,7 +46,6 @@ SLOW_PAUSE_S = 3.0
 2 s or more for a body, so a dead line costs it a dozen tries a minute."""
 
 VERDICTS_BYTES = 1024 * 1024  # Room for 4,096 verdicts with a line each
-SampleName = tuple[str, int, int]  # Group id, index and turn of one sample
 
 
 class Refused(NamedTuple):
@@ -59,24 +57,14 @@ class Refused(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealedLease:
-    """A lease. `token` holds the bytes that the learner sealed, which go back with the rollouts. `deadline` is the
-    lease's end by our monotonic clock."""
+class TimedLease:
+    """A lease, and its end by our monotonic clock."""
 
     lease: Lease
-    token: bytes
     deadline: float
 
     def samples(self) -> list[SampleName]:
         return [(self.lease.group_id, spec.index, self.lease.turn) for spec in self.lease.samples]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A lease and the rollouts that answer it."""
-
-    lease: SealedLease
-    rollouts: tuple[Rollout, ...]
 
 
 class RolloutClient:
@@ -87,7 +75,6 @@ class RolloutClient:
         self,
         peer: Peer,
         node: NodeId,
-        learner_key: bytes,
         *,
         say: Callable[[str], None] = lambda line: None,
         pause_s: float = SLOW_PAUSE_S,
@@ -95,7 +82,6 @@ class RolloutClient:
     ) -> None:
         self._peer = peer
         self._node = node
-        self._learner_key = learner_key
         self._say = say
         self._pause_s = pause_s
         self._engine_class = engine_class
@@ -103,7 +89,7 @@ class RolloutClient:
 
     async def ask(
         self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName], at_once: int = 0
-    ) -> list[SealedLease] | Refused:
+    ) -> list[TimedLease] | Refused:
         """Return leases for up to `capacity` samples, or why there are none. LeaseRequest explains `at_once`."""
         request = LeaseRequest(
             node=self._node,
@@ -120,10 +106,10 @@ class RolloutClient:
         reply = decode(data, LeaseReply, cap_bytes=LEASE_REPLY_BYTES)
         if reply.refusal is not None:
             return Refused(reply.refusal, reply.retry_after_s, reply.detail)
-        leases = [self.open_lease(token) for token in reply.leases]
-        if sum(len(sealed.lease.samples) for sealed in leases) > capacity:
+        if sum(len(lease.samples) for lease in reply.leases) > capacity:
             raise ProtocolError("the learner gave out more samples than were asked for")
-        return leases
+        now = time.monotonic()
+        return [TimedLease(lease=lease, deadline=now + lease.time_limit_s) for lease in reply.leases]
 
     async def beat(
         self,
@@ -171,7 +157,7 @@ class RolloutClient:
             except ProtocolError as fault:
                 if on_refused is None:
                     raise
-                on_refused(sum(len(answer.rollouts) for answer in waiting[0]), fault)
+                on_refused(len(waiting[0]), fault)
             waiting.popleft()
         if not slow:
             # Grow by a quarter, so that a line that stays slow is overloaded every fourth batch, not every time.
@@ -182,12 +168,11 @@ class RolloutClient:
         """Halve the size of `portion` for the portions from now on, and pause."""
         if self._portion_bytes == PORTION_BYTES:
             self._say(f"{why}; rollouts are sent again, fewer at once")
-        self._portion_bytes = sum(_size_bytes(answer.lease, one) for answer in portion for one in answer.rollouts) // 2
+        self._portion_bytes = sum(map(_size_bytes, portion)) // 2
         await asyncio.sleep(self._pause_s)
 
     async def _submit_portion(self, answers: Sequence[Answer]) -> SubmissionReply:
-        items = tuple(LeasedRollouts(lease=answer.lease.token, rollouts=answer.rollouts) for answer in answers)
-        body = compress(encode(Submission(node=self._node, items=items)))
+        body = compress(encode(Submission(node=self._node, answers=tuple(answers))))
         data = await self._peer.post(SUBMIT_PATH, body, cap_bytes=VERDICTS_BYTES, timeout_s=CALL_S)
         return decode(data, SubmissionReply, cap_bytes=VERDICTS_BYTES)
 
@@ -195,13 +180,6 @@ class RolloutClient:
         """Give samples back unfinished."""
         release = Release(node=self._node, samples=by_group(samples), forget=forget)
         await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
-
-    def open_lease(self, token: bytes) -> SealedLease:
-        """Open a lease, whose time starts now. Raise ProtocolError if it is not from this learner and for this node."""
-        lease = open_lease(token, self._learner_key)
-        if lease.node != self._node:
-            raise ProtocolError("a lease of another node")
-        return SealedLease(lease=lease, token=token, deadline=time.monotonic() + lease.time_limit_s)
 
 
 def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
@@ -213,25 +191,19 @@ def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
 
 
 def portions(answers: Sequence[Answer], cap_bytes: int) -> list[list[Answer]]:
-    """Split `answers` in order, between rollouts. A part has at most MAX_SUBMITTED rollouts, and at most `cap_bytes`
-    unless a single rollout is larger."""
+    """Split `answers` in order. A part has at most MAX_SUBMITTED answers, and at most `cap_bytes` unless it is a single
+    one."""
     parts: list[list[Answer]] = []
-    size = count = 0
+    size = 0
     for answer in answers:
-        for rollout in answer.rollouts:
-            nbytes = _size_bytes(answer.lease, rollout)
-            if not parts or size + nbytes > cap_bytes or count == MAX_SUBMITTED:
-                parts.append([])
-                size = count = 0
-            last = parts[-1][-1] if parts[-1] else None
-            if last is not None and last.lease is answer.lease:
-                parts[-1][-1] = Answer(lease=answer.lease, rollouts=(*last.rollouts, rollout))
-            else:
-                parts[-1].append(Answer(lease=answer.lease, rollouts=(rollout,)))
-            size += nbytes
-            count += 1
+        nbytes = _size_bytes(answer)
+        if not parts or size + nbytes > cap_bytes or len(parts[-1]) == MAX_SUBMITTED:
+            parts.append([])
+            size = 0
+        parts[-1].append(answer)
+        size += nbytes
     return parts
 
 
-def _size_bytes(lease: SealedLease, rollout: Rollout) -> int:
-    return len(lease.token) + 9 * rollout.length + ROLLOUT_OVERHEAD_BYTES
+def _size_bytes(answer: Answer) -> int:
+    return 9 * answer.rollout.length + ROLLOUT_OVERHEAD_BYTES

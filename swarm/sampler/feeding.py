@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from swarm.rollout.messages import MAX_SAMPLES_PER_ASK
-from swarm.sampler.client import Answer, SampleName, SealedLease
+from swarm.rollout.messages import MAX_SAMPLES_PER_ASK, Answer, SampleName
+from swarm.sampler.client import TimedLease
 from swarm.sampler.worker import EngineWorker
 from swarm.types import SampleSpec
 
@@ -49,7 +49,7 @@ class BatchFeed:
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine
-        self._next: asyncio.Queue[list[SealedLease]] = asyncio.Queue(1)
+        self._next: asyncio.Queue[list[TimedLease]] = asyncio.Queue(1)
         self._idle = asyncio.Event()
         self._idle.set()
         self.running = 0
@@ -59,13 +59,13 @@ class BatchFeed:
         await self._next.join()
         return Room(self._engine.places, 0)
 
-    def add(self, leases: list[SealedLease]) -> None:
+    def add(self, leases: list[TimedLease]) -> None:
         self._next.put_nowait(leases)
 
     def take_back(self) -> set[SampleName]:
         """Forget the samples that have not started, and return them."""
         leases = [] if self._next.empty() else self._next.get_nowait()
-        return {name for sealed in leases for name in sealed.samples()}
+        return {name for timed in leases for name in timed.samples()}
 
     async def run(self, done: Done) -> None:
         """Draw until cancelled. Raise ChildFailed if the engine breaks. `done` is awaited before more answers come."""
@@ -73,7 +73,7 @@ class BatchFeed:
         while True:
             leases = await self._next.get()
             self._idle.clear()
-            self.running = sum(len(sealed.lease.samples) for sealed in leases)
+            self.running = sum(len(timed.lease.samples) for timed in leases)
             self._next.task_done()
             answers = await self._engine.draw_batch(leases, follows=follows)
             follows = not self._next.empty()
@@ -96,7 +96,7 @@ class SampleFeed:
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine
-        self._waiting: deque[tuple[SealedLease, SampleSpec]] = deque()
+        self._waiting: deque[tuple[TimedLease, SampleSpec]] = deque()
         self._answers: list[Answer] = []
         self._in_engine = engine.places + spare_of(engine.places) // 2
         self._asked, self._asked_at = Room(0, 0), 0.0
@@ -113,17 +113,17 @@ class SampleFeed:
         self._asked, self._asked_at = room, time.monotonic()
         return room
 
-    def add(self, leases: list[SealedLease]) -> None:
-        samples = [(sealed, spec) for sealed in leases for spec in sealed.lease.samples]
+    def add(self, leases: list[TimedLease]) -> None:
+        samples = [(timed, spec) for timed in leases for spec in timed.lease.samples]
         asked = self._asked
-        if asked.at_once and len(samples) == asked.capacity and any(sealed.lease.turn for sealed in leases):
+        if asked.at_once and len(samples) == asked.capacity and any(timed.lease.turn for timed in leases):
             # Others may have been held open, for lack of samples or because no place was free.
             self._asking_s += ASKING_SMOOTHING * (time.monotonic() - self._asked_at - self._asking_s)
         self._waiting.extend(samples)
         self._beginnable.set()
 
     def take_back(self) -> set[SampleName]:
-        names = {(sealed.lease.group_id, spec.index, sealed.lease.turn) for sealed, spec in self._waiting}
+        names = {(timed.lease.group_id, spec.index, timed.lease.turn) for timed, spec in self._waiting}
         self._waiting.clear()
         return names
 
@@ -146,8 +146,8 @@ class SampleFeed:
         meanwhile = math.ceil(2 * self._asking_s * self._engine.rates.full_rollouts_per_s)
         return room_of(self._engine.places, held, meanwhile)
 
-    async def _draw(self, sealed: SealedLease, spec: SampleSpec) -> None:
-        answer = await self._engine.draw(sealed, spec)
+    async def _draw(self, timed: TimedLease, spec: SampleSpec) -> None:
+        answer = await self._engine.draw(timed, spec)
         self._answers.append(answer)  # Not in one line: `_answers` may have been replaced while this waited.
         self.running -= 1
         self._answered.set()
@@ -159,8 +159,7 @@ class SampleFeed:
             self._answered.clear()
             answers, self._answers = self._answers, []
             if answers:
-                # Answers of one lease are adjacent, so that its token goes back only once.
-                await done(sorted(answers, key=lambda answer: answer.lease.lease.group_id))
+                await done(answers)
             self._roomy.set()
             if not self.running and not self._answers:
                 self._idle.set()

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from swarm.errors import UserError
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
-from swarm.sampler.client import SealedLease
+from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import Generated, Job, Sampled
 from swarm.tasks import load_task
 from swarm.tasks.base import TaskOptions
@@ -76,11 +76,11 @@ def check_playable(task: str) -> None:
 class Game:
     """A sample under way; `rollout` is None until it has ended."""
 
-    def __init__(self, sealed: SealedLease, spec: SampleSpec, stage: Stage) -> None:
-        self._lease, self._deadline, self._spec, self._stage = sealed.lease, sealed.deadline, spec, stage
-        play = sealed.lease.play
+    def __init__(self, timed: TimedLease, spec: SampleSpec, stage: Stage) -> None:
+        self._lease, self._deadline, self._spec, self._stage = timed.lease, timed.deadline, spec, stage
+        play = timed.lease.play
         self._rules = EpisodeRules(max_turns=play.max_turns, max_tokens=play.max_tokens) if play else None
-        self._episode = Episode(name=f"{sealed.lease.group_id}/{spec.index}/{sealed.deadline}")
+        self._episode = Episode(name=f"{timed.lease.group_id}/{spec.index}/{timed.deadline}")
         self._prompt: Prompt | None = None
         self.rollout: Rollout | None = None
 

@@ -31,10 +31,10 @@ from typing import Any
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
-from swarm.rollout.messages import DroppedRollouts, Offer, RolloutVerdict
-from swarm.sampler.client import Answer, RolloutClient, SampleName
+from swarm.rollout.messages import Answer, DroppedRollouts, Offer, RolloutVerdict, SampleName
+from swarm.sampler.client import RolloutClient
 from swarm.sampler.feeding import Feed, feed_of
-from swarm.sampler.spool import Spool, SpooledAnswer
+from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.types import VersionId, printable, quoted
 
@@ -124,9 +124,7 @@ class Batch:
 
     def samples(self) -> set[SampleName]:
         """The answered samples; others of the same leases may still be running."""
-        return {
-            (one.group_id, one.index, answer.lease.lease.turn) for answer in self.answers for one in answer.rollouts
-        }
+        return {answer.sample for answer in self.answers}
 
 
 class Session:
@@ -256,7 +254,7 @@ class Session:
             answer = await self._client.ask(held, room.capacity, wait_s, holding=self._in_hand, at_once=room.at_once)
             if isinstance(answer, list):
                 self._status.state = "sampling"
-                self._in_hand |= {name for sealed in answer for name in sealed.samples()}
+                self._in_hand |= {name for timed in answer for name in timed.samples()}
                 self._engine.check_fits(answer)
                 self._feed.add(answer)
                 continue
@@ -279,7 +277,7 @@ class Session:
         await self._feed.run(self._keep)
 
     async def _keep(self, answers: list[Answer]) -> None:
-        for version in {one.spans[-1].version for answer in answers for one in answer.rollouts if one.spans}:
+        for version in {one.rollout.spans[-1].version for one in answers if one.rollout.spans}:
             self._receiver.note_time(version, "drawn_s")
         batch = Batch(answers, await in_thread(self._spool.keep, answers))
         if batch.spooled is not None:
@@ -305,23 +303,13 @@ class Session:
         """Submit what an earlier process of this node generated; the rest of its leases is void."""
         verdicts: Counter[str] = Counter()
         for name in await in_thread(self._spool.names):
-            verdicts += await self._hand_in(self._reopened(await in_thread(self._spool.read, name)))
+            verdicts += await self._hand_in(await in_thread(self._spool.read, name))
             await in_thread(self._spool.remove, name)
         if verdicts:
             said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
             self._say(f"rollouts from before were submitted: {said}")
         await self._client.release((), forget=True)
         self._settled.set()
-
-    def _reopened(self, spooled: list[SpooledAnswer]) -> list[Answer]:
-        """Return the answers under this learner's leases for this node; leave out the others."""
-        answers = []
-        for one in spooled:
-            try:
-                answers.append(Answer(lease=self._client.open_lease(one.token), rollouts=one.rollouts))
-            except ProtocolError as fault:
-                self._say(f"spooled rollouts are left out: {fault}")
-        return answers
 
     async def _hand_in(self, answers: list[Answer]) -> Counter[str]:
         """Submit, and count the verdicts. If the learner refuses one portion, only that portion is lost."""
@@ -413,13 +401,13 @@ def _order(version: VersionId | None) -> tuple[int, int]:
 
 def accepted_tokens(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> int:
     accepted = {one.rollout_id for one in verdicts if one.verdict == "accepted"}
-    return sum(one.drawn for answer in answers for one in answer.rollouts if one.rollout_id in accepted)
+    return sum(one.rollout.drawn for one in answers if one.rollout.rollout_id in accepted)
 
 
 def verdicts_of(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> Counter[str]:
     """Count the verdicts. The learner accepts the report of a failed generation; here it counts as "failed", so that an
     engine that only fails is noticed."""
-    failed = {one.rollout_id for answer in answers for one in answer.rollouts if one.finish == "failed"}
+    failed = {one.rollout.rollout_id for one in answers if one.rollout.finish == "failed"}
     return Counter(
         "failed" if one.verdict == "accepted" and one.rollout_id in failed else one.verdict for one in verdicts
     )

@@ -17,21 +17,13 @@ import msgspec
 
 from swarm.broadcast.store.disk import replace_file, require_room
 from swarm.errors import UserError
-from swarm.sampler.client import Answer
-from swarm.types import Rollout
+from swarm.rollout.messages import Answer
 from swarm.wire import digest
 
 SPOOL_BYTES = 1 << 30  # Three of the largest batches (4,096 rollouts of 8,192 tokens are 302 MB)
 SPOOL_FILES = 64  # A process leaves at most four for its successor to submit: a dozen deaths in one outage
 MAX_AGE_S = 86_400.0  # A day, the longest time limit of a lease. Anything older is stale.
 DIGEST_BYTES = 32  # BLAKE3, before the content
-
-
-class SpooledAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """A lease as sealed by the learner, and the rollouts that answer it."""
-
-    token: bytes
-    rollouts: tuple[Rollout, ...]
 
 
 class Spool:
@@ -55,7 +47,7 @@ class Spool:
 
     def keep(self, answers: Sequence[Answer]) -> str | None:
         """Write a batch and return its name, or None if there is no room, which is reported the first time."""
-        body = msgspec.msgpack.encode([SpooledAnswer(answer.lease.token, answer.rollouts) for answer in answers])
+        body = msgspec.msgpack.encode(answers)
         content = digest(body) + body
         with self._lock:
             name = f"{self._next:012d}"
@@ -80,7 +72,7 @@ class Spool:
         with self._lock:
             return [path.stem for path in self._files()]
 
-    def read(self, name: str) -> list[SpooledAnswer]:
+    def read(self, name: str) -> list[Answer]:
         """Return a batch. If it is damaged, remove the file and return an empty list."""
         path = self._path(name)
         try:
@@ -89,7 +81,7 @@ class Spool:
             content = path.read_bytes()
             if digest(content[DIGEST_BYTES:]) != content[:DIGEST_BYTES]:
                 raise ValueError("its digest does not match")
-            return msgspec.msgpack.decode(content[DIGEST_BYTES:], type=list[SpooledAnswer])
+            return msgspec.msgpack.decode(content[DIGEST_BYTES:], type=list[Answer])
         except (OSError, ValueError) as fault:
             self._say(f"a spooled batch is damaged and is left out: {fault}")
             self.remove(name)

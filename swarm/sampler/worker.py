@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from swarm.broadcast.version.manifest import ChunkTable, Head, Layout
 from swarm.capacity.fleet import Lengths, mean_longest
 from swarm.errors import ChildFailed, UserError
 from swarm.process import Child, clean_environment
-from swarm.rollout.messages import MAX_DID, Did, Doing
-from swarm.sampler.client import Answer, SealedLease
+from swarm.rollout.messages import MAX_DID, Answer, Did, Doing
+from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import (
     EngineKind,
     EngineOptions,
@@ -34,7 +34,7 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.playing import FILES, Game, Stage, play_together
 from swarm.sampler.weights import CONFIG, write_model_files
-from swarm.types import Rollout, SampleSpec, VersionId
+from swarm.types import SampleSpec, VersionId
 
 MAX_PER_S = 1e9  # Largest rate that a beat may report; only engines of tests come near it
 MIN_S = 1e-6  # Shorter times may be invisible to a clock
@@ -245,26 +245,29 @@ class EngineWorker:
         self.doings.now("draw" if self._drawing else "wait")
         return None
 
-    async def draw_batch(self, leases: list[SealedLease], *, follows: bool = False) -> list[Answer]:
+    async def draw_batch(self, leases: list[TimedLease], *, follows: bool = False) -> list[Answer]:
         """Draw every sample of the leases in one call. `follows`: they were at hand when the last batch ended, so the
         time between (an install, the spool) counts as part of this batch's time."""
         between_s = time.monotonic() - self._ended_at if follows else 0.0
-        samples = [(sealed, spec) for sealed in leases for spec in sealed.lease.samples]
-        rollouts, generated = await self._play(samples)
+        samples = [(timed, spec) for timed in leases for spec in timed.lease.samples]
+        answers, generated = await self._play(samples)
         self._ended_at = time.monotonic()
         self.rates.batch(generated, between_s)
-        ended = iter(rollouts)
-        return [Answer(lease=one, rollouts=tuple(islice(ended, len(one.lease.samples)))) for one in leases]
+        return answers
 
-    async def draw(self, sealed: SealedLease, spec: SampleSpec) -> Answer:
-        rollouts, generated = await self._play([(sealed, spec)])
+    async def draw(self, timed: TimedLease, spec: SampleSpec) -> Answer:
+        (answer,), generated = await self._play([(timed, spec)])
         self.rates.sample(generated, self._drawing + 1)
-        return Answer(lease=sealed, rollouts=tuple(rollouts))
+        return answer
 
-    async def _play(self, samples: Sequence[tuple[SealedLease, SampleSpec]]) -> tuple[list[Rollout], Generated]:
-        games = [Game(sealed, spec, self._stage) for sealed, spec in samples]
+    async def _play(self, samples: Sequence[tuple[TimedLease, SampleSpec]]) -> tuple[list[Answer], Generated]:
+        games = [Game(timed, spec, self._stage) for timed, spec in samples]
         with self._draws():
-            return await play_together(games, lambda jobs: self._child.call(Generate(jobs=jobs), Generated))
+            rollouts, generated = await play_together(
+                games, lambda jobs: self._child.call(Generate(jobs=jobs), Generated)
+            )
+        named = zip(samples, rollouts, strict=True)
+        return [Answer(one, spec.attempt, timed.lease.turn) for (timed, spec), one in named], generated
 
     @contextmanager
     def _draws(self) -> Iterator[None]:
@@ -276,13 +279,13 @@ class EngineWorker:
             self._drawing -= 1
             self.doings.now("draw" if self._drawing else "wait")
 
-    def check_fits(self, leases: list[SealedLease]) -> None:
+    def check_fits(self, leases: list[TimedLease]) -> None:
         """Raise UserError if a sample is longer than this engine can draw. Submitting it as failed would spoil its
         group, which larger machines can draw."""
         most = self._started.context_tokens if self._started else 0
-        for sealed in leases:
-            play, rules = sealed.lease.play, sealed.lease.rules
-            tokens = len(sealed.lease.prompt_token_ids) + (play.max_tokens if play else rules.max_new_tokens)
+        for timed in leases:
+            play, rules = timed.lease.play, timed.lease.rules
+            tokens = len(timed.lease.prompt_token_ids) + (play.max_tokens if play else rules.max_new_tokens)
             if most and tokens > most:
                 raise UserError(
                     f"this run's samples take up to {tokens} tokens with their prompts, and this engine has room for "

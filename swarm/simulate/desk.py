@@ -14,14 +14,14 @@ from functools import cache
 
 from swarm.capacity.fleet import Demand
 from swarm.rollout.journal.entries import GroupDropped
+from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Effect, Granted, Judged, NodeSilent, ScoreWanted
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
-from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, SwarmId, VersionId
+from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, VersionId
 
 BEAT_S = 5.0  # The default of a real run; a sampler counts as gone after three
 COARSE_TOKENS = 64  # Token ids of the longest answer: the plane prefers groups whose answers are long so far
 LEASE_LIMIT_S = 1e7  # Simulated samplers answer or die: no lease is ever overdue
-SWARM = SwarmId("capacity")
 SCORE = Score(reward=0.0, exact=False)
 
 
@@ -31,6 +31,7 @@ class Job:
 
     lease: Lease
     index: int
+    attempt: int
     share: float
 
 
@@ -69,13 +70,12 @@ class Desk:
 
     def __init__(self, demand: Demand, *, seed: int) -> None:
         rules = PlaneRules(
-            swarm=SWARM,
             run_seed=seed,
             max_staleness=demand.max_staleness,
             adaptive=demand.freshness == "adaptive",
             groups_per_step=demand.groups_per_step,
             group_size=demand.group_size,
-            rules=SamplingRules(temperature=1.0, max_new_tokens=COARSE_TOKENS, stop_token_ids=(2,)),
+            rules=SamplingRules(temperature=1.0, max_new_tokens=COARSE_TOKENS, stop_token_ids=(0,)),
             vocab_size=10,
             beat_s=BEAT_S,
             lease_time_limit_s=LEASE_LIMIT_S,
@@ -104,7 +104,7 @@ class Desk:
     def submit(self, node: NodeId, job: Job, *, version: int, failed: bool = False, now: float) -> None:
         """Hand in what `version` made of `job`."""
         rollout = _rollout(job, version, failed=failed)
-        judged, *rest = self.plane.submit(node, job.lease, rollout, now=now, fault="")
+        judged, *rest = self.plane.submit(node, Answer(rollout, job.attempt), now=now, fault="")
         assert isinstance(judged, Judged)
         self.counts.failed += failed
         self.counts.generated += not failed
@@ -194,7 +194,7 @@ class Desk:
 
 def _job(lease: Lease, place: int) -> Job:
     spec = lease.samples[place]
-    return Job(lease, spec.index, spec.seed / (1 << 63))
+    return Job(lease, spec.index, spec.attempt, spec.seed / (1 << 63))
 
 
 @cache

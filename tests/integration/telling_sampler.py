@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.__main__ import main
-from swarm.rollout.messages import SubmissionReply
-from swarm.sampler.client import Answer, RolloutClient
+from swarm.rollout.messages import Answer, SubmissionReply
+from swarm.sampler.client import RolloutClient
 
 TOLD = "told-accepted"
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from swarm.errors import ChildFailed
-from swarm.sampler.client import SealedLease
+from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.worker import EngineWorker
 from tests.builders import MIXED_LAYOUT, lease, v
@@ -42,9 +42,8 @@ async def work(engine: EngineWorker, directory: Path) -> None:
     await engine.launch()
     await engine.load(MIXED_LAYOUT)
     await engine.install(held.head, held.table, publisher.directory / "versions" / "weights.bin")
-    sealed = SealedLease(lease=lease(indices=range(8)), token=b"token", deadline=time.monotonic() + 60.0)
-    (answer,) = await engine.draw_batch([sealed])
-    assert len(answer.rollouts) == 8
+    timed = TimedLease(lease=lease(indices=range(8)), deadline=time.monotonic() + 60.0)
+    assert len(await engine.draw_batch([timed])) == 8
 
 
 @pytest.mark.parametrize("module", ["tests.integration.hanging_engine"])

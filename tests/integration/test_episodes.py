@@ -128,7 +128,7 @@ def test_a_sampler_that_plays_alone_takes_what_it_plays_with_it(swarm: Swarm, tm
         victim.kill()
         (spooled,) = (tmp_path / "state-victim" / "spool").iterdir()
         spool = Spool(spooled.parent, spooled.name, lambda line: pytest.fail(line))
-        taken = [one for name in spool.names() for answer in spool.read(name) for one in answer.rollouts]
+        taken = [answer.rollout for name in spool.names() for answer in spool.read(name)]
         assert max(len(one.turns) for one in taken) > 1
         gate.open()
         episodes = ends_well(learner, swarm.join(gate.address, "--no-tls", name="other"))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from swarm.broadcast.version.manifest import ModelFile
 from swarm.learner.tiny import tiny_tokenizer
-from swarm.sampler.client import SealedLease
+from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.worker import EngineWorker
 from swarm.types import Play, SamplingRules
@@ -37,11 +37,11 @@ async def test_an_engine_plays_episodes_to_their_end(tmp_path: Path, continuous:
         await engine.install(held.head, held.table, publisher.directory / "versions" / "weights.bin")
         rules = SamplingRules(temperature=1.0, max_new_tokens=3, stop_token_ids=(STOP,))
         leased = replace(lease(indices=range(2), rules=rules), play=PLAY)
-        sealed = SealedLease(lease=leased, token=b"token", deadline=time.monotonic() + 60.0)
+        timed = TimedLease(lease=leased, deadline=time.monotonic() + 60.0)
         if continuous:
-            rollouts = [one for spec in leased.samples for one in (await engine.draw(sealed, spec)).rollouts]
+            rollouts = [(await engine.draw(timed, spec)).rollout for spec in leased.samples]
         else:
-            rollouts = [*(await engine.draw_batch([sealed]))[0].rollouts]
+            rollouts = [answer.rollout for answer in await engine.draw_batch([timed])]
         assert [one.index for one in rollouts] == [0, 1]
         for one in rollouts:
             assert one.reason == ""

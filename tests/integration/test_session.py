@@ -16,9 +16,8 @@ from aiohttp import web
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
 from swarm.net.client import PeerClient, guard, session_route
-from swarm.net.signing import SigningKey
-from swarm.rollout.messages import LEASE_CONTEXT, Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
-from swarm.sampler.client import Answer, RolloutClient, SealedLease
+from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
+from swarm.sampler.client import RolloutClient
 from swarm.sampler.engine import EngineOptions, Started
 from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
@@ -107,7 +106,7 @@ class Sampler:
         )
         launch = asyncio.create_task(engine.launch())
         session = Session(
-            client=RolloutClient(self.line, BOB, self.learner.key.public_bytes, say=self.said.append),
+            client=RolloutClient(self.line, BOB, say=self.said.append),
             beat_s=0.2,
             engine=engine,
             launch=launch,
@@ -154,12 +153,6 @@ async def sampler(tmp_path: Path) -> AsyncIterator[Sampler]:
     await runner.cleanup()
 
 
-def forged(sealed: SealedLease, key: SigningKey, node: str) -> SealedLease:
-    """The lease as if `key` had given it to `node`."""
-    lease = msgspec.structs.replace(sealed.lease, node=node)
-    return SealedLease(lease=lease, token=key.seal(LEASE_CONTEXT, encode(lease)), deadline=sealed.deadline)
-
-
 def accepted(sampler: Sampler, count: int) -> Callable[[], bool]:
     return lambda: sampler.status.verdicts["accepted"] >= count
 
@@ -197,17 +190,6 @@ async def test_nothing_is_asked_for_before_that_has_its_verdicts(sampler: Sample
         await many_turns()
         assert sampler.line.paths() == ["/v1/rollouts"]
     assert len(sampler.spool.names()) == 1
-
-
-async def test_what_is_of_another_node_or_learner_is_not_submitted(sampler: Sampler) -> None:
-    other = Learner()
-    for key, node in ((other.key, BOB), (sampler.learner.key, "another node")):
-        (sealed,) = await leases_for(sampler.learner, BOB, 1)
-        sampler.spool.keep(answers_to([forged(sealed, key, node)]))
-    async with sampler.session():
-        await until(lambda: "/v1/release" in sampler.line.paths())
-    assert sampler.line.paths()[0] == "/v1/release"
-    assert len([line for line in sampler.said if "left out" in line]) == 2
 
 
 async def test_a_batch_is_on_disk_from_before_its_submission_to_its_verdict(sampler: Sampler) -> None:
@@ -440,11 +422,10 @@ async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_b
 
 async def test_of_a_lease_of_which_one_sample_is_answered_the_others_stay_in_hand(sampler: Sampler) -> None:
     """What a question does not name the learner leases anew: it would be drawn twice."""
-    (sealed,) = await leases_for(sampler.learner, BOB, 2)
-    (both,) = answers_to([sealed])
-    one = Answer(lease=sealed, rollouts=both.rollouts[:1])
-    assert Batch([one], None).samples() == {sealed.samples()[0]}
-    assert Batch([both], None).samples() == set(sealed.samples())
+    (timed,) = await leases_for(sampler.learner, BOB, 2)
+    both = answers_to([timed])
+    assert Batch(both[:1], None).samples() == {timed.samples()[0]}
+    assert Batch(both, None).samples() == set(timed.samples())
 
 
 async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back_that_did_not_begin(

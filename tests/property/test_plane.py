@@ -17,7 +17,7 @@ from swarm.rollout.plane.effects import Effect, Granted, ScoreWanted
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Score, VersionId
 from swarm.wire import Digest
-from tests.builders import RULES, SWARM, VOCAB, failed_rollout, prompt, rollout, v
+from tests.builders import RULES, VOCAB, failed_rollout, prompt, rollout, v
 from tests.simulator.rollouts.checkers import WatchedPlane
 from tests.simulator.rollouts.ledger import Ledger
 from tests.simulator.rollouts.scenario import Scenario
@@ -60,7 +60,6 @@ class PlaneMachine(RuleBasedStateMachine):
 
     def restore(self) -> None:
         rules = PlaneRules(
-            swarm=SWARM,
             run_seed=7,
             life=self.life,
             max_staleness=self.bound,

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from swarm.broadcast.version.manifest import Head, open_head, open_layout, open_table, sign_head
 from swarm.errors import ProtocolError
-from swarm.rollout.messages import LEASE_CONTEXT, open_lease
 from swarm.wire import Message, compress, decode, decompress, digest, encode
-from tests.builders import KEY, MIXED_LAYOUT, SWARM_OF_KEY, lease, v
+from tests.builders import KEY, MIXED_LAYOUT, SWARM_OF_KEY, v
 from tests.property.strategies import message_types, messages
 
 CAP = 1 << 20
@@ -84,7 +83,6 @@ def test_damaged_bytes_are_refused_or_are_another_message(
             pass
 
 
-SEALED_LEASE = KEY.seal(LEASE_CONTEXT, encode(lease()))
 HEAD = Head(
     swarm=SWARM_OF_KEY,
     learner_key=KEY.public_bytes,
@@ -101,7 +99,6 @@ SEALED_HEAD = sign_head(HEAD, KEY)
 @given(junk)
 def test_no_junk_opens_as_anything(data: bytes) -> None:
     openers: list[Any] = [
-        lambda: open_lease(data, KEY.public_bytes),
         lambda: open_head(data, KEY.public_bytes),
         lambda: open_layout(data, HEAD),
         lambda: open_table(data, HEAD, MIXED_LAYOUT),
@@ -135,12 +132,6 @@ def test_junk_that_a_head_names_is_refused_or_makes_sense(data: bytes) -> None:
 def test_no_flipped_bits_of_a_head_pass(flips: list[int]) -> None:
     with pytest.raises(ProtocolError):
         open_head(with_flips(SEALED_HEAD, flips), KEY.public_bytes)
-
-
-@given(st.lists(bits, min_size=1, max_size=4, unique_by=lambda bit: bit % (8 * len(SEALED_LEASE))))
-def test_no_flipped_bits_of_a_lease_pass(flips: list[int]) -> None:
-    with pytest.raises(ProtocolError):
-        open_lease(with_flips(SEALED_LEASE, flips), KEY.public_bytes)
 
 
 @given(junk, st.integers(1, 64))

@@ -16,13 +16,14 @@ import swarm.rollout.plane.plane
 import swarm.rollout.plane.rules
 import swarm.rollout.plane.verdict
 from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RecordedRun
+from swarm.rollout.messages import Answer
 from swarm.rollout.plane import leases
 from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.effects import Effect, Judged, ScoreWanted
 from swarm.rollout.plane.leases import Group, LeaseTable, Sample
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.plane.rules import Pacing
-from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
+from swarm.types import NodeId, Verdict, VersionId
 from tests.simulator.__main__ import main
 from tests.simulator.breach import InvariantBreach
 from tests.simulator.rollouts.books import Books
@@ -93,9 +94,9 @@ def _answers_are_accepted_twice(patch: pytest.MonkeyPatch) -> None:
     judge = RolloutPlane._judge
 
     def lenient(
-        plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None
+        plane: RolloutPlane, node: NodeId, answer: Answer, group: Group | None, fault: str | None
     ) -> tuple[Verdict, str]:
-        verdict, detail = judge(plane, node, lease, rollout, fault)
+        verdict, detail = judge(plane, node, answer, group, fault)
         return ("accepted", "") if detail == "this sample is answered" else (verdict, detail)
 
     patch.setattr(RolloutPlane, "_judge", lenient)
@@ -105,9 +106,9 @@ def _failures_are_counted_twice(patch: pytest.MonkeyPatch) -> None:
     judge = RolloutPlane._judge
 
     def lenient(
-        plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None
+        plane: RolloutPlane, node: NodeId, answer: Answer, group: Group | None, fault: str | None
     ) -> tuple[Verdict, str]:
-        verdict, detail = judge(plane, node, lease, rollout, fault)
+        verdict, detail = judge(plane, node, answer, group, fault)
         return ("accepted", "") if detail.startswith("this failure is known") else (verdict, detail)
 
     patch.setattr(RolloutPlane, "_judge", lenient)

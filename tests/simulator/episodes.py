@@ -28,7 +28,8 @@ from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.sampler.feeding import Room, room_of, spare_of
 from swarm.simulate.world import World
-from swarm.types import Lease, NodeId, Observed, Prompt, Rollout, SamplingRules, Span, SwarmId, VersionId
+from swarm.types import Lease, NodeId, Observed, Prompt, Rollout, SamplingRules, Span, VersionId
+from tests.builders import answering
 from tests.simulator.rollouts.ledger import Ledger
 
 STOP, VOCABULARY = 1, 1 << 20
@@ -117,7 +118,7 @@ class EpisodeSwarm:
         return answer.leases if isinstance(answer, Granted) else ()
 
     def submit(self, node: NodeId, lease: Lease, rollout: Rollout) -> None:
-        judged, *effects = self.plane.submit(node, lease, rollout, now=self.world.now)
+        judged, *effects = self.plane.submit(node, answering(lease, rollout), now=self.world.now)
         assert isinstance(judged, Judged)
         self.figures.verdicts[judged.verdict] += 1
         self.perform([judged, *effects])
@@ -236,7 +237,6 @@ class EpisodeSwarm:
     def _new_plane(self) -> RolloutPlane:
         scenario = self.scenario
         rules = PlaneRules(
-            swarm=SwarmId("simulated"),
             run_seed=self.seed,
             life=self._life,
             max_staleness=scenario.max_staleness,

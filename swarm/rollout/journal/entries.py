@@ -24,11 +24,11 @@ class GroupOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesLeased:
-    """`node` works on these samples from now on, even if another node did before."""
+    """`node` works on these `samples` (index and attempt) from now on, even if another node did before."""
 
     number: int
     node: NodeId
-    indices: tuple[int, ...]
+    samples: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +120,24 @@ class RecordedRollout:
     score: Score | None
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedLease:
+    """A sample's last lease to `node`, read back."""
+
+    index: int
+    node: NodeId
+    attempt: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGroup:
-    """A group, read back. `holders` says by index which node a sample was last leased to, whether answered or not."""
+    """A group, read back. `leases` has all its leases in their order, also of samples that are answered."""
 
     number: int
     version: VersionId
     max_staleness: int
     rollouts: tuple[RecordedRollout, ...]
-    holders: Mapping[int, NodeId] = field(default_factory=dict)
+    leases: tuple[RecordedLease, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

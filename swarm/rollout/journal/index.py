@@ -38,7 +38,7 @@ from swarm.rollout.journal.entries import (
 from swarm.types import NodeId
 from swarm.wire import digest, encode
 
-SCHEMA_VERSION = 5  # Version of the tables below, kept in the database's user_version
+SCHEMA_VERSION = 6  # Version of the tables below, kept in the database's user_version
 
 WAL_PAGES = 16384  # Pages of 4 kB in the log before SQLite moves them to the database, which delays one commit
 BUSY_S = 30.0  # Longest wait for another process; readers such as `verify` hold no lock that a writer waits for
@@ -91,8 +91,9 @@ CREATE TABLE payloads(
     FOREIGN KEY(number, idx) REFERENCES rollouts(number, idx) ON DELETE CASCADE
 ) STRICT;
 CREATE TABLE leases(
-    number INTEGER NOT NULL, idx INTEGER NOT NULL, node INTEGER NOT NULL, PRIMARY KEY(number, idx)
-) STRICT, WITHOUT ROWID;
+    number INTEGER NOT NULL, idx INTEGER NOT NULL, node INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    PRIMARY KEY(number, idx, node)
+) STRICT;
 CREATE TABLE batches(step INTEGER PRIMARY KEY, max_staleness INTEGER NOT NULL, lineage BLOB NOT NULL) STRICT;
 CREATE TABLE versions(
     version INTEGER NOT NULL, incarnation INTEGER NOT NULL, content BLOB NOT NULL, PRIMARY KEY(version, incarnation)
@@ -102,9 +103,9 @@ CREATE TABLE bounds(
     step INTEGER NOT NULL, learning_rate REAL
 ) STRICT;
 """
-"""`batches.lineage` is h_{step + 1}. `rollouts.parts` is a msgpack map of rewards by name, NULL if there are none.
-`meta` holds `group_size` and `pruned`: the payloads of batches below it, and of groups dropped before those were taken,
-are deleted."""
+"""`batches.lineage` is h_{step + 1}. `rollouts.parts` is a msgpack map of rewards by name, NULL if there are none. The
+rows of `leases` are in the order of leasing. `meta` holds `group_size` and `pruned`: the payloads of batches below it,
+and of groups dropped before those were taken, are deleted."""
 
 WAITING = "step IS NULL AND reason IS NULL"  # SQL condition for a group that is open or ready
 
@@ -291,8 +292,8 @@ class Index:
         leased = [e for e in entries if isinstance(e, SamplesLeased)]
         accepted = [e for e in entries if isinstance(e, RolloutAccepted)]
         nodes = self._node_rows({e.node for e in leased} | {e.node for e in accepted})
-        rows = [(e.number, index, nodes[e.node]) for e in leased for index in e.indices]
-        self._many("INSERT OR REPLACE INTO leases VALUES {}", rows)
+        rows = [(e.number, index, nodes[e.node], attempt) for e in leased for index, attempt in e.samples]
+        self._many("INSERT OR REPLACE INTO leases(number, idx, node, attempt) VALUES {}", rows)
         self._accept(accepted, nodes)
         self._score([e for e in entries if isinstance(e, RolloutScored)])
         self._drop([e for e in entries if isinstance(e, GroupDropped) and e.number is not None])

@@ -12,6 +12,7 @@ from swarm.rollout.journal.entries import (
     NO_VARIANCE,
     BoundSet,
     RecordedGroup,
+    RecordedLease,
     RecordedRollout,
     RecordedRun,
     VersionPublished,
@@ -146,8 +147,9 @@ def read_batch(connection: sqlite3.Connection, step: int) -> list[RecordedGroup]
 
 
 def _read_group(connection: sqlite3.Connection, row: GroupRow) -> RecordedGroup:
-    holders = connection.execute(
-        "SELECT l.idx, n.name FROM leases l JOIN nodes n ON n.id = l.node WHERE l.number = ? ORDER BY l.idx",
+    leases = connection.execute(
+        "SELECT l.idx, n.name, l.attempt FROM leases l JOIN nodes n ON n.id = l.node "
+        "WHERE l.number = ? ORDER BY l.rowid",
         (row.number,),
     )
     return RecordedGroup(
@@ -155,7 +157,7 @@ def _read_group(connection: sqlite3.Connection, row: GroupRow) -> RecordedGroup:
         version=VersionId(incarnation=row.incarnation, version=row.version),
         max_staleness=row.max_staleness,
         rollouts=tuple(_read_recorded(connection, one) for one in rollout_rows(connection, row.number)),
-        holders={index: NodeId(name) for index, name in holders},
+        leases=tuple(RecordedLease(*msgspec.convert(one, tuple[int, NodeId, int])) for one in leases),
     )
 
 

@@ -67,7 +67,7 @@ class Buffer:
         """Give these rollouts these log-probs, unless somebody else has answered meanwhile; the records of it."""
         records: list[Record] = []
         samples = {
-            (group.group_id, one.spec.index): (group.order, one) for group in self.groups() for one in group.samples
+            (group.group_id, i): (group.order, one) for group in self.groups() for i, one in enumerate(group.samples)
         }
         for name, (rollout, logprobs) in own.items():
             number, sample = samples.get(name, (0, None))

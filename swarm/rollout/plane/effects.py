@@ -13,7 +13,7 @@ from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """Seal these leases and send them."""
+    """Send these leases."""
 
     leases: tuple[Lease, ...]
 

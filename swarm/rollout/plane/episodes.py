@@ -81,11 +81,13 @@ class Stream:
 
 @dataclass(slots=True, kw_only=True)
 class Episode:
-    """One attempt at a sample; `name` is no other's in this life of the learner. `drawn` are the turns in order, of
+    """One attempt at a sample; `name` is no other's in this life of the learner, and leases of it are of the sample's
+    `attempt` or a later one. `drawn` are the turns in order, of
     which the environment has answered `answered`; `seat` is the player whose turn is next, and `keeper` the node that
     may have it before others. A sampler that played it alone has `claimed` how it went."""
 
     name: str
+    attempt: int = 0
     seat: int = 0
     thinking: bool = False
     answered: int = 0

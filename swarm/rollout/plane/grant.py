@@ -37,22 +37,21 @@ class Grant:
 
     def take(self, group: Group, most: int) -> int:
         """Lease up to `most` waiting samples of `group`. Return how many were leased."""
-        most = min(most, self.capacity)
+        most = max(0, min(most, self.capacity))
         taken = self.take_turns(group, most, own=False)
         lease = self.table.claim(group, self.node, most - taken if self.tokens > 0 else 0, now=self.now)
         self.tokens -= len(lease.prompt_token_ids) if lease.samples else 0
-        if lease.samples and group.purpose == "train":
-            indices = tuple(spec.index for spec in lease.samples)
-            self.records.append(SamplesLeased(number=group.order, node=self.node, indices=indices))
-        return taken + (self._add([lease]) if lease.samples else 0)
+        return taken + (self._add(group, [lease]) if lease.samples else 0)
 
     def take_turns(self, group: Group, most: int, *, own: bool) -> int:
         """Lease turns of `group` that continue episodes; only those that wait for this node if `own`."""
         leases = self.table.claim_turns(group, self.node, most, now=self.now, own=own, most_tokens=self.tokens)
         self.tokens -= sum(len(lease.prompt_token_ids) for lease in leases)
-        return self._add(leases)
+        return self._add(group, leases)
 
-    def _add(self, leases: Sequence[Lease]) -> int:
+    def _add(self, group: Group, leases: Sequence[Lease]) -> int:
+        if group.purpose == "train":
+            self.records += [SamplesLeased(number=group.order, node=self.node, samples=_named(one)) for one in leases]
         count = sum(len(lease.samples) for lease in leases)
         self.leases += leases
         self.capacity -= count
@@ -64,3 +63,7 @@ class Grant:
             if min(most, self.capacity) <= 0:
                 break
             most -= self.take(group, most)
+
+
+def _named(lease: Lease) -> tuple[tuple[int, int], ...]:
+    return tuple((spec.index, spec.attempt) for spec in lease.samples)

@@ -7,12 +7,12 @@ A group is one prompt and G samples. Each sample is *waiting* (nobody works on i
     leased  -> waiting      the node released or failed it, was silent for three beats, no longer names it, or is late
     leased  -> answered     an answer was accepted; a waiting sample may be answered too, by a node thought silent
     answered -> scored      its reward arrived
-    answered -> waiting     its reward failed: it is drawn again, from another seed, or from its own if nobody drew it
+    answered -> waiting     the answer cannot count (its seed does not draw it, its node was caught): it is drawn again
 
 An episode goes from leased to *thinking* when a turn is taken, and back to waiting when its environment has answered.
 It is answered when it has ended (episodes.py).
 
-A sample keeps its id, and its seed except in the last case. It is never taken from a node that works on it within the
+A sample keeps its id and its seed. It is never taken from a node that works on it within the
 time limit: leasing a slow sample twice and taking the first answer would favour short answers. An honest sampler
 answers within the limit, if only to say that it failed. Only a node that beats but never answers exceeds it. A sample
 has at most one accepted answer at a time. Once all its samples are scored, a group is complete and leaves the table.
@@ -23,12 +23,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Collection, KeysView, Mapping, ValuesView
+from collections.abc import Collection, KeysView, Sequence, ValuesView
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from swarm.bounded import Bounded
+from swarm.rollout.journal.entries import RecordedLease
 from swarm.rollout.plane.episodes import STICKY_S, Episode, EpisodeRules
 from swarm.rollout.plane.rules import deadline, smoothed
 from swarm.types import (
@@ -41,7 +42,6 @@ from swarm.types import (
     SampleSpec,
     SamplingRules,
     Score,
-    SwarmId,
     VersionId,
 )
 from swarm.wire import digest
@@ -75,6 +75,7 @@ ALL_FAILED_RETRY_S = 1.0  # And if all have: a node that is alone and answers wr
 
 FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its group is dropped: one may lie
 LENGTH_WEIGHT = 1 / 64  # Of the last answer in the mean length of answers
+MAX_LEASED_TO = 64  # Nodes of a sample from which an answer may come late; a new one replaces the first
 MAX_NODES = 4096  # Samplers that the table remembers; the table of publics has the same bound
 
 Rank = tuple[bool, VersionId, float, int, GroupId]
@@ -83,10 +84,14 @@ Rank = tuple[bool, VersionId, float, int, GroupId]
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One sample of a group. `node` holds it while it is leased, `author` answered it. `measured`: so is the class of
-    engine that holds or drew it. `episode` is the attempt under way, if the task has turns."""
+    """One sample of a group. `node` holds it while it is leased, `author` answered it. `attempt` counts how often it
+    failed or was withdrawn, `failures` how often it failed since its last answer. `leased_to` names all nodes that it
+    was leased to, each with the last attempt. `measured`: so is the class of engine that holds or drew it. `episode` is
+    the attempt under way, if the task has turns."""
 
-    spec: SampleSpec
+    seed: int
+    attempt: int = 0
+    leased_to: Bounded[NodeId, int] = field(default_factory=lambda: Bounded(MAX_LEASED_TO))
     node: NodeId | None = None
     author: NodeId | None = None
     rollout: Rollout | None = None
@@ -212,9 +217,8 @@ class LeaseTable:
     """The open groups, in the order in which their samples are handed out, and the nodes that hold samples."""
 
     def __init__(
-        self, *, swarm: SwarmId, run_seed: int, beat_s: float, time_limit_s: float, unproven_held: int = UNPROVEN_HELD
+        self, *, run_seed: int, beat_s: float, time_limit_s: float, unproven_held: int = UNPROVEN_HELD
     ) -> None:
-        self._swarm = swarm
         self._unproven_held = min(unproven_held, UNPROVEN_HELD)
         self._run_seed = run_seed
         self._most_limit_s = time_limit_s
@@ -252,14 +256,12 @@ class LeaseTable:
         """Add a group, and `size` waiting samples to it."""
         name = group.group_id
         assert name not in self._groups
-        group.samples = [
-            Sample(spec=SampleSpec(index=i, seed=sample_seed(self._run_seed, name, i))) for i in range(size)
-        ]
+        group.samples = [Sample(seed=sample_seed(self._run_seed, name, i)) for i in range(size)]
         self._groups[name] = group
         self._age(group, 1)
         self._wait(group, size)
-        for sample in group.samples:
-            self._begin(group, sample)
+        for index in range(size):
+            self._begin(group, index)
         return group
 
     def close(self, group: Group) -> None:
@@ -268,8 +270,8 @@ class LeaseTable:
         self._age(group, -1)
         due_later = group.oldest_version > group.min_version.version
         self.chances += group.purpose != "train" or not group.complete or due_later
-        for sample in group.samples:
-            self._take_back(group, sample)
+        for index in range(len(group.samples)):
+            self._take_back(group, index)
         self._rank(group)
 
     def reopen(self, group: Group) -> None:
@@ -325,21 +327,18 @@ class LeaseTable:
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Lease:
         """Lease up to `capacity` waiting samples of `group`, perhaps none, to `node`: those that begin with the prompt.
         The table must know the node."""
-        free = [one for one in group.samples if one.waiting and not (one.episode and one.episode.begun)]
-        most = min(capacity, self._left_for(group, node))
-        taken = [sample for sample in free if self._may_try(node, sample, now)][:most]
+        free = [i for i, one in enumerate(group.samples) if one.waiting and not (one.episode and one.episode.begun)]
+        most = max(0, min(capacity, self._left_for(group, node)))
+        taken = [index for index in free if self._may_try(node, group.samples[index], now)][:most]
         play = group.episodes.play if group.episodes else None
         tokens = group.rules.max_new_tokens
         limit_s = self._limit_s(node, min(play.max_tokens, tokens * play.max_turns) if play else tokens)
-        for sample in taken:
-            self._hold(group, sample, node, now + limit_s + LEASE_SLACK_S)
+        specs = tuple(self._lease(group, index, node, now + limit_s + LEASE_SLACK_S) for index in taken)
         return Lease(
-            swarm=self._swarm,
-            node=node,
             purpose=group.purpose,
             group_id=group.group_id,
             prompt_token_ids=group.prompt.token_ids,
-            samples=tuple(structs.replace(sample.spec, attempt=sample.failures) for sample in taken),
+            samples=specs,
             rules=group.rules,
             min_version=group.min_version,
             time_limit_s=limit_s,
@@ -352,7 +351,7 @@ class LeaseTable:
         """Lease up to `capacity` turns that continue episodes of `group`, each by itself, with up to `most_tokens` of
         prompts: those kept for `node`, or all that nothing keeps from it."""
         leases: list[Lease] = []
-        for sample in group.samples:
+        for index, sample in enumerate(group.samples):
             episode = sample.episode
             if len(leases) == capacity or most_tokens <= 0:
                 break
@@ -363,17 +362,14 @@ class LeaseTable:
             assert group.episodes is not None
             tokens = min(group.rules.max_new_tokens, episode.tokens_left(group.episodes))
             limit_s = self._limit_s(node, tokens)
-            self._hold(group, sample, node, now + limit_s + LEASE_SLACK_S)
-            seed = seat_seed(sample.spec.seed, episode.seat)
+            spec = self._lease(group, index, node, now + limit_s + LEASE_SLACK_S)
             reads = episode.reads(group.prompt.token_ids)
             most_tokens -= len(reads)
             lease = Lease(
-                swarm=self._swarm,
-                node=node,
                 purpose=group.purpose,
                 group_id=group.group_id,
                 prompt_token_ids=reads,
-                samples=(structs.replace(sample.spec, attempt=sample.failures, seed=seed),),
+                samples=(structs.replace(spec, seed=seat_seed(spec.seed, episode.seat)),),
                 rules=structs.replace(group.rules, max_new_tokens=tokens),
                 min_version=group.min_version,
                 time_limit_s=limit_s,
@@ -382,19 +378,26 @@ class LeaseTable:
             leases.append(lease)
         return leases
 
-    def restore(self, group: Group, holders: Mapping[int, NodeId], *, heard_at: float) -> None:
-        """Lease samples to the nodes that held them before a restart, as if the nodes were heard at `heard_at`."""
-        for index, node in holders.items():
+    def restore(self, group: Group, leased: Sequence[RecordedLease], *, heard_at: float) -> None:
+        """Take up the leases of before a restart, in their order. The last node of a sample holds it, as if it was
+        heard at `heard_at`; an episode begins again."""
+        for one in leased:
+            sample = group.samples[one.index]
+            sample.leased_to[one.node] = one.attempt
+            sample.attempt = max(sample.attempt, one.attempt + (group.episodes is not None))
+            if sample.episode is not None:
+                sample.episode.attempt = sample.attempt
+        due = heard_at + self._longest_s(group.rules.max_new_tokens) + LEASE_SLACK_S
+        for index, node in {one.index: one.node for one in leased if group.episodes is None}.items():
             if group.samples[index].waiting and self.hear(node, now=heard_at):
-                limit_s = self._longest_s(group.rules.max_new_tokens)
-                self._hold(group, group.samples[index], node, heard_at + limit_s + LEASE_SLACK_S)
+                self._hold(group, index, node, due)
 
     def answer(self, group: Group, rollout: Rollout, node: NodeId) -> bool:
         """Take `rollout` as the one answer to its sample. Return False if there is one already."""
         sample = group.samples[rollout.index]
         if sample.rollout is not None:
             return False
-        self._end_wait(group, sample)
+        self._end_wait(group, rollout.index)
         if not rollout.turns:
             self._credit(node, rollout.length)
         sample.rollout, sample.author = rollout, node
@@ -412,7 +415,7 @@ class LeaseTable:
         """Take `rollout` as a turn of its sample's episode, or as all of it. The episode thinks from now on."""
         sample = group.samples[rollout.index]
         assert sample.episode is not None
-        self._end_wait(group, sample)
+        self._end_wait(group, rollout.index)
         self._credit(node, rollout.drawn)
         sample.episode.take(node, rollout)
         if not rollout.turns:
@@ -432,7 +435,8 @@ class LeaseTable:
         """Have a sample drawn again from its seed, as if it had not been answered."""
         sample = group.samples[index]
         self._age(group, -1)
-        self._take_back(group, sample)
+        self._take_back(group, index)
+        sample.attempt += 1
         was_waiting = sample.waiting
         sample.rollout = sample.author = sample.score = None
         sample.measured = True
@@ -445,7 +449,7 @@ class LeaseTable:
             sample.episode.thinking = False
         if not was_waiting:
             self._wait(group, 1)
-        self._begin(group, sample)
+        self._begin(group, index)
         self.chances += 1
 
     def release(self, node: NodeId, group_id: str, index: int, *, wrong_at: float | None = None) -> bool:
@@ -455,10 +459,9 @@ class LeaseTable:
         if (group_id, index) not in self.held_by(node):
             return False
         group = self._groups[GroupId(group_id)]
-        sample = group.samples[index]
         if wrong_at is not None:
             self.put_off(node, group, index, now=wrong_at)
-        self._take_back(group, sample)
+        self._take_back(group, index)
         self.chances += 1
         return True
 
@@ -485,6 +488,7 @@ class LeaseTable:
         """Put a sample that `node` failed back to waiting, for others first. Return True if enough nodes failed it."""
         sample = group.samples[index]
         sample.failures += 1
+        sample.attempt += 1
         self.release(node, group.group_id, index, wrong_at=now)
         return len(sample.failed_by) >= FAILED_BY or self._all_failed(sample)
 
@@ -577,31 +581,41 @@ class LeaseTable:
             state.most = self._unproven_held if state.answers < NEW_ANSWERS else MAX_HELD
         self._mean_tokens = smoothed(self._mean_tokens, tokens, weight=LENGTH_WEIGHT)
 
-    def _begin(self, group: Group, sample: Sample) -> None:
+    def _begin(self, group: Group, index: int) -> None:
         """Begin an attempt at a waiting sample's episode."""
         if group.episodes is None:
             return
         self._attempts += 1
-        sample.episode = Episode(name=f"{group.group_id}/{sample.spec.index}.{self._attempts}")
+        sample = group.samples[index]
+        sample.episode = Episode(name=f"{group.group_id}/{index}.{self._attempts}", attempt=sample.attempt)
         if group.episodes.begins:
             sample.episode.thinking = True
             self._wait(group, -1)
 
-    def _end_wait(self, group: Group, sample: Sample) -> None:
+    def _end_wait(self, group: Group, index: int) -> None:
         """Make a sample neither leased nor waiting."""
-        self._take_back(group, sample)
-        if sample.waiting:
+        self._take_back(group, index)
+        if group.samples[index].waiting:
             self._wait(group, -1)
 
-    def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
+    def _lease(self, group: Group, index: int, node: NodeId, due: float) -> SampleSpec:
+        """Lease a waiting sample to `node`, which has to answer until `due`."""
+        sample = group.samples[index]
+        sample.leased_to[node] = sample.attempt
+        self._hold(group, index, node, due)
+        return SampleSpec(index=index, seed=sample.seed, attempt=sample.attempt)
+
+    def _hold(self, group: Group, index: int, node: NodeId, due: float) -> None:
+        sample = group.samples[index]
         sample.node, sample.measured = node, self._nodes[node].measured
         self._wait(group, -1)
-        self._nodes[node].held[group.group_id, sample.spec.index] = due
+        self._nodes[node].held[group.group_id, index] = due
 
-    def _take_back(self, group: Group, sample: Sample) -> None:
+    def _take_back(self, group: Group, index: int) -> None:
+        sample = group.samples[index]
         if sample.node is not None:
             held = self._nodes[sample.node].held
-            held.pop((group.group_id, sample.spec.index), None)
+            held.pop((group.group_id, index), None)
             # A node that holds nothing may get samples that a node asking ahead may not.
             self.chances += not held
             sample.node, sample.measured = None, True

@@ -5,9 +5,9 @@ lost their node, then opens new groups as far as the pacing rule (rules.Pacing) 
 prompts (heldout). Answers are judged (verdict.py), matched with their sample (leases) and scored outside. Complete
 groups go to the buffer. `take` hands out batch n and drops groups that are too old for any later batch.
 
-With `dynamic_sampling` a complete group whose rewards are all equal is dropped instead, and pacing lets another be
-opened in its place, as for any group that is gone: for each batch as many as it has groups, which bounds what it costs.
-Where to stop follows from the records, so a restart does not begin to count again.
+With `dynamic_sampling` a complete group whose rewards are all equal, so that it teaches nothing, is dropped instead,
+and pacing lets another be opened in its place, as for any group that is gone: for each batch as many as it has groups,
+which bounds what it costs. Where to stop follows from the records, so a restart does not begin to count again.
 
 Where the task has an environment, a sample is an episode (episodes.py). What a sampler draws is one of its turns; the
 environment answers outside (`StepWanted`, `observed`), and once it has ended the episode is one rollout with its score.
@@ -41,7 +41,7 @@ from swarm.rollout.journal.entries import (
     RolloutAccepted,
     RolloutScored,
 )
-from swarm.rollout.messages import Refusal
+from swarm.rollout.messages import Answer, Refusal
 from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.effects import (
     Answered,
@@ -61,19 +61,18 @@ from swarm.rollout.plane.effects import (
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
 from swarm.rollout.plane.grant import Grant
 from swarm.rollout.plane.heldout import HeldOutRound
-from swarm.rollout.plane.leases import LEAST_NEW_HELD, Group, LeaseTable
+from swarm.rollout.plane.leases import LEAST_NEW_HELD, Group, LeaseTable, Sample
 from swarm.rollout.plane.rules import Pacing, aged_by, is_fresh
-from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
+from swarm.rollout.plane.verdict import is_current, token_fault, verdict_on
 from swarm.types import (
+    Credit,
     GroupId,
-    Lease,
     NodeId,
     Observed,
     Prompt,
     Rollout,
     SamplingRules,
     Score,
-    SwarmId,
     Verdict,
     VersionId,
 )
@@ -95,10 +94,9 @@ class PlaneRules:
     """The user's settings. `rules` apply to training, and to held-out prompts if `eval_samples` is above 1; a single
     held-out sample is drawn greedily. `life` is the learner's generation. A full batch waits up to `hold_s` for
     samples that would become stale if it were taken. `adaptive` is the setting `freshness`. With `dynamic_sampling`
-    others are drawn for groups whose rewards are all equal. `episodes` says how long episodes are, if the task has
-    turns."""
+    others are drawn for groups that teach nothing under `credit`. `episodes` says how long episodes are, if the task
+    has turns."""
 
-    swarm: SwarmId
     run_seed: int
     life: int = 0
     max_staleness: int
@@ -107,6 +105,7 @@ class PlaneRules:
     groups_per_step: int
     group_size: int
     dynamic_sampling: bool = False
+    credit: Credit = "episode"
     eval_samples: int = 1
     rules: SamplingRules
     vocab_size: int
@@ -126,7 +125,6 @@ class RolloutPlane:
         self._published: Bounded[VersionId, None] = Bounded(MAX_PUBLISHED)
         self._prompts = prompts
         self.leased = LeaseTable(
-            swarm=rules.swarm,
             run_seed=rules.run_seed,
             beat_s=rules.beat_s,
             time_limit_s=rules.lease_time_limit_s,
@@ -193,21 +191,22 @@ class RolloutPlane:
                 return [*begun, Granted(leases=tuple(grant.leases))]
         if why := self.why_idle(node):
             return [*begun, Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
-        reason: Refusal = "paced" if of_this_life and self._fresh(held.version) else "behind"
+        # With the newest version it waits for the learner, and may have a question meanwhile.
+        is_paced = of_this_life and (self._fresh(held.version) or held == self.newest)
+        reason: Refusal = "paced" if is_paced else "behind"
         return [*begun, Refused(reason=reason, retry_after_s=self.rules.beat_s)]
 
     def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0, caller: str = "") -> None:
         """Note a sign of life from a sampler, its measured rate, and the address that it calls from."""
         self.leased.hear(node, now=now, tokens_per_s=tokens_per_s, caller=caller)
 
-    def submit(
-        self, node: NodeId, lease: Lease, rollout: Rollout, *, now: float, fault: str | None = None
-    ) -> list[Effect]:
-        """Judge an answer. The caller has checked the lease's seal. `fault` is what is malformed about it ("" if
-        nothing), or None if that has not been checked yet."""
+    def submit(self, node: NodeId, answer: Answer, *, now: float, fault: str | None = None) -> list[Effect]:
+        """Judge an answer. `fault` is what is malformed about its tokens ("" if nothing), or None if that has not been
+        checked yet."""
         self.leased.hear(node, now=now)
+        rollout = answer.rollout
         group = self.leased.group(rollout.group_id)
-        verdict, detail = self._judge(node, lease, rollout, fault)
+        verdict, detail = self._judge(node, answer, group, fault)
         failed, oldest, counted_as = rollout.finish == "failed", rollout.oldest, str(verdict)
         if verdict == "accepted" and failed:
             counted_as = "failed"
@@ -215,17 +214,13 @@ class RolloutPlane:
             counted_as = "bound_lowered"
         judged = Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail, counted_as=counted_as)
         if verdict != "accepted":
-            if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
+            if group is not None and (verdict == "malformed" or is_current(answer, group)):
                 wrong = verdict in ("malformed", "future")
                 self.leased.release(node, group.group_id, rollout.index, wrong_at=now if wrong else None)
             return [judged]
         assert group is not None
         if failed:
             return [judged, *self._failed(node, group, rollout, now=now)]
-        sample = group.samples[rollout.index]
-        if sample.episode is None or not sample.episode.begun:
-            # The lease says from which seed: after a failed reward, or a restart, others draw from another one.
-            sample.spec = next(spec for spec in lease.samples if spec.index == rollout.index)
         if group.episodes is not None:
             episode = self.leased.take_turn(group, rollout, node)
             return [judged, step_wanted(group, rollout.index, episode)]
@@ -583,15 +578,14 @@ class RolloutPlane:
             elif found.score is None:
                 wanted += returned(group, found.rollout.index)
                 self.leased.withdraw(group, found.rollout.index)
-        if group.episodes is None:
-            self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
+        self.leased.restore(group, recorded.leases, heard_at=now + RETURN_S)
         wanted += beginnings(group)
         # One that is complete here was judged when its last score came.
         return [*wanted, *(self._completed(group, is_judged=True) if group.complete else [])]
 
-    def _judge(self, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None) -> tuple[Verdict, str]:
-        if lease.node != node or lease.swarm != self.rules.swarm or self.newest is None:
-            return "malformed", "this lease was not given to this node by this learner"
+    def _judge(self, node: NodeId, answer: Answer, group: Group | None, fault: str | None) -> tuple[Verdict, str]:
+        assert self.newest is not None
+        rollout = answer.rollout
         if (why := self.barred.get(node)) is not None:
             return "barred", why
         oldest_known = next(iter(self._published), self.newest)
@@ -600,11 +594,10 @@ class RolloutPlane:
             if oldest_known < span.version <= self.newest and span.version not in self._published:
                 return "future", f"this learner never published version {span.version}"
         return verdict_on(
-            rollout,
-            lease,
+            answer,
             node,
-            self.leased.group(rollout.group_id),
-            fault=malformation(rollout, lease, vocab_size=self.rules.vocab_size) if fault is None else fault,
+            group,
+            fault=token_fault(rollout, self.rules.vocab_size) if fault is None else fault,
             opened=self._opened,
             newest=self.newest,
             next_batch=self.next_batch,
@@ -615,7 +608,8 @@ class RolloutPlane:
         hopeless = self.leased.fail(node, group, rollout.index, now=now)
         sample = group.samples[rollout.index]
         failed = GenerationFailed(node=node, rollout_id=rollout.rollout_id, reason=rollout.reason)
-        if sample.failures < MAX_FAILURES or not hopeless:
+        # A question may ask what engines refuse, and no other sampler is to fail for it.
+        if not hopeless or (sample.failures < MAX_FAILURES and group.purpose != "ask"):
             return [failed]
         return [failed, *self._drop(group, "generation_failed")]
 
@@ -638,7 +632,17 @@ class RolloutPlane:
         as many as a batch has it takes what there is."""
         if not self.rules.dynamic_sampling or self._replaced >= self.rules.groups_per_step:
             return False
-        return len({sample.score.reward for sample in group.samples if sample.score is not None}) == 1
+        return len({self._returns(sample) for sample in group.samples}) == 1
+
+    def _returns(self, sample: Sample) -> tuple[float, tuple[float, ...]]:
+        """What teaches of a scored sample: its reward, and what each player was given, or each turn with its credit."""
+        assert sample.rollout is not None
+        assert sample.score is not None
+        turns = sample.rollout.turns
+        if self.rules.credit == "turn":
+            return sample.score.reward, tuple(turn.reward for turn in turns)
+        seats = range(len(sample.rollout.seats))
+        return sample.score.reward, tuple(sum(turn.reward for turn in turns if turn.seat == seat) for seat in seats)
 
     def _drop(self, group: Group, reason: str) -> list[Effect]:
         self.leased.close(group)

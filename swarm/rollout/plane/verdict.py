@@ -1,4 +1,4 @@
-"""The verdict on an answer: first its shape, then its lease and group, then its versions and the bound."""
+"""The verdict on an answer: first its tokens, then its lease and group, then its versions and the bound."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from array import array
 
 from msgspec.structs import replace
 
-from swarm.rollout.plane.episodes import Episode, part_of
-from swarm.rollout.plane.leases import Group, Sample, seat_seed
+from swarm.rollout.messages import Answer
+from swarm.rollout.plane.episodes import part_of
+from swarm.rollout.plane.leases import Group, Sample
 from swarm.rollout.plane.rules import is_fresh, staleness
-from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
+from swarm.types import NodeId, Play, Rollout, Verdict, VersionId
 
 MIN_LOGPROB = -1e4  # A lower log-prob is a mistake; the objective limits the effect of higher ones
-AGAIN = "this episode has begun again"
+FORGOTTEN = "this learner forgot the group"  # A power cut took the end of its journal
 LOGPROB_SLACK = 1e-3  # A log-prob may exceed 0 by the rounding of a bf16 softmax
 
 
 def verdict_on(
-    rollout: Rollout,
-    lease: Lease,
+    answer: Answer,
     node: NodeId,
     group: Group | None,
     *,
@@ -29,109 +29,111 @@ def verdict_on(
     next_batch: int,
     max_staleness: int,
 ) -> tuple[Verdict, str]:
-    """Return the verdict on `rollout` by `node`, and a line for its sampler. The caller has checked the lease's seal.
-    `fault` says what is malformed about it ("" if nothing). `group` is the rollout's group if it is open. `opened` is
-    the number of the next training group."""
+    """Return the verdict on an answer of `node`, and a line for its sampler. `fault` says what is malformed about its
+    tokens ("" if nothing). `group` is its group if it is open. `opened` is the number of the next training group."""
+    rollout = answer.rollout
     if fault:
         return "malformed", fault
     if group is None:
-        known = lease.purpose != "train" or int(lease.group_id.removeprefix("t")) < opened
-        return ("duplicate", "this group is closed") if known else ("stale", "this learner forgot the group")
-    if lease.min_version != group.min_version:
-        return "stale", "this lease is of an earlier run of this learner"
+        return ("stale", FORGOTTEN) if _number_of(rollout.group_id) >= opened else ("duplicate", "this group is closed")
+    if rollout.index >= len(group.samples):
+        return "malformed", "this group has no such sample"
     sample = group.samples[rollout.index]
     if sample.rollout is not None:
         return "duplicate", "this sample is answered"
-    if lease.turn < sample.turn:
+    if answer.attempt > sample.leased_to.get(node, -1):
+        return "malformed", "this sample was not leased to this node"
+    if sample.episode is not None and (answer.attempt < sample.episode.attempt or answer.turn > sample.turn):
+        return "stale", "this episode has begun again"
+    if answer.turn < sample.turn:
         return "duplicate", "this turn is drawn"
-    if lease.turn > sample.turn:
-        return "stale", AGAIN
-    if rollout.finish == "failed" and (sample.node != node or not is_current(lease, rollout, group)):
+    if fault := _rules_fault(rollout, group, sample):
+        return "malformed", fault
+    if rollout.finish == "failed" and (sample.node != node or not is_current(answer, group)):
         return "duplicate", "this failure is known, or this node does not hold the sample any more"
     oldest = rollout.oldest
     if any(span.version > newest or span.version.version > newest.version for span in rollout.spans):
         return "future", f"version {newest} is the newest"
-    if lease.purpose == "train" and oldest is not None and not is_fresh(oldest, next_batch, max_staleness):
+    if group.purpose == "train" and oldest is not None and not is_fresh(oldest, next_batch, max_staleness):
         late = staleness(oldest, next_batch) - max_staleness
         return "stale", f"version {oldest} is {late} step(s) past the bound of {max_staleness}"
-    # Last, since it compares a prompt, which may be long.
-    if sample.episode and not _is_next(lease, sample, sample.episode, group):
-        return "stale", AGAIN
     return "accepted", ""
 
 
-def _is_next(lease: Lease, sample: Sample, episode: Episode, group: Group) -> bool:
-    """Return whether `lease` is for the next turn of this attempt. One that was given up may have read the same from
-    another seed; before it has begun the lease says the seed."""
-    is_seed = not episode.begun or lease.samples[0].seed == seat_seed(sample.spec.seed, episode.seat)
-    return is_seed and lease.prompt_token_ids == episode.reads(group.prompt.token_ids)
+def _number_of(group_id: str) -> int:
+    """Return the number of a training group, -1 for any other name."""
+    number = group_id.removeprefix("t")
+    return int(number) if number != group_id and number.isdecimal() else -1
 
 
-def is_current(lease: Lease, rollout: Rollout, group: Group) -> bool:
-    """Return whether the sample has not failed since this lease was given, and waits for this turn. An answer that
-    comes twice must not touch the next attempt."""
-    sample = group.samples[rollout.index]
-    if lease.turn != sample.turn:
+def is_current(answer: Answer, group: Group) -> bool:
+    """Return whether the sample has not failed since it was leased for this answer, and waits for this turn. An answer
+    that comes twice must not touch the next attempt."""
+    index = answer.rollout.index
+    if index >= len(group.samples):
         return False
-    return any(spec.index == rollout.index and spec.attempt == sample.failures for spec in lease.samples)
+    return (answer.turn, answer.attempt) == (group.samples[index].turn, group.samples[index].attempt)
 
 
-def malformation(rollout: Rollout, lease: Lease, *, vocab_size: int) -> str:
-    """Return what is wrong with the shape of the rollout; "" if nothing is."""
-    if rollout.group_id != lease.group_id or all(s.index != rollout.index for s in lease.samples):
-        return "this sample is not in the lease"
+def token_fault(rollout: Rollout, vocab_size: int) -> str:
+    """Return what is wrong with the tokens of a rollout, whatever it answers; "" if nothing is."""
     if rollout.finish == "failed":
         return "" if not (rollout.token_ids or rollout.spans) else "a failed generation carries no tokens"
-    if rollout.turns or rollout.seats or lease.play:
-        return _episode_fault(rollout, lease, vocab_size)
     length, ragged = divmod(len(rollout.token_ids), 4)
-    if ragged or length == 0 or length > lease.rules.max_new_tokens:
-        return f"{len(rollout.token_ids)} bytes of token ids do not fit the lease"
+    if ragged or length == 0:
+        return f"{len(rollout.token_ids)} bytes are no token ids"
     if len(rollout.logprobs) != 4 * length:
         return "token ids and log-probs differ in length"
-    return (
-        _token_fault(rollout, lease, vocab_size)
-        or _logprob_fault(rollout.logprobs)
-        or _span_fault(rollout, lease, length)
-    )
+    tokens = rollout.tokens()
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        return f"token ids outside the vocabulary of {vocab_size}"
+    return _logprob_fault(rollout.logprobs)
 
 
-def _episode_fault(rollout: Rollout, lease: Lease, vocab_size: int) -> str:
+def _rules_fault(rollout: Rollout, group: Group, sample: Sample) -> str:
+    """Return in what a rollout, or a turn of an episode, breaks the rules of its group."""
+    play = group.episodes.play if group.episodes else None
+    if rollout.finish == "failed":
+        return ""
+    if play is not None or rollout.turns or rollout.seats:
+        return _episode_fault(rollout, group, play)
+    most = group.rules.max_new_tokens
+    if group.episodes is not None and sample.episode is not None:
+        most = min(most, sample.episode.tokens_left(group.episodes))
+    return _draw_fault(rollout, group, most)
+
+
+def _episode_fault(rollout: Rollout, group: Group, play: Play | None) -> str:
     """What the environment is said to have said is judged by the environment itself."""
-    play, at = lease.play, 0
     if play is None or not rollout.turns:
         return "turns answer a lease to play, and it wants them"
     if len(rollout.turns) > play.max_turns or rollout.length > play.max_tokens or rollout.seats:
         return f"more than {play.max_turns} turns, {play.max_tokens} tokens or one player"
-    if len(rollout.token_ids) != len(rollout.logprobs) or len(rollout.token_ids) % 4:
-        return "token ids and log-probs differ in length"
     if sum(span.end - span.start for span in rollout.spans) != rollout.drawn:
         return "version spans must cover the drawn tokens alone"
-    stops = lease.rules.stop_token_ids
+    at = 0
     for turn in rollout.turns:
         if not at <= turn.start < turn.end <= rollout.length or turn.seat:
             return "turns must follow one another"
         at = turn.end
         drawn = part_of(rollout, turn)
-        most = min(lease.rules.max_new_tokens, play.max_tokens - turn.start)
-        cut = drawn.length == most and drawn.tokens()[-1] not in stops
-        ended = replace(drawn, finish="length" if cut else "stop")
-        as_leased = replace(lease, play=None, rules=replace(lease.rules, max_new_tokens=most))
-        if fault := malformation(ended, as_leased, vocab_size=vocab_size):
+        most = min(group.rules.max_new_tokens, play.max_tokens - turn.start)
+        cut = drawn.length == most and drawn.tokens()[-1] not in group.rules.stop_token_ids
+        if fault := _draw_fault(replace(drawn, finish="length" if cut else "stop"), group, most):
             return fault
     return ""
 
 
-def _token_fault(rollout: Rollout, lease: Lease, vocab_size: int) -> str:
-    tokens = rollout.tokens()
-    if min(tokens) < 0 or max(tokens) >= vocab_size:
-        return f"token ids outside the vocabulary of {vocab_size}"
+def _draw_fault(drawn: Rollout, group: Group, max_new_tokens: int) -> str:
+    is_stop = int.from_bytes(drawn.token_ids[-4:], "little") in group.rules.stop_token_ids
+    if drawn.length > max_new_tokens:
+        return f"{drawn.length} tokens are more than the lease's {max_new_tokens}"
     # With stop strings, any token may have completed one. Checking texts is left to rewards.
-    if rollout.finish == "stop" and tokens[-1] not in lease.rules.stop_token_ids and not lease.rules.stop:
+    if drawn.finish == "stop" and not is_stop and not group.rules.stop:
         return "finished by a stop token that is not there"
-    if rollout.finish == "length" and len(tokens) != lease.rules.max_new_tokens:
+    if drawn.finish == "length" and drawn.length != max_new_tokens:
         return "finished by length before the length was reached"
-    return ""
+    return _span_fault(drawn, group.min_version)
 
 
 def _logprob_fault(data: bytes) -> str:
@@ -141,14 +143,14 @@ def _logprob_fault(data: bytes) -> str:
     return ""
 
 
-def _span_fault(rollout: Rollout, lease: Lease, length: int) -> str:
+def _span_fault(rollout: Rollout, min_version: VersionId) -> str:
     at, before = 0, None
     for span in rollout.spans:
         if span.start != at or span.end <= span.start:
             return "version spans must cover the tokens without gaps"
-        if span.version < lease.min_version:
-            return f"version {span.version} is below the lease's {lease.min_version}"
+        if span.version < min_version:
+            return f"version {span.version} is below the lease's {min_version}"
         if before is not None and span.version <= before:
             return "version spans must rise"
         at, before = span.end, span.version
-    return "" if at == length else "version spans must cover the tokens without gaps"
+    return "" if at == rollout.length else "version spans must cover the tokens without gaps"

@@ -25,6 +25,7 @@ class Entry:
     rollouts: dict[int, Rollout] = field(default_factory=dict)
     scored: dict[int, float] = field(default_factory=dict)
     failures: Counter[int] = field(default_factory=Counter)
+    attempts: Counter[int] = field(default_factory=Counter)
     refused: bool = False
 
     @property
@@ -51,13 +52,17 @@ def oldest_of(rollout: Rollout) -> int:
 def entry_of(group: RecordedGroup, size: int) -> Entry:
     """The books on a group that was found again: who was last given a sample that is not answered has it still."""
     answered = {found.rollout.index: found for found in group.rollouts}
+    attempts = Counter[int]()
+    for one in group.leases:
+        attempts[one.index] = max(attempts[one.index], one.attempt)
     return Entry(
         purpose="train",
         born=group.version.version,
         bound=group.max_staleness,
         size=size,
-        holders={index: node for index, node in group.holders.items() if index not in answered},
+        holders={one.index: one.node for one in group.leases if one.index not in answered},
         rollouts={index: found.rollout for index, found in answered.items()},
+        attempts=attempts,
         scored={index: found.score.reward for index, found in answered.items() if found.score is not None},
     )
 
@@ -101,6 +106,7 @@ class Books:
         """Enter that an answer is refused: one to train on is then taken back, a held-out one is on no record."""
         if (entry := self.groups.get(group_id)) is not None:
             entry.refused = True
+            entry.attempts[index] += 1
             if entry.purpose == "eval":
                 entry.rollouts.pop(index, None)
 
@@ -113,10 +119,10 @@ class Books:
         return waits
 
     def is_current(self, lease: Lease, rollout: Rollout) -> bool:
-        """True if the sample did not fail since the lease was given."""
+        """True if the sample did not fail and was not withdrawn since the lease was given."""
         entry = self.groups.get(rollout.group_id)
         attempts = {spec.index: spec.attempt for spec in lease.samples}
-        return entry is not None and entry.failures[rollout.index] == attempts[rollout.index]
+        return entry is not None and entry.attempts[rollout.index] == attempts[rollout.index]
 
     def is_known(self, node: NodeId, lease: Lease, rollout: Rollout) -> bool:
         """True if there is an answer already, or if this failure was counted or is no longer the node's to tell."""

@@ -40,6 +40,7 @@ from swarm.rollout.plane.effects import (
 from swarm.rollout.plane.leases import MISSED_BEATS, Group
 from swarm.rollout.plane.plane import MAX_FAILURES, RETURN_S, RolloutPlane
 from swarm.types import Lease, NodeId, Prompt, Rollout, Score, VersionId
+from tests.builders import answering
 from tests.simulator.breach import InvariantBreach
 from tests.simulator.rollouts.books import Books, Entry, Holding, oldest_of
 from tests.simulator.rollouts.ledger import Ledger
@@ -142,7 +143,7 @@ class WatchedPlane:
 
     def submit(self, node: NodeId, lease: Lease, rollout: Rollout) -> list[Effect]:
         self._hear(node)
-        effects = self._live.submit(node, lease, rollout, now=self._clock())
+        effects = self._live.submit(node, answering(lease, rollout), now=self._clock())
         judged = effects[0]
         assert isinstance(judged, Judged)
         entry = self._books.groups.get(rollout.group_id)
@@ -368,6 +369,7 @@ class WatchedPlane:
         if rollout.finish == "failed":
             self._require(entry.holders.get(rollout.index) == node, "I3", f"{rollout.rollout_id} failed twice over")
             entry.failures[rollout.index] += 1
+            entry.attempts[rollout.index] += 1
             del entry.holders[rollout.index]
             return
         self._require(rollout.index not in entry.rollouts, "I3", f"{rollout.rollout_id} was accepted twice")
@@ -381,10 +383,10 @@ class WatchedPlane:
         entry = self._books.groups.get(group.group_id)
         if entry is None or not entry.ready or entry.purpose != "train":
             self.breach("I3", f"{group.group_id} is in batch {self._next_batch} but is not ready")
-        for sample in group.samples:
+        for index, sample in enumerate(group.samples):
             rollout = sample.rollout
-            if rollout is None or rollout is not entry.rollouts.get(sample.spec.index):
-                self.breach("I3", f"sample {sample.spec.index} of {group.group_id} is not what was accepted")
+            if rollout is None or rollout is not entry.rollouts.get(index):
+                self.breach("I3", f"sample {index} of {group.group_id} is not what was accepted")
             age = self._next_batch - oldest_of(rollout)
             self._require(
                 age <= self.bound, "I1", f"{rollout.rollout_id} in batch {self._next_batch} has staleness {age}"

@@ -14,7 +14,7 @@ from random import Random
 
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.simulate.world import World
-from swarm.types import NodeId, SamplingRules, SwarmId
+from swarm.types import NodeId, SamplingRules
 from tests.simulator.network import LinkShape, Network
 from tests.simulator.rollouts.checkers import WatchedPlane
 from tests.simulator.rollouts.disk import Disk
@@ -150,7 +150,6 @@ class Cluster:
 
 def _rules(scenario: Scenario, seed: int) -> PlaneRules:
     return PlaneRules(
-        swarm=SwarmId("simulated"),
         run_seed=seed,
         max_staleness=scenario.max_staleness,
         adaptive=scenario.adaptive,

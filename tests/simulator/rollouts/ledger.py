@@ -18,6 +18,7 @@ from swarm.rollout.journal.entries import (
     GroupDropped,
     GroupOpened,
     RecordedGroup,
+    RecordedLease,
     RecordedRollout,
     RecordedRun,
     RolloutAccepted,
@@ -32,14 +33,13 @@ from swarm.wire import digest
 
 @dataclass(slots=True, kw_only=True)
 class Recorded:
-    """What is known of one group: who was last given its samples, who ever was, and its end, which is the step that
+    """What is known of one group: to whom its samples were leased, and its end, which is the step that
     trained on it or why it was dropped."""
 
     opened: GroupOpened
     rollouts: dict[int, tuple[NodeId, Rollout]] = field(default_factory=dict)
     scores: dict[int, Score] = field(default_factory=dict)
-    holders: dict[int, NodeId] = field(default_factory=dict)
-    given: set[tuple[int, NodeId]] = field(default_factory=set)
+    leases: list[RecordedLease] = field(default_factory=list)
     returned: list[Rollout] = field(default_factory=list)
     end: int | str | None = None
     ended_before: int = 0
@@ -102,8 +102,7 @@ class Ledger:
                 self.groups.append(Recorded(opened=entry))
             case SamplesLeased():
                 group = self._open(entry.number)
-                group.holders.update(dict.fromkeys(entry.indices, entry.node))
-                group.given.update((index, entry.node) for index in entry.indices)
+                group.leases += [RecordedLease(index, entry.node, attempt) for index, attempt in entry.samples]
             case RolloutAccepted():
                 group, index = self._open(entry.number), entry.rollout.index
                 self._require(index not in group.rollouts, f"{entry.rollout.rollout_id} is on record twice")
@@ -173,5 +172,5 @@ def _found(group: Recorded) -> RecordedGroup:
             RecordedRollout(node=node, rollout=rollout, score=group.scores.get(index))
             for index, (node, rollout) in group.rollouts.items()
         ),
-        holders=dict(group.holders),
+        leases=tuple(group.leases),
     )

@@ -31,7 +31,7 @@ class Lineage:
                 number = number_of(lease.group_id)
                 known = number < len(self._ledger.groups)
                 self._require(known, f"{lease.group_id} is leased and its opening is not on record")
-                given = self._ledger.groups[number].given
+                given = {(one.index, one.node) for one in self._ledger.groups[number].leases}
                 on_record = all((spec.index, node) in given for spec in lease.samples)
                 self._require(on_record, f"a lease of {lease.group_id} for {node} is not on record")
 

@@ -20,7 +20,7 @@ from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.leases import Group, seat_seed
 from swarm.types import NodeId, Observed, Span
-from tests.builders import ALICE, BOB, STOP, ask, ints, new_plane, rollout, submit_and_score, v
+from tests.builders import ALICE, BOB, STOP, answering, ask, ints, new_plane, rollout, submit_and_score, v
 
 EXACT = Limits(bias=0.0005, size=0.001, margin=0.0005, sum=1.0)
 CLASSES = {"exact": EXACT, "transformers/float32/cpu": EXACT}
@@ -81,7 +81,7 @@ def episode_of(*nodes: NodeId, seats: Sequence[int] = (0,)) -> list[Group]:
     players = [seats[turn % len(seats)] for turn in range(len(nodes) + 1)]
     for turn, node in enumerate(nodes):
         (lease,) = ask(plane, node, 0, 1)
-        said = plane.submit(node, lease, rollout(group_id=lease.group_id, tokens=(4 + turn, STOP)), now=0.0)
+        said = plane.submit(node, answering(lease, rollout(group_id=lease.group_id, tokens=(4 + turn, STOP))), now=0.0)
         (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
         observed = Observed(token_ids=ints(7), seat=players[turn + 1], done=turn == len(nodes) - 1)
         plane.observed(wanted.group_id, 0, wanted.episode, [observed], now=0.0)
@@ -103,14 +103,14 @@ async def test_newcomers_are_audited_in_full_and_each_rollout_once(tmp_path: Pat
     assert (await audits.auditing.look(chosen)).caught == {}
     ((name, asked),) = audits.asked
     assert name == "0.0.bin"
-    assert [one.seed for one in asked] == [s.spec.seed for group in batch for s in group.samples]
+    assert [one.seed for one in asked] == [s.seed for group in batch for s in group.samples]
     assert audits.auditing.unseen(batch) == []
 
 
 async def test_who_is_caught_is_named_with_the_evidence(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(ALICE, BOB, groups=8)
     keep(audits, 0)
-    audits.guilty = {sample.spec.seed for group in batch[1::2] for sample in group.samples}
+    audits.guilty = {sample.seed for group in batch[1::2] for sample in group.samples}
     caught = (await audits.auditing.look(audits.auditing.unseen(batch))).caught
     assert list(caught) == [BOB]
     assert "its tokens miss what their seeds draw by 1 nats" in caught[BOB]
@@ -122,7 +122,7 @@ async def test_who_is_caught_is_named_with_the_evidence(tmp_path: Path) -> None:
 async def test_the_evidence_outlives_the_process_and_is_enough_to_draw_again(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(ALICE, BOB, groups=8)
     keep(audits, 0)
-    audits.guilty = {sample.spec.seed for group in batch[1::2] for sample in group.samples}
+    audits.guilty = {sample.seed for group in batch[1::2] for sample in group.samples}
     (why,) = (await audits.auditing.look(audits.auditing.unseen(batch))).caught.values()
     assert barred_in(tmp_path) == {BOB: why}
     assert BOB in audits.said[0]
@@ -134,7 +134,7 @@ async def test_the_evidence_outlives_the_process_and_is_enough_to_draw_again(tmp
     for one in known["evidence"]:
         rollout = given[one["rollout"]].rollout
         assert rollout is not None
-        assert one["seed"] == given[one["rollout"]].spec.seed
+        assert one["seed"] == given[one["rollout"]].seed
         assert array("i", one["token_ids"]).tobytes() == rollout.token_ids
         assert array("f", one["logprobs"]).tobytes() == rollout.logprobs
         assert one["margin_nats"] == 9.0
@@ -146,7 +146,7 @@ async def test_the_evidence_outlives_the_process_and_is_enough_to_draw_again(tmp
 async def test_who_is_let_in_again_is_a_newcomer_and_can_be_caught_again(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
     keep(audits, 0)
-    audits.guilty = {sample.spec.seed for group in batch for sample in group.samples}
+    audits.guilty = {sample.seed for group in batch for sample in group.samples}
     assert not audits.auditing.let_in(BOB)
     assert BOB in (await audits.auditing.look(audits.auditing.unseen(batch))).caught
     assert audits.auditing.let_in(BOB)
@@ -158,7 +158,7 @@ async def test_who_is_let_in_again_is_a_newcomer_and_can_be_caught_again(tmp_pat
 async def test_a_caught_sampler_is_told_what_is_wrong_and_has_one_more_chance(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
     keep(audits, 0)
-    audits.guilty = {sample.spec.seed for group in batch for sample in group.samples}
+    audits.guilty = {sample.seed for group in batch for sample in group.samples}
     assert not audits.auditing.forgive(BOB, "")
     for chances in (1, 0):
         audits.auditing._seen.clear()
@@ -175,7 +175,7 @@ async def test_who_lies_is_barred_whatever_it_calls_its_engine(tmp_path: Path, e
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=16)
     keep(audits, 0)
     audits.engine, audits.exact = engine, exact
-    audits.guilty = {sample.spec.seed for group in batch for sample in group.samples}
+    audits.guilty = {sample.seed for group in batch for sample in group.samples}
     assert BOB in (await audits.auditing.look(audits.auditing.unseen(batch))).caught
     assert list(barred_in(tmp_path)) == [BOB]
 
@@ -205,7 +205,7 @@ async def test_claims_of_an_unmeasured_class_are_replaced_by_what_was_recomputed
         for sample in group.samples:
             assert sample.rollout is not None
             claimed = array("f", sample.rollout.logprobs)
-            audited, logprobs = looked.own[group.group_id, sample.spec.index]
+            audited, logprobs = looked.own[group.group_id, sample.rollout.index]
             assert audited is sample.rollout
             own = array("f", logprobs)
             assert list(own) == pytest.approx([value - audits.off for value in claimed])
@@ -229,7 +229,7 @@ async def test_who_is_forgiven_is_looked_at_again_in_the_same_batch(tmp_path: Pa
     """Others, or itself, draw what it gave: the names of these rollouts are the same."""
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
     keep(audits, 0)
-    audits.guilty = {sample.spec.seed for group in batch for sample in group.samples}
+    audits.guilty = {sample.seed for group in batch for sample in group.samples}
     assert (await audits.auditing.look(audits.auditing.unseen(batch))).caught
     assert audits.auditing.unseen(batch) == []
     assert audits.auditing.forgive(BOB, barred_in(tmp_path)[BOB])
@@ -262,7 +262,7 @@ async def test_an_answer_is_genuine_or_not_or_nobody_knows(tmp_path: Path) -> No
     first, second = group.samples
     assert (await audits.auditing.is_genuine(group, first))[0] is None
     keep(audits, 0)
-    audits.guilty = {second.spec.seed}
+    audits.guilty = {second.seed}
     assert (await audits.auditing.is_genuine(group, first))[0]
     found = [await audits.auditing.is_genuine(group, second) for _ in range(4)]
     assert not any(genuine for genuine, _ in found)
@@ -309,7 +309,7 @@ async def test_each_part_of_a_rollout_is_drawn_again_by_the_version_that_drew_it
     assert first.token_ids == tokens[:4]
     assert len(whole.token_ids) == 4 * end
     assert rest.prompt_token_ids == (*group.prompt.token_ids, *array("i", tokens[:4]))
-    assert (rest.token_ids, rest.seed) == (tokens[4:], sample.spec.seed)
+    assert (rest.token_ids, rest.seed) == (tokens[4:], sample.seed)
     assert audits.auditing.audited == 2
 
 
@@ -320,7 +320,7 @@ async def test_each_turn_of_an_episode_is_drawn_again_from_all_that_was_read_bef
     assert [(one.name, one.node) for one in chosen] == [("t0/0", ALICE), ("t0/0", ALICE), ("t0/0", BOB)]
     assert (await audits.auditing.look(chosen)).caught == {}
     ((_, asked),) = audits.asked
-    prompt, seed = group.prompt.token_ids, group.samples[0].spec.seed
+    prompt, seed = group.prompt.token_ids, group.samples[0].seed
     assert [(one.prompt_token_ids, one.token_ids, one.seed) for one in asked] == [
         (prompt, ints(4, STOP), seed),
         ((*prompt, 4, STOP, 7, 5, STOP, 7), ints(6, STOP), seed),
@@ -335,7 +335,7 @@ async def test_each_player_draws_from_a_seed_of_its_own_and_what_it_has_read_its
     keep(audits, 0)
     await audits.auditing.look(audits.auditing.unseen([group]))
     ((_, asked),) = audits.asked
-    prompt, seed = group.prompt.token_ids, group.samples[0].spec.seed
+    prompt, seed = group.prompt.token_ids, group.samples[0].seed
     assert [(one.prompt_token_ids, one.token_ids, one.seed) for one in asked] == [
         (prompt, ints(4, STOP), seed),
         ((*prompt, 4, STOP, 7), ints(6, STOP), seed),

@@ -17,9 +17,8 @@ from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError
 from swarm.join import joining, sampler
 from swarm.join.sampler import MAX_FAULTS, SamplerNode
 from swarm.node.identity import load_or_create_key, load_or_create_tls
-from swarm.rollout.messages import RolloutVerdict
+from swarm.rollout.messages import Answer, RolloutVerdict
 from swarm.sampler.choice import Chosen
-from swarm.sampler.client import Answer
 from swarm.sampler.session import accepted_tokens, verdicts_of
 from swarm.sampler.worker import ProofFailed
 from swarm.settings import JoinConfig
@@ -90,12 +89,13 @@ async def test_faults_are_counted_from_the_last_accepted_rollout() -> None:
 
 def test_news_of_a_failed_generation_is_no_accepted_rollout() -> None:
     """Else an engine that fails every sample and dies would be started anew for ever."""
-    answers = [Answer(lease=cast(Any, None), rollouts=(rollout(index=0), failed_rollout(index=1)))]
-    accepted = [RolloutVerdict(rollout_id=one.rollout_id, verdict="accepted") for one in answers[0].rollouts]
-    stale = [RolloutVerdict(rollout_id=one.rollout_id, verdict="stale") for one in answers[0].rollouts]
+    answers = [Answer(rollout(index=0)), Answer(failed_rollout(index=1))]
+    names = [one.rollout.rollout_id for one in answers]
+    accepted = [RolloutVerdict(rollout_id=name, verdict="accepted") for name in names]
+    stale = [RolloutVerdict(rollout_id=name, verdict="stale") for name in names]
     assert verdicts_of(answers, accepted) == {"accepted": 1, "failed": 1}
     assert verdicts_of(answers, stale) == {"stale": 2}
-    assert accepted_tokens(answers, accepted[:1]) == answers[0].rollouts[0].length > 0
+    assert accepted_tokens(answers, accepted[:1]) == answers[0].rollout.length > 0
     assert accepted_tokens(answers, stale) == 0
 
 

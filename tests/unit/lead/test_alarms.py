@@ -25,7 +25,7 @@ from swarm.lead.signal import (
 )
 from swarm.learner.messages import Alarm
 from swarm.rollout.plane.leases import Group, Sample
-from swarm.types import GroupId, SampleSpec, Score
+from swarm.types import GroupId, Score
 from tests.builders import RULES, STOP, prompt, rollout, v
 
 FLAT = {"frac_reward_zero_std": 1.0}
@@ -34,7 +34,7 @@ FLAT = {"frac_reward_zero_std": 1.0}
 def group(rewards: Sequence[float], tokens: Sequence[int] = (3, 4, STOP), *, exact: bool = False) -> Group:
     samples = [
         Sample(
-            spec=SampleSpec(index=index, seed=index),
+            seed=index,
             rollout=rollout(index=index, tokens=tokens),
             score=Score(reward=reward, exact=exact, parts={"exact": reward}),
         )

@@ -26,7 +26,7 @@ from swarm.net.sessions import (
     open_grant,
 )
 from swarm.net.signing import SigningKey
-from swarm.rollout.messages import LEASE_CONTEXT
+from swarm.node.hello import CARD_CONTEXT
 from swarm.types import NodeId
 from swarm.wire import encode
 from tests.builders import KEY, OTHER_KEY
@@ -83,9 +83,7 @@ def test_a_header_is_118_characters() -> None:
         (wish(fingerprint=b""), "other_certificate"),
         (wish(fingerprint=b"d" * 32), "other_certificate"),
         (
-            KEY.seal(
-                LEASE_CONTEXT, encode(OpenSession(key=KEY.public_bytes, server="s", fingerprint=b"", nonce=NONCE))
-            ),
+            KEY.seal(CARD_CONTEXT, encode(OpenSession(key=KEY.public_bytes, server="s", fingerprint=b"", nonce=NONCE))),
             "bad_open",
         ),
         (

@@ -7,7 +7,7 @@ import pytest
 from swarm.broadcast.version.manifest import HEAD_CONTEXT
 from swarm.errors import ProtocolError, TooLarge
 from swarm.net.signing import SigningKey, node_id_of, swarm_id_of, unseal
-from swarm.rollout.messages import LEASE_CONTEXT
+from swarm.node.hello import CARD_CONTEXT
 from tests.builders import KEY, OTHER_KEY
 
 SEALED = KEY.seal("head", b"the body")
@@ -28,9 +28,9 @@ def test_another_key_opens_nothing() -> None:
 
 
 def test_a_lease_never_passes_for_a_head() -> None:
-    assert HEAD_CONTEXT != LEASE_CONTEXT
+    assert HEAD_CONTEXT != CARD_CONTEXT
     with pytest.raises(ProtocolError):
-        opened(KEY.seal(LEASE_CONTEXT, b"the body"), context=HEAD_CONTEXT)
+        opened(KEY.seal(CARD_CONTEXT, b"the body"), context=HEAD_CONTEXT)
 
 
 def test_context_and_body_cannot_trade_bytes() -> None:

@@ -21,14 +21,15 @@ from swarm.broadcast.version.manifest import ChunkTable
 from swarm.errors import ProtocolError, TooLarge
 from swarm.gossip.records import GOSSIP_BODY_BYTES, Exchange
 from swarm.rollout.messages import (
-    LEASE_TOKEN_BYTES,
+    LEASE_REPLY_BYTES,
     Beat,
     HeldSamples,
+    LeaseReply,
     LeaseRequest,
     Release,
     Submission,
 )
-from swarm.types import MAX_TOKENS, GroupId, Lease, NodeId, VersionId
+from swarm.types import MAX_TOKENS, GroupId, NodeId, VersionId
 from swarm.wire import (
     BYTES_PER_OBJECT,
     CONTROL_BODY_BYTES,
@@ -158,7 +159,7 @@ def bombs(unit: bytes, counts: int, kind: type[Message], cap_bytes: int) -> Iter
         (ChunkTable, 1 << 20),
         (Exchange, GOSSIP_BODY_BYTES),
         (LeaseRequest, CONTROL_BODY_BYTES),
-        (Lease, LEASE_TOKEN_BYTES),
+        (LeaseReply, 1 << 20),
     ],
     ids=lambda given: getattr(given, "__name__", None),
 )
@@ -177,9 +178,9 @@ def test_the_largest_bomb_of_rollouts_takes_less_than_four_times_its_size() -> N
     spans = b"\xdc\x04\x00" + msgpack.packb([[0, 0], 0, 1]) * 1024
     rollout = b"\x96\xa1t\x00\xc4\x00\xc4\x00" + spans + msgpack.packb("stop")
     for count in (16, 128):
-        body = b"\x92\xa1n\x91\x92\xc4\x00\xdc" + struct.pack(">H", count) + rollout * count
+        body = b"\x92\xa1n\xdc" + struct.pack(">H", count) + (b"\x91" + rollout) * count
         if count == 16:
-            assert len(decode(body, Submission, cap_bytes=8 << 20).items[0].rollouts[15].spans) == 1024
+            assert len(decode(body, Submission, cap_bytes=8 << 20).answers[15].rollout.spans) == 1024
         else:
             assert peak_bytes(partial(decode, body, Submission, cap_bytes=8 << 20)) < 4 * len(body)
 
@@ -192,7 +193,8 @@ def test_a_question_may_name_8192_held_samples_in_groups_of_one() -> None:
 
 def test_a_lease_may_have_the_longest_prompt() -> None:
     long = structs.replace(lease(), prompt_token_ids=tuple(range(70_000, 70_000 + MAX_TOKENS)))
-    assert decode(encode(long), Lease, cap_bytes=LEASE_TOKEN_BYTES) == long
+    reply = LeaseReply(leases=(long,))
+    assert decode(encode(reply), LeaseReply, cap_bytes=LEASE_REPLY_BYTES) == reply
 
 
 @pytest.mark.parametrize("depth", [17, 5000])

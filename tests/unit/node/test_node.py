@@ -17,15 +17,15 @@ from swarm.lead.learner import LearnerNode
 from swarm.lead.training import train_group
 from swarm.node.bootstrap import read_bootstrap
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
-from swarm.rollout.messages import LeasedRollouts, Submission
+from swarm.rollout.messages import Answer, Submission
 from swarm.rollout.plane.leases import sample_seed
 from swarm.run.directory import create_run_directory
 from swarm.run.log import RunLog
-from swarm.sampler.client import PORTION_BYTES, Answer, SealedLease, portions
+from swarm.sampler.client import PORTION_BYTES, portions
 from swarm.settings import LeadConfig
 from swarm.types import GroupId, Score
 from swarm.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
-from tests.builders import ALICE, lease, prompt, ready_group, rollout
+from tests.builders import ALICE, prompt, ready_group, rollout
 
 # -- identity ------------------------------------------------------------------------------------------------
 
@@ -205,9 +205,8 @@ def test_only_weights_of_swarms_that_were_left_are_removed(tmp_path: Path) -> No
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["now", "swarm-photos", "swarms"]
 
 
-def answer_of(tokens: int, *, token_bytes: int = 100) -> Answer:
-    sealed = SealedLease(lease=lease(indices=(0,)), token=bytes(token_bytes), deadline=600.0)
-    return Answer(lease=sealed, rollouts=(rollout(tokens=[3] * tokens),))
+def answer_of(tokens: int) -> Answer:
+    return Answer(rollout(tokens=[3] * tokens))
 
 
 @pytest.mark.parametrize(
@@ -221,20 +220,11 @@ def test_a_submission_is_cut_at_its_cap_in_order(tokens: list[int], parts: list[
     assert [answer for part in found for answer in part] == given
 
 
-def test_a_lease_too_large_for_one_submission_is_cut_between_its_rollouts() -> None:
-    whole = answer_of(1)
-    many = Answer(lease=whole.lease, rollouts=tuple(rollout(tokens=[3] * 1000) for _ in range(5)))
-    parts = portions([many], 20_000)
-    assert [[len(answer.rollouts) for answer in part] for part in parts] == [[2], [2], [1]]
-    assert all(answer.lease is whole.lease for part in parts for answer in part)
-
-
 def test_rollouts_that_repeat_one_token_are_no_bomb() -> None:
     """A policy that collapsed compresses a hundredfold; its rollouts have to pass all the same."""
     size = 300_000
     answers = [answer_of(16_000) for _ in range(size // 16_000)]
     for part in portions(answers, PORTION_BYTES):
-        items = tuple(LeasedRollouts(lease=a.lease.token, rollouts=a.rollouts) for a in part)
-        body = compress(encode(Submission(node="alice", items=items)))
+        body = compress(encode(Submission(node="alice", answers=tuple(part))))
         unpacked = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
         assert len(unpacked) > ROLLOUT_MAX_RATIO * len(body)

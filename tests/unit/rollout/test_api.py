@@ -15,11 +15,11 @@ from swarm.net.sessions import Unauthorized
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.journal.entries import BatchTaken, Entry, RolloutScored
-from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
+from swarm.rollout.messages import MAX_SUBMITTED, Answer, Submission
 from swarm.rollout.plane.effects import Looked, ScoreWanted, StepWanted
 from swarm.rollout.plane.leases import Group, Sample
 from swarm.rollout.scoring import MAX_IN_A_ROW, QUIET_S, RewardFailures
-from swarm.sampler.client import Answer, RolloutClient
+from swarm.sampler.client import RolloutClient
 from swarm.types import GroupId, NodeId, Rollout, Score, Unscored
 from swarm.wire import compress, encode
 from tests.builders import ListJournal, floats, new_plane, prompt, rollout, v
@@ -83,7 +83,7 @@ class Accuser:
         return node in self.told
 
     async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool, Looked]:
-        self.asked.append(f"{group.group_id}/{sample.spec.index}")
+        self.asked.append(f"{group.group_id}/{group.samples.index(sample)}")
         return False, Looked()
 
     async def look(self, chosen: Sequence[Group]) -> Looked:
@@ -183,7 +183,7 @@ async def test_a_question_held_open_is_answered_when_an_answer_sets_its_sample_f
     waiting = asyncio.create_task(leases_for(learner, BOB, 1))
     await learner.knows(BOB)
     bad = rollout(group_id=given[0].lease.group_id, index=0, tokens=[99])
-    await learner.client(ALICE).submit([Answer(lease=given[0], rollouts=(bad,))])
+    await learner.client(ALICE).submit([Answer(bad)])
     (one,) = await waiting
     assert one.lease.group_id == given[0].lease.group_id
 
@@ -370,7 +370,8 @@ async def test_a_failed_answer_that_nobody_drew_is_drawn_by_others_from_its_seed
         await learner.shows(lambda status: status["rollouts_unscored"] == 0)
         assert accuser.asked == ["t0/0", "t0/1"], "one failure alone is not worth an audit"
         again = await leases_for(learner, BOB, 2)
-        assert (again[0].lease.group_id, again[0].lease.samples) == ("t0", given[0].lease.samples)
+        seeds = [[spec.seed for spec in one[0].lease.samples] for one in (again, given)]
+        assert (again[0].lease.group_id, seeds[0]) == ("t0", seeds[1])
         (row,) = [one for one in learner.service.status()["samplers"] if one["node"] == ALICE]
         assert row["reward_failures"] == 2
         assert not [entry for entry in learner.journal.entries if isinstance(entry, RolloutScored)]
@@ -410,19 +411,17 @@ async def test_a_fault_behind_scoring_does_not_stay_hidden(learner: Learner) -> 
 
 async def test_more_rollouts_than_a_submission_may_hold_are_refused(learner: Learner) -> None:
     await learner.open()
-    (one,) = await leases_for(learner, ALICE, 1)
-    item = LeasedRollouts(lease=one.token, rollouts=(rollout(group_id="t0", index=0),) * (MAX_SUBMITTED // 2 + 1))
-    body = compress(encode(Submission(node=ALICE, items=(item, item))))
-    with pytest.raises(Exception, match=f"more than {MAX_SUBMITTED}") as refused:
+    many = (Answer(rollout(group_id="t0", index=0)),) * (MAX_SUBMITTED + 1)
+    body = compress(encode(Submission(node=ALICE, answers=many)))
+    with pytest.raises(Exception, match=f"<= {MAX_SUBMITTED}") as refused:
         await learner.peers[ALICE].post("/v1/rollouts", body, cap_bytes=1 << 20, timeout_s=10.0)
     assert not isinstance(refused.value, TooLarge)  # the server refused, not our own cap
 
 
 async def test_malformed_rollouts_make_one_event_a_submission(learner: Learner) -> None:
     await learner.open()
-    (one,) = await leases_for(learner, ALICE, 2)
-    bad = Answer(lease=one, rollouts=tuple(rollout(group_id="t9", index=i) for i in range(50)))
-    verdicts = await learner.client(ALICE).submit([bad])
+    await leases_for(learner, ALICE, 2)
+    verdicts = await learner.client(ALICE).submit([Answer(rollout(group_id="t0", index=2 + i)) for i in range(50)])
     assert {answer.verdict for answer in verdicts} == {"malformed"}
     told = [fields for kind, fields in learner.events if kind == "rollouts_malformed"]
     assert [fields["rollouts"] for fields in told] == [50]
@@ -464,7 +463,7 @@ async def test_what_is_not_signed_is_not_looked_at(learner: Learner) -> None:
     await learner.open()
     stranger = learner.peers[BOB]
     stranger._signs_for = None
-    client = RolloutClient(stranger, BOB, learner.key.public_bytes)
+    client = RolloutClient(stranger, BOB)
     for call in (
         client.ask(v(0), 1, WAIT_S, holding=()),
         client.beat(v(0), 0, 0.0),
@@ -535,7 +534,7 @@ async def test_what_answers_a_lease_costs_its_sampler_nothing_whatever_becomes_o
         for _ in range(3):
             (one,) = await leases_for(learner, ALICE, 1)
             bad = rollout(group_id=one.lease.group_id, index=one.lease.samples[0].index, tokens=[99])
-            (verdict,) = await learner.client(ALICE).submit([Answer(lease=one, rollouts=(bad,))])
+            (verdict,) = await learner.client(ALICE).submit([Answer(bad)])
             assert verdict.verdict == "malformed"
 
 
@@ -686,10 +685,10 @@ async def test_what_a_lower_bound_makes_late_is_counted_as_that(learner: Learner
     """Of 8 samples leased under S = 2, two batches' worth: 6 answered, 4 trained on; then S becomes 0."""
     await learner.open()
     answers = answers_to(await leases_for(learner, ALICE, 8))
-    await learner.client(ALICE).submit(answers[:3])
+    await learner.client(ALICE).submit(answers[:6])
     await learner.service.next_batch()
     await learner.service.set_bound(0)
     assert learner.service.status()["rollouts_dropped"] == {"bound_lowered": 2}
-    (verdict, _) = await learner.client(ALICE).submit(answers[3:])
+    (verdict, _) = await learner.client(ALICE).submit(answers[6:])
     assert verdict.verdict == "stale"
     assert learner.service.status()["verdicts"] == {"accepted": 6, "bound_lowered": 2}

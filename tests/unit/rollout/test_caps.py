@@ -15,8 +15,7 @@ from swarm.errors import ProtocolError
 from swarm.net import client
 from swarm.rollout import api
 from swarm.rollout.intake import INLINE_BYTES, Claimed, IntakeLimits, open_submission
-from swarm.rollout.messages import LEASE_CONTEXT, LeasedRollouts, Submission
-from swarm.sampler.client import Answer
+from swarm.rollout.messages import Answer, Submission
 from swarm.types import Rollout
 from swarm.wire import (
     RATIO_FREE_BYTES,
@@ -82,19 +81,19 @@ async def test_a_large_submission_is_opened_in_a_thread_with_the_same_verdicts(
 ) -> None:
     opened_in: list[threading.Thread] = []
 
-    def open_here(body: bytes, learner_key: bytes, vocab_size: int) -> tuple[str, list[Claimed]]:
+    def open_here(body: bytes, vocab_size: int) -> tuple[str, list[Claimed]]:
         opened_in.append(threading.current_thread())
-        return open_submission(body, learner_key, vocab_size)
+        return open_submission(body, vocab_size)
 
     monkeypatch.setattr(api, "open_submission", open_here)
     (one,) = await leases_for(learner, ALICE, 2)
-    good = [rollout(group_id="t0", index=spec.index) for spec in one.lease.samples]
-    too_long = rollout(group_id="t0", index=0, tokens=[3] * 100_000)
-    bodies = LeasedRollouts(lease=one.token, rollouts=(*good, too_long))
-    assert len(encode(Submission(node=ALICE, items=(bodies,)))) > INLINE_BYTES
-    verdicts = await learner.client(ALICE).submit([Answer(lease=one, rollouts=(*good, too_long))])
-    assert [verdict.verdict for verdict in verdicts] == ["accepted", "accepted", "malformed"]
-    await learner.client(ALICE).submit([Answer(lease=one, rollouts=tuple(good))])
+    good = [Answer(rollout(group_id="t0", index=spec.index)) for spec in one.lease.samples]
+    too_long = Answer(rollout(group_id="t0", index=1, tokens=[3] * 100_000))
+    given = (good[0], too_long, good[1])
+    assert len(encode(Submission(node=ALICE, answers=given))) > INLINE_BYTES
+    verdicts = await learner.client(ALICE).submit(given)
+    assert [verdict.verdict for verdict in verdicts] == ["accepted", "malformed", "accepted"]
+    await learner.client(ALICE).submit(good)
     assert [thread is threading.main_thread() for thread in opened_in] == [False, True]
 
 
@@ -151,23 +150,15 @@ MALFORMED = {
 
 @pytest.mark.parametrize("bad", MALFORMED.values(), ids=MALFORMED.keys())
 async def test_what_no_sampler_means_is_malformed_and_nothing_of_it_is_recorded(learner: Learner, bad: Rollout) -> None:
-    (one,) = await leases_for(learner, ALICE, 1)
+    await leases_for(learner, ALICE, 1)
     before = len(learner.journal.entries)
-    (verdict,) = await learner.client(ALICE).submit([Answer(lease=one, rollouts=(bad,))])
+    (verdict,) = await learner.client(ALICE).submit([Answer(bad)])
     assert verdict.verdict == "malformed"
     assert len(learner.journal.entries) == before
     assert learner.service.status()["verdicts"] == {"malformed": 1}
 
 
-async def test_a_lease_that_another_learner_sealed_is_refused(learner: Learner) -> None:
-    (one,) = await leases_for(learner, ALICE, 1)
-    forged = structs.replace(one.lease, rules=structs.replace(one.lease.rules, max_new_tokens=10_000))
-    token = Learner().service._key.seal(LEASE_CONTEXT, encode(forged))
-    item = LeasedRollouts(lease=token, rollouts=(rollout(),))
-    assert "not by the key" in await answer_to(learner, compress(encode(Submission(node=ALICE, items=(item,)))))
-
-
 async def test_a_version_beyond_the_newest_is_of_the_future(learner: Learner) -> None:
-    (one,) = await leases_for(learner, ALICE, 1)
-    (verdict,) = await learner.client(ALICE).submit([Answer(lease=one, rollouts=(rollout(version=1),))])
+    await leases_for(learner, ALICE, 1)
+    (verdict,) = await learner.client(ALICE).submit([Answer(rollout(version=1))])
     assert (verdict.verdict, verdict.detail) == ("future", f"version {v(0)} is the newest")

@@ -215,7 +215,7 @@ async def test_the_watch_hears_of_offers_lengths_and_farewells() -> None:
         assert learner.offers == {node: offer}
         answers = answers_to(await leases_for(learner, node, 2))
         await client.submit(answers)
-        assert learner.lengths == [rollout.length for answer in answers for rollout in answer.rollouts]
+        assert learner.lengths == [answer.rollout.length for answer in answers]
         shown = learner.service.status()["samplers"][0]
         assert (shown["device_class"], shown["cost_per_hour"], shown["standby"]) == ("T4", 0.2, "")
         await client.release((), forget=True)

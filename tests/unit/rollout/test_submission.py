@@ -9,11 +9,11 @@ from aiohttp import web
 
 from swarm.errors import ProtocolError
 from swarm.net.client import PeerClient, binary
-from swarm.rollout.messages import RolloutVerdict, Submission, SubmissionReply
-from swarm.sampler.client import SUBMIT_PATH, Answer, RolloutClient, SealedLease
+from swarm.rollout.messages import Answer, RolloutVerdict, Submission, SubmissionReply
+from swarm.sampler.client import SUBMIT_PATH, RolloutClient
 from swarm.types import Address
 from swarm.wire import ROLLOUT_BODY_BYTES, decode, decompress, encode
-from tests.builders import KEY, lease, rollout
+from tests.builders import KEY, rollout
 
 
 class Line:
@@ -33,7 +33,7 @@ class Line:
     async def answer(self, request: web.Request) -> web.Response:
         body = decompress(await request.read(), cap_bytes=ROLLOUT_BODY_BYTES, max_ratio=1e9)
         submission = decode(body, Submission, cap_bytes=ROLLOUT_BODY_BYTES)
-        indices = [one.index for item in submission.items for one in item.rollouts]
+        indices = [one.rollout.index for one in submission.answers]
         self.tried.append(indices)
         if self.stalls or len(indices) > self.carried:
             self.stalls = max(0, self.stalls - 1)
@@ -56,21 +56,14 @@ async def line() -> AsyncIterator[Line]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with PeerClient(Address(host="127.0.0.1", port=runner.addresses[0][1])) as peer:
-        line.client = RolloutClient(peer, KEY.node_id, KEY.public_bytes, say=line.said.append, pause_s=0.0)
+        line.client = RolloutClient(peer, KEY.node_id, say=line.said.append, pause_s=0.0)
         yield line
     await runner.cleanup()
 
 
 def answers(count: int) -> list[Answer]:
-    """Rollouts of equal length under two leases."""
-    halves = (range(count // 2), range(count // 2, count))
-    return [
-        Answer(
-            lease=SealedLease(lease=lease(indices=indices), token=b"t", deadline=600.0),
-            rollouts=tuple(rollout(index=index) for index in indices),
-        )
-        for indices in halves
-    ]
+    """Rollouts of equal length."""
+    return [Answer(rollout(index=index)) for index in range(count)]
 
 
 async def submitted(line: Line, count: int) -> list[str]:

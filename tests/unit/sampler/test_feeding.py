@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarm.errors import ChildFailed
-from swarm.rollout.messages import MAX_SAMPLES_PER_ASK
+from swarm.rollout.messages import MAX_SAMPLES_PER_ASK, Answer
 from swarm.sampler import feeding
-from swarm.sampler.client import Answer, SealedLease
+from swarm.sampler.client import TimedLease
 from swarm.sampler.feeding import Room, SampleFeed, room_of, spare_of
 from swarm.sampler.worker import Rates
 from swarm.types import SampleSpec
@@ -36,10 +36,10 @@ class Gated:
         self.rates = Rates(PLACES)
         self.drawing: dict[int, asyncio.Future[None]] = {}
 
-    async def draw(self, sealed: SealedLease, spec: SampleSpec) -> Answer:
+    async def draw(self, timed: TimedLease, spec: SampleSpec) -> Answer:
         gate = self.drawing[spec.index] = asyncio.get_running_loop().create_future()
         await gate
-        return Answer(lease=sealed, rollouts=(rollout(group_id=sealed.lease.group_id, index=spec.index),))
+        return Answer(rollout(group_id=timed.lease.group_id, index=spec.index))
 
     async def end(self, *indices: int) -> None:
         for index in indices:
@@ -47,8 +47,8 @@ class Gated:
         await many_turns()
 
 
-def leased(count: int) -> list[SealedLease]:
-    return [SealedLease(lease=lease(indices=range(count)), token=b"token", deadline=time.monotonic() + 60.0)]
+def leased(count: int) -> list[TimedLease]:
+    return [TimedLease(lease=lease(indices=range(count)), deadline=time.monotonic() + 60.0)]
 
 
 class Clock:
@@ -61,7 +61,7 @@ class Clock:
 
 
 def indices(answers: list[Answer]) -> list[int]:
-    return [one.index for answer in answers for one in answer.rollouts]
+    return [answer.rollout.index for answer in answers]
 
 
 @asynccontextmanager
@@ -174,7 +174,7 @@ async def ask_and_draw(feed: SampleFeed, engine: Gated, clock: Clock, *, turn_nu
     count = (await feed.room()).capacity - short
     clock.now += 0.1
     one = replace(lease(indices=range(count)), turn=turn_number)
-    feed.add([SealedLease(lease=one, token=b"token", deadline=60.0)])
+    feed.add([TimedLease(lease=one, deadline=60.0)])
     await many_turns()
     drawn: set[int] = set()
     while begun := set(engine.drawing) - drawn:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from swarm.environments.frozen_lake import FrozenLake
 from swarm.learner.tiny import tiny_tokenizer
-from swarm.sampler.client import SealedLease
+from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import Generated, Job, Sampled
 from swarm.sampler.playing import Game, Stage, play_together
 from swarm.tasks.reward_child import Episode, StepAsked
@@ -74,8 +74,8 @@ def stage(directory: Path, pool: Acting | None = None) -> Stage:
 def games(stage: Stage, play: Play | None, count: int = 1, *, deadline_s: float = 60.0) -> list[Game]:
     opening = TEXT.opening(FrozenLake().reset(7))
     leased = replace(lease(indices=range(count), rules=RULES), play=play, prompt_token_ids=tuple(opening))
-    sealed = SealedLease(lease=leased, token=b"token", deadline=time.monotonic() + deadline_s)
-    return [Game(sealed, spec, stage) for spec in leased.samples]
+    timed = TimedLease(lease=leased, deadline=time.monotonic() + deadline_s)
+    return [Game(timed, spec, stage) for spec in leased.samples]
 
 
 def answer_to_a_wall() -> list[int]:

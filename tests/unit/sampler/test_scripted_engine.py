@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarm.broadcast.version.codec import tensor_sum
-from swarm.rollout.plane.verdict import malformation
+from swarm.rollout.plane.verdict import token_fault
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Start
 from swarm.sampler.playing import rollout_of
 from swarm.types import SamplingRules
@@ -47,7 +47,7 @@ async def test_its_answers_are_well_formed(tmp_path: Path, stops: tuple[int, ...
     engine = await installed(tmp_path)
     first = (await engine.generate(Generate(jobs=jobs), silent)).samples
     faults = [
-        malformation(rollout_of(one.group_id, spec.index, sampled), one, vocab_size=VOCAB)
+        token_fault(rollout_of(one.group_id, spec.index, sampled), VOCAB)
         for spec, sampled in zip(one.samples, first, strict=True)
     ]
     assert faults == [""] * 20

@@ -10,21 +10,15 @@ from pathlib import Path
 import pytest
 
 from swarm.broadcast.store import disk
+from swarm.rollout.messages import Answer
 from swarm.sampler import spool as spool_module
-from swarm.sampler.client import Answer, SealedLease
-from swarm.sampler.spool import MAX_AGE_S, Spool, SpooledAnswer
-from tests.builders import SWARM, ints, lease, rollout
+from swarm.sampler.spool import MAX_AGE_S, Spool
+from tests.builders import ints, rollout
 
 
 def batch(number: int, *, samples: int = 2, tokens: int = 4) -> list[Answer]:
-    name = f"t{number}"
-    sealed = SealedLease(lease=lease(group_id=name, indices=range(samples)), token=name.encode(), deadline=0.0)
-    drawn = tuple(rollout(group_id=name, index=index, tokens=(3,) * tokens) for index in range(samples))
-    return [Answer(lease=sealed, rollouts=drawn)]
-
-
-def content(answers: list[Answer]) -> list[SpooledAnswer]:
-    return [SpooledAnswer(answer.lease.token, answer.rollouts) for answer in answers]
+    drawn = (rollout(group_id=f"t{number}", index=index, tokens=(3,) * tokens) for index in range(samples))
+    return [Answer(one, attempt=1, turn=number) for one in drawn]
 
 
 def silent(line: str) -> None:
@@ -32,10 +26,10 @@ def silent(line: str) -> None:
 
 
 def spool_in(directory: Path, said: Callable[[str], None] = silent) -> Spool:
-    return Spool(directory, SWARM, said)
+    return Spool(directory, "swarm", said)
 
 
-def kept_in(spool: Spool) -> list[list[SpooledAnswer]]:
+def kept_in(spool: Spool) -> list[list[Answer]]:
     return [spool.read(name) for name in spool.names()]
 
 
@@ -45,9 +39,9 @@ def test_what_is_kept_is_there_for_the_next_life_in_its_order(tmp_path: Path) ->
     assert names[1] is not None
     first.remove(names[1])
     second = spool_in(tmp_path)
-    assert kept_in(second) == [content(batch(0)), content(batch(2))]
+    assert kept_in(second) == [batch(0), batch(2)]
     second.keep(batch(3))
-    assert kept_in(second)[-1] == content(batch(3))
+    assert kept_in(second)[-1] == batch(3)
 
 
 @pytest.mark.parametrize(("cap", "most"), [("SPOOL_FILES", 3), ("SPOOL_BYTES", 600)])
@@ -60,7 +54,7 @@ def test_a_full_spool_keeps_what_it_has_until_that_is_handed_in(
     names = [name for number in range(9) if (name := spool.keep(batch(number))) is not None]
     assert 1 < len(names) < 9
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.batch")) <= spool_module.SPOOL_BYTES
-    assert kept_in(spool) == [content(batch(number)) for number in range(len(names))]
+    assert kept_in(spool) == [batch(number) for number in range(len(names))]
     assert len(said) == 1
     assert f"holds {len(names)} batches already; until there is room" in said[0]
     spool.remove(names[0])
@@ -79,23 +73,23 @@ def test_a_damaged_file_is_left_out_and_removed(tmp_path: Path, damage: Callable
     spool = spool_in(tmp_path, said.append)
     name = spool.keep(batch(0))
     spool.keep(batch(1))
-    path = tmp_path / SWARM / f"{name}.batch"
+    path = tmp_path / "swarm" / f"{name}.batch"
     path.write_bytes(damage(path.read_bytes()))
-    assert kept_in(spool) == [[], content(batch(1))]
+    assert kept_in(spool) == [[], batch(1)]
     assert len(said) == 1
-    assert kept_in(spool_in(tmp_path)) == [content(batch(1))]
+    assert kept_in(spool_in(tmp_path)) == [batch(1)]
 
 
 def test_what_is_of_another_swarm_too_old_or_half_written_is_removed(tmp_path: Path) -> None:
     Spool(tmp_path, "other", silent).keep(batch(0))
-    (tmp_path / SWARM).mkdir()
-    (tmp_path / SWARM / "000000000009.batch.partial").write_bytes(b"half")
+    (tmp_path / "swarm").mkdir()
+    (tmp_path / "swarm" / "000000000009.batch.partial").write_bytes(b"half")
     spool = spool_in(tmp_path)
     old = spool.keep(batch(1))
     spool.keep(batch(2))
     long_ago = time.time() - MAX_AGE_S - 60
-    os.utime(tmp_path / SWARM / f"{old}.batch", (long_ago, long_ago))
-    assert kept_in(spool_in(tmp_path)) == [content(batch(2))]
+    os.utime(tmp_path / "swarm" / f"{old}.batch", (long_ago, long_ago))
+    assert kept_in(spool_in(tmp_path)) == [batch(2)]
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 
 
@@ -108,7 +102,7 @@ def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path: Path, monkeypatch:
     assert len(said) == 1
     assert "free" in said[0]
     assert spool.keep(batch(3)) is not None
-    assert kept_in(spool) == [content(batch(3))]
+    assert kept_in(spool) == [batch(3)]
 
 
 def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:

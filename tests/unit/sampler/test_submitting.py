@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from swarm.rollout.messages import Offer
-from swarm.sampler.client import Answer
+from swarm.rollout.messages import Answer, Offer
 from swarm.sampler.session import Batch, SamplerStatus, Session
 from tests.builders import rollout
-from tests.unit.sampler.test_feeding import leased
 from tests.unit.wires import many_turns
 
 
@@ -21,7 +19,7 @@ class Learner:
         self.on_its_way = asyncio.Semaphore(0)
 
     async def submit(self, answers: list[Answer], *, on_refused: object) -> list[object]:
-        self.submitted.append([one.index for answer in answers for one in answer.rollouts])
+        self.submitted.append([answer.rollout.index for answer in answers])
         await self.on_its_way.acquire()
         return []
 
@@ -34,8 +32,7 @@ class NoSpool:
 
 
 def batch(index: int) -> Batch:
-    (sealed,) = leased(1)
-    return Batch([Answer(lease=sealed, rollouts=(rollout(group_id=sealed.lease.group_id, index=index),))], None)
+    return Batch([Answer(rollout(index=index))], None)
 
 
 async def test_answers_that_came_meanwhile_go_in_one_submission() -> None:

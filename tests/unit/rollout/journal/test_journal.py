@@ -24,6 +24,7 @@ from swarm.rollout.journal.entries import (
     GroupDropped,
     GroupOpened,
     RecordedGroup,
+    RecordedLease,
     RolloutAccepted,
     RolloutReturned,
     RolloutScored,
@@ -61,7 +62,7 @@ def group(number: int, *, version: int = 0, scored: int = SIZE, size: int = SIZE
     """A group whose samples are all answered, and `scored` of them scored."""
     return [
         GroupOpened(number=number, version=v(version), max_staleness=2),
-        SamplesLeased(number=number, node=ALICE, indices=tuple(range(size))),
+        SamplesLeased(number=number, node=ALICE, samples=tuple((i, 0) for i in range(size))),
         *(RolloutAccepted(number=number, node=ALICE, rollout=answer(number, i, version)) for i in range(size)),
         *(RolloutScored(number=number, index=i, score=score_of(number, i)) for i in range(scored)),
     ]
@@ -93,8 +94,9 @@ async def test_what_was_written_is_there_again(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await journal.write([first, BoundSet(max_staleness=2, publish_every_steps=1), *group(0), *group(1), *group(2)])
         await journal.write([GroupOpened(number=3, version=v(0), max_staleness=2)])
-        await journal.write([SamplesLeased(number=3, node=ALICE, indices=(0, 1))])
-        await journal.write([SamplesLeased(number=3, node=BOB, indices=(1,))])
+        await journal.write([SamplesLeased(number=3, node=ALICE, samples=((0, 0), (1, 0)))])
+        await journal.write([SamplesLeased(number=3, node=BOB, samples=((1, 0),))])
+        await journal.write([SamplesLeased(number=3, node=ALICE, samples=((1, 3),))])
         await journal.write([taken(0, 1, 0)])
     async with opened(tmp_path) as journal:
         run = await asyncio.to_thread(journal.load)
@@ -109,7 +111,7 @@ async def test_what_was_written_is_there_again(tmp_path: Path) -> None:
         Score(reward=2.0, exact=True),
         Score(reward=2.5, exact=False, parts={"form": 0.25, "answer": 1.0}),
     ]
-    assert run.groups[1].holders == {0: ALICE, 1: BOB}
+    assert run.groups[1].leases == (RecordedLease(0, ALICE, 0), RecordedLease(1, BOB, 0), RecordedLease(1, ALICE, 3))
     assert numbers(batch) == [1, 0]
     assert batch[1].rollouts[1].rollout == answer(0, 1)
     assert batch[1].rollouts[1].node == ALICE

@@ -16,6 +16,7 @@ from swarm.rollout.journal.entries import (
     Entry,
     GroupOpened,
     RecordedGroup,
+    RecordedLease,
     RolloutAccepted,
     RolloutReturned,
     RolloutScored,
@@ -40,7 +41,7 @@ PICK = st.integers(0, 1 << 20)
 @dataclass
 class ModelGroup:
     version: int
-    holders: dict[int, NodeId] = field(default_factory=dict)
+    leases: list[RecordedLease] = field(default_factory=list)
     answers: set[int] = field(default_factory=set)
     scores: dict[int, Score] = field(default_factory=dict)
 
@@ -93,9 +94,9 @@ class JournalBesideModel(RuleBasedStateMachine):
         version = len(self.batches)
         self.write(
             GroupOpened(number=self.opened, version=v(version), max_staleness=BOUND),
-            SamplesLeased(number=self.opened, node=node, indices=tuple(range(SIZE))),
+            SamplesLeased(number=self.opened, node=node, samples=tuple((i, 0) for i in range(SIZE))),
         )
-        self.waiting[self.opened] = ModelGroup(version, dict.fromkeys(range(SIZE), node))
+        self.waiting[self.opened] = ModelGroup(version, [RecordedLease(index, node, 0) for index in range(SIZE)])
         self.opened += 1
 
     @precondition(lambda self: self.waiting)
@@ -104,8 +105,10 @@ class JournalBesideModel(RuleBasedStateMachine):
         found = self.pick(at)
         assert found
         number, group = found
-        group.holders[index] = node
-        self.write(SamplesLeased(number=number, node=node, indices=(index,)))
+        attempt = len(group.leases)
+        group.leases = [one for one in group.leases if (one.index, one.node) != (index, node)]
+        group.leases.append(RecordedLease(index, node, attempt))
+        self.write(SamplesLeased(number=number, node=node, samples=((index, attempt),)))
 
     @precondition(lambda self: self.waiting)
     @rule(at=PICK)
@@ -220,7 +223,7 @@ class JournalBesideModel(RuleBasedStateMachine):
 
     def same(self, found: RecordedGroup, model: ModelGroup) -> None:
         assert found.version == v(model.version)
-        assert found.holders == model.holders
+        assert list(found.leases) == model.leases
         assert {one.rollout.index: one.rollout for one in found.rollouts} == {
             index: answer(found.number, index, model.version) for index in model.answers
         }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from swarm.rollout.journal.entries import GroupDropped, RolloutReturned
 from swarm.rollout.plane.effects import Refused
 from swarm.rollout.plane.plane import RolloutPlane
-from swarm.types import Score
-from tests.builders import ALICE, BOB, answers, ask, new_plane, prompt, submit_and_score, v, verdict_of
+from swarm.types import Lease, Score
+from tests.builders import ALICE, BOB, answering, answers, ask, new_plane, prompt, submit_and_score, v, verdict_of
 
 WHY = "its draws are not what was asked for"
 
@@ -52,9 +54,13 @@ def test_what_it_holds_goes_to_others_and_its_late_answers_are_refused() -> None
     again = ask(plane, BOB, 0, 2)
     assert [one.samples for one in again] == [one.samples for one in leased]
     (lease, late), *_ = answers(leased, 0)
-    assert verdict_of(plane.submit(ALICE, lease, late, now=0.0)) == "barred"
+    assert verdict_of(plane.submit(ALICE, answering(lease, late), now=0.0)) == "barred"
     submit_and_score(plane, BOB, again, 0)
     assert plane.counts()["groups_ready"] == 1
+
+
+def seeds_of(leases: Sequence[Lease]) -> set[tuple[str, int, int]]:
+    return {(one.group_id, spec.index, spec.seed) for one in leases for spec in one.samples}
 
 
 def test_what_it_gave_is_drawn_again_from_the_same_seeds_also_in_groups_that_were_ready() -> None:
@@ -69,7 +75,7 @@ def test_what_it_gave_is_drawn_again_from_the_same_seeds_also_in_groups_that_wer
     assert [(one.number, one.index) for one in returned if isinstance(one, RolloutReturned)] == [(0, 0), (0, 1), (1, 0)]
     assert not ready(plane)
     again = ask(plane, BOB, 0, 3)
-    assert {(one.group_id, one.samples) for one in again} == {(one.group_id, one.samples) for one in first}
+    assert seeds_of(again) == seeds_of(first)
     submit_and_score(plane, BOB, again, 0)
     assert ready(plane)
     batch, _ = plane.take()
@@ -80,7 +86,7 @@ def test_a_rollout_whose_score_is_on_its_way_is_withdrawn_when_it_comes() -> Non
     plane = new_plane(groups=1)
     leased = ask(plane, ALICE, 0, 2)
     for lease, answer in answers(leased, 0):
-        plane.submit(ALICE, lease, answer, now=0.0)
+        plane.submit(ALICE, answering(lease, answer), now=0.0)
     assert plane.bar(ALICE, WHY) == []
     for index in range(2):
         assert plane.scored("t0", index, Score(reward=1.0, exact=True)) == [RolloutReturned(number=0, index=index)]

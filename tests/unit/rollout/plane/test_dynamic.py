@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+from msgspec import structs
+
 from swarm.rollout.journal.entries import GroupDropped
 from swarm.rollout.plane.effects import Effect
 from swarm.rollout.plane.plane import RolloutPlane
-from swarm.types import Lease, Score
-from tests.builders import ALICE, answers, ask, new_plane, prompt, refusal, v
+from swarm.types import Credit, Lease, Rollout, Score, Turn
+from tests.builders import ALICE, answering, answers, ask, new_plane, prompt, refusal, rollout, v
 from tests.unit.rollout.plane.test_restore import Run
 
 FLAT, UNEVEN = (1.0, 1.0), (1.0, 0.0)
@@ -29,7 +32,7 @@ def give(plane: RolloutPlane, leases: Sequence[Lease], *rewards: tuple[float, ..
     for lease, given in answers(leases, version):
         place = [one.group_id for one in leases].index(lease.group_id)
         score = Score(reward=rewards[place][given.index], exact=False)
-        effects += plane.submit(ALICE, lease, given, now=0.0)
+        effects += plane.submit(ALICE, answering(lease, given), now=0.0)
         effects += plane.scored(given.group_id, given.index, score)
     return effects
 
@@ -73,7 +76,7 @@ def test_who_asked_in_vain_is_told_that_another_may_be_opened() -> None:
     plane = dynamic_plane()
     leases = ask(plane, ALICE, 0, 4)
     for lease, given in answers(leases, 0):
-        plane.submit(ALICE, lease, given, now=0.0)
+        plane.submit(ALICE, answering(lease, given), now=0.0)
     assert refusal(plane, ALICE, 0) == "paced"
     before = plane.leased.chances
     for lease in leases:
@@ -100,3 +103,30 @@ def test_a_restart_goes_on_counting() -> None:
     plane, _ = run.restored(0)
     assert replaced(give(plane, ask(plane, ALICE, 0, 4), FLAT, UNEVEN)) == []
     assert plane.can_take(now=100.0)
+
+
+def played(index: int, *rewards: float, seats: Sequence[int] = (0, 0)) -> Rollout:
+    """An episode of two turns with these rewards."""
+    turns = tuple(
+        Turn(start=2 * n, end=2 * n + 2, node=ALICE, reward=reward, seat=seat)
+        for n, (reward, seat) in enumerate(zip(rewards, seats, strict=True))
+    )
+    return structs.replace(rollout(index=index), turns=turns, seats=(0, 2) if any(seats) else ())
+
+
+@pytest.mark.parametrize(
+    ("credit", "seats", "teaches"), [("episode", (0, 0), 0), ("turn", (0, 0), 1), ("episode", (0, 1), 1)]
+)
+def test_a_group_whose_turns_or_players_were_given_unlike_rewards_teaches(
+    credit: Credit, seats: tuple[int, int], teaches: int
+) -> None:
+    """Their sums are equal: only what is told apart teaches."""
+    plane = RolloutPlane(replace(dynamic_plane().rules, credit=credit, groups_per_step=1), prompts=prompt)
+    plane.published(v(0))
+    ask(plane, ALICE, 0, 2)
+    group = plane.leased.group("t0")
+    assert group is not None
+    for index, rewards in enumerate([(1.0, 0.0), (0.0, 1.0)]):
+        plane.leased.answer(group, played(index, *rewards, seats=seats), ALICE)
+        plane.scored("t0", index, Score(reward=1.0, exact=False))
+    assert plane.counts()["groups_ready"] == teaches

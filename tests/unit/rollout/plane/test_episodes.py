@@ -30,6 +30,7 @@ from tests.builders import (
     RULES,
     STOP,
     VOCAB,
+    answering,
     ask,
     failed_rollout,
     floats,
@@ -52,13 +53,20 @@ def plane_of(episodes: EpisodeRules | None = None, *, size: int = 1, groups: int
     return new_plane(max_staleness=bound, groups=groups, size=size, episodes=episodes)
 
 
+def holder(plane: RolloutPlane, lease: Lease, index: int) -> NodeId:
+    group = plane.leased.group(lease.group_id)
+    node = group.samples[index].node if group is not None else None
+    assert node is not None
+    return node
+
+
 def draw(
     plane: RolloutPlane, lease: Lease, *tokens: int, version: int = 0, now: float = 0.0
 ) -> tuple[StepWanted, list[Effect]]:
     """Answer the one sample of `lease`; what the environment is to answer, and all that the plane said."""
     (spec,) = lease.samples
     one = rollout(group_id=lease.group_id, index=spec.index, tokens=(*(tokens or (4,)), STOP), version=version)
-    said = plane.submit(NodeId(lease.node), lease, one, now=now)
+    said = plane.submit(holder(plane, lease, spec.index), answering(lease, one), now=now)
     assert verdict_of(said) == "accepted"
     (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
     return wanted, said
@@ -212,7 +220,9 @@ def begun(*nodes: NodeId) -> RolloutPlane:
     given = [one for node in dict.fromkeys(nodes) for one in ask(plane, node, 0, nodes.count(node))]
     (group,) = plane.leased.groups()
     for one, spec in [(each, spec) for each in given for spec in each.samples]:
-        said = plane.submit(NodeId(one.node), one, rollout(index=spec.index, tokens=(4, STOP)), now=0.0)
+        said = plane.submit(
+            holder(plane, one, spec.index), answering(one, rollout(index=spec.index, tokens=(4, STOP))), now=0.0
+        )
         (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
         waiting, chances = group.waiting, plane.leased.chances
         observe(plane, wanted, says(7))
@@ -282,11 +292,11 @@ def test_each_failure_of_a_turn_counts_once() -> None:
     plane.beat(BOB, now=0.0)
     failed = failed_rollout()
     (first,) = ask(plane, ALICE, 0, 1)
-    assert of_kind(plane.submit(ALICE, first, failed, now=0.0), GenerationFailed)
-    assert not of_kind(plane.submit(ALICE, first, failed, now=0.0), GenerationFailed)
+    assert of_kind(plane.submit(ALICE, answering(first, failed), now=0.0), GenerationFailed)
+    assert not of_kind(plane.submit(ALICE, answering(first, failed), now=0.0), GenerationFailed)
     (second,) = ask(plane, BOB, 0, 1)
     assert (first.samples[0].attempt, second.samples[0].attempt) == (0, 1)
-    assert of_kind(plane.submit(BOB, second, failed, now=0.0), GenerationFailed)
+    assert of_kind(plane.submit(BOB, answering(second, failed), now=0.0), GenerationFailed)
 
 
 def test_who_failed_a_turn_that_others_drew_may_have_the_next_one() -> None:
@@ -294,13 +304,13 @@ def test_who_failed_a_turn_that_others_drew_may_have_the_next_one() -> None:
     plane = begun(ALICE)
     for node in (BOB, NodeId("carol")):
         plane.beat(node, now=0.0)
-    plane.submit(ALICE, ask(plane, ALICE, 0, 1)[0], failed_rollout(), now=0.0)
+    plane.submit(ALICE, answering(ask(plane, ALICE, 0, 1)[0], failed_rollout()), now=0.0)
     assert refusal(plane, ALICE, 0) == "paced"
     wanted, _ = draw(plane, ask(plane, BOB, 0, 1)[0], 5)
     observe(plane, wanted, says(7))
     plane.leave(BOB)
     (after,) = ask(plane, ALICE, 0, 1)
-    assert (after.turn, after.samples[0].attempt) == (2, 0)
+    assert (after.turn, after.samples[0].attempt) == (2, 1)
 
 
 def test_a_turn_is_an_answer_of_its_node() -> None:
@@ -308,7 +318,7 @@ def test_a_turn_is_an_answer_of_its_node() -> None:
     plane.beat(ALICE, now=0.0, tokens_per_s=1.0)
     (lease,) = ask(plane, ALICE, 0, 1)
     alone = played(lease, 0, (4, STOP, 7, 5, STOP), [(0, 2), (3, 5)])
-    (wanted,) = of_kind(plane.submit(ALICE, lease, alone, now=0.0), StepWanted)
+    (wanted,) = of_kind(plane.submit(ALICE, answering(lease, alone), now=0.0), StepWanted)
     assert isinstance(wanted, StepWanted)
     observe(plane, wanted, says(7), says(done=True))
     assert plane.leased.answer_s(ALICE) == 4.0
@@ -338,7 +348,7 @@ def test_the_turn_of_a_silent_node_moves_at_once_and_nothing_is_lost() -> None:
     wanted, _ = draw(plane, moved, 6, now=3.0)
     assert wanted.drawn == (ints(4, STOP), ints(6, STOP))
     late = rollout(group_id=held.group_id, tokens=(5, STOP))
-    assert verdict_of(plane.submit(ALICE, held, late, now=3.1)) == "duplicate"
+    assert verdict_of(plane.submit(ALICE, answering(held, late), now=3.1)) == "duplicate"
 
 
 def test_a_turn_is_taken_once() -> None:
@@ -346,11 +356,11 @@ def test_a_turn_is_taken_once() -> None:
     (first,) = ask(plane, ALICE, 0, 1)
     wanted, _ = draw(plane, first)
     again = rollout(group_id=first.group_id, tokens=(5, STOP))
-    assert verdict_of(plane.submit(ALICE, first, again, now=0.0)) == "duplicate"
+    assert verdict_of(plane.submit(ALICE, answering(first, again), now=0.0)) == "duplicate"
     observe(plane, wanted, says(7))
     assert observe(plane, wanted, says(7)) == []
     (second,) = ask(plane, ALICE, 0, 1)
-    assert verdict_of(plane.submit(ALICE, first, again, now=0.0)) == "duplicate"
+    assert verdict_of(plane.submit(ALICE, answering(first, again), now=0.0)) == "duplicate"
     assert second.samples[0].index in [index for _, index in plane.leased.held_by(ALICE)]
 
 
@@ -358,12 +368,12 @@ def test_turns_cannot_be_skipped_or_taken_from_another_episode() -> None:
     plane = plane_of(size=2)
     (first,) = ask(plane, ALICE, 0, 2)
     for index, tokens in ((0, (4, STOP)), (1, (5, STOP))):
-        said = plane.submit(ALICE, first, rollout(index=index, tokens=tokens), now=0.0)
+        said = plane.submit(ALICE, answering(first, rollout(index=index, tokens=tokens)), now=0.0)
         (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
         observe(plane, wanted, says(7))
     one, other = ask(plane, ALICE, 0, 2)
     foreign = rollout(index=other.samples[0].index, tokens=(6,))
-    assert verdict_of(plane.submit(ALICE, one, foreign, now=0.0)) == "malformed"
+    assert verdict_of(plane.submit(ALICE, answering(one, foreign), now=0.0)) == "malformed"
     whole = rollout(index=one.samples[0].index, tokens=(6,))
     claimed = Rollout(
         group_id=whole.group_id,
@@ -374,7 +384,7 @@ def test_turns_cannot_be_skipped_or_taken_from_another_episode() -> None:
         finish="stop",
         turns=(Turn(start=0, end=1),),
     )
-    assert verdict_of(plane.submit(ALICE, one, claimed, now=0.0)) == "malformed"
+    assert verdict_of(plane.submit(ALICE, answering(one, claimed), now=0.0)) == "malformed"
 
 
 def test_a_failed_turn_is_given_to_others_and_the_episode_stays() -> None:
@@ -384,14 +394,14 @@ def test_a_failed_turn_is_given_to_others_and_the_episode_stays() -> None:
     observe(plane, wanted, says(7))
     (second,) = ask(plane, ALICE, 0, 1)
     failed = Rollout(group_id="t0", index=0, token_ids=b"", logprobs=b"", spans=(), finish="failed", reason="broken")
-    plane.submit(ALICE, second, failed, now=0.0)
+    plane.submit(ALICE, answering(second, failed), now=0.0)
     assert ask(plane, BOB, 0, 1)[0].prompt_token_ids == second.prompt_token_ids
 
 
 def test_an_old_turn_makes_a_group_stale() -> None:
     plane = plane_of(bound=0, size=2)
     (lease,) = ask(plane, ALICE, 0, 2)
-    said = plane.submit(ALICE, lease, rollout(index=0), now=0.0)
+    said = plane.submit(ALICE, answering(lease, rollout(index=0)), now=0.0)
     (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
     observe(plane, wanted, says(7))
     plane.next_batch = 1
@@ -454,7 +464,7 @@ def test_an_environment_that_begins_says_what_is_read_first() -> None:
     observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1))
     (lease,) = ask(plane, ALICE, 0, 1)
     assert (lease.turn, lease.prompt_token_ids) == (0, (5, 6))
-    assert lease.samples[0].seed == seat_seed(group.samples[0].spec.seed, 1)
+    assert lease.samples[0].seed == seat_seed(group.samples[0].seed, 1)
     wanted, _ = draw(plane, lease, 4)
     assert wanted.newest == rollout(group_id="t0", tokens=(4, STOP))
     observe(plane, wanted, Observed(token_ids=ints(7), seat=1))
@@ -537,7 +547,7 @@ def test_a_turn_that_continues_what_was_taken_back_is_refused() -> None:
     plane.release(BOB, "t0", 0, now=0.0)
     wanted, _ = draw(plane, ask(plane, BOB, 0, 1)[0], 5)
     observe(plane, wanted, says(7))
-    assert verdict_of(plane.submit(BOB, old, rollout(tokens=(6, STOP)), now=0.0)) == "stale"
+    assert verdict_of(plane.submit(BOB, answering(old, rollout(tokens=(6, STOP))), now=0.0)) == "stale"
 
 
 def test_only_the_first_turn_of_a_sample_is_on_record_as_leased() -> None:
@@ -567,14 +577,14 @@ def test_a_sampler_that_plays_alone_is_believed_as_far_as_the_environment_says_t
     assert lease.play is not None
     assert lease.play.prompt_id == "p0"
     honest = played(lease, 0, (4, STOP, 7, 5, STOP), [(0, 2), (3, 5)])
-    (wanted,) = of_kind(plane.submit(ALICE, lease, honest, now=0.0), StepWanted)
+    (wanted,) = of_kind(plane.submit(ALICE, answering(lease, honest), now=0.0), StepWanted)
     assert isinstance(wanted, StepWanted)
     assert wanted.drawn == (ints(4, STOP), ints(5, STOP))
     accepted, *_ = observe(plane, wanted, says(7, reward=0.5), says(done=True))
     assert isinstance(accepted, RolloutAccepted)
     assert [turn.reward for turn in accepted.rollout.turns] == [0.5, 0.0]
     forged = played(lease, 1, (4, STOP, 8, 5, STOP), [(0, 2), (3, 5)])
-    (wanted,) = of_kind(plane.submit(ALICE, lease, forged, now=0.0), StepWanted)
+    (wanted,) = of_kind(plane.submit(ALICE, answering(lease, forged), now=0.0), StepWanted)
     assert isinstance(wanted, StepWanted)
     (failed,) = observe(plane, wanted, says(7, reward=0.5), says(done=True))
     assert isinstance(failed, GenerationFailed)
@@ -587,7 +597,7 @@ def test_a_played_episode_that_ended_too_early_or_too_late_is_refused() -> None:
         plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, play=PLAY))
         (lease,) = ask(plane, ALICE, 0, 1)
         one = played(lease, 0, (4, STOP, 7, 5, STOP)[: turns[-1][1]], turns)
-        (wanted,) = of_kind(plane.submit(ALICE, lease, one, now=0.0), StepWanted)
+        (wanted,) = of_kind(plane.submit(ALICE, answering(lease, one), now=0.0), StepWanted)
         assert isinstance(wanted, StepWanted)
         assert of_kind(observe(plane, wanted, *observed), GenerationFailed)
 
@@ -605,9 +615,9 @@ def test_the_shape_of_a_played_episode_is_checked() -> None:
         rollout(),
     ]
     for one in bad:
-        assert verdict_of(plane.submit(ALICE, lease, one, now=0.0)) == "malformed"
+        assert verdict_of(plane.submit(ALICE, answering(lease, one), now=0.0)) == "malformed"
     (again,) = ask(plane, BOB, 0, 1)
-    assert verdict_of(plane.submit(BOB, again, good, now=0.0)) == "accepted"
+    assert verdict_of(plane.submit(BOB, answering(again, good), now=0.0)) == "accepted"
 
 
 def test_held_out_prompts_are_played_too() -> None:
@@ -629,11 +639,11 @@ def test_a_held_out_episode_goes_on_before_training_unless_a_run_must_repeat(bou
     """At S = 0 only one kind is drawn at a time: the last bits of log-probs depend on neighbours in the batch."""
     plane = plane_of(bound=bound, size=2)
     plane.evaluate(v(0), [prompt(9)])
-    given = [*ask(plane, ALICE, 0, 2), *ask(plane, BOB, 0, 2)]
-    (held_out,) = [one for one in given if one.purpose == "eval"]
+    given = [(one, node) for node in (ALICE, BOB) for one in ask(plane, node, 0, 2)]
+    ((held_out, node),) = [one for one in given if one[0].purpose == "eval"]
     observe(plane, draw(plane, held_out)[0], says(7))
-    plane.leave(ALICE if held_out.node == BOB else BOB)
-    assert [one.purpose for one in ask(plane, NodeId(held_out.node), 0, 1)] == [first]
+    plane.leave(ALICE if node == BOB else BOB)
+    assert [one.purpose for one in ask(plane, node, 0, 1)] == [first]
 
 
 def test_a_question_goes_before_the_run_and_leaves_no_trace() -> None:
@@ -641,10 +651,30 @@ def test_a_question_goes_before_the_run_and_leaves_no_trace() -> None:
     name = plane.question(prompt(5), RULES)
     first, second = ask(plane, ALICE, 0, 2)
     assert (first.group_id, first.purpose, second.purpose) == (name, "ask", "train")
-    effects = plane.submit(ALICE, first, rollout(group_id=first.group_id), now=0.0)
+    effects = plane.submit(ALICE, answering(first, rollout(group_id=first.group_id)), now=0.0)
     assert len(of_kind(effects, Answered)) == 1
     assert not of_kind(effects, RolloutAccepted)
     assert plane.leased.group(first.group_id) is None
+
+
+def test_a_question_that_all_samplers_refuse_is_given_up_at_once() -> None:
+    """Its temperature may be one that their engines do not draw at: honest samplers are not to fail it again."""
+    plane = plane_of()
+    plane.question(prompt(5), RULES)
+    (first,) = ask(plane, ALICE, 0, 1)
+    effects = plane.submit(ALICE, answering(first, failed_rollout(group_id=first.group_id)), now=0.0)
+    assert [one.group_id for one in effects if isinstance(one, GroupDropped)] == [first.group_id]
+
+
+def test_a_question_waits_for_no_step_where_the_only_sampler_does() -> None:
+    """It has the newest version, so its request is held open and answered with the question."""
+    plane = plane_of(bound=0)
+    plane.next_batch = 1
+    assert refusal(plane, ALICE, 0) == "paced"
+    before = plane.leased.chances
+    plane.question(prompt(5), RULES)
+    assert plane.leased.chances > before
+    assert [one.purpose for one in ask(plane, ALICE, 0, 1)] == ["ask"]
 
 
 def test_no_group_is_opened_that_has_no_room_in_the_answer() -> None:

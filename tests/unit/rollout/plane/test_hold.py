@@ -11,7 +11,7 @@ from swarm.rollout.journal.entries import BatchTaken, GroupDropped
 from swarm.rollout.plane.effects import Judged
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease, NodeId
-from tests.builders import ALICE, BOB, answers, ask, new_plane, prompt, refusal, rollout, submit_and_score, v
+from tests.builders import ALICE, BOB, answering, answers, ask, new_plane, prompt, refusal, rollout, submit_and_score, v
 
 SLOW = NodeId("slow")
 
@@ -98,7 +98,7 @@ def test_an_unlimited_hold_ends_when_the_group_is_there() -> None:
 def test_an_unlimited_hold_ends_when_the_group_is_given_up() -> None:
     plane = plane_that_holds(math.inf)
     ((given, answer),) = answers([one_left_behind(plane)], 0)
-    plane.submit(ALICE, given, answer, now=0.0)
+    plane.submit(ALICE, answering(given, answer), now=0.0)
     assert not plane.can_take(now=0.0)
     (group,) = plane.leased.groups()
     plane._drop(group, "generation_failed")
@@ -173,7 +173,7 @@ def test_an_answer_that_only_a_lower_bound_makes_stale_is_counted_as_such(lowere
     else:
         plane.take()
     lease, late = answers([slow], 0)[0]
-    judged, *_ = plane.submit(ALICE, lease, late, now=0.0)
+    judged, *_ = plane.submit(ALICE, answering(lease, late), now=0.0)
     assert isinstance(judged, Judged)
     assert (judged.verdict, judged.counted_as) == ("stale", said)
 
@@ -194,6 +194,6 @@ def test_a_group_remembers_the_bound_of_its_opening_and_not_a_later_one() -> Non
     plane.take()
     plane.published(v(2))
     plane.set_bound(1)
-    judged, *_ = plane.submit(ALICE, slow, rollout(group_id="t0", version=0), now=0.0)
+    judged, *_ = plane.submit(ALICE, answering(slow, rollout(group_id="t0", version=0)), now=0.0)
     assert isinstance(judged, Judged)
     assert judged.counted_as == "stale"

@@ -10,6 +10,7 @@ from unittest.mock import PropertyMock
 import pytest
 from msgspec import structs
 
+from swarm.rollout.journal.entries import RecordedLease
 from swarm.rollout.plane.leases import (
     ALL_FAILED_RETRY_S,
     LEASE_SLACK_S,
@@ -27,15 +28,17 @@ from swarm.rollout.plane.leases import (
     sample_seed,
 )
 from swarm.types import GroupId, NodeId, Score
-from tests.builders import ALICE, BOB, RULES, SWARM, open_group, rollout, v
+from tests.builders import ALICE, BOB, RULES, open_group, rollout, v
 
 TIME_LIMIT_S = 600.0
+
+CAROL = NodeId("carol")
 
 
 @pytest.fixture
 def table() -> LeaseTable:
     """A table that has heard Alice and Bob at time 0; a beat is a second."""
-    table = LeaseTable(swarm=SWARM, run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
+    table = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     table.hear(ALICE, now=0.0)
     table.hear(BOB, now=0.0)
     return table
@@ -126,11 +129,11 @@ def test_closing_a_group_takes_its_samples_from_their_holders(table: LeaseTable)
 
 
 def test_no_nodes_no_deadline() -> None:
-    assert LeaseTable(swarm=SWARM, run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S).next_due() is None
+    assert LeaseTable(run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S).next_due() is None
 
 
 def test_the_table_of_nodes_is_bounded_and_keeps_those_it_knows() -> None:
-    table = LeaseTable(swarm=SWARM, run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
+    table = LeaseTable(run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     assert all(table.hear(NodeId(f"n{i}"), now=0.0) for i in range(MAX_NODES))
     assert not table.hear(NodeId("one too many"), now=0.0)
     assert table.hear(NodeId("n0"), now=1.0)
@@ -262,7 +265,7 @@ def test_a_failed_sample_is_for_others_first(table: LeaseTable) -> None:
 
 
 def test_a_node_that_is_alone_does_not_fail_a_sample_again_at_once() -> None:
-    alone = LeaseTable(swarm=SWARM, run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
+    alone = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     alone.hear(ALICE, now=0.0)
     group = open_group(alone, 0, size=1)
     alone.claim(group, ALICE, 1, now=0.0)
@@ -354,15 +357,18 @@ def test_a_group_knows_whose_answers_it_holds(table: LeaseTable) -> None:
 def test_restored_holders_have_what_is_not_answered(table: LeaseTable) -> None:
     group = open_group(table, 0, size=3)
     table.answer(group, rollout(index=1), ALICE)
-    table.restore(group, {0: ALICE, 1: ALICE, 2: NodeId("carol")}, heard_at=50.0)
-    assert [sample.node for sample in group.samples] == [ALICE, None, NodeId("carol")]
+    leased = [(0, BOB, 2), (2, CAROL, 1), (1, ALICE, 0), (0, ALICE, 2)]
+    table.restore(group, [RecordedLease(*one) for one in leased], heard_at=50.0)
+    assert [sample.node for sample in group.samples] == [ALICE, None, CAROL]
+    assert [sample.attempt for sample in group.samples] == [2, 0, 1]
+    assert group.samples[0].leased_to == {BOB: 2, ALICE: 2}
     assert table.silent(now=52.9) == [BOB]
-    assert set(table.silent(now=53.0)) == {ALICE, BOB, NodeId("carol")}
+    assert set(table.silent(now=53.0)) == {ALICE, BOB, CAROL}
 
 
 def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> None:
     draw, opened = Random(5), 0
-    table = LeaseTable(swarm=SWARM, run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
+    table = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     unfilled = Counter[bool]()
     for _ in range(600):
         groups = list(table.groups())
@@ -445,3 +451,9 @@ def test_there_is_a_chance_when_a_group_leaves_the_table_sooner_or_is_due_later(
     group.samples[0].score = Score(reward=1.0, exact=True) if scored else None
     table.close(group)
     assert table.chances == chances
+
+
+def test_a_node_that_can_take_less_than_nothing_is_leased_nothing(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=3)
+    assert table.claim(group, ALICE, -1, now=0.0).samples == ()
+    assert group.waiting == 3

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from swarm.rollout.journal.entries import GroupDropped, RolloutAccepted, RolloutReturned
+from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import (
     Effect,
     Evaluated,
@@ -20,12 +21,13 @@ from swarm.rollout.plane.effects import (
     ScoreWanted,
 )
 from swarm.rollout.plane.heldout import WRONG
-from swarm.rollout.plane.leases import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_NODES
+from swarm.rollout.plane.leases import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_LEASED_TO, MAX_NODES
 from swarm.rollout.plane.plane import MAX_FAILURES, MIN_PATIENCE_S, RolloutPlane
 from swarm.types import Lease, NodeId, Score, Span
 from tests.builders import (
     ALICE,
     BOB,
+    answering,
     answers,
     ask,
     failed_rollout,
@@ -61,7 +63,7 @@ def spend_batch(plane: RolloutPlane, version: int) -> None:
 
 def test_a_lease_says_all_that_a_sampler_needs() -> None:
     (one,) = ask(new_plane(), ALICE, 0, 2)
-    assert (one.node, one.purpose, one.group_id, one.min_version) == (ALICE, "train", "t0", v(0))
+    assert (one.purpose, one.group_id, one.min_version) == ("train", "t0", v(0))
     assert one.prompt_token_ids == prompt(0).token_ids
     assert [s.index for s in one.samples] == [0, 1]
     assert len({s.seed for s in one.samples}) == 2
@@ -237,7 +239,7 @@ def test_a_round_ends_with_its_last_score_and_counts_what_cannot_be_scored_as_wr
     submit_and_score(plane, ALICE, granted[:1], 0)
     assert plane.round.open
     (one, answer), *_ = answers(granted[1:], 0)
-    plane.submit(ALICE, one, answer, now=0.0)
+    plane.submit(ALICE, answering(one, answer), now=0.0)
     (over,) = plane.scored(one.group_id, 0, WRONG)
     assert over == Evaluated(version=0, newest=0, scores=((SCORE,), (Score(reward=0.0, exact=False),)))
     assert not plane.round.open
@@ -293,10 +295,10 @@ def test_a_late_answer_of_a_node_thought_silent_is_accepted_once() -> None:
     taken_over = ask(plane, BOB, 0, 1, now=10.0)
     assert taken_over[0].samples == granted[0].samples
     ((given, answer),) = answers(granted, 0)
-    assert verdict_of(plane.submit(ALICE, given, answer, now=11.0)) == "accepted"
-    assert verdict_of(plane.submit(ALICE, given, answer, now=12.0)) == "duplicate"
+    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=11.0)) == "accepted"
+    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=12.0)) == "duplicate"
     ((given, answer),) = answers(taken_over, 0)
-    late = plane.submit(BOB, given, answer, now=13.0)
+    late = plane.submit(BOB, answering(given, answer), now=13.0)
     assert verdict_of(late) == "duplicate"
     assert [type(effect) for effect in late] == [Judged]
 
@@ -306,27 +308,41 @@ def test_an_answer_to_a_closed_group_is_a_duplicate() -> None:
     granted = ask(plane, ALICE, 0, 1)
     submit_and_score(plane, ALICE, granted, 0)
     ((given, answer),) = answers(granted, 0)
-    assert verdict_of(plane.submit(ALICE, given, answer, now=0.0)) == "duplicate"
+    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=0.0)) == "duplicate"
 
 
 def test_an_answer_to_a_group_nobody_remembers_is_stale() -> None:
     given = lease(group_id="t77")
-    assert verdict_of(new_plane().submit(ALICE, given, rollout(group_id="t77"), now=0.0)) == "stale"
+    assert verdict_of(new_plane().submit(ALICE, answering(given, rollout(group_id="t77")), now=0.0)) == "stale"
 
 
-def test_a_lease_counts_only_for_the_node_and_the_swarm_it_was_given_to() -> None:
+def test_a_sample_is_answered_only_by_nodes_that_it_was_leased_to_and_for_an_attempt_that_there_was() -> None:
     plane = new_plane()
     ((given, answer),) = answers(ask(plane, ALICE, 0, 1), 0)
-    assert verdict_of(plane.submit(BOB, given, answer, now=0.0)) == "malformed"
-    foreign = lease(swarm="another")
-    assert verdict_of(plane.submit(ALICE, foreign, rollout(), now=0.0)) == "malformed"
+    judged, *_ = plane.submit(BOB, answering(given, answer), now=0.0)
+    assert isinstance(judged, Judged)
+    assert (judged.verdict, judged.detail) == ("malformed", "this sample was not leased to this node")
+    assert verdict_of(plane.submit(ALICE, Answer(answer, attempt=1), now=0.0)) == "malformed"
+    nowhere = structs.replace(answer, index=2)
+    assert verdict_of(plane.submit(ALICE, Answer(nowhere), now=0.0)) == "malformed"
+    assert verdict_of(plane.submit(ALICE, Answer(answer), now=0.0)) == "accepted"
+
+
+def test_the_last_nodes_of_a_sample_are_known_and_no_more_than_these() -> None:
+    plane = new_plane(groups=1, size=1)
+    nodes = [NodeId(f"node-{n}") for n in range(MAX_LEASED_TO + 1)]
+    for node in nodes:
+        ((given, answer),) = answers(ask(plane, node, 0, 1), 0)
+        plane.leave(node)
+    assert verdict_of(plane.submit(nodes[0], answering(given, answer), now=0.0)) == "malformed"
+    assert verdict_of(plane.submit(nodes[1], answering(given, answer), now=0.0)) == "accepted"
 
 
 def test_a_refused_answer_puts_its_sample_back() -> None:
     plane = new_plane()
     (one,) = ask(plane, ALICE, 0, 1)
     bad = rollout(group_id=one.group_id, index=0, tokens=(99, 2))
-    assert verdict_of(plane.submit(ALICE, one, bad, now=0.0)) == "malformed"
+    assert verdict_of(plane.submit(ALICE, answering(one, bad), now=0.0)) == "malformed"
     assert plane.counts()["samples_leased"] == 0
     assert ask(plane, BOB, 0, 1)[0].samples == one.samples
 
@@ -336,7 +352,7 @@ def test_who_gives_an_answer_that_cannot_be_taken_does_not_get_its_sample_again_
     plane = new_plane(groups=1, size=1)
     plane.beat(BOB, now=0.0)
     (one,) = ask(plane, ALICE, 0, 1)
-    assert verdict_of(plane.submit(ALICE, one, rollout(**spoilt), now=0.0)) in ("malformed", "future")
+    assert verdict_of(plane.submit(ALICE, answering(one, rollout(**spoilt)), now=0.0)) in ("malformed", "future")
     assert one.group_id not in {lease.group_id for lease in ask(plane, ALICE, 0, 1)}
     assert ask(plane, BOB, 0, 1)[0].group_id == one.group_id
 
@@ -346,28 +362,25 @@ def test_an_answer_of_a_version_that_never_was_is_not_taken() -> None:
     ((given, answer), *_) = answers(ask(plane, ALICE, 0, 2), 0)
     plane.published(v(2))
     unheard = structs.replace(answer, spans=(Span(version=v(1), start=0, end=answer.length),))
-    assert verdict_of(plane.submit(ALICE, given, unheard, now=0.0)) == "future"
+    assert verdict_of(plane.submit(ALICE, answering(given, unheard), now=0.0)) == "future"
     ((given, answer), *_) = answers(ask(plane, BOB, 2, 2), 2)
-    assert verdict_of(plane.submit(BOB, given, answer, now=0.0)) == "accepted"
+    assert verdict_of(plane.submit(BOB, answering(given, answer), now=0.0)) == "accepted"
 
 
-def test_of_an_answer_its_lease_says_from_which_seed_it_was_drawn() -> None:
+def test_a_late_answer_counts_after_another_was_refused() -> None:
     plane = new_plane()
     ((given, answer), *_) = answers(ask(plane, ALICE, 0, 2), 0)
     plane.leave(ALICE)
     ((other, first), *_) = answers(ask(plane, BOB, 0, 2), 0)
-    plane.submit(BOB, other, first, now=0.0)
+    plane.submit(BOB, answering(other, first), now=0.0)
     plane.refused(first.group_id, first.index, now=0.0)
-    assert verdict_of(plane.submit(ALICE, given, answer, now=0.0)) == "accepted"
-    group = plane.leased.group(answer.group_id)
-    assert group is not None
-    assert group.samples[answer.index].spec.seed == given.samples[answer.index].seed
+    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=0.0)) == "accepted"
 
 
 def test_an_accepted_answer_is_to_be_scored_with_its_own_prompt() -> None:
     plane = new_plane()
     ((given, answer), *_) = answers(ask(plane, ALICE, 0, 2), 0)
-    _, recorded, wanted = plane.submit(ALICE, given, answer, now=0.0)
+    _, recorded, wanted = plane.submit(ALICE, answering(given, answer), now=0.0)
     assert recorded == RolloutAccepted(number=0, node=ALICE, rollout=answer)
     assert isinstance(wanted, ScoreWanted)
     assert (wanted.group_id, wanted.index, wanted.prompt, wanted.rollout) == ("t0", 0, prompt(0), answer)
@@ -376,7 +389,7 @@ def test_an_accepted_answer_is_to_be_scored_with_its_own_prompt() -> None:
 def fail_once(plane: RolloutPlane, *, now: float = 0.0) -> list[Effect]:
     """Alice takes sample 0 of group 0 and fails it."""
     (one,) = ask(plane, ALICE, 0, 1, now=now)
-    return plane.submit(ALICE, one, failed_rollout(group_id=one.group_id), now=now)
+    return plane.submit(ALICE, answering(one, failed_rollout(group_id=one.group_id)), now=now)
 
 
 def test_a_failed_generation_is_leased_again_and_never_scored() -> None:
@@ -400,34 +413,34 @@ def test_the_same_failed_answer_sent_twice_counts_once() -> None:
     plane = new_plane(size=1)
     (one,) = ask(plane, ALICE, 0, 1)
     for _ in range(MAX_FAILURES):
-        plane.submit(ALICE, one, failed_rollout(group_id=one.group_id), now=0.0)
+        plane.submit(ALICE, answering(one, failed_rollout(group_id=one.group_id)), now=0.0)
     assert plane.counts()["groups_open"] == 1
 
 
 def test_a_late_retry_of_an_old_failure_neither_counts_nor_takes_the_new_lease() -> None:
     plane = new_plane(size=1)
     (old,) = ask(plane, ALICE, 0, 1)
-    plane.submit(ALICE, old, failed_rollout(), now=0.0)
+    plane.submit(ALICE, answering(old, failed_rollout()), now=0.0)
     (new,) = ask(plane, ALICE, 0, 1, now=ALL_FAILED_RETRY_S)
     assert (old.samples[0].attempt, new.samples[0].attempt) == (0, 1)
     assert (old.samples[0].seed, old.group_id) == (new.samples[0].seed, new.group_id)
     for _ in range(MAX_FAILURES):
-        assert [type(e) for e in plane.submit(ALICE, old, failed_rollout(), now=0.0)] == [Judged]
+        assert [type(e) for e in plane.submit(ALICE, answering(old, failed_rollout()), now=0.0)] == [Judged]
     assert (plane.counts()["groups_open"], plane.counts()["samples_leased"]) == (1, 1)
-    assert verdict_of(plane.submit(ALICE, new, failed_rollout(), now=0.0)) == "accepted"
+    assert verdict_of(plane.submit(ALICE, answering(new, failed_rollout()), now=0.0)) == "accepted"
     assert plane.counts()["samples_leased"] == 0
 
 
 def test_an_old_answer_that_comes_again_does_not_take_the_new_lease() -> None:
     plane = new_plane(max_staleness=0, groups=1, size=2)
     (old,) = ask(plane, ALICE, 0, 1)
-    plane.submit(ALICE, old, failed_rollout(), now=0.0)
+    plane.submit(ALICE, answering(old, failed_rollout()), now=0.0)
     (new,) = ask(plane, ALICE, 0, 1, now=ALL_FAILED_RETRY_S)
     plane.next_batch = 1
     stale = rollout(group_id="t0", version=0)
-    assert verdict_of(plane.submit(ALICE, old, stale, now=0.0)) == "stale"
+    assert verdict_of(plane.submit(ALICE, answering(old, stale), now=0.0)) == "stale"
     assert plane.counts()["samples_leased"] == 1
-    assert verdict_of(plane.submit(ALICE, new, stale, now=0.0)) == "stale"
+    assert verdict_of(plane.submit(ALICE, answering(new, stale), now=0.0)) == "stale"
     assert plane.counts()["samples_leased"] == 0
 
 
@@ -449,15 +462,15 @@ def test_on_policy_every_batch_waits_for_its_own_version() -> None:
         submit_and_score(plane, ALICE, granted, step)
         batch, dropped = plane.take()
         assert (drops(dropped), {g.oldest_version for g in batch}) == ([], {step})
-        assert refusal(plane, ALICE, step) == "behind"
+        assert refusal(plane, ALICE, step) == "paced"
         plane.published(v(step + 1))
 
 
 def test_a_batch_is_ready_only_when_all_of_it_is_scored() -> None:
     plane = new_plane(groups=1, size=2)
     (first, second) = answers(ask(plane, ALICE, 0, 2), 0)
-    plane.submit(ALICE, *first, now=0.0)
-    plane.submit(ALICE, *second, now=0.0)
+    plane.submit(ALICE, answering(*first), now=0.0)
+    plane.submit(ALICE, answering(*second), now=0.0)
     plane.scored("t0", 0, SCORE)
     assert not plane.can_take(now=0.0)
     plane.scored("t0", 1, SCORE)
@@ -495,7 +508,7 @@ def test_a_group_past_its_opening_deadline_is_kept_for_an_answer_by_newer_weight
     dropped, given = slow_group(plane)
     assert drops(dropped) == []
     answer = rollout(group_id="t0", version=1)
-    assert verdict_of(plane.submit(ALICE, given, answer, now=0.0)) == "accepted"
+    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=0.0)) == "accepted"
 
 
 def test_a_group_that_lost_its_node_after_its_deadline_is_dropped() -> None:
@@ -510,7 +523,7 @@ def test_a_group_that_lost_its_node_after_its_deadline_is_dropped() -> None:
 def test_a_late_stale_answer_closes_nothing_and_is_called_stale() -> None:
     plane = new_plane(max_staleness=1, groups=1, size=1)
     _, given = slow_group(plane)
-    assert verdict_of(plane.submit(ALICE, given, rollout(group_id="t0", version=0), now=0.0)) == "stale"
+    assert verdict_of(plane.submit(ALICE, answering(given, rollout(group_id="t0", version=0)), now=0.0)) == "stale"
     assert not plane.can_take(now=0.0)
 
 
@@ -520,7 +533,7 @@ def test_a_full_table_of_nodes_refuses_one_more_politely() -> None:
         plane.beat(NodeId(f"n{number}"), now=0.0)
     assert refusal(plane, ALICE, 0) == "draining"
     ((given, answer),) = answers([lease(indices=(0,))], 0)
-    assert verdict_of(plane.submit(ALICE, given, answer, now=0.0)) == "stale"
+    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=0.0)) == "stale"
 
 
 def test_versions_are_published_in_order() -> None:
@@ -607,11 +620,11 @@ def test_what_no_seed_draws_goes_to_others_first() -> None:
     (lease,) = ask(plane, ALICE, 0, 1)
     plane.beat(BOB, now=0.0)
     ((one, answer),) = answers([lease], 0)
-    plane.submit(ALICE, one, answer, now=1.0)
+    plane.submit(ALICE, answering(one, answer), now=1.0)
     assert plane.refused(one.group_id, 0, now=1.0) == [RolloutReturned(number=0, index=0)]
     assert refusal(plane, ALICE, 0, 1, now=1.0) == "paced"
     (again,) = ask(plane, BOB, 0, 1, now=1.0)
-    assert again.samples == lease.samples, "from the same seed"
+    assert [one.seed for one in again.samples] == [one.seed for one in lease.samples], "from the same seed"
 
 
 def test_the_first_batch_of_a_life_is_late_too() -> None:

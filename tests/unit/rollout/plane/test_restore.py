@@ -22,7 +22,7 @@ from swarm.rollout.plane.effects import Effect, Granted, NodeSilent, ScoreWanted
 from swarm.rollout.plane.leases import LEASE_SLACK_S, MISSED_BEATS
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.types import GroupId, Lease, NodeId, Score
-from tests.builders import ALICE, BOB, answers, new_plane, prompt, rollout, v, verdict_of
+from tests.builders import ALICE, BOB, answering, answers, failed_rollout, new_plane, prompt, rollout, v, verdict_of
 from tests.simulator.rollouts.ledger import Ledger
 
 SCORE = Score(reward=1.0, exact=True)
@@ -53,7 +53,7 @@ class Run:
 
     def answer(self, node: NodeId, leases: Sequence[Lease], version: int, *, scored: bool = True) -> None:
         for lease, given in answers(leases, version):
-            self.note(self.plane.submit(node, lease, given, now=0.0))
+            self.note(self.plane.submit(node, answering(lease, given), now=0.0))
             if scored:
                 self.note(self.plane.scored(given.group_id, given.index, SCORE))
 
@@ -104,9 +104,9 @@ def test_a_question_records_each_group_before_its_leases(run: Run) -> None:
     run.ask(ALICE, 0, 3)
     assert run.records == [
         GroupOpened(number=0, version=v(0), max_staleness=2),
-        SamplesLeased(number=0, node=ALICE, indices=(0, 1)),
+        SamplesLeased(number=0, node=ALICE, samples=((0, 0), (1, 0))),
         GroupOpened(number=1, version=v(0), max_staleness=2),
-        SamplesLeased(number=1, node=ALICE, indices=(0,)),
+        SamplesLeased(number=1, node=ALICE, samples=((0, 0),)),
     ]
 
 
@@ -199,7 +199,32 @@ def test_an_answer_to_a_lease_of_the_former_life_is_accepted(run: Run) -> None:
     leases = run.ask(ALICE, 0, 1)
     plane, _ = run.restored(0)
     ((lease, given),) = answers(leases, 0)
-    assert verdict_of(plane.submit(ALICE, lease, given, now=100.0)) == "accepted"
+    assert verdict_of(plane.submit(ALICE, answering(lease, given), now=100.0)) == "accepted"
+
+
+def test_a_restart_knows_who_was_leased_a_sample_and_for_which_attempt(run: Run) -> None:
+    """After a crash that follows the second lease."""
+    (first,) = run.ask(ALICE, 0, 1)
+    failed = failed_rollout(group_id="t0")
+    run.note(run.plane.submit(ALICE, answering(first, failed), now=0.0))
+    (again,) = run.ask(BOB, 0, 1)
+    plane, _ = run.restored(0)
+    assert verdict_of(plane.submit(ALICE, answering(first, failed), now=100.0)) == "duplicate"
+    assert plane.counts()["samples_leased"] == 1
+    assert verdict_of(plane.submit(BOB, answering(again, failed), now=100.0)) == "accepted"
+    assert plane.counts()["samples_leased"] == 0
+    ((lease, given),) = answers([first], 0)
+    assert verdict_of(plane.submit(ALICE, answering(lease, given), now=100.0)) == "accepted"
+
+
+def test_a_crash_before_a_failed_sample_is_leased_again_forgets_the_failure_alone(run: Run) -> None:
+    (first,) = run.ask(ALICE, 0, 1)
+    failed = answering(first, failed_rollout(group_id="t0"))
+    run.note(run.plane.submit(ALICE, failed, now=0.0))
+    plane, _ = run.restored(0)
+    assert plane.counts()["samples_leased"] == 1
+    assert verdict_of(plane.submit(ALICE, failed, now=100.0)) == "accepted"
+    assert plane.counts()["samples_leased"] == 0
 
 
 def test_what_was_answered_is_kept_and_not_taken_twice(run: Run) -> None:
@@ -209,7 +234,7 @@ def test_what_was_answered_is_kept_and_not_taken_twice(run: Run) -> None:
     assert effects == []
     assert plane.counts()["groups_ready"] == 1
     ((lease, given), _) = answers(leases, 0)
-    assert verdict_of(plane.submit(ALICE, lease, given, now=100.0)) == "duplicate"
+    assert verdict_of(plane.submit(ALICE, answering(lease, given), now=100.0)) == "duplicate"
 
 
 def test_an_answer_without_its_score_is_scored_again(run: Run) -> None:
@@ -248,7 +273,7 @@ def test_an_answer_to_a_group_that_a_former_life_closed_is_a_duplicate(run: Run)
     run.take(1)
     plane, _ = run.restored(1)
     lease, given = answers(leases, 0)[0]
-    assert verdict_of(plane.submit(ALICE, lease, given, now=100.0)) == "duplicate"
+    assert verdict_of(plane.submit(ALICE, answering(lease, given), now=100.0)) == "duplicate"
 
 
 def test_what_became_stale_meanwhile_is_dropped_and_what_a_lower_bound_costs_is_called_so(run: Run) -> None:
@@ -266,7 +291,7 @@ def test_a_drop_that_the_crash_kept_off_the_record_is_made_again() -> None:
     run = Run(new_plane(max_staleness=0, groups=1))
     leases = run.ask(ALICE, 0, 2)
     run.ledger.read([GroupOpened(number=1, version=v(0), max_staleness=0)])
-    run.ledger.read([SamplesLeased(number=1, node=BOB, indices=(0, 1))])
+    run.ledger.read([SamplesLeased(number=1, node=BOB, samples=((0, 0), (1, 0)))])
     early = rollout(group_id="t1")
     run.ledger.read([RolloutAccepted(number=1, node=BOB, rollout=early)])
     run.answer(ALICE, leases, 0)
@@ -318,7 +343,7 @@ def test_rounds_of_held_out_prompts_of_two_lives_have_different_names(run: Run) 
     plane, _ = run.restored(0)
     plane.evaluate(v(0), [prompt(0)])
     ((lease, given),) = answers([old], 0)
-    assert verdict_of(plane.submit(ALICE, lease, given, now=100.0)) == "duplicate"
+    assert verdict_of(plane.submit(ALICE, answering(lease, given), now=100.0)) == "duplicate"
     assert plane.round.open
     assert granted(plane, ALICE, 0, 1) == ["e1.1-0/0"]
 

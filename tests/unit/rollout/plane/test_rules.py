@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from swarm.errors import ProtocolError
+from swarm.rollout.messages import Answer
 from swarm.rollout.plane.leases import LeaseTable
 from swarm.rollout.plane.rules import (
     deadline,
@@ -22,18 +23,17 @@ from swarm.rollout.plane.rules import (
     publication_period,
     staleness,
 )
-from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, malformation, verdict_on
-from swarm.types import Lease, Rollout, SamplingRules, Span, VersionId
+from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, token_fault, verdict_on
+from swarm.types import Purpose, Rollout, SamplingRules, Span, VersionId
 from swarm.wire import decode, encode
 from tests.builders import (
     ALICE,
+    RULES,
     STOP,
-    SWARM,
     VOCAB,
     failed_rollout,
     floats,
     ints,
-    lease,
     open_group,
     rollout,
     v,
@@ -151,25 +151,27 @@ def test_a_batch_is_held_while_waiting_helps_what_it_would_leave_behind(
 
 
 def verdict(
-    answer: Rollout,
-    given: Lease,
+    drawn: Rollout,
     *,
+    purpose: Purpose = "train",
+    min_version: VersionId | None = None,
+    rules: SamplingRules = RULES,
     newest: VersionId | None = None,
     next_batch: int = 3,
     bound: int = 2,
     fault: str | None = None,
 ) -> tuple[str, str]:
     """The verdict on an answer of Alice's, who was leased both samples of the group."""
-    table = LeaseTable(swarm=SWARM, run_seed=7, beat_s=1.0, time_limit_s=600.0)
-    group = open_group(table, 0, purpose=given.purpose)
+    table = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=600.0)
+    group = open_group(table, 0, purpose=purpose)
+    group.min_version, group.rules = min_version or v(0), rules
     table.hear(ALICE, now=0.0)
     table.claim(group, ALICE, 2, now=0.0)
     return verdict_on(
-        answer,
-        given,
+        Answer(drawn),
         ALICE,
         group,
-        fault=malformation(answer, given, vocab_size=VOCAB) if fault is None else fault,
+        fault=token_fault(drawn, VOCAB) if fault is None else fault,
         opened=1,
         newest=newest or v(3),
         next_batch=next_batch,
@@ -178,24 +180,24 @@ def verdict(
 
 
 def test_an_answer_within_the_bound_is_accepted() -> None:
-    assert verdict(rollout(version=1), lease()) == ("accepted", "")
+    assert verdict(rollout(version=1)) == ("accepted", "")
 
 
 def test_an_answer_past_the_bound_is_stale_and_the_sampler_hears_by_how_much() -> None:
-    kind, why = verdict(rollout(version=0), lease())
+    kind, why = verdict(rollout(version=0))
     assert kind == "stale"
     assert "version 0 is 1 step(s) past the bound of 2" in why
 
 
 def test_the_oldest_token_decides() -> None:
     mixed = (Span(version=v(0), start=0, end=2), Span(version=v(3), start=2, end=4))
-    assert verdict(rollout(spans=mixed), lease())[0] == "stale"
+    assert verdict(rollout(spans=mixed))[0] == "stale"
 
 
 @pytest.mark.parametrize("later", [0, 1])
 def test_a_rollout_is_drawn_by_ever_newer_versions(later: int) -> None:
     mixed = (Span(version=v(1), start=0, end=2), Span(version=v(later), start=2, end=4))
-    assert verdict(rollout(spans=mixed), lease()) == ("malformed", "version spans must rise")
+    assert verdict(rollout(spans=mixed)) == ("malformed", "version spans must rise")
 
 
 def test_age_counts_versions_whatever_their_incarnation() -> None:
@@ -203,25 +205,25 @@ def test_age_counts_versions_whatever_their_incarnation() -> None:
     mixed = (Span(version=v(10), start=0, end=2), Span(version=v(5, incarnation=1), start=2, end=4))
     assert rollout(spans=mixed).oldest == 5
     made_up = rollout(version=11)
-    assert verdict(made_up, lease(), newest=v(10, incarnation=1), next_batch=10)[0] == "future"
+    assert verdict(made_up, newest=v(10, incarnation=1), next_batch=10)[0] == "future"
 
 
 def test_an_answer_by_an_unpublished_version_is_of_the_future() -> None:
     mixed = (Span(version=v(3), start=0, end=2), Span(version=v(4), start=2, end=4))
-    assert verdict(rollout(spans=mixed), lease())[0] == "future"
-    assert verdict(rollout(version=3), lease())[0] == "accepted"
+    assert verdict(rollout(spans=mixed))[0] == "future"
+    assert verdict(rollout(version=3))[0] == "accepted"
 
 
 def test_a_held_out_answer_does_not_become_stale() -> None:
-    assert verdict(rollout(version=0), lease(purpose="eval"), next_batch=100)[0] == "accepted"
+    assert verdict(rollout(version=0), purpose="eval", next_batch=100)[0] == "accepted"
 
 
 def test_a_failed_generation_is_well_formed() -> None:
-    assert verdict(failed_rollout(), lease()) == ("accepted", "")
+    assert verdict(failed_rollout()) == ("accepted", "")
 
 
 def test_a_fault_of_shape_comes_before_everything_else() -> None:
-    assert verdict(rollout(index=9, version=0), lease())[0] == "malformed"
+    assert verdict(rollout(index=9, version=0))[0] == "malformed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class Fault:
     name: str
     reason: str
     change: dict[str, Any]
-    lease: Lease = field(default_factory=lease)
+    min_version: VersionId = field(default_factory=lambda: v(0))
 
 
 def _spans(*bounds: tuple[int, int], version: int = 0) -> tuple[Span, ...]:
@@ -243,14 +245,12 @@ def _logprob(value: float) -> dict[str, Any]:
 
 
 FAULTS = [
-    Fault("another group", "not in the lease", {"group_id": "t1"}),
-    Fault("another sample", "not in the lease", {"index": 2}),
-    Fault("a hole in the lease", "not in the lease", {"index": 1}, lease(indices=(0, 2))),
+    Fault("another sample", "no such sample", {"index": 2}),
     Fault("failed with tokens", "carries no tokens", {"finish": "failed"}),
     Fault("failed with spans", "carries no tokens", {"finish": "failed", "token_ids": b""}),
     Fault("no tokens", "token ids", {"token_ids": b"", "logprobs": b"", "spans": ()}),
     Fault("ragged tokens", "token ids", {"token_ids": ints(3, 4, 5, STOP)[:-1]}),
-    Fault("too long", "do not fit the lease", {"token_ids": ints(*[3] * 7)}),
+    Fault("too long", "more than the lease's 6", {"token_ids": ints(*[3] * 7), "logprobs": floats(*[-0.5] * 7)}),
     Fault("too few log-probs", "differ in length", {"logprobs": floats(-1, -1, -1)}),
     Fault("ragged log-probs", "differ in length", {"logprobs": floats(-1, -1, -1, -1)[:-1]}),
     Fault("a negative id", "outside the vocabulary", {"token_ids": ints(3, -1, 5, STOP)}),
@@ -271,10 +271,8 @@ FAULTS = [
     Fault("an early end", "without gaps", {"spans": _spans((0, 3))}),
     Fault("a late end", "without gaps", {"spans": _spans((0, 5))}),
     Fault("an empty span", "without gaps", {"spans": _spans((0, 0), (0, 4))}),
-    Fault(
-        "older than the lease", "below the lease's 0.2", {"spans": _spans((0, 4), version=1)}, lease(min_version=v(2))
-    ),
-    Fault("of an older incarnation", "below the lease's 1.0", {}, lease(min_version=v(0, incarnation=1))),
+    Fault("older than the lease", "below the lease's 0.2", {"spans": _spans((0, 4), version=1)}, v(2)),
+    Fault("of an older incarnation", "below the lease's 1.0", {}, v(0, incarnation=1)),
 ]
 
 
@@ -282,43 +280,42 @@ FAULTS = [
 def test_a_malformed_answer_is_refused_with_its_reason(fault: Fault) -> None:
     good = rollout()
     bad = msgspec.structs.replace(good, **fault.change)
-    assert malformation(good, lease(), vocab_size=VOCAB) == ""
-    assert fault.reason in malformation(bad, fault.lease, vocab_size=VOCAB)
-    assert verdict(bad, fault.lease)[0] == "malformed"
+    assert verdict(good, bound=3) == ("accepted", "")
+    kind, why = verdict(bad, min_version=fault.min_version, bound=3)
+    assert (kind, fault.reason in why) == ("malformed", True)
 
 
 @pytest.mark.parametrize("value", [0.0, LOGPROB_SLACK / 2, -1e-30, MIN_LOGPROB])
 def test_honest_extremes_of_log_probs_pass(value: float) -> None:
     good = msgspec.structs.replace(rollout(), **_logprob(value))
-    assert malformation(good, lease(), vocab_size=VOCAB) == ""
+    assert verdict(good, bound=3) == ("accepted", "")
 
 
 def test_an_answer_of_full_length_and_the_last_word_of_the_vocabulary_passes() -> None:
-    assert malformation(rollout(tokens=[VOCAB - 1] * 6, finish="length"), lease(), vocab_size=VOCAB) == ""
+    assert verdict(rollout(tokens=[VOCAB - 1] * 6, finish="length"), bound=3) == ("accepted", "")
 
 
 def test_a_fault_that_was_found_before_is_not_looked_for_again() -> None:
     """What took its time is done in another thread."""
     good = rollout()
-    assert verdict(good, lease(), fault="too short") == ("malformed", "too short")
-    assert verdict(rollout(tokens=(99,)), lease(), bound=3, fault="") == ("accepted", "")
-    assert verdict(rollout(tokens=(99,)), lease())[0] == "malformed"
+    assert verdict(good, fault="too short") == ("malformed", "too short")
+    assert verdict(rollout(tokens=(99, STOP)), bound=3, fault="") == ("accepted", "")
+    assert verdict(rollout(tokens=(99, STOP)))[0] == "malformed"
 
 
 def test_where_stop_strings_are_asked_for_any_token_may_have_completed_one() -> None:
     """It may have been cut off anywhere, and is judged as ever otherwise."""
-    asked = lease()
-    ruled = msgspec.structs.replace(asked, rules=msgspec.structs.replace(asked.rules, stop=("4", "\n\n")))
+    ruled = msgspec.structs.replace(RULES, stop=("4", "\n\n"))
     cut = rollout(tokens=[3, 4])
-    assert malformation(cut, asked, vocab_size=VOCAB) == "finished by a stop token that is not there"
-    assert malformation(cut, ruled, vocab_size=VOCAB) == ""
+    assert verdict(cut, bound=3) == ("malformed", "finished by a stop token that is not there")
+    assert verdict(cut, rules=ruled, bound=3) == ("accepted", "")
     short = msgspec.structs.replace(cut, finish="length")
-    assert malformation(short, ruled, vocab_size=VOCAB) == "finished by length before the length was reached"
+    assert verdict(short, rules=ruled, bound=3) == ("malformed", "finished by length before the length was reached")
 
 
 @pytest.mark.parametrize("stop", [("",), ("a" * 257,), ("a",) * 17], ids=["empty", "long", "many"])
 def test_stop_strings_are_bounded(stop: tuple[str, ...]) -> None:
-    rules = msgspec.structs.replace(lease().rules, stop=stop)
+    rules = msgspec.structs.replace(RULES, stop=stop)
     with pytest.raises(ProtocolError):
         decode(encode(rules), SamplingRules, cap_bytes=1 << 20)
 
