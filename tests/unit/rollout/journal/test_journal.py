@@ -463,6 +463,17 @@ async def test_what_was_synced_survives_a_power_cut(tmp_path: Path, monkeypatch:
         assert [one.rollout for one in journal.batch(0)[0].rollouts] == [answer(0, 0), answer(0, 1)]
 
 
+async def test_a_sync_moves_the_log_to_the_database(tmp_path: Path) -> None:
+    """So that no commit has to soon afterwards."""
+    (tmp_path / "copy").mkdir()
+    async with opened(tmp_path / "run") as journal:
+        await journal.write([*group(0), taken(0, 0)])
+        await journal.sync()
+        (tmp_path / "copy" / DATABASE).write_bytes((tmp_path / "run" / DATABASE).read_bytes())
+    async with opened(tmp_path / "copy") as journal:
+        assert journal.load().next_batch == 1
+
+
 async def test_a_returned_rollout_takes_its_payload_along(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await journal.write(group(0)[:4])
