@@ -53,12 +53,12 @@ class Row:
     size: int
     chosen: int
     price: float
-    least_price: float
+    min_price: float
     choice_s: float
 
     @property
     def excess(self) -> float:
-        return self.price / self.least_price - 1.0
+        return self.price / self.min_price - 1.0
 
 
 def fleet_of(size: int, random: Random) -> list[Worker]:
@@ -115,7 +115,7 @@ def offers_of(demand: Demand, fleet: list[Worker]) -> list[Offer]:
     return market.offers()
 
 
-def least_price(offers: list[Offer], need: float) -> float:
+def min_price(offers: list[Offer], need: float) -> float:
     """By the integer program: minimise the price of a set with a rate of at least `need`."""
     prices = numpy.array([offer.price_per_hour for offer in offers])
     rates = numpy.array([offer.useful_rollouts_per_s for offer in offers])
@@ -141,9 +141,9 @@ def row_of(size: int, seed: int) -> Row | None:
     choice_s = time.perf_counter() - begun
     if not (selection.feasible and selection.has_margin):
         return None
-    least = least_price(offers_of(demand, fleet), selection.needed_rollouts_per_s)
+    least = min_price(offers_of(demand, fleet), selection.needed_rollouts_per_s)
     return Row(
-        size=size, chosen=len(selection.active), price=selection.cost_per_hour, least_price=least, choice_s=choice_s
+        size=size, chosen=len(selection.active), price=selection.cost_per_hour, min_price=least, choice_s=choice_s
     )
 
 

@@ -169,7 +169,7 @@ class Readiness:
             self._streams, self._since_s = streams, now
         if set(streams) != set(self._profile.hosts) or not self._publics_are_public(statuses):
             return False
-        full = all(streams[number] >= self._most_streams(number) for number in streams)
+        full = all(streams[number] >= self._max_streams(number) for number in streams)
         return full or (min(streams.values()) > 0 and now - self._since_s >= STEADY_S)
 
     def _publics_are_public(self, statuses: dict[int, dict[str, Any]]) -> bool:
@@ -178,7 +178,7 @@ class Readiness:
             for number, link in self._profile.peers.items()
         )
 
-    def _most_streams(self, number: int) -> int:
+    def _max_streams(self, number: int) -> int:
         """One to every other host, but none between two that nobody can dial."""
         link = self._profile.hosts[number]
         return sum(link.reachable or other.reachable for n, other in self._profile.hosts.items() if n != number)

@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(HEADER)
     for scenario in scenarios:
         name = scenario.scenario.name
-        for row in rows_of(scenario, most_hours=options.hours, seed=options.seed):
+        for row in rows_of(scenario, max_hours=options.hours, seed=options.seed):
             rows.append(row)
             print(line(row), flush=True)
         colocated, async_dc = references_of(scenario)

@@ -254,14 +254,14 @@ def hours_of(scenario: str, name: str, activate: Activate, *, most: float) -> fl
     return min(HOURS[scenario], most)
 
 
-def rows_of(scenario: Scenario, *, most_hours: float, seed: int) -> Iterator[Row]:
+def rows_of(scenario: Scenario, *, max_hours: float, seed: int) -> Iterator[Row]:
     """All arms, the dearest kind first; each is simulated when it is asked for."""
     references = references_of(scenario)
     title = scenario.scenario.name
     plan = planned(scenario, idle_target=NEARLY_BUSY)
     for arm in with_bounded(scenario, plan.arms):
         name = arm_name(scenario, arm, plan.arms)
-        hours = hours_of(title, name, arm.activate, most=most_hours)
+        hours = hours_of(title, name, arm.activate, most=max_hours)
         measured = measure(scenario, arm, hours=hours, seed=seed) if hours else None
         yield Row(
             scenario=title,

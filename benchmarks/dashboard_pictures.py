@@ -24,7 +24,7 @@ SIZES = {"wide": (1920, 1200), "narrow": (360, 1560)}
 
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 
-MOST_BYTES = 300_000
+MAX_BYTES = 300_000
 
 
 def take_pictures(to: Path) -> None:
@@ -65,6 +65,6 @@ def _take(browser: Browser, url: str, width: str, scheme: Scheme, to: Path) -> N
         page.wait_for_function(f"(least) => {STEP} >= least", arg=STEPS, timeout=1e3 * PATIENCE_S)
         page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         page.screenshot(path=to)
-    if to.stat().st_size > MOST_BYTES:
+    if to.stat().st_size > MAX_BYTES:
         raise RuntimeError(f"{to} has {to.stat().st_size:,} bytes: show less in it")
     print(f"{to}: {to.stat().st_size:,} bytes")

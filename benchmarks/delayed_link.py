@@ -19,11 +19,11 @@ from random import Random
 
 CHUNK_BYTES = 64 * 1024
 
-MOST_CHUNKS = 64
+MAX_CHUNKS = 64
 """Under way in one direction: with 50 ms of delay 80 MB/s, more than such a swarm sends."""
 
 PACKET_BYTES = 1448
-FIRST_WINDOW, LEAST_WINDOW, WINDOW_KEPT = 10.0, 2.0, 0.7
+FIRST_WINDOW, MIN_WINDOW, WINDOW_KEPT = 10.0, 2.0, 0.7
 """In packets: at the start (RFC 6928) and at least; the share of it that a loss leaves."""
 
 
@@ -43,7 +43,7 @@ class SendingWindow:
             sending_s += self._round_trip_s / self._packets
             self._packets += 1.0 if self._grows_fast else 1 / self._packets
             if self._random.random() < self._loss:
-                self._packets, self._grows_fast = max(LEAST_WINDOW, self._packets * WINDOW_KEPT), False
+                self._packets, self._grows_fast = max(MIN_WINDOW, self._packets * WINDOW_KEPT), False
                 lost_s = self._round_trip_s
         return sending_s, lost_s
 
@@ -93,7 +93,7 @@ class DelayingProxy:
                     one.close()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begins: float) -> None:
-        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MOST_CHUNKS)
+        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_CHUNKS)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read(reader, chunks, begins))
             group.create_task(_write(chunks, writer))

@@ -24,7 +24,7 @@ Outcome = Literal["met", "missed", "failed", "skipped"]
 SAID = 400  # Last characters of what a failed check said, in its line
 KEPT = 8000  # The same in the file of figures: a lent machine is gone afterwards, with its logs
 DRY_FACTOR = 5.0  # A CPU that others use too is slower than the card that a share is meant for
-LEAST_S = 15.0  # Loading torch and making a model takes longer: a check with less time left is not begun
+MIN_S = 15.0  # Loading torch and making a model takes longer: a check with less time left is not begun
 OUT_OF_TIME = "out of time"
 MISSED = (0, 1)  # A benchmark's statuses when it has figures; with 1 they missed a target of its own
 
@@ -95,7 +95,7 @@ def why_not(check: Check, *, dry: bool) -> str:
 
 def run(check: Check, *, dry: bool, left_s: float = float("inf")) -> Result:
     """Run one check within its share of the time, or within what is left of all of it."""
-    why = why_not(check, dry=dry) or (OUT_OF_TIME if left_s < LEAST_S else "")
+    why = why_not(check, dry=dry) or (OUT_OF_TIME if left_s < MIN_S else "")
     if why:
         return Result(name=check.name, outcome="skipped", seconds=0.0, line=why, figures={})
     module, *arguments = check.dry if dry else check.command

@@ -78,8 +78,8 @@ class Recompute:
     tokens_per_s: float
     pause_s: float
     lost_s: float
-    least_lost_s: float
-    most_lost_s: float
+    min_lost_s: float
+    max_lost_s: float
     lost_cpu_s: float
 
     @property
@@ -157,8 +157,8 @@ def summed_up(parameters: int, repeats: Sequence[Repeat], contexts: Contexts) ->
         tokens_per_s=median(drawn / (one.whole.seconds - one.short.seconds) for one in repeats),
         pause_s=median(one.pause_s for one in repeats),
         lost_s=median(lost_s),
-        least_lost_s=min(lost_s),
-        most_lost_s=max(lost_s),
+        min_lost_s=min(lost_s),
+        max_lost_s=max(lost_s),
         lost_cpu_s=median(one.swapped.cpu_s - one.whole.cpu_s for one in repeats),
     )
 
@@ -177,7 +177,7 @@ def line(one: Recompute) -> str:
         f"{one.context_tokens:.0f}",
         f"{one.tokens_recomputed:.0f} tokens",
         f"{one.pause_s:.2f}",
-        f"{one.lost_s:.2f} ({one.least_lost_s:.2f} to {one.most_lost_s:.2f})",
+        f"{one.lost_s:.2f} ({one.min_lost_s:.2f} to {one.max_lost_s:.2f})",
         f"{one.lost_cpu_s:.2f}",
         f"{one.tokens_per_s:.0f}",
         f"{one.tokens_lost:.0f}",

@@ -200,7 +200,7 @@ def floor_summary(floors: Sequence[Floor]) -> dict[str, float]:
     return {
         "mean_staleness": statistics.fmean(found.figures.mean_staleness for found in floors),
         "least": statistics.fmean(found.least for found in floors),
-        "least_together": statistics.fmean(found.least_together for found in floors),
+        "min_together": statistics.fmean(found.min_together for found in floors),
         "left_out": statistics.fmean(found.left_out for found in floors),
     }
 

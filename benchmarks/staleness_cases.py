@@ -344,9 +344,9 @@ def misses(rules: Mapping[str, dict[str, float] | None], deadlocks: int, slowest
 
 def beside_off(ours: dict[str, Any], off: dict[str, Any]) -> list[str]:
     """Which targets for what the aim may cost are missed."""
-    most_idle, more_idle = IDLE_BESIDE_OFF
+    max_idle, more_idle = IDLE_BESIDE_OFF
     missed = {
-        "idle beside off": ours["idle"] > (most_idle if off["idle"] < most_idle else off["idle"] + more_idle),
+        "idle beside off": ours["idle"] > (max_idle if off["idle"] < max_idle else off["idle"] + more_idle),
         "discards beside off": ours["discarded"] > off["discarded"] + DISCARDED_BESIDE_OFF,
     }
     return [name for name, is_missed in missed.items() if is_missed]

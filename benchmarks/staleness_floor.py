@@ -15,7 +15,7 @@ on, and nothing is generated for nothing.
 
 `least` is a bound below every schedule: each sample alone, begun as late as it may, as if there were a worker for each.
 For samples of L steps and versions that arrive T_bcast after each step it is the mean of ceil(L + T_bcast). Only
-foresight can begin the short samples of a group late, so `least_together` says what is left without that: the same
+foresight can begin the short samples of a group late, so `min_together` says what is left without that: the same
 bound for schedules that begin all samples of a group at once.
 """
 
@@ -73,7 +73,7 @@ class Floor:
 
     figures: Figures
     least: float
-    least_together: float
+    min_together: float
     left_out: float
 
 
@@ -112,7 +112,7 @@ def floor(fleet: Fleet, demand: Demand, *, seed: int) -> Floor:
     return Floor(
         figures=figures,
         least=least(batches, arrivals),
-        least_together=least([_together(batch) for batch in batches], arrivals),
+        min_together=least([_together(batch) for batch in batches], arrivals),
         left_out=passed / (len(groups) + passed),
     )
 

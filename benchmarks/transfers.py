@@ -49,7 +49,7 @@ def figures_of(transfer: Transfer, profile: Profile, faults: list[Fault]) -> Fig
     """The figures of one run; peers that a fault took out are not waited for. TransferFailed if one came too late."""
     waited_for = survivors(profile, faults).peers
     ends_s = [transfer.completed_s[host] for host in waited_for]
-    last_s, least_s = max(ends_s), bound_with_faults_s(transfer.nbytes, profile, faults)
+    last_s, min_s = max(ends_s), bound_with_faults_s(transfer.nbytes, profile, faults)
     if any(fault_s >= last_s for fault_s in transfer.faults_s):
         raise TransferFailed("all peers were done before the fault came: give it a smaller fraction or more bytes")
     began_cpu_s, ended_cpu_s = (cpu_s_at(transfer.samples, moment_s) for moment_s in (transfer.began_s, last_s))
@@ -57,8 +57,8 @@ def figures_of(transfer: Transfer, profile: Profile, faults: list[Fault]) -> Fig
     delivered_gb = transfer.nbytes * len(waited_for) / BYTES_PER_GB
     found: Figures = {
         "last_peer_s": round(last_s - transfer.began_s, 3),
-        "bound_s": round(least_s, 3),
-        "ratio": round((last_s - transfer.began_s) / least_s, 3),
+        "bound_s": round(min_s, 3),
+        "ratio": round((last_s - transfer.began_s) / min_s, 3),
         "first_peer_s": round(min(ends_s) - transfer.began_s, 3),
         "cpu_s_per_gb": round((ended_cpu_s - began_cpu_s) / delivered_gb, 2),
         "learner_sent_bytes": round(sent_bytes),

@@ -165,7 +165,7 @@ def measure(options: argparse.Namespace, directory: Path, *, apart: bool) -> dic
     }
 
 
-def figures(published: Event, installed: dict[int, Event], before: dict[int, Event], least_s: float) -> dict[str, Any]:
+def figures(published: Event, installed: dict[int, Event], before: dict[int, Event], min_s: float) -> dict[str, Any]:
     """What one version took and cost."""
     ended_s = published["ended_s"]
     by_stage = {stage: [event[stage] - ended_s for event in installed.values() if event[stage]] for stage in STAGES}
@@ -174,9 +174,9 @@ def figures(published: Event, installed: dict[int, Event], before: dict[int, Eve
     received = published["encoded_bytes"] * len(installed)
     return {
         "encoded_bytes": published["encoded_bytes"],
-        "bound_s": round(least_s, 3),
+        "bound_s": round(min_s, 3),
         "installed_s": round(last_s, 3),
-        "installed_over_wire": round(last_s / least_s, 3),
+        "installed_over_wire": round(last_s / min_s, 3),
         "trainer_held_s": round(published["held_s"], 3),
         "encode_s": round(published["encoded_s"] - published["staged_s"], 3),
         "stages": {

@@ -52,7 +52,7 @@ def mu_sufficient(
     )
 
 
-def least_step_s(
+def min_step_s(
     *,
     rollouts_per_step: int,
     publish_every_steps: int,

@@ -20,14 +20,14 @@ CHUNK_BYTES = 64 * 1024
 
 class Publisher:
     """Publishes by KEY under `directory`. Each version changes `changed_words` words of the one before, by up to
-    `most_ulps` either way."""
+    `max_ulps` either way."""
 
     def __init__(self, directory: Path, layout: Layout = MIXED_LAYOUT, *, changed_words: int = 2000) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.staging = directory / "staging.bin"
         self.changed_words = changed_words
-        self.most_ulps = 1
+        self.max_ulps = 1
         self.submit = by_threads(ThreadPoolExecutor(2))
         self.published = PublishedVersions(directory / "versions", KEY, layout)
         self.layout = layout
@@ -53,7 +53,7 @@ class Publisher:
         words = numpy.frombuffer(self._weights, "<u2", count=len(self._weights) // 2)
         at = self._draw.integers(len(words), size=self.changed_words)
         ulps = self._draw.choice((-1, 1), self.changed_words) * self._draw.integers(
-            1, self.most_ulps, self.changed_words, endpoint=True
+            1, self.max_ulps, self.changed_words, endpoint=True
         )
         numpy.add.at(words, at, ulps.astype("<u2"))
 

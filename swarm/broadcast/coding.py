@@ -16,10 +16,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-LEAST_THREADS = 2  # Of any machine: they give way to the network
+MIN_THREADS = 2  # Of any machine: they give way to the network
 SPARED_CORES = 2  # Of a larger one: for the network's loop and for what draws or trains
-MOST_THREADS = 16  # Past these the interpreter's lock and the memory bind
-IN_HAND = 2 * MOST_THREADS  # Jobs begun and not yet taken: 128 MiB of encodings, whatever the size of the model
+MAX_THREADS = 16  # Past these the interpreter's lock and the memory bind
+IN_HAND = 2 * MAX_THREADS  # Jobs begun and not yet taken: 128 MiB of encodings, whatever the size of the model
 
 NICENESS = 10
 """If there are too few cores for everything, a thread of the network gets nine times the share of one of these."""
@@ -49,7 +49,7 @@ def coding_pool(threads: int | None = None) -> ThreadPoolExecutor:
 def spare_threads() -> int:
     """Return how many threads may code at a time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(LEAST_THREADS, min(MOST_THREADS, cores - SPARED_CORES))
+    return max(MIN_THREADS, min(MAX_THREADS, cores - SPARED_CORES))
 
 
 def in_order(submit: Callable[[J], Future[T]], jobs: Iterable[J]) -> Iterator[T]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from swarm.report.words import (
     ID_LENGTH,
     JOIN_LENGTH,
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
     STAGES,
     bottleneck,
     discarded,
@@ -30,8 +30,8 @@ from swarm.report.words import (
 )
 from swarm.types import printable
 
-MOST_NODES, MOST_LINKS, MOST_VERSIONS = 4096, 2000, 8  # A learner serves no more nodes, and names no more of the others
-MOST_ITEMS = 1025  # Of any other list: an age for each bound that can be set
+MAX_NODES, MAX_LINKS, MAX_VERSIONS = 4096, 2000, 8  # A learner serves no more nodes, and names no more of the others
+MAX_ITEMS = 1025  # Of any other list: an age for each bound that can be set
 TEXTS = ("node", "name", "role", "state", "engine", "precision", "version", "why", "class")
 COLUMNS = (
     *TEXTS[:7],
@@ -88,12 +88,12 @@ def digest(status: Mapping[str, Any], figures: Known, *, now: float, live: bool 
         "began": finite(figures.began),
         "bottleneck": bottleneck(status) if live else ending(status, config),
         "tiles": _tiles(status),
-        "nodes": {"columns": list(COLUMNS), "rows": list(islice(_rows(status, config, live=live), MOST_NODES))},
+        "nodes": {"columns": list(COLUMNS), "rows": list(islice(_rows(status, config, live=live), MAX_NODES))},
         "links": _links(status.get("links")) if live else [],
         "versions": _versions(status),
         "staleness": {
             "bound": number(status, "max_staleness"),
-            "counts": [finite(count) or 0 for count in ages[:MOST_ITEMS]] if isinstance(ages, list) else [],
+            "counts": [finite(count) or 0 for count in ages[:MAX_ITEMS]] if isinstance(ages, list) else [],
         },
         **{name: _plain(status.get(name)) or [] for name in ("settings", "barred")},
     }
@@ -162,7 +162,7 @@ def _row(node: Mapping[str, Any]) -> list[Any]:
 
 
 def _links(found: object) -> list[list[Any]]:
-    links = found[:MOST_LINKS] if isinstance(found, list | tuple) else ()
+    links = found[:MAX_LINKS] if isinstance(found, list | tuple) else ()
     whole = [one for one in links if isinstance(one, list | tuple) and len(one) == 4]
     return [[_text(sender), _text(to), finite(rate), _text(version) or None] for sender, to, rate, version in whole]
 
@@ -170,7 +170,7 @@ def _links(found: object) -> list[list[Any]]:
 def _versions(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     broadcasts = part(status, "broadcasts")
     found = []
-    for version in list(broadcasts)[-MOST_VERSIONS:]:
+    for version in list(broadcasts)[-MAX_VERSIONS:]:
         one = part(broadcasts, version)
         shares = {name: _plain(part(one, name)) for name in ("codecs", "installed_s", "progress")}
         of = max(number(status, "streams"), number(one, "complete"))
@@ -179,7 +179,7 @@ def _versions(status: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _text(value: object) -> str:
-    return printable(value[:MOST_CHARACTERS]) if isinstance(value, str) else ""
+    return printable(value[:MAX_CHARACTERS]) if isinstance(value, str) else ""
 
 
 def _plain(value: object, depth: int = 3) -> Any:
@@ -189,7 +189,7 @@ def _plain(value: object, depth: int = 3) -> Any:
     if isinstance(value, int | float):
         return value if finite(value) is not None else None
     if isinstance(value, dict) and depth:
-        return {_text(name): _plain(one, depth - 1) for name, one in islice(value.items(), MOST_NODES)}
+        return {_text(name): _plain(one, depth - 1) for name, one in islice(value.items(), MAX_NODES)}
     if isinstance(value, list | tuple) and depth:
-        return [_plain(one, depth - 1) for one in value[:MOST_ITEMS]]
+        return [_plain(one, depth - 1) for one in value[:MAX_ITEMS]]
     return _text(value)

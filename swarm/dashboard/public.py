@@ -14,7 +14,7 @@ from swarm.report.words import ID_LENGTH, JOIN_LENGTH, finite, number, part, par
 
 STATE_S = 1.0  # Between two looks at the node, however many ask: with a thousand samplers one takes 8 ms
 NAME_LENGTH = 32  # As long as a nickname may be
-MOST_LEADERS = 100
+MAX_LEADERS = 100
 
 
 class PublicState:
@@ -62,7 +62,7 @@ def public_state(status: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
                 "name": words(one, "name", NAME_LENGTH) or words(one, "node", ID_LENGTH),
                 **{name: int(number(one, name)) for name in ("rollouts", "tokens")},
             }
-            for one in named[:MOST_LEADERS]
+            for one in named[:MAX_LEADERS]
             if not (isinstance(barred, list) and one["node"] in barred)
         ],
     }

@@ -10,7 +10,7 @@ from swarm.environments.base import Environment, Messages, Step
 from swarm.errors import UserError
 from swarm.extras import require
 
-MOST_TURNS = 50  # Of an environment that sets no limit itself
+MAX_TURNS = 50  # Of an environment that sets no limit itself
 
 
 class GymnasiumText(Environment):
@@ -34,7 +34,7 @@ class GymnasiumText(Environment):
         seen, does, spec = self._env.observation_space, self._env.action_space, self._env.spec
         if type(does).__name__ != "Discrete" or ("ansi" not in modes and "Box" in str(seen)):
             raise UserError(f"{self.name} has no words for its observations {seen} or its actions {does}: take another")
-        self.max_turns = spec.max_episode_steps or MOST_TURNS
+        self.max_turns = spec.max_episode_steps or MAX_TURNS
         self._actions = [str(int(does.start) + number) for number in range(int(does.n))]
 
     def reset(self, seed: int) -> Messages:

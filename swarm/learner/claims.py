@@ -20,8 +20,8 @@ from statistics import median_low
 from swarm.learner.messages import ClaimState
 
 TOKEN_DISTANCE = 3.0  # Nats, the most of one token: within S steps a policy may give one up altogether
-LEAST_TOKENS = 8  # An honest answer of one token or two can move by 1.5 nats a token in two steps
-LEAST_LIMIT = 1.5
+MIN_TOKENS = 8  # An honest answer of one token or two can move by 1.5 nats a token in two steps
+MIN_LIMIT = 1.5
 """Nats. In honest runs of the copy task, with 6 tokens and up to 6 steps of age, the furthest rollouts were at 1.4 of
 their own tokens, 1.05 here. Claims that are all off by 2.2 nats stop a run from learning: on 6 tokens, 1.65."""
 
@@ -39,19 +39,19 @@ class Claim:
 
 
 class Claims:
-    """With `least_limit` infinite nothing is withheld."""
+    """With `min_limit` infinite nothing is withheld."""
 
-    def __init__(self, least_limit: float = LEAST_LIMIT) -> None:
+    def __init__(self, min_limit: float = MIN_LIMIT) -> None:
         self.state = ClaimState()
-        self._least_limit = least_limit
+        self._min_limit = min_limit
 
     def limit(self, staleness: int) -> float:
         """Return the largest distance that is believed of a rollout of this age. Where nothing is known of that age,
         the nearest one counts."""
         if not self.state.usual:
-            return self._least_limit
+            return self._min_limit
         _, usual = min(self.state.usual, key=lambda known: abs(known[0] - staleness))
-        return max(self._least_limit, TIMES_USUAL * usual)
+        return max(self._min_limit, TIMES_USUAL * usual)
 
     def stepped(self, claims: Sequence[Claim]) -> Counter[str]:
         """Take note of all that one learner step read; return how many rollouts of each sampler were withheld."""

@@ -15,7 +15,7 @@ from swarm.learner.advantages import reward_figures, rows_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, by_prompt, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
-from swarm.learner.claims import LEAST_TOKENS, TOKEN_DISTANCE, Claim, Claims
+from swarm.learner.claims import MIN_TOKENS, TOKEN_DISTANCE, Claim, Claims
 from swarm.learner.messages import Alarm, Prepare, TrainGroup
 from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_reference, token_weights
 from swarm.learner.policy import Policy, TokenFigures
@@ -268,7 +268,7 @@ def _believed(read: TokenFigures, part: MicroBatch, claims: Claims) -> tuple[tor
     off = (read.logprobs - part.behaviour).abs().clamp(max=TOKEN_DISTANCE)
     counts = part.voices.bincount(minlength=sum(part.voices_of))
     sums = torch.zeros(len(counts), device=off.device).index_add_(0, part.voices, off)
-    distances = sums / counts.clamp(min=LEAST_TOKENS)
+    distances = sums / counts.clamp(min=MIN_TOKENS)
     ages, of_tokens = part.staleness.unique(return_inverse=True)
     limits = torch.tensor([claims.limit(int(age)) for age in ages.tolist()], device=off.device)
     # What is not a number is left to the alarms: weights are to blame for it.

@@ -15,8 +15,8 @@ from typing import Any
 
 from swarm.types import printable
 
-MOST_CHARACTERS = 400  # Of anybody's words in one place
-MOST_COUNTED = 16  # Reasons told beside one another
+MAX_CHARACTERS = 400  # Of anybody's words in one place
+MAX_COUNTED = 16  # Reasons told beside one another
 ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
 JOIN_LENGTH = 4096  # A join line names eight addresses at most
 BUSY = 0.05  # Idle share up to which nobody asks what a learner waits for, unless its user set a higher target
@@ -62,7 +62,7 @@ def members(known: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return [one for one in part(known, name).values() if isinstance(one, dict)]
 
 
-def words(known: Mapping[str, Any], name: str, most: int = MOST_CHARACTERS) -> str:
+def words(known: Mapping[str, Any], name: str, most: int = MAX_CHARACTERS) -> str:
     """Anybody's words within `known`: one line without escapes, of `most` characters; "" if there are none."""
     found = known.get(name)
     return printable(found[:most]) if isinstance(found, str) else ""
@@ -87,7 +87,7 @@ def counted(count: float, what: str) -> str:
 def counts(known: Mapping[str, Any], *, without: str = "") -> str:
     """How many of each."""
     found = [(name, finite(count)) for name, count in known.items() if name != without]
-    return ", ".join(f"{count:,.0f} {printable(str(name)[:40])}" for name, count in found[:MOST_COUNTED] if count)
+    return ", ".join(f"{count:,.0f} {printable(str(name)[:40])}" for name, count in found[:MAX_COUNTED] if count)
 
 
 def in_bytes(count: float) -> str:

@@ -54,7 +54,7 @@ class Rates:
         self.rollouts_per_s = self.full_rollouts_per_s = self.tokens_per_s = 0.0
         self._places = places
         self._full_batch_s = self._sample_s = self._side_by_side = 0.0
-        self._answered = self._most_side_by_side = 0
+        self._answered = self._max_side_by_side = 0
         self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
 
     def batch(self, generated: Generated, between_s: float) -> None:
@@ -76,14 +76,14 @@ class Rates:
         if generated.steps == 0:
             return
         self._answered += 1
-        self._most_side_by_side = max(self._most_side_by_side, side_by_side)
+        self._max_side_by_side = max(self._max_side_by_side, side_by_side)
         # A plain mean at first: otherwise the very first sample would weigh like hundreds.
         weight = max(RATE_SMOOTHING / self._places, 1 / self._answered)
         self._note_lengths(generated)
         self._sample_s = _smoothed(self._sample_s, max(generated.seconds, MIN_S), weight)
         self._side_by_side = _smoothed(self._side_by_side, side_by_side, weight)
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds, weight)
-        if self._answered < TURNS * self._most_side_by_side:
+        if self._answered < TURNS * self._max_side_by_side:
             return
         # Times are averaged, as in `batch`: short samples would inflate a mean of rates.
         self.rollouts_per_s = min(MAX_PER_S, self._side_by_side / self._sample_s)

@@ -10,7 +10,7 @@ from tests.browser.conftest import Opened
 from tests.browser.pages import address_of
 from tests.integration.processes import swarm_in
 
-LEAST_RISE = 0.1
+MIN_RISE = 0.1
 """Of the mean reward, which is 0.03 at first and 0.15 after ten steps."""
 
 REWARD = "Number(document.querySelector('#tile-reward .value')?.textContent.split(' ')[0])"
@@ -28,7 +28,7 @@ def test_the_curve_of_a_live_run_rises(tmp_path: Path, opened: Opened) -> None:
         page.wait_for_function(f"() => {REWARD} > 0")
         first = page.evaluate(REWARD)
         assert first < 0.2
-        page.wait_for_function(f"(least) => {REWARD} >= least", arg=first + LEAST_RISE, timeout=240_000)
+        page.wait_for_function(f"(least) => {REWARD} >= least", arg=first + MIN_RISE, timeout=240_000)
         assert watched.complaints() == []
     # The learner is gone now.
     watched.excuse("net::ERR_")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.model import Prediction, predict
-from tests.closed_forms import least_step_s, mu_necessary, mu_sufficient
+from tests.closed_forms import min_step_s, mu_necessary, mu_sufficient
 
 TRAIN_STEP_S = 60.0
 
@@ -72,7 +72,7 @@ def test_no_step_of_equal_lengths_is_shorter_than_the_closed_form(
         places = (demand.max_staleness + 2) * rollouts
     worker = Worker(name="w", rollouts_per_s=places / place_s, samples_at_once=places)
     told = predict(demand, [worker], [broadcast_s])
-    least = least_step_s(
+    least = min_step_s(
         rollouts_per_step=rollouts,
         publish_every_steps=demand.publish_every_steps,
         max_staleness=demand.max_staleness,

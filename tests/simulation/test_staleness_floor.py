@@ -42,7 +42,7 @@ def test_no_rule_that_never_waits_is_below_the_floor(given: tuple[Row, int]) -> 
     assert max(found.trained) <= row.max_staleness
     above = 0.1 if row.case == "serial" else 0.03
     assert floor.least <= found.mean_staleness + 1e-9 < floor.least + above
-    assert (floor.least_together > floor.least + 0.3) == (row.group_size > 1)
+    assert (floor.min_together > floor.least + 0.3) == (row.group_size > 1)
     others = [simulate(row, rule, steps=25, seed=seed) for rule in RULES]
     never_wait = [other.mean_staleness for other in others if not other.idle_s]
     assert found.mean_staleness <= min(never_wait, default=math.inf)

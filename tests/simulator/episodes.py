@@ -33,7 +33,7 @@ from tests.builders import answering
 from tests.simulator.rollouts.ledger import Ledger
 
 STOP, VOCABULARY = 1, 1 << 20
-MOST_TURNS = 16
+MAX_TURNS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +247,7 @@ class EpisodeSwarm:
             vocab_size=VOCABULARY,
             beat_s=scenario.beat_s,
             lease_time_limit_s=60.0,
-            episodes=EpisodeRules(max_turns=MOST_TURNS, max_tokens=1000),
+            episodes=EpisodeRules(max_turns=MAX_TURNS, max_tokens=1000),
         )
         return RolloutPlane(
             rules, prompts=lambda number: Prompt(prompt_id=f"p{number}", text="", answer="", token_ids=(7,))

@@ -30,17 +30,17 @@ END = -1, np.empty(0, dtype=np.int64)
 
 
 class Trail:
-    """The places that changed from version to version, of the last few: at most `most_bytes`."""
+    """The places that changed from version to version, of the last few: at most `max_bytes`."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._steps: list[tuple[VersionId, VersionId, Changed]] = []
 
     def add(self, before: VersionId, after: VersionId, changed: Changed) -> None:
         if self._steps and self._steps[-1][1] != before:
             self._steps.clear()
         self._steps.append((before, after, changed))
-        while self._steps and sum(map(_nbytes, self._steps)) > self._most_bytes:
+        while self._steps and sum(map(_nbytes, self._steps)) > self._max_bytes:
             del self._steps[0]
 
     def forget(self, until: VersionId) -> None:

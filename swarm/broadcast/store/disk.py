@@ -18,7 +18,7 @@ COPY_BYTES = 64 * 1024 * 1024  # Copied at a time, so that a copy needs little m
 BLOCK_BYTES = 512  # Unit of st_blocks, whatever the file system's own blocks are
 
 
-_most_bytes: dict[Path, int] = {}
+_max_bytes: dict[Path, int] = {}
 """What the owner of this machine lets the files of a directory and of those in it take."""
 
 
@@ -28,14 +28,14 @@ class DiskFull(UserError):
 
 def set_most_bytes(directory: Path, nbytes: int | None) -> None:
     """Let the files under `directory` take `nbytes` at most; None lifts that. Files that are there stay."""
-    _most_bytes.pop(directory.absolute(), None)
+    _max_bytes.pop(directory.absolute(), None)
     if nbytes is not None:
-        _most_bytes[directory.absolute()] = nbytes
+        _max_bytes[directory.absolute()] = nbytes
 
 
 def _require_allowed(directory: Path, nbytes: int, what: str) -> None:
     for top in (directory.absolute(), *directory.absolute().parents):
-        if (most := _most_bytes.get(top)) is not None:
+        if (most := _max_bytes.get(top)) is not None:
             used = sum(file_bytes(path) for path in top.rglob("*"))
             if used + nbytes > most:
                 needed = f"the weights take {(used + nbytes) / 1e9:.3g} GB of the disk with {what}"

@@ -29,7 +29,7 @@ from swarm.types import (
     Turn,
 )
 
-MOST_SPANS = 960  # A rollout takes 1,024, and a turn has as many as versions are within the bound
+MAX_SPANS = 960  # A rollout takes 1,024, and a turn has as many as versions are within the bound
 NOTHING = Score(reward=0.0, exact=False)
 STICKY_S = 2.0
 """For this long after the environment's answer a turn is kept for the node that drew the last one: some round trips,
@@ -145,7 +145,7 @@ class Episode:
         fits = stream.length + len(observed.token_ids) // 4 < rules.max_tokens
         # What a Rollout takes: all players' tokens together, and versions
         fits &= sum(one.length for one in self.streams if one is not stream) + rules.max_tokens <= MAX_TOKENS
-        fits &= sum(len(one.spans) for one in self.streams) <= MOST_SPANS
+        fits &= sum(len(one.spans) for one in self.streams) <= MAX_SPANS
         fits &= self.seat == 0 or bool(stream.token_ids or observed.token_ids)  # Nothing predicts a first token
         if fits:
             stream.read(observed.token_ids)

@@ -13,7 +13,7 @@ from swarm.types import Lease, NodeId
 
 TOKEN_BYTES = 5  # Of a token's id in msgpack, at most
 
-MOST_TOKENS = LEASE_REPLY_BYTES // 2 // TOKEN_BYTES
+MAX_TOKENS = LEASE_REPLY_BYTES // 2 // TOKEN_BYTES
 """Prompt tokens in one answer: with long prompts the rest comes with the next one."""
 
 
@@ -27,7 +27,7 @@ class Grant:
     now: float
     capacity: int
     at_once: int
-    tokens: int = MOST_TOKENS
+    tokens: int = MAX_TOKENS
     leases: list[Lease] = field(default_factory=list)
     records: list[GroupOpened | SamplesLeased | StepWanted] = field(default_factory=list)
 

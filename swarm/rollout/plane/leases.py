@@ -64,7 +64,7 @@ nothing, and a node that never answers keeps its leases from others for a while.
 NEW_ANSWERS = 64
 """Answers of a node that is new, and may hold a quarter of a batch only: as many as are audited of it."""
 
-LEAST_NEW_HELD = 32  # Or this many: a small engine's places, and few enough to be drawn again
+MIN_NEW_HELD = 32  # Or this many: a small engine's places, and few enough to be drawn again
 
 UNMEASURED_SHARE = 0.5
 """Of each training group, for nodes whose class of engine was not measured, while a node of a measured class is here:
@@ -221,7 +221,7 @@ class LeaseTable:
     ) -> None:
         self._unproven_held = min(unproven_held, UNPROVEN_HELD)
         self._run_seed = run_seed
-        self._most_limit_s = time_limit_s
+        self._max_limit_s = time_limit_s
         self._silence_s = MISSED_BEATS * beat_s
         self._groups: dict[GroupId, Group] = {}
         self._unfilled: list[Rank] = []  # Groups with waiting samples, in the order in which they are offered
@@ -567,12 +567,12 @@ class LeaseTable:
         return all(node in sample.failed_by for node in self._nodes)
 
     def _limit_s(self, node: NodeId, max_new_tokens: int) -> float:
-        rate, most_s = self._nodes[node].tokens_per_s, self._longest_s(max_new_tokens)
-        return most_s if rate <= 0 else min(most_s, max(MIN_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
+        rate, max_s = self._nodes[node].tokens_per_s, self._longest_s(max_new_tokens)
+        return max_s if rate <= 0 else min(max_s, max(MIN_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
 
     def _longest_s(self, max_new_tokens: int) -> float:
         """Return the longest time limit of any lease. It grows with the completion: cutting off long ones is a bias."""
-        return max(self._most_limit_s, max_new_tokens / SLOWEST_TOKENS_PER_S)
+        return max(self._max_limit_s, max_new_tokens / SLOWEST_TOKENS_PER_S)
 
     def _credit(self, node: NodeId, tokens: int) -> None:
         """Note an answer of `tokens` that `node` drew."""

@@ -61,7 +61,7 @@ from swarm.rollout.plane.effects import (
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
 from swarm.rollout.plane.grant import Grant
 from swarm.rollout.plane.heldout import HeldOutRound
-from swarm.rollout.plane.leases import LEAST_NEW_HELD, Group, LeaseTable, Sample
+from swarm.rollout.plane.leases import MIN_NEW_HELD, Group, LeaseTable, Sample
 from swarm.rollout.plane.rules import Pacing, aged_by, is_fresh
 from swarm.rollout.plane.verdict import is_current, token_fault, verdict_on
 from swarm.types import (
@@ -128,7 +128,7 @@ class RolloutPlane:
             run_seed=rules.run_seed,
             beat_s=rules.beat_s,
             time_limit_s=rules.lease_time_limit_s,
-            unproven_held=max(LEAST_NEW_HELD, rules.groups_per_step * rules.group_size // 4),
+            unproven_held=max(MIN_NEW_HELD, rules.groups_per_step * rules.group_size // 4),
         )
         """Which node holds which samples. Other modules only read it."""
         self._buffer = Buffer(batch_groups=rules.groups_per_step)

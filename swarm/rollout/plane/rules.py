@@ -111,7 +111,7 @@ FIRST_AIM = 5.0  # Steps, until the first batches have shown what the fleet can 
 SURPLUSES = 8  # Batches without a wait, of which the least surplus lowers the aim: versions may come every few steps
 STOCK_SHARE = 0.1  # Share of a batch that may always be ready beyond it: the luck of the draw takes it now and then
 LOWERED_BY = 0.3  # Share of what is always ready beyond that stock, for each batch
-MOST_PARTS = 4  # In which a batch is handed out: smaller ones save little age, and engines draw them more slowly
+MAX_PARTS = 4  # In which a batch is handed out: smaller ones save little age, and engines draw them more slowly
 
 STEP_WEIGHT = 0.2  # Of the last step in the mean time of a step: a memory of five steps
 
@@ -251,7 +251,7 @@ class Pacing:
         self._since += 1
         if (often := sum(self._waited) > 1) and self._parts > 1:
             self._parts, self._patience = self._parts // 2, 2 * self._patience
-        elif not often and self._since >= self._patience and self._parts < MOST_PARTS:
+        elif not often and self._since >= self._patience and self._parts < MAX_PARTS:
             self._parts *= 2
         else:
             return

@@ -20,7 +20,7 @@ from swarm.types import Rounding
 GROUP = 32  # Numbers that share a scale in int4: divides the widths of all known models, and those of their shards
 LARGEST = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 ROUNDS_INPUTS: tuple[Rounding, ...] = ("fp8", "int8")
-LEAST_SCALE = 1e-12  # Of a row of zeros
+MIN_SCALE = 1e-12  # Of a row of zeros
 
 
 def overrides(precision: Rounding) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def round_matrix(matrix: torch.Tensor, precision: Rounding) -> tuple[torch.Tenso
     precision for int4, where vLLM holds them in its own dtype."""
     rows, columns = matrix.shape
     grouped = matrix.float().view(rows, -1, GROUP if precision == "int4" else columns)
-    scales = (grouped.abs().amax(-1) / LARGEST[precision]).clamp(min=LEAST_SCALE)
+    scales = (grouped.abs().amax(-1) / LARGEST[precision]).clamp(min=MIN_SCALE)
     if precision == "int4":
         scales = scales.bfloat16().float()
     scaled = grouped / scales[..., None]

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("scipy", reason="the extra bench is not installed")
 
-from benchmarks.activation import Row, demand_of, fleet_of, least_price, offers_of, row_of, summary
+from benchmarks.activation import Row, demand_of, fleet_of, min_price, offers_of, row_of, summary
 from swarm.capacity.cover import cover
 
 
@@ -24,7 +24,7 @@ def test_the_program_finds_what_an_exact_search_of_a_small_fleet_finds() -> None
             for chosen in range(2 ** len(offers))
             if sum(o.useful_rollouts_per_s for i, o in enumerate(offers) if chosen >> i & 1) >= need
         )
-        assert least_price(offers, need) == pytest.approx(exact, rel=1e-3)
+        assert min_price(offers, need) == pytest.approx(exact, rel=1e-3)
         assert cover(offers, need) is not None
 
 
@@ -35,7 +35,7 @@ def test_a_row_compares_a_choice_with_it() -> None:
 
 
 def test_the_worst_row_decides() -> None:
-    rows = [Row(size=50, chosen=10, price=price, least_price=1.0, choice_s=0.1) for price in (1.0, 1.001, 1.03)]
+    rows = [Row(size=50, chosen=10, price=price, min_price=1.0, choice_s=0.1) for price in (1.0, 1.001, 1.03)]
     found = summary(rows, infeasible=2)
     assert found["max_excess_percent"] == pytest.approx(3.0)
     assert found["median_excess_percent"] == pytest.approx(0.1)

@@ -171,7 +171,7 @@ async def test_further_behind_than_anybody_keeps_full_regions_are_fetched(
 
 async def test_deltas_that_are_more_bytes_than_the_whole_are_not_fetched(tmp_path: Path, net: Net) -> None:
     publisher = Publisher(tmp_path / "learner", changed_words=400_000)
-    publisher.most_ulps = 400
+    publisher.max_ulps = 400
     done = publisher.publish_up_to(3)
     assert any(entry.codec in DELTAS for entry in done[3].table.regions)
     receiver = Receiver(tmp_path / "receiver", net)

@@ -11,7 +11,7 @@ from swarm.capacity.classes import MAX_CLASSES, alike, thinned
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.model import Binds, mu_min, predict, shortfall
 from swarm.capacity.recursion import Recursion
-from tests.closed_forms import least_step_s, mu_min_pausing, mu_necessary, mu_sufficient
+from tests.closed_forms import min_step_s, mu_min_pausing, mu_necessary, mu_sufficient
 
 EQUAL = Lengths(tokens=(1000.0,))
 UNEVEN = Lengths(tokens=(1000.0, 5000.0))
@@ -108,7 +108,7 @@ EQUAL_LENGTHS = [
 def test_a_step_of_equal_lengths_has_a_closed_form(
     max_staleness: int, period: int, broadcast_s: float, step_s: float
 ) -> None:
-    least = least_step_s(
+    least = min_step_s(
         rollouts_per_step=32,
         publish_every_steps=period,
         max_staleness=max_staleness,

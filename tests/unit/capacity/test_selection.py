@@ -196,7 +196,7 @@ class Counting(RateCondition):
     """How often the model is asked: each question takes it some hundredths of a second, `mu_min` tenths."""
 
     def __init__(self) -> None:
-        self.predictions = self.least_rates = 0
+        self.predictions = self.min_rates = 0
 
     def predict(self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], /) -> Prediction:
         self.predictions += 1
@@ -205,32 +205,32 @@ class Counting(RateCondition):
     def mu_min(
         self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], /, *, idle_target: float
     ) -> float:
-        self.least_rates += 1
+        self.min_rates += 1
         return super().mu_min(demand, workers, install_s, idle_target=idle_target)
 
 
 @pytest.mark.parametrize(
-    ("groups", "max_staleness", "predictions", "least_rates"), [(2000, 4, 4, 1), (9000, 4, 16, 3), (2000, 0, 30, 2)]
+    ("groups", "max_staleness", "predictions", "min_rates"), [(2000, 4, 4, 1), (9000, 4, 16, 3), (2000, 0, 30, 2)]
 )
 def test_the_model_is_asked_a_few_times_for_a_thousand_samplers(
-    groups: int, max_staleness: int, predictions: int, least_rates: int
+    groups: int, max_staleness: int, predictions: int, min_rates: int
 ) -> None:
     counting, wanted = Counting(), demand(groups=groups, max_staleness=max_staleness)
     fleet = random_fleet(1000, Random(1))
     first = Search(wanted, fleet, by_downlink, Rules(), model=counting).select()
     assert counting.predictions <= predictions
-    assert counting.least_rates <= least_rates
+    assert counting.min_rates <= min_rates
     again = Counting()
     Search(wanted, fleet, by_downlink, Rules(), kept=first.active, model=again).select(after=first)
     if max_staleness > 0:
-        assert (again.predictions, again.least_rates) <= (3, 0)
+        assert (again.predictions, again.min_rates) <= (3, 0)
 
 
 def test_where_all_are_active_the_model_is_not_asked_again_how_many_are_needed() -> None:
     rules, fleet = Rules(activate="all"), random_fleet(30, Random(1))
     first, again = Search(demand(), fleet, by_downlink, rules).select(), Counting()
     found = Search(demand(), fleet, by_downlink, rules, model=again).select(after=first)
-    assert (again.predictions, again.least_rates) == (1, 0)
+    assert (again.predictions, again.min_rates) == (1, 0)
     assert (found.active, found.effort) == (first.active, first.effort)
 
 

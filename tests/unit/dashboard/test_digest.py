@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.dashboard.digest import COLUMNS, MOST_LINKS, Known, digest
+from swarm.dashboard.digest import COLUMNS, MAX_LINKS, Known, digest
 from swarm.dashboard.public import PublicState, public_state
 from swarm.report.figures import read_figures
 from swarm.report.terminal import figures as terminal_figures
@@ -195,9 +195,9 @@ def _texts(value: Any) -> list[str]:
 
 
 def test_a_swarm_of_any_size_is_bounded() -> None:
-    many = [["a" * 32, f"{at:032x}", 1, "0.3"] for at in range(3 * MOST_LINKS)]
+    many = [["a" * 32, f"{at:032x}", 1, "0.3"] for at in range(3 * MAX_LINKS)]
     shown = digest({**RECORD, "links": many, "samplers": RECORD["samplers"] * 3000}, files(), now=0.0)
-    assert len(shown["links"]) == MOST_LINKS
+    assert len(shown["links"]) == MAX_LINKS
     assert len(shown["nodes"]["rows"]) == 4096
 
 

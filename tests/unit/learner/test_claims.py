@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from swarm.learner.claims import LEAST_LIMIT, TIMES_USUAL, Claim, Claims
+from swarm.learner.claims import MIN_LIMIT, TIMES_USUAL, Claim, Claims
 
 
 def step(claims: Claims, *, staleness: int = 2, **distances: float) -> dict[str, int]:
@@ -16,8 +16,8 @@ def step(claims: Claims, *, staleness: int = 2, **distances: float) -> dict[str,
 
 def test_before_anything_is_known_a_fixed_limit_counts() -> None:
     claims = Claims()
-    assert claims.limit(0) == claims.limit(7) == LEAST_LIMIT
-    assert step(claims, a=0.3, b=LEAST_LIMIT, c=LEAST_LIMIT + 0.01) == {"c": 4}
+    assert claims.limit(0) == claims.limit(7) == MIN_LIMIT
+    assert step(claims, a=0.3, b=MIN_LIMIT, c=MIN_LIMIT + 0.01) == {"c": 4}
 
 
 def test_old_data_are_further_off_and_are_believed_all_the_same() -> None:
@@ -26,7 +26,7 @@ def test_old_data_are_further_off_and_are_believed_all_the_same() -> None:
         assert not step(claims, staleness=8, a=0.6, b=0.7, c=0.8)
         assert not step(claims, staleness=1, a=0.1, b=0.2, c=0.1)
     assert claims.limit(8) == pytest.approx(TIMES_USUAL * 0.7)
-    assert claims.limit(1) == LEAST_LIMIT
+    assert claims.limit(1) == MIN_LIMIT
     assert claims.limit(6) == claims.limit(8)
     assert step(claims, staleness=8, a=4.0, b=4.3, c=0.7) == {"b": 4}
 

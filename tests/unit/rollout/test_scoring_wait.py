@@ -71,12 +71,12 @@ class Busy:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.samplers = {node: SamplerStats(recent=Recent(now=0.0)) for node in (ALICE, BOB)}
         self.order: list[NodeId] = []
-        self.open = self.most_open = 0
+        self.open = self.max_open = 0
         self.outcomes: list[Score | Unscored] = []
 
     async def score(self, wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
         self.open += 1
-        self.most_open = max(self.open, self.most_open)
+        self.max_open = max(self.open, self.max_open)
         await asyncio.sleep(0)
         self.open -= 1
         hangs = wanted[0].node == ALICE
@@ -101,7 +101,7 @@ async def test_answers_that_hang_cost_their_sampler_its_turns_and_others_one(mon
     scoring.begin(wanted_of(BOB, 20))
     await all_scored(scoring)
     assert busy.order == [ALICE, *[BOB] * 20, *[ALICE] * 15]
-    assert busy.most_open == 1
+    assert busy.max_open == 1
     assert [busy.samplers[node].reward_failures for node in (ALICE, BOB)] == [16, 0]
 
 
@@ -135,7 +135,7 @@ async def test_as_many_are_scored_at_once_as_there_are_processes(monkeypatch: py
     scoring = Scoring(busy.score, 3, None, busy.samplers, scored=busy.scored)
     scoring.begin(wanted_of(BOB, 8))
     await all_scored(scoring)
-    assert busy.most_open == 3
+    assert busy.max_open == 3
 
 
 @pytest.mark.parametrize("genuine", [True, None, False])

@@ -20,7 +20,7 @@ from swarm.rollout.journal.entries import (
 )
 from swarm.rollout.plane.effects import Answered, Effect, Evaluated, GenerationFailed, Granted, StepWanted
 from swarm.rollout.plane.episodes import STICKY_S, Episode, EpisodeRules, part_of, reads_of
-from swarm.rollout.plane.grant import MOST_TOKENS
+from swarm.rollout.plane.grant import MAX_TOKENS
 from swarm.rollout.plane.leases import seat_seed
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease, NodeId, Observed, Play, Prompt, Rollout, Span, Turn, VersionId
@@ -247,7 +247,7 @@ def test_the_turns_of_one_answer_fit_into_a_reply() -> None:
 
 def test_the_prompts_of_all_groups_fit_into_a_reply_together() -> None:
     """Two thirds of it each: two come in an answer, whether they are openings or turns, and others in the next one."""
-    long = Prompt(prompt_id="long", text="", answer="", token_ids=(1,) * (MOST_TOKENS * 2 // 3))
+    long = Prompt(prompt_id="long", text="", answer="", token_ids=(1,) * (MAX_TOKENS * 2 // 3))
     plane = RolloutPlane(plane_of(groups=4).rules, prompts=lambda number: long)
     plane.published(v(0))
 
@@ -678,7 +678,7 @@ def test_a_question_waits_for_no_step_where_the_only_sampler_does() -> None:
 
 
 def test_no_group_is_opened_that_has_no_room_in_the_answer() -> None:
-    long = Prompt(prompt_id="long", text="", answer="", token_ids=(1,) * (MOST_TOKENS * 2 // 3))
+    long = Prompt(prompt_id="long", text="", answer="", token_ids=(1,) * (MAX_TOKENS * 2 // 3))
     plane = RolloutPlane(new_plane(max_staleness=2, groups=4, size=1).rules, prompts=lambda number: long)
     plane.published(v(0))
     *records, answer = plane.ask(ALICE, v(0), 4, now=0.0)
