@@ -457,12 +457,6 @@ class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         _refuse_ignored(self, OF_LEAD)
-        if self.publish_every_steps > self.max_staleness + 1:
-            raise ValueError(
-                f"--publish-every-steps {self.publish_every_steps} is above --max-staleness + 1, which is "
-                f"{self.max_staleness + 1}: the learner would wait for ever for rollouts fresh enough; lower the one "
-                "or raise the other"
-            )
         if self.adapter is not None and (self.trainer_ranks > 1 or self.trainer_machines > 1):
             raise ValueError(
                 "an adapter is trained by one rank: leave --trainer-ranks and trainer_machines out, or --adapter"

@@ -56,6 +56,8 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
     await check_port(settings.host, settings.port)
     say(f"port     {settings.host}:{settings.port} is free" if settings.port else "port     any free one")
     check_model(config.model)
+    if not resume:
+        check_period(config)
     task = await asyncio.to_thread(open_task, config)
     if resume:
         check_data(run_dir, task)
@@ -225,6 +227,17 @@ def reward_pool(
         episodes=episodes,
         logs=files_dir.parent / LOGS if files_dir is not None else None,
     )
+
+
+def check_period(config: LeadConfig) -> None:
+    """Raise UserError if a new run asks for a period over S + 1. In a run that goes on, S may have been lowered: that
+    shortens the period until S is raised again."""
+    if config.publish_every_steps > config.max_staleness + 1:
+        raise UserError(
+            f"--publish-every-steps {config.publish_every_steps} is above --max-staleness + 1, which is "
+            f"{config.max_staleness + 1}: the learner would wait for ever for rollouts fresh enough; lower the one "
+            "or raise the other"
+        )
 
 
 def check_model(name: str) -> None:

@@ -25,7 +25,7 @@ from swarm.errors import ProtocolError, UserError
 from swarm.files import write_atomically
 from swarm.join.watch import watch_clocks
 from swarm.lead.answering import Answering, control_seed, episode_rules, sampling_rules
-from swarm.lead.check import check_model, reward_pool
+from swarm.lead.check import check_model, check_period, reward_pool
 from swarm.lead.dials import checked
 from swarm.lead.provisioning import LearnerParts, Provisioning
 from swarm.lead.publication import ROOM_S, InstallTracker, Publication
@@ -116,6 +116,7 @@ class LearnerNode:
         if self._origin is None:
             check_model(self._config.model)
         if not self._resume:
+            check_period(self._config)
             await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin, self._say)
         with locked(self._run_dir):
             self._is_kept = True

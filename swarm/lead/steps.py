@@ -274,7 +274,7 @@ class Steps:
         for name, after in changed.items():
             self._log.event("set", key=name, before=held.get(name), after=after, step=self.step, by=by)
         line = f"{key} is {value}{f' (was {held[key]})' if key in held else ''}".lower()
-        kept = {name: now[name] for name in ("max_staleness", "publish_every_steps", "max_cost")}
+        kept = {name: now[name] for name in ("max_staleness", "max_cost")} | {"publish_every_steps": self._every_steps}
         try:
             write_json(self._run_dir / CONFIG, read_values(self._run_dir) | kept)
         except OSError as error:

@@ -135,13 +135,6 @@ up = 1
     assert line_of(text, place) == line
 
 
-def test_a_publication_period_that_would_deadlock_is_refused() -> None:
-    line = fault(LeadConfig, max_staleness=1, publish_every_steps=3)
-    assert "--publish-every-steps 3 is above --max-staleness + 1, which is 2" in line
-    assert line.endswith("lower the one or raise the other")
-    assert load_config(LeadConfig, None, {"max_staleness": 1, "publish_every_steps": 2}).publish_every_steps == 2
-
-
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

@@ -297,6 +297,16 @@ async def test_the_table_of_what_can_be_set_has_the_present_values(tmp_path: Pat
     assert all(one["help"] for one in table.values())
 
 
+async def test_a_bound_that_was_lowered_for_a_while_costs_no_period(tmp_path: Path) -> None:
+    """What was asked for is kept for later lives, and holds again once the bound is raised."""
+    loop = Loop(tmp_path)
+    await loop.set("max_staleness", 1)
+    kept = loop.resumes_with()
+    assert (kept.max_staleness, kept.publish_every_steps) == (1, 5)
+    await loop.set("max_staleness", 9)
+    assert loop.steps.bound.publish_every_steps == 5
+
+
 async def test_a_period_that_the_bound_does_not_allow_is_refused_and_another_outlives_the_learner(
     tmp_path: Path,
 ) -> None:
