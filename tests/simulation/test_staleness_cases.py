@@ -84,7 +84,7 @@ def test_an_engine_in_lockstep_gets_parts_of_a_batch_and_so_takes_newer_versions
         return figures
 
     ours = run()
-    monkeypatch.setattr(rules, "MOST_PARTS", 1)
+    monkeypatch.setattr(rules, "MAX_PARTS", 1)
     whole = run()
     assert statistics.fmean(whole.trained[-30 * 256 :]) == pytest.approx(2.0, abs=0.1)
     assert statistics.fmean(ours.trained[-30 * 256 :]) < 1.6

@@ -115,7 +115,7 @@ def test_what_takes_too_long_is_killed_and_has_failed(scripts: Scripts) -> None:
 
 
 def test_what_was_not_given_its_share_is_out_of_time(scripts: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_run, "LEAST_S", 0.0)
+    monkeypatch.setattr(gpu_run, "MIN_S", 0.0)
     found = run(scripts.check("import time; time.sleep(3600)", limit_s=100.0), dry=False, left_s=0.2)
     assert (found.outcome, found.line) == ("skipped", "out of time after 0 s")
 

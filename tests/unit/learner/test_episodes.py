@@ -116,7 +116,7 @@ def test_an_episode_of_one_turn_is_a_completion_bit_for_bit(tmp_path: Path, cred
 
 def test_each_node_answers_for_the_turns_that_it_drew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two lies about its turn: its own is left out, and the other's moves the weights as if it were alone."""
-    monkeypatch.setattr(update, "LEAST_TOKENS", 2)  # As many as a turn has here
+    monkeypatch.setattr(update, "MIN_TOKENS", 2)  # As many as a turn has here
     ends = []
     for second in ((Turn(start=4, end=6, node="liar"),), ()):
         trainer = trainer_in(tmp_path / str(len(second)), minibatches=1)

@@ -156,7 +156,7 @@ def test_a_limit_of_turns_or_tokens_ends_an_episode() -> None:
 def test_an_episode_ends_before_it_is_more_than_a_rollout_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all players together: in tokens, each of the others with as many as it may still have, and in versions."""
     rules = EpisodeRules(max_turns=9, max_tokens=40)
-    for name, most in (("MAX_TOKENS", 4 + 40), ("MOST_SPANS", 2)):
+    for name, most in (("MAX_TOKENS", 4 + 40), ("MAX_SPANS", 2)):
         monkeypatch.undo()
         monkeypatch.setattr(f"swarm.rollout.plane.episodes.{name}", most)
         episode = Episode(name="e")
