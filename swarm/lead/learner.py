@@ -223,7 +223,7 @@ class LearnerNode:
                 sent_bytes=lambda: network.station.upload.total_bytes,
                 complete_s=lambda node, version: self._broadcast.complete_s(node, version),
                 bound=lambda: self._steps.bound if self._steps is not None else configured,
-                turns=lambda: self._rollouts.tally.turns if self._config.placement == "learner" else 1.0,
+                turns=lambda: self._rollouts.tally.turns,
             ),
             before=self._log.spent,
             absent=self._log.absent,
@@ -441,13 +441,7 @@ class LearnerNode:
         record = await asyncio.to_thread(read_record, self._run_dir)
         assert record is not None
         self._record = record
-        self._episodes = episode_rules(
-            self._config,
-            self._task,
-            record,
-            is_chat=self._prompts.template is not None,
-            context_tokens=prepared.context_tokens,
-        )
+        self._episodes = episode_rules(self._config, self._task, context_tokens=prepared.context_tokens)
         self._ahead.begin()
         self._has_prompts = True
         known = await asyncio.to_thread(ran_on)
