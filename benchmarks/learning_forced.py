@@ -18,7 +18,7 @@ from swarm.learner.messages import Prepare, Train, TrainGroup, TrainRollout
 from swarm.learner.process import prepare_command
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
-from swarm.rollout.plane.leases import sample_seed
+from swarm.rollout.plane.groups import sample_seed
 from swarm.sampler.engine import EngineOptions, Generate, Install, Job, Sampled, Start
 from swarm.sampler.transformers import TransformersEngine
 from swarm.settings import LeadConfig
