@@ -1,4 +1,4 @@
-"""Replacing a small file."""
+"""Replacing a small file, and waiting for the disk."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666, durable: 
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def sync_path(path: Path) -> None:
+    """Make a file's content, or a directory's names, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -243,12 +243,13 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """Kill the child and its own children at once."""
+        """Kill the child and its own children at once, also those of a child that has ended by itself."""
         self._hang_up()
-        if self._process is not None and self._process.returncode is None:
+        process, self._process = self._process, None  # Once: later its number may be another's
+        if process is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
     def _hang_up(self) -> None:
         if self._writer is not None:

@@ -33,6 +33,12 @@ FILE_BYTES = 4096  # A dozen names with short values; more was not written by `e
 RESET, NONE = "default", "none"
 DAY = 24 * 60  # Minutes
 
+AWAY_S = 15.0
+"""A node that is away for longer has lost its leases: the learner expects a beat every 5 s and takes leases away after
+three. A machine with too much to do keeps the loop waiting for a few seconds at most."""
+
+LEAP_S = 5.0  # A clock that is kept in step by NTP is moved by fractions of a second, or once at the start of a machine
+
 BY_REJOINING = frozenset({"gpu_memory_share", "threads"})
 """Limits by which an engine and a pool of threads are made; the others take effect at once."""
 
@@ -169,13 +175,6 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     if faults:
         raise UserError("\n".join(faults))
     return values
-
-
-AWAY_S = 15.0
-"""A node that is away for longer has lost its leases: the learner expects a beat every 5 s and takes leases away after
-three. A machine with too much to do keeps the loop waiting for a few seconds at most."""
-
-LEAP_S = 5.0  # A clock that is kept in step by NTP is moved by fractions of a second, or once at the start of a machine
 
 
 class Reading(NamedTuple):

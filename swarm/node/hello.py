@@ -25,6 +25,10 @@ from swarm.net.signing import PublicKeyField, SigningKey, swarm_id_of, unseal
 from swarm.types import Count, Id, Nickname, Role, Seconds, SwarmId, quoted
 from swarm.wire import PROTOCOL, Message, decode, encode
 
+HELLO_PATH = "/v1/hello"
+HELLO_BYTES = 4096
+HELLO_S = 10.0  # Time limit of a hello: even a learner that is loading a large model answers at once
+MIN_ROUND_S, MAX_ROUND_S = 0.05, 60.0  # Rounds shorter or longer than this are almost certainly a mistake
 CARD_CONTEXT = "card"  # Context of its signature, so that it cannot pass for anything else
 CARD_BYTES = 768  # Longest names in four bytes a character, the signature and the key
 Name = Annotated[str, msgspec.Meta(max_length=64)]
@@ -100,18 +104,6 @@ def size(nbytes: float) -> str:
     """Return a size in words, rounded up: what is asked for suffices."""
     unit, name = (1e8, "GB") if nbytes >= 1e8 else (1e5, "MB")
     return f"{-(-nbytes // unit) / 10:.1f} {name}"
-
-
-HELLO_PATH = "/v1/hello"
-
-
-HELLO_BYTES = 4096
-
-
-HELLO_S = 10.0  # Time limit of a hello: even a learner that is loading a large model answers at once
-
-
-MIN_ROUND_S, MAX_ROUND_S = 0.05, 60.0  # Rounds shorter or longer than this are almost certainly a mistake
 
 
 class Hello(Message, frozen=True):

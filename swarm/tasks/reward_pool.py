@@ -156,6 +156,7 @@ class _Worker:
                 try:
                     return await self._child.call(sent, Outcome)
                 except ChildFailed as error:
+                    await self._child.kill()  # What it started may have outlived it
                     if death == MAX_DEATHS or isinstance(error, ChildHung):
                         return Outcome(fault=str(error))
         raise AssertionError

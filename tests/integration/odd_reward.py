@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -44,6 +45,9 @@ class OddTask(Task):
             time.sleep(60)
 
     def _do_2(self, directory: Path) -> Score:
+        """Where it is given a directory it leaves a program of its own."""
+        if directory.name:
+            (directory / "left.pid").write_text(str(subprocess.Popen(["sleep", "600"]).pid))
         print("about to go", file=sys.stderr)
         os._exit(3)
 

@@ -71,6 +71,14 @@ def _pid(pool: RewardPool) -> int | None:
     return pool._workers[0]._child.pid
 
 
+def _is_gone(pid: int) -> bool:
+    """Or a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def fault(outcome: Score | Unscored) -> str:
     assert isinstance(outcome, Unscored), outcome
     return outcome.reason
@@ -153,11 +161,17 @@ async def test_another_process_scores_while_one_hangs(tokenizer: Path) -> None:
     await pool.close()
 
 
-async def test_a_process_that_ends_costs_one_completion_its_score(odd: RewardPool) -> None:
-    scored = await all_of(odd, [doing("9"), doing("2"), doing("9")])
+async def test_a_process_that_ends_costs_one_completion_its_score(odd: RewardPool, tmp_path: Path) -> None:
+    scored = await all_of(odd, [doing("9"), doing("2", tmp_path), doing("9")])
     assert (scored[0], scored[2]) == (RIGHT, RIGHT)
     assert fault(scored[1]).startswith("the reward process died; ")
     assert "| about to go (log: " in fault(scored[1])
+    left = int((tmp_path / "left.pid").read_text())
+    for _ in range(600):
+        if gone := _is_gone(left):
+            break
+        await asyncio.sleep(0.05)
+    assert gone, "what it had started is killed with it"
 
 
 async def test_a_completion_whose_process_was_killed_is_scored_by_another(odd: RewardPool, tmp_path: Path) -> None:

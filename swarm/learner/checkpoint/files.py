@@ -25,6 +25,7 @@ from blake3 import blake3
 
 from swarm.broadcast.store.disk import require_room
 from swarm.errors import UserError
+from swarm.files import sync_path
 from swarm.learner.messages import AlarmState, ClaimState
 
 PARTIAL = ".partial"  # Ends the name of a directory that is being written, or being removed
@@ -171,11 +172,11 @@ def commit(partial: Path, directory: Path) -> None:
     for path in entries:
         path.chmod(mode if path.is_file() else partial.stat().st_mode)
     for path in (*entries, partial / DIGESTS, partial):
-        _sync(path)
+        sync_path(path)
     gone = _set_aside(directory) if directory.exists() else None
     # Only now, that the disk has every byte: after this line the checkpoint counts.
     os.rename(partial, directory)
-    _sync(directory.parent)
+    sync_path(directory.parent)
     if gone is not None:
         shutil.rmtree(gone)
 
@@ -323,11 +324,3 @@ def _read_json(path: Path, kind: type[S]) -> S | None:
             return msgspec.json.decode(file.read(JSON_BYTES), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

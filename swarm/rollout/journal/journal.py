@@ -17,7 +17,6 @@ Nothing is lost or reordered; callers wait. Any other error is final.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ import msgspec
 
 from swarm.aio import Changes
 from swarm.errors import Damaged, EchoError
+from swarm.files import sync_path
 from swarm.rollout.journal.entries import Entry, RecordedGroup, RecordedRun, RolloutAccepted, VersionPublished
 from swarm.rollout.journal.index import (
     Index,
@@ -230,8 +230,8 @@ class Journal:
     def _sync(self) -> None:
         # Whatever is not yet in the database is in the log. `empty_log` would sync it too, but not while another
         # process reads.
-        _sync_path(self._directory / (DATABASE + "-wal"))
-        _sync_path(self._directory)
+        sync_path(self._directory / (DATABASE + "-wal"))
+        sync_path(self._directory)
         self._index.empty_log()
 
     def _load(self) -> RecordedRun:
@@ -245,15 +245,6 @@ class Journal:
             return False
         self._index.prune(step)
         return True
-
-
-def _sync_path(path: Path) -> None:
-    """Make a file's content, or a directory's names, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _payload_bytes(entry: Entry) -> int:
