@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from swarm.learner.messages import Prepare
+from swarm.learner.messages import TrainerConfig
 from swarm.learner.sft import Example, Tuner
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -194,18 +194,15 @@ def lesson(tokenizer: Any, seed: int, index: int, without: Collection[str]) -> E
 def teach(directory: Path, lesson: Callable[[int], Example], course: Curriculum) -> None:
     """Train the model in a directory on lessons 0, 1, ..., and write it back in bf16."""
     tuner = Tuner(
-        Prepare(
+        TrainerConfig(
             model=str(directory),
-            files_dir="",
-            staging="",
-            seed=0,
+            task="copy",
             device="cpu",
             learning_rate=course.learning_rate,
             warmup_steps=course.warmup_steps,
             schedule="linear",
             steps=course.steps,
             minibatches=1,
-            temperature=1.0,
             audit_share=0.0,
         )
     )

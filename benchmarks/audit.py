@@ -41,7 +41,7 @@ from benchmarks.audit_figures import LEARNERS, summary
 from benchmarks.learning_forced import sums_of
 from benchmarks.sums import WORKED, questions, sides
 from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
-from swarm.learner.messages import AuditRollout, ComputeRules
+from swarm.learner.messages import AuditRollout, TrainerConfig
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import replay, row_of
@@ -91,7 +91,7 @@ class Learner:
         self.layout = layout_of(tensors, save_small_files(model, self.tokenizer, self.files))
         self.weights = directory / "weights.bin"
         write_staging(tensors, self.weights)
-        self._rules = ComputeRules(packing=False, tokens_per_micro_batch=TOKENS_AT_ONCE[self.device.type])
+        self._rules = TrainerConfig(packing=False, tokens_per_micro_batch=TOKENS_AT_ONCE[self.device.type])
         self._policy = Policy(model.to(self.device).eval(), self._rules, temperature=1.0)
 
     def asked(self, prompts: int) -> list[Asked]:

@@ -38,7 +38,7 @@ from benchmarks.sampler_process import HANG_S, EngineProcess, random_job, runnin
 from swarm.learner.adapter import attach, is_adapted, shape_of_adapter
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
-from swarm.learner.messages import AdapterRules, ComputeRules
+from swarm.learner.messages import TrainerConfig
 from swarm.learner.policy import Policy
 from swarm.learner.tiny import tiny_tokenizer
 from swarm.learner.update import MAX_TOKEN_KL
@@ -75,7 +75,7 @@ class Learner:
         self.model = random_model(size, device=device).eval()
         self.device = pick_device(device)
         if adapter:
-            attach(self.model, AdapterRules(rank=adapter, alpha=2.0 * adapter), name="random", seed=0)
+            attach(self.model, adapter, 2.0 * adapter, name="random", seed=0)
         self._round()
         files = save_small_files(self.model, tiny_tokenizer(), directory / "model")
         shape = shape_of_adapter(self.model, Digest(bytes(32))) if adapter else None
@@ -123,7 +123,7 @@ class Learner:
         """Of the tokens that version `number` drew: the mean mismatch in nats, the largest error of a log-prob, and how
         many they are."""
         self.be(version)
-        rules = ComputeRules(precision="bfloat16" if half else "float32", tokens_per_micro_batch=8192)
+        rules = TrainerConfig(precision="bfloat16" if half else "float32", tokens_per_micro_batch=8192)
         policy = Policy(self.model, rules, temperature=1.0)
         rows = [_row(job, sampled, number) for job, sampled in drawn]
         nats, largest, tokens = 0.0, 0.0, 0.0

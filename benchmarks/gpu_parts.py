@@ -27,7 +27,7 @@ import torch
 from benchmarks.sampler_models import REAL_VOCABULARY, Size, random_model
 from swarm.learner.checkpoint.model_files import stream_tensors, write_staging
 from swarm.learner.checkpoint.saving import take
-from swarm.learner.messages import ComputeRules, Prepare, Train
+from swarm.learner.messages import Train, TrainerConfig
 from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
@@ -38,7 +38,7 @@ from tests.unit.trainers import group, trainer_in
 
 BUS_BYTES = 256 << 20
 RANK_S = 240.0  # Of the process under torchrun, with its imports
-IN_BF16 = ComputeRules(precision="bfloat16")
+IN_BF16 = TrainerConfig(precision="bfloat16")
 BATCH = (group([0.0, 1.0, 0.5]), group([1.0, 0.5, 0.0]))
 
 
@@ -56,7 +56,7 @@ def copies(device: torch.device, parameters: float) -> dict[str, float]:
         model=model,
         optimizer=optimizer,
         shuffle=torch.Generator(),
-        policy=Policy(model, ComputeRules(), temperature=1.0),
+        policy=Policy(model, TrainerConfig(), temperature=1.0),
         reference=None,
         ranks=Ranks(),
         device=device,
@@ -125,20 +125,14 @@ def under_torchrun(device: str, directory: Path) -> dict[str, Any]:
     from swarm.learner.sharded import Sharded
 
     ranks = Sharded()
-    command = Prepare(
-        model="tiny",
-        files_dir=str(directory / "model"),
-        staging=str(directory / "staging.bin"),
-        seed=0,
+    config = TrainerConfig(
+        run_dir=directory,
         # Under torchrun each rank has its own GPU.
         device="auto" if device.startswith("cuda") else device,
-        learning_rate=1e-3,
         warmup_steps=1,
-        minibatches=2,
-        temperature=1.0,
-        compute=IN_BF16,
+        precision="bfloat16",
     )
-    trainer = Trainer(command, NoParent(), ranks)
+    trainer = Trainer(config, NoParent(), ranks)
     figures = _step(trainer)
     assert ranks._mesh is not None
     backend = torch.distributed.get_backend(ranks._mesh.get_group())

@@ -45,7 +45,7 @@ from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.learner.checkpoint.model_files import layout_of, stream_tensors, write_staging
 from swarm.learner.memory import fit, read_free_bytes, shape_of
-from swarm.learner.messages import ComputeRules
+from swarm.learner.messages import TrainerConfig
 from swarm.learner.policy import Policy
 from swarm.models.memory import GIB, Shape
 from swarm.types import VersionId
@@ -91,7 +91,7 @@ def speed(work: Work, repeats: int) -> dict[str, float]:
     """Tokens/s of ours, padded and packed, and of the bare step, and ratios to that, medians over alternating
     repeats."""
     rules = rules_of("chunked", work)
-    packed = msgspec.structs.replace(rules, packing=True)
+    packed = rules.model_copy(update={"packing": True})
     steps = {
         "ours": our_step(work, work.model(), rules),
         "packed": our_step(work, work.model(), packed),
@@ -178,7 +178,7 @@ def utilisation(work: Work, repeats: int, *, attention: str = "") -> dict[str, f
     if attention:
         model.set_attn_implementation(attention)
     shape, device = shape_of(model), torch.device(work.device)
-    asked = ComputeRules(packing="flash" in attention)
+    asked = TrainerConfig(packing="flash" in attention)
     policy, longest = Policy(model, asked, temperature=1.0), work.prompt_tokens + work.most
     free = read_free_bytes(device, ranks=1)
     rules = fit(policy, asked, device, free, ranks=1, longest=longest, kl=False)

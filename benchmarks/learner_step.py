@@ -27,15 +27,7 @@ from benchmarks.sampler_models import Size, random_model
 from swarm.learner.adapter import attach
 from swarm.learner.alarms import GRADIENT_CLIP
 from swarm.learner.memory import Setting, shape_of, step_bytes
-from swarm.learner.messages import (
-    AdapterRules,
-    AlarmRules,
-    ComputeRules,
-    LearningRules,
-    Prepare,
-    TrainGroup,
-    TrainRollout,
-)
+from swarm.learner.messages import TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
@@ -49,7 +41,7 @@ VARIANTS: tuple[Variant, ...] = ("bare", "whole", "chunked", "checkpointed", "ha
 passes in bf16, these with an adapter beside frozen weights, and moments in 8 bits. The last is left out on the CPU,
 where bitsandbytes makes the moments of a matrix float32 to step it."""
 
-ADAPTER = AdapterRules(rank=8, alpha=16.0)
+ADAPTER = 8
 
 LEARNING_RATE = 1e-6
 STEPS = 2
@@ -106,25 +98,13 @@ def tokens_of(groups: Sequence[TrainGroup]) -> int:
 
 
 def our_step(
-    work: Work, model: Any, rules: ComputeRules, *, in_chunks: bool = True
+    work: Work, model: Any, rules: TrainerConfig, *, in_chunks: bool = True
 ) -> Callable[[Sequence[TrainGroup]], float]:
     """Takes a learner step of one optimiser step; its seconds."""
-    command = Prepare(
-        model="",
-        files_dir="",
-        staging="",
-        seed=0,
-        device=work.device,
-        learning_rate=LEARNING_RATE,
-        warmup_steps=0,
-        minibatches=1,
-        temperature=1.0,
-        learning=LearningRules(),
-        compute=rules,
-        # Nobody drew the rollouts with this model, so what they claim would have the step left out.
-        alarms=AlarmRules(mismatch_kl=math.inf),
-        audit_share=0.0,
-    )
+    # Nobody drew the rollouts with this model, so what they claim would have the step left out.
+    given: dict[str, Any] = {"alarm_mismatch_kl": math.inf, "audit_share": 0.0}
+    given |= {"device": work.device, "learning_rate": LEARNING_RATE, "warmup_steps": 0, "minibatches": 1}
+    config = rules.model_copy(update=given)
     device = pick_device(work.device)
     policy = Policy(model, rules, temperature=1.0)
     policy.module.in_chunks = in_chunks
@@ -139,7 +119,7 @@ def our_step(
         device=device,
         progress=lambda: None,
     )
-    update = Update(command, learning)
+    update = Update(config, learning)
 
     def step(groups: Sequence[TrainGroup]) -> float:
         began = _now(device)
@@ -151,7 +131,7 @@ def our_step(
     return step
 
 
-def bare_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[TrainGroup]], float]:
+def bare_step(work: Work, model: Any, rules: TrainerConfig) -> Callable[[Sequence[TrainGroup]], float]:
     """The same of bare transformers."""
     device = torch.device(work.device)
     optimizer = adamw(model, LEARNING_RATE)
@@ -195,8 +175,8 @@ def _padded(
     return made
 
 
-def rules_of(variant: Variant, work: Work) -> ComputeRules:
-    return ComputeRules(
+def rules_of(variant: Variant, work: Work) -> TrainerConfig:
+    return TrainerConfig(
         tokens_per_micro_batch=work.micro_batch_tokens,
         activation_checkpointing=variant in VARIANTS[3:],
         precision="bfloat16" if variant in ("half", "adapter") else "auto",
@@ -244,7 +224,7 @@ def measure_peak(variant: Variant, work: Work) -> Peak:
     before = _used(device)
     model = work.model()
     if variant == "adapter":
-        attach(model, ADAPTER, name="random", seed=0)
+        attach(model, ADAPTER, 2.0 * ADAPTER, name="random", seed=0)
     rules = rules_of(variant, work)
     step = (
         bare_step(work, model, rules)
@@ -280,7 +260,7 @@ def _warm_up(*, adapted: bool) -> None:
     """Load what the first pass and the first step of any model load: it is not of this one."""
     model = random_model(Size(parameters=1e5, vocab_size=64))
     if adapted:
-        attach(model, ADAPTER, name="random", seed=0)
+        attach(model, ADAPTER, 2.0 * ADAPTER, name="random", seed=0)
     work = Work(
         parameters=0,
         vocab_size=64,
@@ -291,7 +271,7 @@ def _warm_up(*, adapted: bool) -> None:
         most=8,
         micro_batch_tokens=32,
     )
-    bare_step(work, model, ComputeRules())(work.rollouts(0))
+    bare_step(work, model, TrainerConfig())(work.rollouts(0))
 
 
 def _used(device: torch.device) -> int:

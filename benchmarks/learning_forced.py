@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from benchmarks.learning_figures import Run, Step, step_of
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
-from swarm.learner.messages import Prepare, Train, TrainGroup, TrainRollout
-from swarm.learner.process import prepare_command
+from swarm.learner.messages import Train, TrainerConfig, TrainGroup, TrainRollout
+from swarm.learner.process import trainer_config
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
 from swarm.rollout.plane.leases import sample_seed
@@ -78,13 +78,8 @@ class OneProcess:
         samples = self._generate([self._job(prompt, seed=0, temperature=0.0) for prompt in prompts])
         return sum(self._score(p, s).exact for p, s in zip(prompts, samples, strict=True)) / len(prompts)
 
-    def _prepare(self) -> Prepare:
-        return prepare_command(
-            self._config,
-            files_dir=self._directory / "model",
-            staging=self._staging,
-            longest_completion=self._max_new_tokens,
-        )
+    def _prepare(self) -> TrainerConfig:
+        return trainer_config(self._config, self._directory, self._max_new_tokens)
 
     def _keep(self, number: int) -> None:
         """Keep what is staged as version `number`, in the file of the one that drops out."""

@@ -25,7 +25,7 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from swarm.learner.advantages import rows_of
 from swarm.learner.batch import Row
-from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
+from swarm.learner.messages import TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.optimizer import AdamW
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
@@ -109,34 +109,22 @@ def logprobs_of(model: Any, ids: torch.Tensor, prompt_tokens: int) -> torch.Tens
     return found
 
 
-def ours(groups: tuple[TrainGroup, ...], rules: LearningRules) -> tuple[float, list[torch.Tensor]]:
+def ours(groups: tuple[TrainGroup, ...], rules: TrainerConfig) -> tuple[float, list[torch.Tensor]]:
     model = tiny_model(0)
-    compute = ComputeRules(tokens_per_micro_batch=100)
-    command = Prepare(
-        model="tiny",
-        files_dir="",
-        staging="",
-        seed=0,
-        device="cpu",
-        learning_rate=1e-3,
-        warmup_steps=0,
-        minibatches=1,
-        temperature=1.0,
-        learning=rules,
-        compute=compute,
-    )
+    given = {"tokens_per_micro_batch": 100, "device": "cpu", "warmup_steps": 0, "minibatches": 1}
+    config = rules.model_copy(update=given)
     optimizer = Recorded(model.parameters(), "float32", lr=0.0, weight_decay=0.0)
     learning = Learning(
         model=model,
         optimizer=optimizer,
         shuffle=torch.Generator().manual_seed(0),
-        policy=Policy(model, compute, temperature=1.0),
-        reference=Policy(reference_model(), compute, temperature=1.0) if rules.kl_weight else None,
+        policy=Policy(model, config, temperature=1.0),
+        reference=Policy(reference_model(), config, temperature=1.0) if rules.kl_weight else None,
         ranks=Ranks(),
         device=CPU,
         progress=lambda: None,
     )
-    figures, _ = Update(command, learning).step(groups, 0)
+    figures, _ = Update(config, learning).step(groups, 0)
     # A norm above 1 was clipped to it.
     return figures["loss"], [max(1.0, figures["grad_norm"]) * one for one in optimizer.gradient]
 
@@ -218,20 +206,17 @@ def base_in(directory: Path) -> str:
 
 
 def our_sft(model: str, rows: list[dict[str, Any]]) -> tuple[float, list[torch.Tensor]]:
-    command = Prepare(
+    config = TrainerConfig(
         model=model,
-        files_dir="",
-        staging="",
-        seed=0,
+        task="copy",
         device="cpu",
         learning_rate=1e-3,
         warmup_steps=0,
         minibatches=1,
-        temperature=1.0,
         audit_share=0.0,
-        compute=ComputeRules(tokens_per_micro_batch=100),
+        tokens_per_micro_batch=100,
     )
-    tuner = Tuner(command)
+    tuner = Tuner(config)
     optimizer = Recorded(tuner.model.parameters(), "float32", lr=0.0, weight_decay=0.0)
     tuner._update._at = replace(tuner._update._at, optimizer=optimizer)
     loss = tuner.learn([tuner.row(msgspec.convert(row, Example), {}) for row in rows])
@@ -273,7 +258,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         for name, (rules, options) in CASES.items():
-            learning = LearningRules(longest_completion=LONGEST, **rules)
+            learning = TrainerConfig(longest_completion=LONGEST, **rules)
             found[name] = compared(name, ours(groups, learning), theirs(rows_of(groups, learning), options, directory))
         model = base_in(directory / "model")
         for name, rows in examples(torch.Generator().manual_seed(arguments.seed)).items():

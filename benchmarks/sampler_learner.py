@@ -21,7 +21,17 @@ import torch
 from benchmarks.sampler_models import parameters_of
 from benchmarks.sampler_process import HANG_S
 from swarm.learner import trainer
-from swarm.learner.messages import Done, Prepare, Prepared, Stage, Train, Trained, TrainGroup, TrainRollout
+from swarm.learner.messages import (
+    Done,
+    Prepare,
+    Prepared,
+    Stage,
+    Train,
+    Trained,
+    TrainerConfig,
+    TrainGroup,
+    TrainRollout,
+)
 from swarm.learner.tiny import tiny_tokenizer
 from swarm.models.device import pick_device
 from swarm.process import Child
@@ -45,22 +55,20 @@ async def learner_steps(
 ) -> Steps:
     """Time `steps` steps on groups of 8 rollouts, after one that is not counted."""
     await asyncio.to_thread(_save, model, directory)
-    command = Prepare(
-        model=str(directory / "model"),
-        files_dir=str(directory / "files"),
-        staging=str(directory / "staging.bin"),
-        seed=0,
+    config = TrainerConfig(
+        model=str(directory / "given"),
+        run_dir=directory,
+        task="copy",
         device=device,
         learning_rate=LEARNING_RATE,
         warmup_steps=0,
         minibatches=1,
-        temperature=1.0,
     )
     batch = _groups(groups, completion_tokens, model.config.vocab_size)
     child = Child("trainer", "benchmarks.sampler_learner", dtype, log=directory / "trainer.log", hang_s=HANG_S)
     try:
         await child.start()
-        await child.call(command, Prepared)
+        await child.call(Prepare(config=config.model_dump(mode="json")), Prepared)
         seconds = [(await child.call(Train(step=n, groups=batch), Trained)).seconds for n in range(steps + 1)]
         await child.call(Stage(), Done)
     finally:
@@ -85,8 +93,8 @@ def line(one: Steps) -> str:
 
 def _save(model: Any, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(directory / "model")
-    tiny_tokenizer().save_pretrained(directory / "model")
+    model.save_pretrained(directory / "given")
+    tiny_tokenizer().save_pretrained(directory / "given")
 
 
 def _groups(count: int, completion_tokens: int, vocab_size: int) -> tuple[TrainGroup, ...]:

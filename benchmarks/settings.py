@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from swarm.learner.messages import ComputeRules, LearningRules, Prepare, Train, TrainGroup, TrainRollout
+from swarm.learner.messages import Train, TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from swarm.models.device import as_streamed
 from swarm.process import NoParent
@@ -70,28 +70,24 @@ class Bench:
         self.spent: dict[str, float] = defaultdict(float)
         options = TaskOptions(name=f"jsonl:{case.questions}", seed=case.seed, rewards={"numeric": 1.0}, stop=("\n",))
         self.task = load_task(options)
-        learning = LearningRules(
-            objective=case.objective,
-            weight_decay=case.weight_decay,
-            longest_completion=4,
-        )
-        command = Prepare(
+        config = TrainerConfig(
             model=model,
-            files_dir=str(kept / "model"),
-            staging=str(kept / "staging.bin"),
+            task="copy",
+            run_dir=kept,
             seed=case.seed,
             device="cpu",
             learning_rate=case.learning_rate,
             warmup_steps=case.warmup_steps,
             minibatches=case.minibatches,
-            temperature=1.0,
             schedule=case.schedule,
             steps=case.steps,
-            longest_prompt=32,
-            learning=learning,
-            compute=ComputeRules(precision=case.precision),
+            objective=case.objective,
+            weight_decay=case.weight_decay,
+            precision=case.precision,
+            max_prompt_tokens=32,
+            longest_completion=4,
         )
-        self.trainer = Trainer(command, NoParent())
+        self.trainer = Trainer(config, NoParent())
         self.stops = self.trainer.prepared().stop_token_ids
         self.tokenizer = open_tokenizer(model, kept / "model")
         self.held = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

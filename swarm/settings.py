@@ -271,6 +271,16 @@ class Learn(Section):
         float, Field(gt=1, le=1e9), Key("Medians of the gradient's norm above which an alarm goes off."), RESUMED
     ] = 10.0
 
+    @property
+    def resolved_clip(self) -> tuple[float, float]:
+        """By default DAPO's, of single tokens, or GSPO's own, whose ratio is a mean over many and moves far less."""
+        low, high = (3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28)
+        return self.clip_low or low, self.clip_high or high
+
+    @property
+    def resolved_normalisation(self) -> Normalisation:
+        return self.loss_normalisation or ("rollouts" if self.objective == "gspo" else "tokens")
+
 
 class Evaluation(Section):
     """How it is measured."""
@@ -480,18 +490,8 @@ class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task
     def resolved_learning_rate(self) -> float:
         """By default the rate in EMBEDDED, or 1e-6, which is usual for post-training a real model; for an adapter ten
         times as much, as others found; docs/learner.md has a small model for which it is too much."""
-        default = EMBEDDED.get(self.model, 1e-6)
-        return self.learning_rate or (round(10 * default, 9) if self.adapter else default)
-
-    @property
-    def resolved_clip(self) -> tuple[float, float]:
-        """By default DAPO's, of single tokens, or GSPO's own, whose ratio is a mean over many and moves far less."""
-        low, high = (3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28)
-        return self.clip_low or low, self.clip_high or high
-
-    @property
-    def resolved_normalisation(self) -> Normalisation:
-        return self.loss_normalisation or ("rollouts" if self.objective == "gspo" else "tokens")
+        default = EMBEDDED.get(self.model, 1e-6) * (10 if self.adapter else 1)
+        return round(default, 9) if self.learning_rate is None else self.learning_rate
 
 
 # Settings that may differ when a run is resumed

@@ -24,12 +24,12 @@ from swarm.errors import UserError
 from swarm.extras import how_to_have, require
 from swarm.learner.batch import MicroBatch
 from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_metadata, name_in_adapter
-from swarm.learner.messages import AdapterRules
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.types import BasePrecision
 from swarm.wire import Digest
 
 NEEDS_PEFT = f"this run trains an adapter, which takes the package peft: {how_to_have('adapter')}"
+ALPHA = 2.0  # Of a rank: alpha / rank scales the adapter, so it is the same at every rank
 NF4_BLOCK = 64  # Numbers of a matrix that share a scale, as QLoRA has it and transformers by default
 OF_ADAPTER = re.compile(r"\.lora_[AB](?=\.weight$)")  # In the stream
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -62,11 +62,11 @@ def add_matrices(model: Any, targets: Sequence[str], *, rank: int, alpha: float)
     inject_adapter_in_model(config, model)
 
 
-def attach(model: Any, rules: AdapterRules, *, name: str, seed: int) -> None:
-    """Make `model` one that trains an adapter, in float32, and freeze its own weights in bf16, as samplers hold them.
-    `name` is the model's. The same seed gives the same adapter."""
+def attach(model: Any, rank: int, alpha: float, *, name: str, seed: int) -> None:
+    """Make `model` one that trains an adapter of `rank`, in float32, and freeze its own weights in bf16, as samplers
+    hold them. `name` is the model's. The same seed gives the same adapter."""
     torch.manual_seed(seed)
-    add_matrices(model, targets_of(model), rank=rules.rank, alpha=rules.alpha)
+    add_matrices(model, targets_of(model), rank=rank, alpha=alpha)
     model.peft_config["default"].base_model_name_or_path = name if is_hub_name(name) else None
     for parameter in model.parameters():
         if parameter.is_floating_point():  # Not what is packed

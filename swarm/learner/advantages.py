@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 
 from swarm.learner.batch import Row
-from swarm.learner.messages import LearningRules, TrainGroup, TrainRollout
+from swarm.learner.messages import TrainerConfig, TrainGroup, TrainRollout
 from swarm.types import Turn
 
 ADVANTAGE_EPSILON = 1e-4  # Keeps a group of nearly equal rewards from dividing by nearly zero; TRL's value
@@ -49,16 +49,16 @@ def overlong_punishment(tokens: int, *, longest: int) -> float:
     return (longest - margin - tokens) / margin if tokens <= longest else -1.0
 
 
-def shaped_reward(rollout: TrainRollout, rules: LearningRules, seat: int = 0) -> float:
+def shaped_reward(rollout: TrainRollout, config: TrainerConfig, seat: int = 0) -> float:
     """What the advantages of a player are made of. The first one's reward is the rollout's."""
     turns = turns_of(rollout, seat)
     reward = rollout.reward if seat == 0 else sum(turn.reward for turn in turns)
-    if rules.overlong != "punish":
+    if config.overlong != "punish":
         return reward
     if rollout.turns:
         # What an environment says counts in an episode's limit, so drawn tokens say nothing of how near it came.
         return reward - float(rollout.truncated)
-    return reward + overlong_punishment(rollout.length, longest=rules.longest_completion)
+    return reward + overlong_punishment(rollout.length, longest=config.longest_completion)
 
 
 def turns_of(rollout: TrainRollout, seat: int) -> tuple[Turn, ...]:
@@ -67,40 +67,40 @@ def turns_of(rollout: TrainRollout, seat: int) -> tuple[Turn, ...]:
     return tuple(turn for turn in rollout.turns if turn.seat == seat)
 
 
-def returns_of(rollout: TrainRollout, rules: LearningRules, seat: int) -> list[float]:
+def returns_of(rollout: TrainRollout, config: TrainerConfig, seat: int) -> list[float]:
     """The shaped reward of a player, or of each of its turns the sum of the rewards from there on, each worth
     `turn_discount` of one a turn earlier. Of an episode without a turn of this player: nothing."""
-    turns, shaped = turns_of(rollout, seat), shaped_reward(rollout, rules, seat)
-    if rules.credit == "episode" or len(turns) < 2:
+    turns, shaped = turns_of(rollout, seat), shaped_reward(rollout, config, seat)
+    if config.credit == "episode" or len(turns) < 2:
         return [shaped] if turns else []
     # What no turn was given falls to the last one: a punishment.
     found, to_go, rest = list[float](), 0.0, shaped - sum(turn.reward for turn in turns)
     for turn in reversed(turns):
-        to_go, rest = turn.reward + rest + rules.turn_discount * to_go, 0.0
+        to_go, rest = turn.reward + rest + config.turn_discount * to_go, 0.0
         found.insert(0, to_go)
     return found
 
 
-def taught(group: TrainGroup, rules: LearningRules) -> Iterator[tuple[TrainRollout, int, list[float]]]:
+def taught(group: TrainGroup, config: TrainerConfig) -> Iterator[tuple[TrainRollout, int, list[float]]]:
     """Yield what the group teaches, player by player: rollout, player and advantages. Nothing of a player for whom all
     went the same way."""
-    rollouts = [one for one in group.rollouts if not (rules.overlong == "mask" and one.truncated)]
+    rollouts = [one for one in group.rollouts if not (config.overlong == "mask" and one.truncated)]
     # A masked rollout is not in the mean either: a reward that says nothing should not move the others' advantages.
     for seat in range(max((len(rollout.seats) for rollout in rollouts), default=0) or 1):
-        advantages = turn_advantages([returns_of(rollout, rules, seat) for rollout in rollouts])
+        advantages = turn_advantages([returns_of(rollout, config, seat) for rollout in rollouts])
         for rollout, own in zip(rollouts, advantages or (), strict=advantages is not None):
             if own:
                 yield rollout, seat, own
 
 
-def has_variance(group: TrainGroup, rules: LearningRules) -> bool:
+def has_variance(group: TrainGroup, config: TrainerConfig) -> bool:
     """False if the group teaches nothing: it is left out of the step."""
-    return next(taught(group, rules), None) is not None
+    return next(taught(group, config), None) is not None
 
 
-def rows_of(groups: Sequence[TrainGroup], rules: LearningRules) -> list[Row]:
+def rows_of(groups: Sequence[TrainGroup], config: TrainerConfig) -> list[Row]:
     """The rows of the groups that have any variance, in order."""
-    return [row_of(group.prompt_token_ids, *one) for group in groups for one in taught(group, rules)]
+    return [row_of(group.prompt_token_ids, *one) for group in groups for one in taught(group, config)]
 
 
 def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advantages: Sequence[float] = (0.0,)) -> Row:
@@ -126,7 +126,7 @@ def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advant
     )
 
 
-def reward_figures(groups: Sequence[TrainGroup], rules: LearningRules) -> dict[str, float]:
+def reward_figures(groups: Sequence[TrainGroup], config: TrainerConfig) -> dict[str, float]:
     """The batch's figures that need no model, by TRL's names. `reward` is the task's, whatever shapes it."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = torch.tensor([[rollout.reward for rollout in group.rollouts] for group in groups])
@@ -134,14 +134,14 @@ def reward_figures(groups: Sequence[TrainGroup], rules: LearningRules) -> dict[s
     figures = {
         "reward": rewards.mean().item(),
         "reward_std": rewards.std(dim=1, correction=0).mean().item(),
-        "frac_reward_zero_std": sum(not has_variance(group, rules) for group in groups) / len(groups),
+        "frac_reward_zero_std": sum(not has_variance(group, config) for group in groups) / len(groups),
         **_length_figures(rollouts),
         **_episode_figures([rollout for rollout in rollouts if rollout.turns]),
         "staleness/mean": sum(ages) / len(ages),
         "staleness/max": float(max(ages)),
     }
-    if rules.overlong == "punish":
-        figures["reward_shaped"] = sum(shaped_reward(rollout, rules) for rollout in rollouts) / len(rollouts)
+    if config.overlong == "punish":
+        figures["reward_shaped"] = sum(shaped_reward(rollout, config) for rollout in rollouts) / len(rollouts)
     return figures
 
 

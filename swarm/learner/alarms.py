@@ -35,7 +35,8 @@ from statistics import fmean, median, median_low
 
 from msgspec import structs
 
-from swarm.learner.messages import Alarm, AlarmKind, AlarmRules, AlarmState, Reaction
+from swarm.learner.messages import Alarm, AlarmKind, AlarmState, Reaction
+from swarm.settings import Learn
 
 GRADIENT_CLIP = 1.0  # Norm to which gradients are clipped; a shorter gradient is never a spike
 NORMS_KEPT = 50  # Of 25 learner steps of two minibatches; spikes are among them, so a lasting change becomes normal
@@ -70,8 +71,8 @@ class Alarms:
     """`is_fit` judges every optimiser step before it is made, `stepped` every learner step after it. A checkpoint holds
     `state`."""
 
-    def __init__(self, rules: AlarmRules, state: AlarmState | None = None) -> None:
-        self._rules = rules
+    def __init__(self, config: Learn, state: AlarmState | None = None) -> None:
+        self._config = config
         self.state = state or AlarmState()
         self._mismatch: float | None = None
         self._optimizer_steps = 0
@@ -89,7 +90,7 @@ class Alarms:
             self._broken = gradient_norm
             return False
         self._is_finite_seen = True
-        limit = max(GRADIENT_CLIP, self._rules.gradient_spike * self._usual_norm())
+        limit = max(GRADIENT_CLIP, self._config.alarm_gradient_spike * self._usual_norm())
         self.state = structs.replace(self.state, norms=(*self.state.norms, gradient_norm)[-NORMS_KEPT:])
         if self._is_mismatched:
             return False
@@ -135,14 +136,14 @@ class Alarms:
         if not count:
             return []
         reaction: Reaction = "stop" if count >= MISMATCH_STEPS else "skip"
-        return [_alarm("mismatch_kl", reaction, self._mismatch, self._rules.mismatch_kl)]
+        return [_alarm("mismatch_kl", reaction, self._mismatch, self._config.alarm_mismatch_kl)]
 
     def _collapsed(self, figures: Mapping[str, float]) -> list[Alarm]:
         self.state = state = self._with_figures(figures)
-        if len(state.recent) < ENTROPY_STEPS or len(state.first) < ENTROPY_STEPS or not self._rules.entropy:
+        if len(state.recent) < ENTROPY_STEPS or len(state.first) < ENTROPY_STEPS or not self._config.alarm_entropy:
             return []
         entropy, reward = _mean(state.recent, 0), _mean(state.recent, 1)
-        limit = self._rules.entropy * _mean(state.first, 0)
+        limit = self._config.alarm_entropy * _mean(state.first, 0)
         paid_for = reward >= _mean(state.first, 1) + PAID_FOR * _mean(state.first, 2)
         may_lower = state.learning_rate_scale > MIN_SCALE and state.steps_since_lowered >= LOWER_EVERY_STEPS
         if entropy >= limit or paid_for or not may_lower:
@@ -154,7 +155,7 @@ class Alarms:
 
     @property
     def _is_mismatched(self) -> bool:
-        return self._mismatch is not None and self._mismatch > self._rules.mismatch_kl
+        return self._mismatch is not None and self._mismatch > self._config.alarm_mismatch_kl
 
     def _usual_norm(self) -> float:
         norms = self.state.norms

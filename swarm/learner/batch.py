@@ -16,7 +16,7 @@ from itertools import accumulate, groupby
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from swarm.learner.messages import ComputeRules
+from swarm.learner.messages import TrainerConfig
 from swarm.models.lines import Line, attention, lay, lines_of
 
 
@@ -100,14 +100,14 @@ def by_prompt(rows: Sequence[Row]) -> list[list[int]]:
     return [list(places) for _, places in groupby(range(len(rows)), keys.__getitem__)]
 
 
-def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device) -> list[MicroBatch]:
-    """Cut `rows` so that a forward pass takes at most `rules.tokens_per_micro_batch` tokens, filling included; None is
+def micro_batches(rows: Sequence[Row], config: TrainerConfig, device: torch.device) -> list[MicroBatch]:
+    """Cut `rows` so that a forward pass takes at most `config.tokens_per_micro_batch` tokens, filling included; None is
     no limit. A longer row is a micro-batch of its own."""
     if not rows:
         return []
-    packed, budget = bool(rules.packing), rules.tokens_per_micro_batch
-    if rules.shares_beyond and not packed:
-        lines = lines_of([row.inputs for row in rows], rules.shares_beyond, budget)
+    packed, budget = bool(config.packing), config.tokens_per_micro_batch
+    if config.shares_beyond and not packed:
+        lines = lines_of([row.inputs for row in rows], config.shares_beyond, budget)
     else:
         lines = [Line((number,), len(row.inputs)) for number, row in enumerate(rows)]
     parts = [lines] if budget is None else _cut(lines, budget, packed=packed)

@@ -9,19 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
-from swarm.learner.adapter import add_matrices, linear_layers, parameters_of, shape_of_tensor, targets_of
-from swarm.learner.messages import AdapterRules, ComputeRules
+from swarm.learner.adapter import ALPHA, add_matrices, linear_layers, parameters_of, shape_of_tensor, targets_of
+from swarm.learner.messages import TrainerConfig
 from swarm.learner.optimizer import BLOCK, PIECE_BYTES
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 from swarm.machine import free_host_bytes
 from swarm.models.device import stated
 from swarm.models.memory import Shape, activation_bytes, size, weights_bytes, widths
-from swarm.types import OptimizerStates
+from swarm.types import BasePrecision, OptimizerStates
 
 MOMENT_BYTES: dict[OptimizerStates, float] = {"float32": 8, "8bit": 2 + 2 * 4 / BLOCK, "host": 8}
 """Of a parameter, both moments; in 8 bits with their scales. A checkpoint's copy takes as much and 4 for the weight,
@@ -132,21 +131,21 @@ def logit_bytes(shape: Shape, setting: Setting) -> int:
 
 
 def choose(
-    shape: Shape, setting: Setting, rules: ComputeRules, free_bytes: int, *, longest: int, may_checkpoint: bool = True
-) -> ComputeRules:
-    """Settle the tokens of a micro-batch and activation checkpointing in `rules`, so that a step fits.
+    shape: Shape, setting: Setting, config: TrainerConfig, free_bytes: int, *, longest: int, may_checkpoint: bool = True
+) -> TrainerConfig:
+    """Settle the tokens of a micro-batch and activation checkpointing in `config`, so that a step fits.
 
     Tries TOKENS_PER_MICRO_BATCH and its halves without checkpointing, then with it. What the user has set stays.
     `longest` are the tokens of the longest row, which is never cut; `tokens` and `activation_checkpointing` of
     `setting` are not read. UserError, in one line, if nothing fits.
     """
-    recompute, wanted = rules.activation_checkpointing, rules.tokens_per_micro_batch
+    recompute, wanted = config.activation_checkpointing, config.tokens_per_micro_batch
     for way in (False, True) if recompute is None and may_checkpoint else (bool(recompute),):
         tokens = wanted or TOKENS_PER_MICRO_BATCH
         while True:
             tried = replace(setting, tokens=max(tokens, longest), activation_checkpointing=way)
             if fits(shape, tried, free_bytes):
-                return msgspec.structs.replace(rules, tokens_per_micro_batch=tokens, activation_checkpointing=way)
+                return config.model_copy(update={"tokens_per_micro_batch": tokens, "activation_checkpointing": way})
             if wanted or tokens <= MIN_TOKENS[way]:
                 break
             tokens //= 2
@@ -168,10 +167,10 @@ def fits(shape: Shape, setting: Setting, free_bytes: int) -> bool:
     return sum(step_bytes(shape, setting).values()) <= free_bytes * FREE_SHARE
 
 
-def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free: tuple[int, int], ranks: int) -> None:
+def check_weights(shape: Shape, config: TrainerConfig, device: torch.device, free: tuple[int, int], ranks: int) -> None:
     """UserError if weights, gradients and moments alone do not fit, or the host has no room for what is kept there.
     `free` are bytes of the device and of the host. Called before anything is loaded."""
-    setting, frozen = _least(rules, device, ranks), shape.parameters - shape.trained
+    setting, frozen = _least(config, device, ranks), shape.parameters - shape.trained
     weights = weights_bytes(shape, "bfloat16" if setting.half else "float32", "nf4") // ranks
     needed, host_needed = weights + _trained_bytes(shape, setting), kept_on_host(shape, setting)
     if needed > free[0]:
@@ -187,29 +186,29 @@ def check_weights(shape: Shape, rules: ComputeRules, device: torch.device, free:
         )
 
 
-def _least(rules: ComputeRules, device: torch.device, ranks: int) -> Setting:
-    """What takes the least memory under `rules`, of any model."""
+def _least(config: TrainerConfig, device: torch.device, ranks: int) -> Setting:
+    """What takes the least memory under `config`, of any model."""
     return Setting(
         tokens=MIN_TOKENS[True],
         activation_checkpointing=True,
-        half=is_half(rules.precision, device.type),
+        half=is_half(config.precision, device.type),
         in_chunks=True,
         has_dense_mask=False,
         ranks=ranks,
         has_reference=False,
         on_host=device.type == "cpu",
-        states=rules.optimizer_states,
+        states=config.optimizer_states,
     )
 
 
-def described(rules: ComputeRules, device: torch.device) -> str:
-    precision = "bf16" if is_half(rules.precision, device.type) else "float32"
-    laid = "packed" if rules.packing else "padded, each prompt once" if rules.shares_beyond else "padded"
+def described(config: TrainerConfig, device: torch.device) -> str:
+    precision = "bf16" if is_half(config.precision, device.type) else "float32"
+    laid = "packed" if config.packing else "padded, each prompt once" if config.shares_beyond else "padded"
     return (
-        f"a learner step takes up to {rules.tokens_per_micro_batch:,} tokens at a time, "
+        f"a learner step takes up to {config.tokens_per_micro_batch:,} tokens at a time, "
         f"{laid}, in {precision}"
-        f"{', with activation checkpointing' if rules.activation_checkpointing else ''}"
-        f"{DESCRIBED[rules.optimizer_states]}"
+        f"{', with activation checkpointing' if config.activation_checkpointing else ''}"
+        f"{DESCRIBED[config.optimizer_states]}"
     )
 
 
@@ -217,35 +216,35 @@ def described(rules: ComputeRules, device: torch.device) -> str:
 
 
 def fit(
-    policy: Policy, rules: ComputeRules, device: torch.device, free: int, ranks: int, longest: int, kl: bool
-) -> ComputeRules:
+    policy: Policy, config: TrainerConfig, device: torch.device, free: int, ranks: int, longest: int, kl: bool
+) -> TrainerConfig:
     """`choose` for a model that is loaded. `free` are bytes of the device, of all ranks the least: they must choose
     alike."""
     model = policy.module.model
     setting = replace(
-        _least(rules, device, ranks),
+        _least(config, device, ranks),
         in_chunks=policy.module.in_chunks,
-        has_dense_mask=bool(rules.packing) and not policy.is_flash,
+        has_dense_mask=bool(config.packing) and not policy.is_flash,
         has_reference=kl,
     )
     may = bool(model.supports_gradient_checkpointing)
-    return choose(shape_of(model), setting, rules, free, longest=longest, may_checkpoint=may)
+    return choose(shape_of(model), setting, config, free, longest=longest, may_checkpoint=may)
 
 
-def read_shape(name: str, adapter: AdapterRules | None = None) -> Shape | None:
-    """Of a directory or a Hugging Face id, with an adapter or all trained, from its configuration alone; None if that
-    does not tell (loading it says why)."""
+def read_shape(name: str, rank: int | None = None, base: BasePrecision = "bf16") -> Shape | None:
+    """Of a directory or a Hugging Face id, with an adapter of this rank or all trained, from its configuration alone;
+    None if that does not tell (loading it says why)."""
     try:
-        config = AutoConfig.from_pretrained(name)
+        found = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-            if adapter is not None:
-                layers = linear_layers(model) if adapter.base_precision == "nf4" else []
+            model = AutoModelForCausalLM.from_config(found)
+            if rank is not None:
+                layers = linear_layers(model) if base == "nf4" else []
                 packed = sum(model.get_submodule(name).weight.numel() for name in layers)
-                add_matrices(model, targets_of(model), rank=adapter.rank, alpha=adapter.alpha)
+                add_matrices(model, targets_of(model), rank=rank, alpha=ALPHA * rank)
     except (OSError, ValueError):
         return None
-    return replace(shape_of(model), rounded=packed if adapter is not None else 0)
+    return replace(shape_of(model), rounded=packed if rank is not None else 0)
 
 
 def shape_of(model: Any) -> Shape:

@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from swarm.broadcast.version.manifest import Layout
-from swarm.types import BasePrecision, Normalisation, ObjectiveName, OptimizerStates, Schedule, Turn
+from swarm.settings import LeadConfig
+from swarm.types import Turn
+
+MODEL, STAGING = "model", "staging.bin"  # In the run directory: the model's small files, and its staged weights
 
 
-class LearningRules(msgspec.Struct, frozen=True):
-    """What a learner step optimises; docs/learner.md has the formulas. `longest_completion` is the token limit of a
-    rollout."""
+class TrainerConfig(LeadConfig):
+    """The settings of the run, with what the trainer knows besides. `longest_completion` is the token limit of a
+    rollout, which follows from the task. `shares_beyond`: rows share their prompt, and a token's way through a layer's
+    matrices costs as much as its attention to that many others; 0 where they do not. The trainer settles that, and what
+    is None of `packing`, `activation_checkpointing` and `tokens_per_micro_batch`."""
 
-    objective: ObjectiveName = "grpo"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    loss_normalisation: Normalisation = "tokens"
-    weight_decay: float = 0.0
-    kl_weight: float = 0.0
-    entropy_weight: float = 0.0
-    overlong: Literal["keep", "mask", "punish"] = "keep"
     longest_completion: int = 0
-    credit: Literal["episode", "turn"] = "episode"
-    turn_discount: float = 1.0
-
-
-class ComputeRules(msgspec.Struct, frozen=True):
-    """How a learner step is computed; none of it changes what is optimised. None lets the trainer choose.
-    `shares_beyond`: rows share their prompt, and a token's way through a layer's matrices costs as much as its
-    attention to that many others; 0 where they do not."""
-
-    tokens_per_micro_batch: int | None = None
-    packing: bool | None = None
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    activation_checkpointing: bool | None = None
-    optimizer_states: OptimizerStates = "float32"
     shares_beyond: int = 0
-
-
-class AdapterRules(msgspec.Struct, frozen=True):
-    """An adapter to train in place of the model: `rank` and `alpha` as in manifest.AdapterShape, beside all
-    linear layers but the head. The model is held in `base_precision`."""
-
-    rank: int
-    alpha: float
-    base_precision: BasePrecision = "bf16"
-
-
-class AlarmRules(msgspec.Struct, frozen=True):
-    """Where an alarm goes off. `mismatch_kl` in nats a token, of most rollouts; `entropy` as a share of what it was at
-    first, 0 is never; `gradient_spike` in medians of the norm."""
-
-    mismatch_kl: float = 0.5
-    entropy: float = 0.1
-    gradient_spike: float = 10.0
 
 
 AlarmKind = Literal[
@@ -98,31 +63,11 @@ class ClaimState(msgspec.Struct, frozen=True):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
+    """Load or make the model, save its small files and stage its weights in the run directory. `config` is a
+    TrainerConfig as plain data. `resume` is the checkpoint directory to go on from, or ""."""
 
-    `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
-    The learning rate follows `schedule` over `steps` learner steps. `resume` is the checkpoint directory to go
-    on from, or "". With `audit_share` 0 claims are believed.
-    """
-
-    model: str
-    files_dir: str
-    staging: str
-    seed: int
-    device: str
-    learning_rate: float
-    warmup_steps: int
-    minibatches: int
-    temperature: float
-    schedule: Schedule = "constant"
-    steps: int = 0
-    longest_prompt: int = 0
-    learning: LearningRules = LearningRules()
-    compute: ComputeRules = ComputeRules()
-    alarms: AlarmRules = AlarmRules()
+    config: dict[str, Any]
     resume: str = ""
-    audit_share: float = 0.05
-    adapter: AdapterRules | None = None
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -173,7 +118,7 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
 class Train(msgspec.Struct, frozen=True, tag=True):
     """Take one learner step on these groups. `lineage` is the digest of all batches up to and with this one. The peak
-    of the learning rate is `learning_rate`, or that of Prepare if it is None."""
+    of the learning rate is `learning_rate`, or that of the configuration if it is None."""
 
     step: int
     groups: tuple[TrainGroup, ...]

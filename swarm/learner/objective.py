@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from swarm.learner.messages import LearningRules
+from swarm.learner.messages import TrainerConfig
 
 REFERENCE_CAP = 10.0  # Of reference / pi, far outside any clip in use: it binds only where a gradient would run away
 # Of truncated importance sampling: the low end of what is in use, since the weights come from claims. It biases each
@@ -51,7 +51,7 @@ class TokenLoss:
     figures: dict[str, torch.Tensor]
 
 
-Formula = Callable[[Tokens, LearningRules], TokenLoss]
+Formula = Callable[[Tokens, TrainerConfig], TokenLoss]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,42 +79,42 @@ def objective(*, wants_proximal: bool = False) -> Callable[[Formula], Formula]:
 
 
 @objective()
-def grpo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+def grpo(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
     """-min(r A, clip(r) A), with r = min(pi / behaviour, RATIO_CAP).
 
     GRPO (arXiv 2402.03300, equation 3) with DAPO's asymmetric clip (arXiv 2503.14476, equation 8).
     """
     ratio = _ratio(tokens.logprobs, tokens.behaviour, tokens.counts, cap=RATIO_CAP)
-    gain, figures = _clipped(ratio, tokens, rules)
+    gain, figures = _clipped(ratio, tokens, config)
     return TokenLoss(loss=-gain, figures=figures | _weight_figure(ratio, tokens))
 
 
 @objective()
-def gspo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+def gspo(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
     """-min(s A, clip(s) A), with s = min(exp(mean over the rollout's tokens of log(pi / behaviour)), RATIO_CAP).
 
     GSPO (arXiv 2507.18071, equations 5 and 7): one ratio for a rollout, which each of its tokens has.
     """
     mean = _mean_of_rollout(tokens.logprobs - tokens.behaviour, tokens)
     ratio = mean.clamp(max=math.log(RATIO_CAP)).exp()
-    gain, figures = _clipped(ratio, tokens, rules)
+    gain, figures = _clipped(ratio, tokens, config)
     return TokenLoss(loss=-gain, figures=figures | _weight_figure(ratio, tokens))
 
 
 @objective(wants_proximal=True)
-def decoupled_ppo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+def decoupled_ppo(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
     """-w min(r A, clip(r) A), with r = min(pi / proximal, RATIO_CAP) and w = min(proximal / behaviour, WEIGHT_CAP).
 
     Hilton et al. (arXiv 2110.00641), AReaL (arXiv 2505.24298); truncated here.
     """
     weight = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts, cap=WEIGHT_CAP)
     ratio = _ratio(tokens.logprobs, _proximal(tokens), tokens.counts, cap=RATIO_CAP)
-    gain, figures = _clipped(ratio, tokens, rules)
+    gain, figures = _clipped(ratio, tokens, config)
     return TokenLoss(loss=-weight * gain, figures=figures | _weight_figure(weight, tokens))
 
 
 @objective(wants_proximal=True)
-def icepop(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+def icepop(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
     """decoupled_ppo with w = proximal / behaviour where that is in [ICEPOP_LOW, ICEPOP_HIGH], and 0 elsewhere.
 
     Ring-1T (arXiv 2510.18855).
@@ -124,22 +124,22 @@ def icepop(tokens: Tokens, rules: LearningRules) -> TokenLoss:
     inside = (found >= ICEPOP_LOW) & (found <= ICEPOP_HIGH)
     weight = torch.where(inside, found, 0.0)
     ratio = _ratio(tokens.logprobs, _proximal(tokens), tokens.counts, cap=RATIO_CAP)
-    gain, figures = _clipped(ratio, tokens, rules)
+    gain, figures = _clipped(ratio, tokens, config)
     figures["sampling/masked_ratio"] = (~inside & tokens.counts).sum()
     return TokenLoss(loss=-weight * gain, figures=figures | _weight_figure(weight, tokens))
 
 
 @objective()
-def cispo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+def cispo(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
     """-w A log pi, with w = min(pi / behaviour, 1 + clip_high) held constant.
 
     MiniMax-M1 (arXiv 2506.13585, section 3.1), whose lower clip never binds.
     """
-    return _weighted_log_prob(tokens, cap=1 + rules.clip_high)
+    return _weighted_log_prob(tokens, cap=1 + config.resolved_clip[1])
 
 
 @objective()
-def tis(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+def tis(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
     """-w A log pi, with w = min(pi / behaviour, WEIGHT_CAP) held constant: importance sampling, truncated, no clip.
 
     As AIPO in LlamaRL (arXiv 2505.24034).
@@ -159,20 +159,20 @@ def kl_to_reference(logprobs: torch.Tensor, reference: torch.Tensor, mask: torch
 # -- parts -------------------------------------------------------------------------------------------------------
 
 
-def token_weights(counts: Sequence[int], rules: LearningRules, *, tokens: float, rollouts: float) -> list[float]:
+def token_weights(counts: Sequence[int], config: TrainerConfig, *, tokens: float, rollouts: float) -> list[float]:
     """Return what a token of each rollout counts for in the loss of a minibatch of so many `tokens` and `rollouts`;
     `counts` are the tokens of some of its rollouts.
 
     DAPO's mean over tokens (arXiv 2503.14476, section 3.3); the mean over rollouts of their own means, as GRPO has it
     (arXiv 2402.03300, equation 3) and GSPO; or division by the longest completion (Dr. GRPO, arXiv 2503.20783, 3.2).
     """
-    match rules.loss_normalisation:
+    match config.resolved_normalisation:
         case "tokens":
             return [1 / tokens] * len(counts)
         case "rollouts":
             return [1 / (rollouts * max(1, count)) for count in counts]
         case "constant":
-            return [1 / (rollouts * rules.longest_completion)] * len(counts)
+            return [1 / (rollouts * config.longest_completion)] * len(counts)
 
 
 def _mean_of_rollout(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
@@ -190,11 +190,14 @@ def _ratio(of: torch.Tensor, to: torch.Tensor, counts: torch.Tensor, *, cap: flo
     return torch.where(counts, of - to, 0.0).clamp(max=math.log(cap)).exp()
 
 
-def _clipped(ratio: torch.Tensor, tokens: Tokens, rules: LearningRules) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _clipped(
+    ratio: torch.Tensor, tokens: Tokens, config: TrainerConfig
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """min(r A, clip(r) A), and on how many tokens either clip binds."""
-    bounded = ratio.clamp(1 - rules.clip_low, 1 + rules.clip_high)
-    low = (ratio < 1 - rules.clip_low) & (tokens.advantages < 0) & tokens.counts
-    high = (ratio > 1 + rules.clip_high) & (tokens.advantages > 0) & tokens.counts
+    below, above = config.resolved_clip
+    bounded = ratio.clamp(1 - below, 1 + above)
+    low = (ratio < 1 - below) & (tokens.advantages < 0) & tokens.counts
+    high = (ratio > 1 + above) & (tokens.advantages > 0) & tokens.counts
     gain = torch.minimum(ratio * tokens.advantages, bounded * tokens.advantages)
     return gain, {"clip_ratio/low_mean": low.sum(), "clip_ratio/high_mean": high.sum()}
 

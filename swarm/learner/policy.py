@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import torch
 from torch.func import functional_call
 from torch.nn.functional import linear
@@ -21,7 +20,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from swarm.errors import UserError
 from swarm.learner.batch import MicroBatch, Row, micro_batches
-from swarm.learner.messages import ComputeRules
+from swarm.learner.messages import TrainerConfig
 from swarm.models.device import has_full_attention, stated
 from swarm.models.draws import GREEDY, gumbel
 from swarm.models.lines import MASKED_ATTENTION
@@ -146,9 +145,9 @@ class Policy:
     """`model` at the temperature of the rollouts, and without dropout, as they were sampled. `module` is what FSDP may
     shard."""
 
-    def __init__(self, model: Any, rules: ComputeRules, *, temperature: float) -> None:
+    def __init__(self, model: Any, config: TrainerConfig, *, temperature: float) -> None:
         self.module = PolicyModel(model, temperature=temperature)
-        self._precision = rules.precision
+        self._precision = config.precision
         _without_dropout(model)
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding) or _is_norm(module):
@@ -195,28 +194,28 @@ class Policy:
         return Replayed(logprobs=logprobs, margins=margins)
 
     @torch.no_grad()
-    def settle(self, rules: ComputeRules, device: torch.device) -> tuple[ComputeRules, tuple[str, ...]]:
-        """Try on a few tokens what not every model can do: rules with `packing` set, and lines for people. Every rank
-        calls it. UserError if rows are to be packed and the model lets them see one another."""
+    def settle(self, config: TrainerConfig, device: torch.device) -> tuple[TrainerConfig, tuple[str, ...]]:
+        """Try on a few tokens what not every model can do: the configuration with `packing` set, and lines for
+        people. Every rank calls it. UserError if rows are to be packed and the model lets them see one another."""
         rows = _probe_rows(self.module.model.config.get_text_config().vocab_size)
-        apart = self._all(rows, ComputeRules(), device)
+        apart = self._all(rows, TrainerConfig(), device)
         if self.module.in_chunks:
             self.module.in_chunks = False
-            whole = self._all(rows, ComputeRules(), device)
+            whole = self._all(rows, TrainerConfig(), device)
             self.module.in_chunks = self._are_equal(apart, whole)
             apart = whole
-        if rules.packing is not False and is_half(self._precision, device.type):
+        if config.packing is not False and is_half(self._precision, device.type):
             self._take_flash(rows, apart, device)
         # The other kernels are given a mask of all pairs of tokens in a line, and compute them all.
-        packing = rules.packing if rules.packing is not None else self.is_flash
+        packing = config.packing if config.packing is not None else self.is_flash
         if packing and not self._keeps_apart(rows, apart, device):
-            if rules.packing:
+            if config.packing:
                 raise UserError("this model does not keep packed rows apart: leave packing out, rows are padded then")
             packing = False
-        is_alone = packing or rules.packing is False
+        is_alone = packing or config.packing is False
         shares_beyond = 0 if is_alone else self._shares_beyond(rows, apart, device)
-        rules = msgspec.structs.replace(rules, packing=packing, shares_beyond=shares_beyond)
-        return rules, () if self.module.in_chunks else (WHOLE_LOGITS,)
+        settled = config.model_copy(update={"packing": packing, "shares_beyond": shares_beyond})
+        return settled, () if self.module.in_chunks else (WHOLE_LOGITS,)
 
     @property
     def is_flash(self) -> bool:
@@ -237,26 +236,26 @@ class Policy:
         model.set_attn_implementation(before)
 
     def _shares_beyond(self, rows: list[Row], apart: torch.Tensor, device: torch.device) -> int:
-        """ComputeRules.shares_beyond, if rows that share a prompt have the log-probs `apart` that they have alone."""
+        """TrainerConfig.shares_beyond, if rows that share a prompt have the log-probs `apart` that they have alone."""
         model = self.module.model
         beyond: int = MASKED_ATTENTION * (stated(model.config.get_text_config(), "hidden_size") or 0)
         if not self.is_flash and has_full_attention(model):
             with suppress(ValueError, RuntimeError, TypeError):
-                if self._are_equal(apart, self._all(rows, ComputeRules(shares_beyond=beyond), device)):
+                if self._are_equal(apart, self._all(rows, TrainerConfig(shares_beyond=beyond), device)):
                     return beyond
         return 0
 
     def _keeps_apart(self, rows: list[Row], apart: torch.Tensor, device: torch.device) -> bool:
-        packed = self._all(rows, ComputeRules(packing=True), device, half=self.is_flash)
+        packed = self._all(rows, TrainerConfig(packing=True), device, half=self.is_flash)
         return self._are_equal(apart, packed, half=self.is_flash)
 
     def _are_equal(self, some: torch.Tensor, others: torch.Tensor, *, half: bool = False) -> bool:
         half = half or self.module.weights_in_half
         return float((some - others).abs().max()) <= PROBE_ERROR[torch.bfloat16 if half else torch.float32]
 
-    def _all(self, rows: list[Row], rules: ComputeRules, device: torch.device, *, half: bool = False) -> torch.Tensor:
+    def _all(self, rows: list[Row], config: TrainerConfig, device: torch.device, *, half: bool = False) -> torch.Tensor:
         """Log-probs of all rows, [tokens], in their order; in float32 unless `half`, or weights are there in bf16."""
-        (part,) = micro_batches(rows, rules, device)
+        (part,) = micro_batches(rows, config, device)
         found = part.by_row(self._pass(part, half or self.module.weights_in_half)[0])
         return torch.cat([found[number] for number in range(len(rows))])
 
@@ -389,9 +388,9 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
         total.addmm_(left.float(), right.float())
 
 
-def arrange(model: Any, rules: ComputeRules) -> None:
-    """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so."""
-    if rules.activation_checkpointing:
+def arrange(model: Any, config: TrainerConfig) -> None:
+    """Set `model` up as `config` say; no name of a weight changes. UserError if it cannot be computed so."""
+    if config.activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise UserError(f"{type(model).__name__} has no activation checkpointing: leave the option out")
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

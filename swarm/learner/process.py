@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
 
 from swarm.learner.messages import (
-    AdapterRules,
-    AlarmRules,
+    MODEL,
+    STAGING,
     Audit,
     Audited,
     AuditRollout,
-    ComputeRules,
     Done,
     Flush,
-    LearningRules,
     Prepare,
     Prepared,
     Save,
@@ -25,15 +20,14 @@ from swarm.learner.messages import (
     Stage,
     Train,
     Trained,
+    TrainerConfig,
     TrainGroup,
 )
 from swarm.process import START_S, Child
 from swarm.settings import LeadConfig
 
-S = TypeVar("S", bound=msgspec.Struct)
 HANG_S = 600.0  # A trainer without progress for so long is restarted
 MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where somebody has to start them
-ASSUMED_PROMPT_TOKENS = 2048  # For the memory preflight, unless one is set: the tokenizer comes with the model
 
 
 class TrainerProcess:
@@ -48,8 +42,9 @@ class TrainerProcess:
         torchrun: tuple[str, ...] = (),
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.files_dir = run_dir / "model"
-        self.staging = run_dir / "staging.bin"
+        self._run_dir = run_dir
+        self.files_dir = run_dir / MODEL
+        self.staging = run_dir / STAGING
         self._child = Child(
             "trainer",
             "swarm.learner.ranks" if torchrun else "swarm.learner.trainer",
@@ -64,9 +59,8 @@ class TrainerProcess:
         """Start the child and load the model, as of the checkpoint `resume` if one is given. UserError if there is no
         such model, or the checkpoint is of another one."""
         await self._child.start()
-        places = {"files_dir": self.files_dir, "staging": self.staging}
-        command = prepare_command(config, **places, longest_completion=longest_completion, resume=resume)
-        return await self._child.call(command, Prepared)
+        given = trainer_config(config, self._run_dir, longest_completion).model_dump(mode="json")
+        return await self._child.call(Prepare(config=given, resume=str(resume) if resume else ""), Prepared)
 
     async def train(
         self, step: int, groups: list[TrainGroup], lineage: bytes = b"", learning_rate: float | None = None
@@ -105,39 +99,6 @@ def torchrun_options(config: LeadConfig) -> tuple[str, ...]:
     return ("--standalone", *own) if config.trainer_ranks > 1 else ()
 
 
-def prepare_command(
-    config: LeadConfig, *, files_dir: Path, staging: Path, longest_completion: int, resume: Path | None = None
-) -> Prepare:
-    return _from_config(
-        Prepare,
-        config,
-        files_dir=str(files_dir),
-        staging=str(staging),
-        learning_rate=config.resolved_learning_rate,
-        longest_prompt=config.max_prompt_tokens or ASSUMED_PROMPT_TOKENS,
-        learning=_from_config(
-            LearningRules,
-            config,
-            clip_low=config.resolved_clip[0],
-            clip_high=config.resolved_clip[1],
-            loss_normalisation=config.resolved_normalisation,
-            longest_completion=longest_completion,
-        ),
-        compute=_from_config(ComputeRules, config, shares_beyond=0),
-        # Alpha / rank scales the adapter: so it is the same at every rank.
-        adapter=_from_config(AdapterRules, config, rank=config.adapter, alpha=2.0 * config.adapter)
-        if config.adapter
-        else None,
-        alarms=AlarmRules(
-            mismatch_kl=config.alarm_mismatch_kl,
-            entropy=config.alarm_entropy,
-            gradient_spike=config.alarm_gradient_spike,
-        ),
-        resume=str(resume) if resume else "",
-    )
-
-
-def _from_config(kind: type[S], config: LeadConfig, **others: Any) -> S:
-    """A `kind` of `others` and of what the configuration says under the same names as its fields."""
-    same = {name: getattr(config, name) for name in kind.__struct_fields__ if name not in others}
-    return kind(**same, **others)
+def trainer_config(config: LeadConfig, run_dir: Path, longest_completion: int) -> TrainerConfig:
+    known = {"run_dir": run_dir, "longest_completion": longest_completion}
+    return TrainerConfig.model_validate(config.model_dump() | known)

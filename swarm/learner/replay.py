@@ -10,11 +10,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import msgspec
 import torch
 
 from swarm.learner.batch import MicroBatch, Row, micro_batches
-from swarm.learner.messages import Audited, AuditRollout, ComputeRules
+from swarm.learner.messages import Audited, AuditRollout, TrainerConfig
 from swarm.learner.policy import Draws, Policy, Replayed
 from swarm.learner.ranks import Ranks
 from swarm.models.draws import GREEDY
@@ -23,7 +22,7 @@ from swarm.models.draws import GREEDY
 def audit(
     policy: Policy,
     rollouts: Sequence[AuditRollout],
-    rules: ComputeRules,
+    config: TrainerConfig,
     device: torch.device,
     weights: dict[str, torch.Tensor] | None,
     *,
@@ -34,7 +33,7 @@ def audit(
     `half`."""
     rows = [row_of(rollout) for rollout in rollouts]
     # Packed rows in float32 would need a mask of all their pairs.
-    padded = msgspec.structs.replace(rules, packing=False)
+    padded = config.model_copy(update={"packing": False})
     half = half or policy.module.weights_in_half
     with torch.compiler.set_stance("force_eager"):  # To compile layers for other weights would take minutes
         seeds = [rollout.seed for rollout in rollouts]
@@ -63,7 +62,7 @@ def replay(
     policy: Policy,
     rows: Sequence[Row],
     seeds: Sequence[int | None],
-    rules: ComputeRules,
+    config: TrainerConfig,
     device: torch.device,
     weights: dict[str, torch.Tensor] | None = None,
     *,
@@ -75,14 +74,14 @@ def replay(
     places = ranks.share([len(row.token_ids) for row in rows])
     own, of_own = [rows[place] for place in places], [seeds[place] for place in places]
     found: dict[int, torch.Tensor] = {}
-    parts = micro_batches(own, rules, device)
+    parts = micro_batches(own, config, device)
     for part in parts:
         read = policy.replay(part, _draws(part, own, of_own, device), weights, half=half)
         both = part.by_row(torch.stack([read.logprobs, read.margins], dim=1).cpu())
         found |= {places[number]: values for number, values in both.items()}
     # Ranks that share the weights take part in each other's passes.
     shortest = [min(rows, key=lambda row: len(row.token_ids))]
-    for part in micro_batches(shortest, rules, device) * (ranks.most(len(parts)) - len(parts)):
+    for part in micro_batches(shortest, config, device) * (ranks.most(len(parts)) - len(parts)):
         policy.replay(part, _draws(part, shortest, [None], device), weights, half=half)
     found = ranks.merge(found)
     return [Replayed(logprobs=found[row][:, 0], margins=found[row][:, 1]) for row in range(len(rows))]

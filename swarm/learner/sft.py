@@ -16,12 +16,12 @@ from transformers.utils.logging import disable_progress_bar
 from swarm.errors import UserError
 from swarm.learner.batch import Row
 from swarm.learner.checkpoint.files import checkpoint_path, digest_of, newest_whole, prune
-from swarm.learner.messages import ComputeRules, LearningRules, Prepare, Save
+from swarm.learner.messages import Save, TrainerConfig
 from swarm.learner.objective import Objective, TokenLoss
-from swarm.learner.process import prepare_command
+from swarm.learner.process import trainer_config
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
-from swarm.settings import LeadConfig
+from swarm.settings import CHANGEABLE, LeadConfig, sections
 from swarm.tasks.questions import is_held_out, permutation, read_lines
 from swarm.types import Prompt
 from swarm.wire import digest, encode
@@ -29,6 +29,16 @@ from swarm.wire import digest, encode
 LIKELIHOOD = Objective(formula=lambda tokens, _: TokenLoss(loss=-tokens.logprobs, figures={}), wants_proximal=False)
 ANSWER_TOKENS = 1024  # Of the longest example, unless max_new_tokens says otherwise; its prompt is as long as a run's
 LINE_STEPS = 10  # Between two lines about the loss
+PLAIN = {
+    "temperature": 1.0,
+    "audit_share": 0.0,
+    "kl_weight": 0.0,
+    "entropy_weight": 0.0,
+    "loss_normalisation": "tokens",
+}
+"""Settings of a run that are not those of learning from examples."""
+FIXED = {name for name, table in sections(LeadConfig).items() if table != "trainer"} - CHANGEABLE | {"steps"}
+"""A training that goes on is one with the same of these."""
 Chat = list[dict[str, str]]
 
 
@@ -44,8 +54,8 @@ class Example(msgspec.Struct):
 class Tuner(Trainer):
     """A trainer whose steps make the tokens that count in its rows likelier."""
 
-    def __init__(self, command: Prepare, lineage: bytes = b"") -> None:
-        super().__init__(command, NoParent())
+    def __init__(self, config: TrainerConfig, lineage: bytes = b"", *, resume: str = "") -> None:
+        super().__init__(config, NoParent(), resume=resume)
         self.model, self._lineage, self._update.objective = self._model, lineage, LIKELIHOOD
         # A copy: a saved tokenizer may be set to pad or truncate.
         self._words = Tokenizer.from_str(self._tokenizer.backend_tokenizer.to_str())
@@ -67,7 +77,7 @@ class Tuner(Trainer):
 
     def read(self, path: Path, config: LeadConfig) -> tuple[list[Row], list[Row]]:
         """The examples of a file to train on, and those held out. UserError that names file and line."""
-        most = min(self._context_tokens(), self._command.longest_prompt + self._command.learning.longest_completion)
+        most = min(self._context_tokens(), self._longest_row())
         sides: tuple[list[Row], list[Row]] = [], []
         for number, line in filter(lambda pair: pair[1].strip(), read_lines(path)):
             try:
@@ -136,16 +146,12 @@ def train(config: LeadConfig, data: Path, work: Path) -> None:
     """Train on the examples of `data` from the newest checkpoint under `work` on; in the end the last one is there."""
     disable_progress_bar()
     batch, seed, root = config.groups_per_step, config.seed, work / "checkpoints"
-    longest, places = config.max_new_tokens or ANSWER_TOKENS, {"files_dir": work / "model", "staging": work / "unused"}
-    rules = LearningRules(weight_decay=config.weight_decay, longest_completion=longest)
-    command = prepare_command(config, **places, longest_completion=longest)
-    command = msgspec.structs.replace(command, temperature=1.0, audit_share=0.0, learning=rules)
-    what = msgspec.structs.replace(command, compute=ComputeRules(), device="")  # They may change on the way
-    lineage = digest(encode((what, batch, config.held_out_share, digest_of(data).blake3)))
+    learns = trainer_config(config, work, config.max_new_tokens or ANSWER_TOKENS).model_copy(update=PLAIN)
+    lineage = digest(encode((learns.model_dump(mode="json", include=FIXED), digest_of(data).blake3)))
     newest = newest_whole(root)
     if newest is not None and newest.lineage != lineage:
         raise UserError(f"{work} holds a training with other examples or settings: remove it, or name another --to")
-    tuner = Tuner(msgspec.structs.replace(command, resume=str(newest.path) if newest else ""), lineage)
+    tuner = Tuner(learns, lineage, resume=str(newest.path) if newest else "")
     rows, held_out = tuner.read(data, config)
 
     def tell(words: str, loss: float) -> None:

@@ -21,7 +21,7 @@ from safetensors.torch import save_model as write_weights
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from swarm.learner.messages import Prepare
+from swarm.learner.messages import TrainerConfig
 from swarm.settings import TINY
 from swarm.tasks.digits import SKILLS, draw_number
 
@@ -76,9 +76,9 @@ def warm_model(seed: int, kept_in: Path | None = None) -> Any:
         return model
     from swarm.learner.sft import Example, Tuner  # They load models by what is here
 
-    given: dict[str, Any] = {"files_dir": "", "staging": "", "device": "cpu", "minibatches": 1, "temperature": 1.0}
+    given: dict[str, Any] = {"seed": seed, "device": "cpu", "minibatches": 1, "audit_share": 0.0}
     rate: dict[str, Any] = {"learning_rate": 3e-3, "warmup_steps": 20, "schedule": "linear", "steps": WARM_STEPS}
-    tuner = Tuner(Prepare(model=TINY, seed=seed, audit_share=0.0, **given, **rate))
+    tuner = Tuner(TrainerConfig(model=TINY, **given, **rate))
     for first in range(0, WARM_STEPS * WARM_BATCH, WARM_BATCH):
         skills = (four_skills(seed, first + place) for place in range(WARM_BATCH))
         tuner.learn([tuner.row(Example(prompt=asked, completion=said), {}) for asked, said in skills])

@@ -18,7 +18,7 @@ import torch
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
 from swarm.extras import require
-from swarm.learner.adapter import WithoutAdapter, attach, hold_in, parameters_of, shape_of_adapter
+from swarm.learner.adapter import ALPHA, WithoutAdapter, attach, hold_in, parameters_of, shape_of_adapter
 from swarm.learner.alarms import mismatches_of
 from swarm.learner.checkpoint.model_files import (
     digest_of_weights,
@@ -31,11 +31,11 @@ from swarm.learner.checkpoint.model_files import (
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
-    AdapterRules,
+    MODEL,
+    STAGING,
     Audit,
     Audited,
     Command,
-    ComputeRules,
     Done,
     Flush,
     Prepare,
@@ -45,6 +45,7 @@ from swarm.learner.messages import (
     Stage,
     Train,
     Trained,
+    TrainerConfig,
 )
 from swarm.learner.optimizer import adamw
 from swarm.learner.policy import Policy, arrange, is_half
@@ -58,6 +59,8 @@ from swarm.settings import EMBEDDED
 from swarm.types import MAX_TOKENS
 from swarm.wire import Digest
 
+# For the memory preflight, unless one is set: the tokenizer comes with the model.
+ASSUMED_PROMPT_TOKENS = 2048
 # Rank 0 waits before it tells the node of a fault: if the end of another rank caused it, torchrun meanwhile ends this
 # rank and says which one ended.
 LAST_WORDS_S = 1.0
@@ -67,42 +70,45 @@ ALIKE_S = 3.0  # Another rank with a fault lives on for this long: rank 0 may ha
 class Trainer:
     """Model, optimiser and tokenizer of one run: a rank's part of them, if there are several."""
 
-    def __init__(self, command: Prepare, channel: ChildChannel, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, config: TrainerConfig, channel: ChildChannel, ranks: Ranks | None = None, *, resume: str = ""
+    ) -> None:
+        """`resume` is the checkpoint directory to go on from, or ""."""
         self._channel = channel
-        self._command = command
+        self._config = config
+        self._run_dir = config.run_dir or Path()
         self._ranks = ranks or Ranks()
-        self._device = self._ranks.device(command.device)
+        self._device = self._ranks.device(config.device)
         self._base: Digest | None = None
         """Of the weights beside an adapter; None if all are trained."""
         self._with_base: set[tuple[int, int]] = set()
         """The files, by device and inode, that this process has written those weights to: the staging file and the
         learner's map, which change places. They stay as long as the run is led, so no other file has their inodes."""
         with channel.alive():
-            self._command = command = msgspec.structs.replace(command, compute=self._checked())
-            self._policy, self._tokenizer = self._load(command.compute)
+            self._config = self._checked()
+            self._policy, self._tokenizer = self._load()
         self._model = self._policy.module.model
         self._parameters = parameters_of(self._model)
         self._trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         if self._parameters < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
         self._model.train()
-        torch.manual_seed(command.seed)
+        torch.manual_seed(config.seed)
         self._tensors: dict[TensorSpec, torch.Tensor] = stream_tensors(self._model)
-        self._compute, self._notes = self._settle(self._policy)
-        compute = self._compute
-        arrange(self._model, compute)
-        self._learning = self._make_learning(compute)
-        self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
+        self._config, self._notes = self._settle(self._policy)
+        arrange(self._model, self._config)
+        self._learning = self._make_learning()
+        self._update = Update(self._config, self._learning)
         self._saver = Saver()
         self._learning.optimizer.register_step_pre_hook(lambda *_: self._wait_for_checkpoint(only_shared=True))
-        self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
+        self._resumed_step, self._lineage = self._resume(resume) if resume else (0, b"")
         self.steps_taken = self._resumed_step
 
     def prepared(self) -> Prepared:
         """Save the small files, stage the weights and describe the model."""
         is_first = self._ranks.rank == 0
         files = self._ranks.together(
-            lambda: save_small_files(self._model, self._tokenizer, Path(self._command.files_dir)) if is_first else ()
+            lambda: save_small_files(self._model, self._tokenizer, self._run_dir / MODEL) if is_first else ()
         )
         self.stage()
         return Prepared(
@@ -122,7 +128,7 @@ class Trainer:
     def step(self, command: Train) -> Trained:
         """One learner step: a few optimiser steps over the batch, or none if no group has any variance."""
         began = time.monotonic()
-        self._update.learning_rate = command.learning_rate or self._command.learning_rate
+        self._update.learning_rate = command.learning_rate or self._config.resolved_learning_rate
         try:
             figures, alarms = self._update.step(command.groups, command.step)
         except torch.OutOfMemoryError as error:
@@ -140,54 +146,53 @@ class Trainer:
             mismatches=mismatches_of(self._update.compared),
         )
 
-    def _checked(self) -> ComputeRules:
-        """The rules, once it is known that the weights fit; `auto` is bf16 where a CPU has units for it."""
-        command, free, rules = self._command, self._free(), self._command.compute
-        shape = read_shape(command.model, command.adapter) if command.model not in EMBEDDED else None
-        if rules.precision == "auto" and shape is not None and is_cpu_fast_in_half(self._device, shape.parameters):
-            rules = msgspec.structs.replace(rules, precision="bfloat16")
+    def _checked(self) -> TrainerConfig:
+        """The configuration, once it is known that the weights fit; `auto` is bf16 where a CPU has units for it."""
+        config, free = self._config, self._free()
+        is_embedded = config.model in EMBEDDED
+        shape = None if is_embedded else read_shape(config.model, config.adapter, config.base_precision)
+        if config.precision == "auto" and shape is not None and is_cpu_fast_in_half(self._device, shape.parameters):
+            config = config.model_copy(update={"precision": "bfloat16"})
 
         def check() -> None:
             # Before gigabytes are loaded in vain.
-            if rules.optimizer_states == "8bit":
+            if config.optimizer_states == "8bit":
                 require("quantized", 'optimizer_states = "8bit"')
-            if command.adapter is not None and command.adapter.base_precision == "nf4":
+            if config.base_precision == "nf4":
                 require("quantized", "--base-precision nf4")
             if shape is not None and shape.parameters >= SMALL_MODEL_PARAMETERS:
-                check_weights(shape, rules, self._device, free, self._ranks.count)
+                check_weights(shape, config, self._device, free, self._ranks.count)
 
         self._ranks.together(check if self._ranks.rank == 0 else lambda: None)
-        return rules
+        return config
 
     def _free(self) -> tuple[int, int]:
         """Bytes of the device and of the host that each rank may take: what the one that has least may."""
         own = read_free_bytes(self._device, ranks=self._ranks.count)
         return -self._ranks.most(-own), -self._ranks.most(-free_host_bytes())
 
-    def _make_learning(self, compute: ComputeRules) -> Learning:
-        command, channel = self._command, self._channel
+    def _make_learning(self) -> Learning:
+        config, channel = self._config, self._channel
         reference: Policy | WithoutAdapter | None = None
-        if command.learning.kl_weight and command.adapter is not None:
+        if config.kl_weight and config.adapter is not None:
             reference = WithoutAdapter(self._policy)
-        elif command.learning.kl_weight:
+        elif config.kl_weight:
             # The model that the run began with, whatever checkpoint it goes on from.
             with channel.alive():
-                reference, _ = self._load(compute)
+                reference, _ = self._load()
             reference.module.requires_grad_(False)
-            reference.settle(compute, self._device)
+            reference.settle(config, self._device)
         return Learning(
             model=self._model,
-            optimizer=adamw(
-                self._model, command.learning_rate, command.learning.weight_decay, compute.optimizer_states
-            ),
-            shuffle=torch.Generator().manual_seed(command.seed),
+            optimizer=adamw(self._model, config.resolved_learning_rate, config.weight_decay, config.optimizer_states),
+            shuffle=torch.Generator().manual_seed(config.seed),
             policy=self._policy,
             reference=reference,
             ranks=self._ranks,
             device=self._device,
             progress=channel.progress,
             base=self._base or b"",
-            rounded=self._rounded if is_half(compute.precision, self._device.type) else nullcontext,
+            rounded=self._rounded if is_half(config.precision, self._device.type) else nullcontext,
         )
 
     @contextmanager
@@ -197,61 +202,63 @@ class Trainer:
         with self._ranks.rounded(self._model):
             yield
 
-    def _load(self, rules: ComputeRules) -> tuple[Policy, Any]:
-        command, made_in = self._command, Path(self._command.files_dir)
-        half = is_half(rules.precision, self._device.type)
-        if command.adapter is not None:
-            model, tokenizer = self._load_adapted(command.adapter, half=half)
+    def _load(self) -> tuple[Policy, Any]:
+        config, made_in = self._config, self._run_dir / MODEL
+        half = is_half(config.precision, self._device.type)
+        if config.adapter is not None:
+            model, tokenizer = self._load_adapted(config.adapter, half=half)
             source = None
         else:
-            model, tokenizer, source = self._ranks.read(command.model, command.seed, made_in, self._channel.tell)
+            model, tokenizer, source = self._ranks.read(config.model, config.seed, made_in, self._channel.tell)
             self._began_with = digest_of_weights(source or model).hex() if self._ranks.rank == 0 else ""
-        policy = Policy(model, rules, temperature=command.temperature)
+        policy = Policy(model, config, temperature=config.temperature)
         self._ranks.place(policy.module, source, self._device, half=half)
-        if command.adapter is not None:
+        if config.adapter is not None:
             policy.module.weights_in_half |= half
             # Of what this device makes of packed weights: the same numbers are published.
             self._base = digest_of_weights(model)
             self._began_with = self._base.hex()
         return policy, tokenizer
 
-    def _load_adapted(self, rules: AdapterRules, *, half: bool) -> tuple[Any, Any]:
+    def _load_adapted(self, rank: int, *, half: bool) -> tuple[Any, Any]:
         """One rank alone trains an adapter. Frozen weights are bf16 where passes are; elsewhere they are the same
         numbers in float32."""
-        command, made_in = self._command, Path(self._command.files_dir)
-        model, tokenizer = load_model(command.model, command.seed, made_in, self._channel.tell, torch.bfloat16)
-        hold_in(model, rules.base_precision)
-        attach(model, rules, name=command.model, seed=command.seed)
+        config, made_in = self._config, self._run_dir / MODEL
+        model, tokenizer = load_model(config.model, config.seed, made_in, self._channel.tell, torch.bfloat16)
+        hold_in(model, config.base_precision)
+        attach(model, rank, ALPHA * rank, name=config.model, seed=config.seed)
         return model if half else model.float(), tokenizer
 
-    def _settle(self, policy: Policy) -> tuple[ComputeRules, tuple[str, ...]]:
+    def _settle(self, policy: Policy) -> tuple[TrainerConfig, tuple[str, ...]]:
         """How steps are computed, and lines about it. A small model takes a minibatch at once and always fits."""
-        command = self._command
-        compute, notes = policy.settle(command.compute, self._device)
+        config, notes = policy.settle(self._config, self._device)
         if self._parameters < SMALL_MODEL_PARAMETERS:
-            return compute, notes
+            return config, notes
         fitted = fit(
             policy,
-            compute,
+            config,
             self._device,
             self._free()[0],
             ranks=self._ranks.count,
-            longest=min(command.learning.longest_completion + command.longest_prompt, self._context_tokens()),
-            kl=bool(command.learning.kl_weight) and command.adapter is None,
+            longest=min(self._longest_row(), self._context_tokens()),
+            kl=bool(config.kl_weight) and config.adapter is None,
         )
         return fitted, (*notes, described(fitted, self._device))
+
+    def _longest_row(self) -> int:
+        return self._config.longest_completion + (self._config.max_prompt_tokens or ASSUMED_PROMPT_TOKENS)
 
     def _context_tokens(self) -> int:
         found = stated(self._model.config.get_text_config(), "max_position_embeddings", "max_seq_len") or 0
         return int(found) if found > 0 else MAX_TOKENS  # ALiBi and Mamba have no limit; XLNet says -1
 
     def audit(self, command: Audit) -> Audited:
-        began, rules = time.monotonic(), self._compute
-        half = command.fast and is_half(rules.precision, self._device.type)
+        began, config = time.monotonic(), self._config
+        half = command.fast and is_half(config.precision, self._device.type)
         try:
             with self._channel.alive(), self._ranks.with_weights(self._tensors, Path(command.path)) as weights:
                 found = audit(
-                    self._policy, command.rollouts, rules, self._device, weights, ranks=self._ranks, half=half
+                    self._policy, command.rollouts, config, self._device, weights, ranks=self._ranks, half=half
                 )
         except (torch.OutOfMemoryError, FileNotFoundError) as fault:  # They may be given up for want of room
             if self._ranks.count > 1 and isinstance(fault, torch.OutOfMemoryError):
@@ -260,7 +267,7 @@ class Trainer:
         return msgspec.structs.replace(found, seconds=time.monotonic() - began)
 
     def stage(self) -> Done:
-        staging = Path(self._command.staging)
+        staging = self._run_dir / STAGING
         if self._base is not None and staging.exists() and _inode(staging) in self._with_base:
             write_staging(self._tensors, staging, only_trained=True)
         else:
@@ -328,7 +335,8 @@ class Commands:
     def handle(self, command: Command) -> msgspec.Struct:
         if isinstance(command, Prepare):
             # Nobody's until all of it has succeeded: a node that goes on with half of it would train on other weights.
-            made = Trainer(command, self._channel, self._ranks)
+            config = TrainerConfig.model_validate(command.config)
+            made = Trainer(config, self._channel, self._ranks, resume=command.resume)
             prepared = made.prepared()
             self._trainer = made
             return prepared

@@ -16,7 +16,7 @@ from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismat
 from swarm.learner.batch import MicroBatch, Row, by_prompt, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.claims import MIN_TOKENS, TOKEN_DISTANCE, Claim, Claims
-from swarm.learner.messages import Alarm, Prepare, TrainGroup
+from swarm.learner.messages import Alarm, TrainerConfig, TrainGroup
 from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_reference, token_weights
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.types import Schedule
@@ -45,14 +45,14 @@ class Learning(Parts):
 class Update:
     """Takes learner steps."""
 
-    def __init__(self, command: Prepare, learning: Learning) -> None:
-        self._command = command
+    def __init__(self, config: TrainerConfig, learning: Learning) -> None:
+        self._config = config
         self._at = learning
-        self.learning_rate = command.learning_rate  # Its peak: what was set since then, or this
-        self.objective = OBJECTIVES[command.learning.objective]
-        learning.policy.module.entropy_pulls = command.learning.entropy_weight > 0
-        self.alarms = Alarms(command.alarms)
-        self.claims = Claims() if command.audit_share else Claims(math.inf)
+        self.learning_rate = config.resolved_learning_rate  # Its peak: what was set since then, or this
+        self.objective = OBJECTIVES[config.objective]
+        learning.policy.module.entropy_pulls = config.entropy_weight > 0
+        self.alarms = Alarms(config)
+        self.claims = Claims() if config.audit_share else Claims(math.inf)
         self.withheld = Counter[str]()
         """Rollouts of each sampler that the last step left out because of their claims."""
         self.compared: list[Mismatch] = []
@@ -60,11 +60,11 @@ class Update:
 
     def step(self, groups: Sequence[TrainGroup], step: int) -> tuple[dict[str, float], tuple[Alarm, ...]]:
         """Train on the groups that have any variance; the figures, by TRL's names, and the alarms."""
-        figures = reward_figures(groups, self._command.learning)
+        figures = reward_figures(groups, self._config)
         self.compared = []
         self.set_learning_rate(step)
         sums: Sums = defaultdict(float)
-        rows = rows_of(groups, self._command.learning)
+        rows = rows_of(groups, self._config)
         minibatches: tuple[torch.Tensor, ...] = ()
         if rows:
             rows = self._with_former_logprobs(rows)
@@ -84,7 +84,7 @@ class Update:
         """Places of rows. The order of prompts is random; rows of one prompt stay together, to be computed so."""
         prompts = by_prompt(rows)
         order = torch.randperm(len(prompts), generator=self._at.shuffle).tolist()
-        return torch.tensor([place for prompt in order for place in prompts[prompt]]).chunk(self._command.minibatches)
+        return torch.tensor([place for prompt in order for place in prompts[prompt]]).chunk(self._config.minibatches)
 
     def _with_former_logprobs(self, rows: list[Row]) -> list[Row]:
         if self.objective.wants_proximal:
@@ -114,17 +114,17 @@ class Update:
         every rank takes part in every pass."""
         ranks, at = self._at.ranks, self._at
         places = ranks.share([len(row.token_ids) for row in rows])
-        parts = micro_batches([rows[place] for place in places], self._command.compute, at.device)
+        parts = micro_batches([rows[place] for place in places], self._config, at.device)
         missing = ranks.most(len(parts)) - len(parts)
         shortest = min(rows, key=lambda row: len(row.token_ids))
-        idle = micro_batches([without_weight(shortest)], self._command.compute, at.device) * missing
+        idle = micro_batches([without_weight(shortest)], self._config, at.device) * missing
         return places, parts, idle
 
     def optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool, teaching: float = 1.0) -> list[Claim]:
         """Accumulate the gradient over micro-batches. What a token counts for follows from the whole minibatch, however
         it is cut, and from the share of groups that are `teaching`: the mean is over the others too, which were left
         out. Return what was read of all rows."""
-        rules, rollouts = self._command.learning, len(rows) / teaching
+        config, rollouts = self._config, len(rows) / teaching
         tokens = max(1.0, sum(float(row.mask.sum()) for row in rows)) / teaching
         own: Sums = defaultdict(float)
         apart: dict[int, torch.Tensor] = {}
@@ -133,7 +133,7 @@ class Update:
         passes = [*parts, *idle]
         with self._at.rounded():
             for number, part in enumerate(passes, start=1):
-                shares = token_weights(part.counts, rules, tokens=tokens, rollouts=rollouts)
+                shares = token_weights(part.counts, config, tokens=tokens, rollouts=rollouts)
                 read, distance = self._accumulate(part, shares, own, is_last=number == len(passes))
                 if number <= len(parts):
                     of_rows = zip(part.numbers, distance.cpu().split(part.voices_of), strict=True)
@@ -181,7 +181,7 @@ class Update:
     ) -> tuple[TokenFigures, torch.Tensor]:
         """Forward and backward of one micro-batch, without claims that are not believed; what the forward pass gave,
         and how far the claims of each voice are from that. `shares`: what a token of each row counts for."""
-        rules = self._command.learning
+        config = self._config
         read = self._at.policy.read(part)
         distances, believed = _believed(read, part, self.claims)
         mask = part.mask * believed
@@ -194,15 +194,15 @@ class Update:
                 proximal=part.proximal,
                 counts_of=part.counts,
             ),
-            rules,
+            config,
         )
         losses, figures = found.loss * mask, found.figures
         if part.reference is not None:
             kl = kl_to_reference(read.logprobs, part.reference, mask)
-            losses = losses + rules.kl_weight * kl
+            losses = losses + config.kl_weight * kl
             figures |= {"kl": kl.sum()}
-        if rules.entropy_weight:
-            losses = losses - rules.entropy_weight * read.entropy * mask
+        if config.entropy_weight:
+            losses = losses - config.entropy_weight * read.entropy * mask
         counts = torch.tensor(part.counts)
         loss = (losses * torch.tensor(shares).repeat_interleave(counts).to(losses.device)).sum()
         self._at.ranks.backward(loss, self._at.policy.module, is_last=is_last)
@@ -228,8 +228,8 @@ class Update:
         }
 
     def set_learning_rate(self, step: int) -> None:
-        command = self._command
-        share = scheduled_share(command.schedule, step, steps=command.steps, warmup_steps=command.warmup_steps)
+        config = self._config
+        share = scheduled_share(config.schedule, step, steps=config.steps, warmup_steps=config.warmup_steps)
         for group in self._at.optimizer.param_groups:
             group["lr"] = self.learning_rate * share * self.alarms.state.learning_rate_scale
 

@@ -40,12 +40,12 @@ from swarm.learner.messages import (
     TrainGroup,
     TrainRollout,
 )
-from swarm.learner.process import TrainerProcess, prepare_command, torchrun_options
+from swarm.learner.process import TrainerProcess, torchrun_options, trainer_config
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
 from swarm.models.device import as_streamed
 from swarm.process import NoParent
-from swarm.settings import TINY, LeadConfig
+from swarm.settings import LeadConfig
 from swarm.types import Turn
 from tests.builders import floats, ints
 from tests.integration.processes import PATIENCE_S, eventually, free_port, swarm_in
@@ -154,19 +154,10 @@ class Two:
     end: str
 
 
-def command_in(directory: Path, resume: Path | None = None, model: str = TINY, precision: str = "auto") -> Prepare:
-    return prepare_command(
-        CONFIG.model_copy(update={"model": model, "precision": precision}),
-        files_dir=directory / "model",
-        staging=directory / "staging.bin",
-        longest_completion=LONGEST,
-        resume=resume,
-    )
-
-
-def alone(directory: Path, resume: Path | None = None, model: str = TINY, precision: str = "auto") -> Trainer:
+def alone(directory: Path, resume: str = "", **settings: Any) -> Trainer:
     directory.mkdir(exist_ok=True)
-    return Trainer(command_in(directory, resume, model, precision), NoParent())
+    config = trainer_config(CONFIG.model_copy(update=settings), directory, LONGEST)
+    return Trainer(config, NoParent(), resume=resume)
 
 
 @pytest.fixture(scope="module")
@@ -234,8 +225,13 @@ async def _live(of_one: Path, other_model: str, directory: Path) -> Two:
         await process.stage()
         return process.staging.read_bytes()
 
+    async def prepare(resume: str = "", **settings: Any) -> Prepared:
+        """As at the start, but in the same process."""
+        config = trainer_config(CONFIG.model_copy(update=settings), directory, LONGEST)
+        return await process._child.call(Prepare(config=config.model_dump(mode="json"), resume=resume), Prepared)
+
     async def resume(there: Path) -> tuple[Trained, bytes]:
-        await process._child.call(command_in(directory, there), Prepared)
+        await prepare(str(there))
         (trained,) = await train(range(SAVED, len(BATCHES)))
         return trained, await stage()
 
@@ -256,10 +252,10 @@ async def _live(of_one: Path, other_model: str, directory: Path) -> Two:
         with pytest.raises(UserError) as refused:
             await resume(directory / "nowhere")
         from_two, from_one = await resume(checkpoint), await resume(of_one)
-        prepared = await process._child.call(command_in(directory, model=other_model), Prepared)
+        prepared = await prepare(model=other_model)
         # The file is that of the larger model before.
         of_directory = prepared, process.staging.read_bytes()[: prepared.layout.total_bytes]
-        await process._child.call(command_in(directory, precision="bfloat16"), Prepared)
+        await prepare(precision="bfloat16")
         trained = await train(range(len(BATCHES)))
         await process.save(directory / "half", len(BATCHES))
         assert await process.flush() == Saved(step=len(BATCHES), fault="")
@@ -360,7 +356,7 @@ def test_two_ranks_go_on_from_a_checkpoint_of_one(one: Life, two: Two) -> None:
 
 
 def test_one_rank_goes_on_from_a_checkpoint_of_two(one: Life, two: Two, tmp_path: Path) -> None:
-    trainer = alone(tmp_path, two.life.checkpoint)
+    trainer = alone(tmp_path, str(two.life.checkpoint))
     assert trainer.prepared().lineage == bytes([SAVED - 1] * 32)
     assert (tmp_path / "staging.bin").read_bytes() == two.life.staged[1]
     (trained,) = [trainer.step(command) for command in trains(range(SAVED, len(BATCHES)))]

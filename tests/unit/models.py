@@ -20,7 +20,6 @@ from swarm.learner.checkpoint.model_files import (
     stream_tensors,
     write_staging,
 )
-from swarm.learner.messages import AdapterRules
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.models.device import as_streamed
 from swarm.sampler.engine import EngineOptions, Install, Start
@@ -82,7 +81,7 @@ def adapted_model(*, rank: int = 4, alpha: float = 8.0, drawn: int = 0, base: An
     """The tiny model of seed 0, or `base`, rounded as it is when frozen, with an adapter that is not zero, drawn by
     `drawn`."""
     model = base or tiny_model(0)
-    attach(model, AdapterRules(rank=rank, alpha=alpha), name="tiny", seed=drawn)
+    attach(model, rank, alpha, name="tiny", seed=drawn)
     model.float()
     draw = torch.Generator().manual_seed(drawn)
     with torch.no_grad():

@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
+from swarm.learner.messages import TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
-from swarm.types import Schedule
 from tests.builders import floats, ints
+
+
+def trainer_config(directory: Path, *configs: TrainerConfig | None, **settings: Any) -> TrainerConfig:
+    """What `configs` set and `settings`, of a tiny model that learns at once."""
+    given: dict[str, Any] = {"learning_rate": 1e-3, "warmup_steps": 1, "device": "cpu"}
+    for config in configs:
+        given |= config.model_dump(exclude_unset=True) if config is not None else {}
+    # Unchecked: tests cut micro-batches smaller than a user may.
+    return TrainerConfig.model_construct(**{**given, "run_dir": directory, **settings})
 
 
 def trainer_in(
     directory: Path,
     *,
-    learning_rate: float = 1e-3,
-    minibatches: int = 2,
-    model: str = "tiny",
-    seed: int = 0,
+    learning: TrainerConfig | None = None,
+    compute: TrainerConfig | None = None,
     resume: Path | None = None,
-    schedule: Schedule = "constant",
-    steps: int = 0,
-    learning: LearningRules | None = None,
-    compute: ComputeRules | None = None,
-    device: str = "cpu",
-    adapter: AdapterRules | None = None,
+    **settings: Any,
 ) -> Trainer:
-    command = Prepare(
-        model=model,
-        files_dir=str(directory / "model"),
-        staging=str(directory / "staging.bin"),
-        seed=seed,
-        device=device,
-        learning_rate=learning_rate,
-        warmup_steps=1,
-        schedule=schedule,
-        steps=steps,
-        minibatches=minibatches,
-        temperature=1.0,
-        learning=learning or LearningRules(),
-        compute=compute or ComputeRules(),
-        resume=str(resume) if resume else "",
-        adapter=adapter,
-    )
-    return Trainer(command, NoParent())
+    config = trainer_config(directory, learning, compute, **settings)
+    return Trainer(config, NoParent(), resume=str(resume) if resume else "")
 
 
 def group(rewards: list[float], *, logprob: float = -2.6) -> TrainGroup:

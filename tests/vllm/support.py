@@ -14,7 +14,6 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from swarm.learner.adapter import attach
-from swarm.learner.messages import AdapterRules
 from swarm.sampler.engine import Installed, Job, Sampled, Started
 from swarm.sampler.vllm.engine import VllmEngine
 from swarm.types import VersionId
@@ -71,7 +70,7 @@ def staged_adapters(
     """Versions of an adapter of one random model that is not zero but in version 0."""
     torch.manual_seed(0)
     model = AUTO.from_config(CONFIGS[kind](**SHAPE, tie_word_embeddings=tied))
-    attach(model, AdapterRules(rank=rank, alpha=alpha), name="random", seed=0)
+    attach(model, rank, alpha, name="random", seed=0)
     model.float()
     staged = []
     for version in range(count):

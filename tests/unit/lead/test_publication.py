@@ -16,7 +16,7 @@ from benchmarks.payload import write_weights
 from swarm.broadcast.publishing import content_of
 from swarm.broadcast.version.manifest import trained_spans
 from swarm.lead.publication import InstallTracker, Publication, hold_weights
-from swarm.learner.messages import AdapterRules, Train
+from swarm.learner.messages import Train
 from swarm.rollout.journal.entries import VersionPublished
 from swarm.rollout.journal.journal import Journal
 from swarm.types import VersionId
@@ -202,7 +202,7 @@ def test_where_a_file_has_one_name_it_is_copied(tmp_path: Path, monkeypatch: pyt
 
 
 def test_of_an_adapter_run_the_adapter_alone_is_held(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, adapter=AdapterRules(rank=4, alpha=8.0), learning_rate=1e-1)
+    trainer = trainer_in(tmp_path, adapter=4, learning_rate=1e-1)
     layout = trainer.prepared().layout
     trainer.step(Train(step=0, groups=(group([1.0, 0.0]),)))
     trainer.stage()

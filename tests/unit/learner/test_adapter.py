@@ -13,11 +13,11 @@ from swarm.broadcast.publishing import base_of_file
 from swarm.broadcast.store.disk import copy_parts
 from swarm.broadcast.version.manifest import frozen_regions, region_tensors, regions_of, trained_spans
 from swarm.errors import UserError
-from swarm.learner.adapter import WithoutAdapter, attach, is_adapted, module_name, targets_of
+from swarm.learner.adapter import ALPHA, WithoutAdapter, attach, is_adapted, module_name, targets_of
 from swarm.learner.batch import micro_batches
 from swarm.learner.checkpoint.model_files import stored_weights
 from swarm.learner.memory import check_weights, shape_of, step_bytes
-from swarm.learner.messages import AdapterRules, ComputeRules, LearningRules, Train
+from swarm.learner.messages import Train, TrainerConfig
 from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
 from tests.unit.learner.test_memory import ON_GPU
@@ -26,13 +26,12 @@ from tests.unit.rows import CPU, row
 from tests.unit.trainers import group, trainer_in
 
 RANK = 4
-RULES = AdapterRules(rank=RANK, alpha=8.0)
 STEP = Train(step=0, groups=(group([1.0, 0.0, 0.0, 0.0]),))
 
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Trainer:
-    return trainer_in(tmp_path, adapter=RULES, learning_rate=1e-2)
+    return trainer_in(tmp_path, adapter=RANK, learning_rate=1e-2)
 
 
 def parameters(trainer: Trainer, *, trained: bool) -> dict[str, torch.Tensor]:
@@ -58,7 +57,7 @@ def test_the_gradient_is_that_of_the_whole_matrix_projected(trainer: Trainer) ->
     layer.base_layer.weight.requires_grad_(True)
     model(input_ids=torch.tensor([[1, 4, 13, 3]])).logits.log_softmax(-1)[0, -1, 3].backward()
     a, b = layer.lora_A.default.weight, layer.lora_B.default.weight
-    assert torch.allclose(b.grad, RULES.alpha / RANK * layer.base_layer.weight.grad @ a.T, atol=1e-6)
+    assert torch.allclose(b.grad, ALPHA * layer.base_layer.weight.grad @ a.T, atol=1e-6)
     assert b.grad.abs().max() > 0
     assert a.grad.abs().max() == 0
 
@@ -89,7 +88,7 @@ def test_the_base_is_named_by_the_digest_of_its_bytes(trainer: Trainer, tmp_path
     layout = trainer.prepared().layout
     assert layout.adapter is not None
     assert layout.adapter.base == base_of_file(tmp_path / "staging.bin", layout)
-    other = trainer_in(tmp_path / "other", adapter=RULES, seed=1).prepared().layout
+    other = trainer_in(tmp_path / "other", adapter=RANK, seed=1).prepared().layout
     assert other.adapter is not None
     assert other.adapter.base != layout.adapter.base
 
@@ -112,7 +111,7 @@ def test_later_stagings_write_the_adapter_alone_and_a_new_file_gets_all(trainer:
 
 
 def test_the_same_seed_makes_the_same_adapter_and_layout(trainer: Trainer, tmp_path: Path) -> None:
-    again = trainer_in(tmp_path / "again", adapter=RULES)
+    again = trainer_in(tmp_path / "again", adapter=RANK)
     assert again.prepared().layout == trainer.prepared().layout
     assert (tmp_path / "again/staging.bin").read_bytes() == (tmp_path / "staging.bin").read_bytes()
 
@@ -135,10 +134,10 @@ def test_weights_that_were_kept_are_read_from_the_adapter_alone(trainer: Trainer
 
 
 def test_the_reference_of_an_adapter_is_the_model_without_it(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, adapter=RULES, learning_rate=1e-1, learning=LearningRules(kl_weight=0.1))
+    trainer = trainer_in(tmp_path, adapter=RANK, learning_rate=1e-1, learning=TrainerConfig(kl_weight=0.1))
     reference = trainer._learning.reference
     assert isinstance(reference, WithoutAdapter)
-    (part,) = micro_batches([row((1, 4, 13), (3, 4))], ComputeRules(), CPU)
+    (part,) = micro_batches([row((1, 4, 13), (3, 4))], TrainerConfig(), CPU)
     before = reference.read(part).logprobs.detach()
     assert trainer.step(STEP).metrics["kl"] > 0
     assert torch.equal(reference.read(part).logprobs, before)
@@ -146,7 +145,7 @@ def test_the_reference_of_an_adapter_is_the_model_without_it(tmp_path: Path) -> 
 
 
 def test_where_passes_are_in_bf16_the_base_is_held_in_it(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, adapter=RULES, compute=ComputeRules(precision="bfloat16"), learning_rate=1e-2)
+    trainer = trainer_in(tmp_path, adapter=RANK, compute=TrainerConfig(precision="bfloat16"), learning_rate=1e-2)
     kinds = {p.requires_grad: p.dtype for p in trainer._model.parameters()}
     assert kinds == {True: torch.float32, False: torch.bfloat16}
     done = trainer.step(STEP)
@@ -168,7 +167,7 @@ def test_a_model_that_can_have_no_such_adapter_is_refused_in_a_line() -> None:
 def test_memory_is_reckoned_for_what_is_trained_and_what_is_frozen() -> None:
     model = tiny_model(0)
     whole = shape_of(model)
-    attach(model, RULES, name="tiny", seed=0)
+    attach(model, RANK, ALPHA * RANK, name="tiny", seed=0)
     assert is_adapted(model)
     shape = shape_of(model)
     assert (whole.trained, shape.parameters) == (whole.parameters, whole.parameters + shape.trained)
@@ -177,7 +176,7 @@ def test_memory_is_reckoned_for_what_is_trained_and_what_is_frozen() -> None:
     assert step_bytes(shape, ON_GPU)["weights gathered or in bf16"] == 2 * shape.trained
     assert step_bytes(shape, ON_GPU)["gradients and AdamW"] == 12 * shape.trained
     just = 16 * shape.trained + 2 * whole.parameters
-    rules, device = ComputeRules(precision="bfloat16"), torch.device("cuda:0")
+    rules, device = TrainerConfig(precision="bfloat16"), torch.device("cuda:0")
     check_weights(shape, rules, device, (just, 1 << 40), 1)
     with pytest.raises(UserError, match=rf"to train {shape.trained:,} parameters and hold {whole.parameters:,} frozen"):
         check_weights(shape, rules, device, (just - 1, 1 << 40), 1)

@@ -21,12 +21,12 @@ from swarm.learner.advantages import (
     shaped_reward,
     turn_advantages,
 )
-from swarm.learner.messages import LearningRules, TrainGroup, TrainRollout
+from swarm.learner.messages import TrainerConfig, TrainGroup, TrainRollout
 from swarm.types import Turn
 from tests.builders import floats, ints
 
-KEEP, MASK = LearningRules(), LearningRules(overlong="mask")
-PUNISH = LearningRules(overlong="punish", longest_completion=10)
+KEEP, MASK = TrainerConfig(), TrainerConfig(overlong="mask")
+PUNISH = TrainerConfig(overlong="punish", longest_completion=10)
 
 
 def one(tokens: int, reward: float, *, staleness: int = 0, truncated: bool = False) -> TrainRollout:
@@ -201,7 +201,7 @@ def episode(*of: Turn, seats: tuple[int, ...] = (), truncated: bool = False) -> 
     )
 
 
-BY_TURN = LearningRules(credit="turn")
+BY_TURN = TrainerConfig(task="frozen-lake", credit="turn")
 
 
 def test_only_what_was_drawn_counts_in_the_row_of_an_episode() -> None:
@@ -241,7 +241,7 @@ def test_a_turn_is_credited_with_what_follows_it(discount: float) -> None:
     """Of three episodes; a third turn has one of them alone, which is compared with all turns."""
     rewards = [(0.0, 1.0), (0.5, 0.0), (0.0, 0.25, 1.0)]
     group = group_of(*(episode(*turns(*((3 * n, 3 * n + 2, r) for n, r in enumerate(own)))) for own in rewards))
-    rows = rows_of([group], LearningRules(credit="turn", turn_discount=discount))
+    rows = rows_of([group], TrainerConfig(task="frozen-lake", credit="turn", turn_discount=discount))
     returns = [[sum(discount**n * r for n, r in enumerate(own[k:])) for k in range(len(own))] for own in rewards]
     every = [one for own in returns for one in own]
     mean = sum(every) / len(every)
@@ -275,7 +275,7 @@ def test_equal_returns_may_have_come_about_differently() -> None:
 @settings(max_examples=60, deadline=None)
 def test_the_advantages_of_turns_with_peers_add_up_to_nothing(rewards: list[list[float]], discount: float) -> None:
     group = group_of(*(episode(*turns(*((2 * n, 2 * n + 1, r) for n, r in enumerate(own)))) for own in rewards))
-    rules = LearningRules(credit="turn", turn_discount=discount)
+    rules = TrainerConfig(task="frozen-lake", credit="turn", turn_discount=discount)
     found = turn_advantages([returns_of(rollout, rules, 0) for rollout in group.rollouts])
     for number in range(max(map(len, rewards))):
         column = [own[number] for own in found or () if number < len(own)]
@@ -289,7 +289,7 @@ def test_an_episode_that_reached_a_limit_is_masked_or_punished_however_little_of
     assert not has_variance(group_of(long, short), MASK)
     assert shaped_reward(long, PUNISH) == 0.0
     assert shaped_reward(short, PUNISH) == 1.0
-    by_turn = LearningRules(credit="turn", overlong="punish", longest_completion=10)
+    by_turn = TrainerConfig(task="frozen-lake", credit="turn", overlong="punish", longest_completion=10)
     assert returns_of(long, by_turn, 0) == [0.0, -0.5]
 
 

@@ -26,12 +26,13 @@ from swarm.learner.alarms import (
     Mismatch,
     typical_mismatch,
 )
-from swarm.learner.messages import Alarm, AlarmRules, AlarmState, Save, Train, TrainGroup, TrainRollout
+from swarm.learner.messages import Alarm, AlarmState, Save, Train, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
+from swarm.settings import Learn
 from tests.builders import floats, ints
 from tests.unit.trainers import group, trainer_in
 
-RULES = AlarmRules(mismatch_kl=0.5, entropy=0.1, gradient_spike=10.0)
+RULES = Learn(alarm_mismatch_kl=0.5, alarm_entropy=0.1, alarm_gradient_spike=10.0)
 
 
 def step(
@@ -51,7 +52,7 @@ def step(
     return fit, [(alarm.kind, alarm.reaction) for alarm in raised]
 
 
-def after(steps: int, rules: AlarmRules = RULES, **values: Any) -> Alarms:
+def after(steps: int, rules: Learn = RULES, **values: Any) -> Alarms:
     """Alarms that have seen so many ordinary steps."""
     alarms = Alarms(rules)
     for _ in range(steps):
@@ -182,7 +183,7 @@ def test_lost_entropy_halves_the_learning_rate_every_ten_steps_down_to_an_eighth
 def test_entropy_that_is_there_or_was_paid_for_or_not_watched_is_no_alarm(
     entropy: float, reward: float, share: float
 ) -> None:
-    alarms = after(ENTROPY_STEPS, structs.replace(RULES, entropy=share))
+    alarms = after(ENTROPY_STEPS, RULES.model_copy(update={"alarm_entropy": share}))
     for _ in range(50):
         assert step(alarms, entropy=entropy, reward=reward)[1] == []
 

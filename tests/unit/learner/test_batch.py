@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from swarm.learner.batch import MicroBatch, Row, micro_batches
-from swarm.learner.messages import ComputeRules
+from swarm.learner.messages import TrainerConfig
 from tests.unit.rows import CPU, grouped_rows, random_rows, row
 
 ROWS = [row([1, 5, 6], [7, 8, 2], staleness=2), row([1, 5, 6], [9]), row([1], [3, 4, 5, 6, 7], advantage=-1.0)]
 
 
 def cut(rows: list[Row], tokens: int | None, *, packing: bool = False) -> list[MicroBatch]:
-    return micro_batches(rows, ComputeRules(tokens_per_micro_batch=tokens, packing=packing), CPU)
+    return micro_batches(rows, TrainerConfig.model_construct(tokens_per_micro_batch=tokens, packing=packing), CPU)
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -53,7 +53,7 @@ def test_every_row_is_in_one_micro_batch_within_the_budget(tokens: int, packing:
 @pytest.mark.parametrize("tokens", [None, 30])
 def test_a_row_sees_its_prompt_and_itself_alone_on_a_line_that_it_shares(tokens: int | None) -> None:
     rows = grouped_rows(4, 3)
-    rules = ComputeRules(tokens_per_micro_batch=tokens, shares_beyond=1000)
+    rules = TrainerConfig.model_construct(tokens_per_micro_batch=tokens, shares_beyond=1000)
     parts = micro_batches(rows, rules, CPU)
     assert sorted(number for part in parts for number in part.numbers) == list(range(12))
     assert any(len(part.numbers) > len(part.token_ids) for part in parts)
@@ -74,7 +74,7 @@ def test_a_row_sees_its_prompt_and_itself_alone_on_a_line_that_it_shares(tokens:
 
 def test_what_rows_begin_with_is_computed_once_across_prompts_and_in_answers() -> None:
     rows = [row([1, 5, 6, 7], [3, 4, 2]), row([1, 5, 6, 8], [3, 4, 2]), row([1, 5, 6, 7], [3, 9, 2])]
-    (part,) = micro_batches([*rows, *rows], ComputeRules(shares_beyond=1000), CPU)
+    (part,) = micro_batches([*rows, *rows], TrainerConfig(shares_beyond=1000), CPU)
     assert part.token_ids.tolist() == [[1, 5, 6, 7, 3, 4, 9, 8, 3, 4]]
     assert len(part.targets) == 18, "and each row is trained on as it would be alone"
 

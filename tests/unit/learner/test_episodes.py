@@ -12,7 +12,7 @@ import torch
 from msgspec import structs
 
 from swarm.learner import update
-from swarm.learner.messages import ComputeRules, LearningRules, Train, TrainGroup, TrainRollout
+from swarm.learner.messages import Train, TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.policy import Policy
 from swarm.learner.trainer import Trainer
 from swarm.types import Turn
@@ -39,7 +39,7 @@ def rollouts() -> tuple[TrainRollout, ...]:
     return tuple(made)
 
 
-def masked_step(model: Any, reference: Any, rules: LearningRules) -> tuple[float, list[torch.Tensor]]:
+def masked_step(model: Any, reference: Any, rules: TrainerConfig) -> tuple[float, list[torch.Tensor]]:
     """Loss and gradient in float64, with a mask over all tokens after the prompt."""
     model, reference = copy.deepcopy(model).double(), copy.deepcopy(reference).double()
     total, tokens = torch.zeros((), dtype=torch.float64), 0
@@ -70,17 +70,17 @@ def masked_step(model: Any, reference: Any, rules: LearningRules) -> tuple[float
 @pytest.mark.parametrize(
     "rules",
     [
-        LearningRules(),
-        LearningRules(credit="turn", turn_discount=DISCOUNT),
-        LearningRules(loss_normalisation="rollouts", kl_weight=0.3, entropy_weight=0.1),
-        LearningRules(credit="turn", turn_discount=DISCOUNT, loss_normalisation="rollouts"),
+        TrainerConfig(),
+        TrainerConfig(task="frozen-lake", credit="turn", turn_discount=DISCOUNT),
+        TrainerConfig(loss_normalisation="rollouts", kl_weight=0.3, entropy_weight=0.1),
+        TrainerConfig(task="frozen-lake", credit="turn", turn_discount=DISCOUNT, loss_normalisation="rollouts"),
     ],
     ids=lambda rules: f"{rules.credit}, {rules.loss_normalisation}, kl {rules.kl_weight}",
 )
 def test_the_gradient_is_that_of_the_masked_formula(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: LearningRules, tokens_per_micro_batch: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: TrainerConfig, tokens_per_micro_batch: int | None
 ) -> None:
-    compute = ComputeRules(tokens_per_micro_batch=tokens_per_micro_batch)
+    compute = TrainerConfig.model_construct(tokens_per_micro_batch=tokens_per_micro_batch)
     trainer, kept = moved_trainer(tmp_path, rules, compute, monkeypatch)
     reference = trainer._update._at.reference
     other = reference.module.model if isinstance(reference, Policy) else trainer._model
@@ -106,7 +106,7 @@ def test_an_episode_of_one_turn_is_a_completion_bit_for_bit(tmp_path: Path, cred
     )
     ends = []
     for number, made in enumerate((plain, structs.replace(plain, rollouts=whole))):
-        rules = LearningRules(credit=credit)  # type: ignore[arg-type]
+        rules = TrainerConfig(task="frozen-lake", credit=credit)  # type: ignore[arg-type]
         trainer = trainer_in(tmp_path / str(number), learning=rules)
         done = trainer.step(Train(step=0, groups=(made,))).metrics
         ends.append((weights(trainer), {name: value for name, value in done.items() if "episode/" not in name}))
@@ -137,8 +137,8 @@ def test_each_node_answers_for_the_turns_that_it_drew(tmp_path: Path, monkeypatc
                     turns=turns,
                 )
             )
-        rules = LearningRules(loss_normalisation="constant", longest_completion=8)
-        trainer._update._command = structs.replace(trainer._update._command, learning=rules)
+        rules = {"loss_normalisation": "constant", "longest_completion": 8}
+        trainer._update._config = trainer._update._config.model_copy(update=rules)
         done = trainer.step(Train(step=0, groups=(TrainGroup(prompt_token_ids=PROMPT, rollouts=tuple(made)),)))
         assert done.withheld == ({"liar": 2} if second else {})
         if second:

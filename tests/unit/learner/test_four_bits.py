@@ -20,7 +20,7 @@ from swarm.learner.checkpoint.files import ADAPTER_WEIGHTS
 from swarm.learner.checkpoint.merge import merge_into
 from swarm.learner.checkpoint.model_files import write_staging
 from swarm.learner.memory import check_weights, read_shape, shape_of
-from swarm.learner.messages import AdapterRules, ComputeRules, Save, Train
+from swarm.learner.messages import Save, Train, TrainerConfig
 from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
 from swarm.models.memory import weights_bytes
@@ -31,14 +31,13 @@ from tests.unit.trainers import group, trainer_in
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes has no build for this system")
 
-RULES = AdapterRules(rank=4, alpha=8.0, base_precision="nf4")
-PLAIN = AdapterRules(rank=4, alpha=8.0)
+RULES: dict[str, Any] = {"adapter": 4, "base_precision": "nf4"}
 STEP = Train(step=0, groups=(group([1.0, 0.0, 0.0, 0.0]),))
 
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Trainer:
-    return trainer_in(tmp_path, adapter=RULES, learning_rate=1e-2)
+    return trainer_in(tmp_path, **RULES, learning_rate=1e-2)
 
 
 def published(staging: Path, layout: Layout) -> Any:
@@ -66,16 +65,18 @@ def test_what_is_published_is_what_four_bits_stand_for(trainer: Trainer, tmp_pat
 def test_learner_and_a_plain_model_with_the_published_weights_agree(trainer: Trainer, tmp_path: Path) -> None:
     """The same numbers, computed with twice: no mismatch that bf16 would not have."""
     layout = trainer.prepared().layout
-    (part,) = micro_batches([row((1, 4, 13), (3, 4, 5))], ComputeRules(), CPU)
+    (part,) = micro_batches([row((1, 4, 13), (3, 4, 5))], TrainerConfig(), CPU)
     expected = logprobs_of(published(tmp_path / "staging.bin", layout), (1, 4, 13), (3, 4, 5))
     assert trainer._policy.read(part).logprobs.tolist() == pytest.approx(expected, abs=1e-6)
     other = logprobs_of(frozen(tiny_model(0)), (1, 4, 13), (3, 4, 5))
     assert max(abs(one - two) for one, two in zip(expected, other, strict=True)) > 1e-3
 
 
-@pytest.mark.parametrize("compute", [ComputeRules(), ComputeRules(precision="bfloat16", activation_checkpointing=True)])
-def test_a_step_trains_the_adapter_alone(compute: ComputeRules, tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, adapter=RULES, learning_rate=1e-2, compute=compute)
+@pytest.mark.parametrize(
+    "compute", [TrainerConfig(), TrainerConfig(precision="bfloat16", activation_checkpointing=True)]
+)
+def test_a_step_trains_the_adapter_alone(compute: TrainerConfig, tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, **RULES, learning_rate=1e-2, compute=compute)
     held = {name: p.detach().clone() for name, p in trainer._model.named_parameters()}
     done = trainer.step(STEP)
     assert done.metrics["optimizer_steps"] == 2
@@ -103,14 +104,14 @@ def test_it_goes_on_with_the_same_base_and_with_no_other(trainer: Trainer, tmp_p
     trainer.step(STEP)
     trainer.save(Save(step=1, directory=str(checkpoint)))
     trainer.flush()
-    again = trainer_in(tmp_path / "again", adapter=RULES, resume=checkpoint, learning_rate=1e-2)
+    again = trainer_in(tmp_path / "again", **RULES, resume=checkpoint, learning_rate=1e-2)
     assert again.prepared().layout == layout
     for one in (trainer, again):
         one.step(Train(step=1, groups=STEP.groups))
         one.stage()
     assert (tmp_path / "again/staging.bin").read_bytes() == (tmp_path / "staging.bin").read_bytes()
     with pytest.raises(UserError, match="trained beside other weights"):
-        trainer_in(tmp_path / "other", adapter=PLAIN, resume=checkpoint)
+        trainer_in(tmp_path / "other", adapter=4, resume=checkpoint)
 
 
 def test_it_is_merged_into_the_base_that_it_was_trained_beside(trainer: Trainer, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_it_is_merged_into_the_base_that_it_was_trained_beside(trainer: Trainer,
 
     export_model(tmp_path, tmp_path / "whole", None, merge=merge)
     whole: Any = Qwen3ForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
-    (part,) = micro_batches([row((1, 4, 13), (3, 4))], ComputeRules(), CPU)
+    (part,) = micro_batches([row((1, 4, 13), (3, 4))], TrainerConfig(), CPU)
     trained = trainer._policy.read(part).logprobs.tolist()
     # W + BA is rounded to bf16.
     assert logprobs_of(whole, (1, 4, 13), (3, 4)) == pytest.approx(trained, abs=1e-2)
@@ -156,7 +157,7 @@ def test_memory_is_reckoned_for_what_is_packed(tmp_path: Path) -> None:
     model = tiny_model(0)
     model.save_pretrained(tmp_path)
     packed = sum(model.get_submodule(name).weight.numel() for name in linear_layers(model))
-    shape, plain = read_shape(str(tmp_path), RULES), read_shape(str(tmp_path), PLAIN)
+    shape, plain = read_shape(str(tmp_path), 4, "nf4"), read_shape(str(tmp_path), 4)
     assert shape is not None
     assert plain is not None
     assert (shape.rounded, plain.rounded, shape.parameters) == (packed, 0, plain.parameters)
@@ -164,7 +165,7 @@ def test_memory_is_reckoned_for_what_is_packed(tmp_path: Path) -> None:
     for dtype, width in (("bfloat16", 2), ("float32", 4)):
         assert weights_bytes(shape, dtype, "nf4") == int(4 * shape.trained + width * left + 0.5625 * packed)
         assert weights_bytes(plain, dtype, "nf4") == 4 * shape.trained + width * (left + packed)
-    half_rules, cuda = ComputeRules(precision="bfloat16"), torch.device("cuda:0")
+    half_rules, cuda = TrainerConfig(precision="bfloat16"), torch.device("cuda:0")
     just = 12 * shape.trained + weights_bytes(shape, "bfloat16", "nf4")
     check_weights(shape, half_rules, cuda, (just, 1 << 40), 1)
     with pytest.raises(UserError, match="too little memory"):

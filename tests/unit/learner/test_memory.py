@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -31,10 +30,10 @@ from swarm.learner.memory import (
     shape_of,
     step_bytes,
 )
-from swarm.learner.messages import AdapterRules, ComputeRules
+from swarm.learner.messages import TrainerConfig
 from swarm.learner.optimizer import adamw
 from swarm.learner.policy import CHUNK_BYTES, Policy, arrange
-from swarm.learner.process import prepare_command
+from swarm.learner.process import trainer_config
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
 from swarm.models.device import has_full_attention, stated
@@ -47,11 +46,11 @@ from tests.unit.trainers import trainer_in
 
 # Qwen3-4B.
 FOUR_B, ON_GPU = reckoned.shape("4B"), replace(reckoned.ON_GPU, tokens=16_384)
-CUDA, HALF = torch.device("cuda:0"), ComputeRules(precision="bfloat16")
+CUDA, HALF = torch.device("cuda:0"), TrainerConfig(precision="bfloat16")
 
 
-def rules_of(states: OptimizerStates) -> ComputeRules:
-    return ComputeRules(precision="bfloat16", optimizer_states=states)
+def rules_of(states: OptimizerStates) -> TrainerConfig:
+    return TrainerConfig(precision="bfloat16", optimizer_states=states)
 
 
 def total(setting: Setting) -> int:
@@ -98,30 +97,30 @@ def test_what_else_is_there_is_added() -> None:
     [(300, 16_384, False), (110, 4096, False), (78, 16_384, True), (59, 8192, True), (55, 2048, True)],
 )
 def test_the_fastest_way_that_fits_is_chosen(free_gib: int, tokens: int, checkpointing: bool) -> None:
-    found = choose(FOUR_B, ON_GPU, ComputeRules(), free_gib * GIB, longest=0)
+    found = choose(FOUR_B, ON_GPU, TrainerConfig(), free_gib * GIB, longest=0)
     assert (found.tokens_per_micro_batch, found.activation_checkpointing) == (tokens, checkpointing)
 
 
 def test_what_the_user_has_set_stays() -> None:
-    wanted = ComputeRules(tokens_per_micro_batch=1000, activation_checkpointing=True)
+    wanted = TrainerConfig.model_construct(tokens_per_micro_batch=1000, activation_checkpointing=True)
     assert choose(FOUR_B, ON_GPU, wanted, 300 * GIB, longest=0) == wanted
     with pytest.raises(UserError, match="a step of 1,048,576 tokens at a time"):
-        choose(FOUR_B, ON_GPU, ComputeRules(tokens_per_micro_batch=1 << 20), 100 * GIB, longest=0)
+        choose(FOUR_B, ON_GPU, TrainerConfig.model_construct(tokens_per_micro_batch=1 << 20), 100 * GIB, longest=0)
     with pytest.raises(UserError, match="too little memory"):
-        choose(FOUR_B, ON_GPU, ComputeRules(activation_checkpointing=False), 80 * GIB, longest=0)
+        choose(FOUR_B, ON_GPU, TrainerConfig(activation_checkpointing=False), 80 * GIB, longest=0)
 
 
 def test_a_row_longer_than_the_budget_is_reckoned_with() -> None:
-    found = choose(FOUR_B, ON_GPU, ComputeRules(), 110 * GIB, longest=0)
-    longer = choose(FOUR_B, ON_GPU, ComputeRules(), 110 * GIB, longest=32_768)
+    found = choose(FOUR_B, ON_GPU, TrainerConfig(), 110 * GIB, longest=0)
+    longer = choose(FOUR_B, ON_GPU, TrainerConfig(), 110 * GIB, longest=32_768)
     assert (found.activation_checkpointing, longer.activation_checkpointing) == (False, True)
     with pytest.raises(UserError, match=r"a step of one row of 131,072 tokens needs "):
-        choose(FOUR_B, ON_GPU, ComputeRules(), 65 * GIB, longest=131_072)
+        choose(FOUR_B, ON_GPU, TrainerConfig(), 65 * GIB, longest=131_072)
 
 
 def test_too_little_is_one_line_that_says_what_does_not_fit() -> None:
     with pytest.raises(UserError) as caught:
-        choose(FOUR_B, ON_GPU, ComputeRules(), 40 * GIB, longest=0)
+        choose(FOUR_B, ON_GPU, TrainerConfig(), 40 * GIB, longest=0)
     line = str(caught.value)
     assert "\n" not in line
     assert "40.0 GiB are free" in line
@@ -234,8 +233,8 @@ def test_a_model_is_counted_from_its_configuration_alone(tmp_path: Path) -> None
     model = tiny_model(0)
     model.config.save_pretrained(tmp_path)
     assert read_shape(str(tmp_path)) == shape_of(model)
-    attach(model, rules := AdapterRules(rank=4, alpha=8.0), name="tiny", seed=0)
-    assert read_shape(str(tmp_path), rules) == shape_of(model)
+    attach(model, 4, 8.0, name="tiny", seed=0)
+    assert read_shape(str(tmp_path), 4) == shape_of(model)
     assert read_shape(str(tmp_path / "nothing")) is None
 
 
@@ -268,7 +267,7 @@ def test_activations_are_what_autograd_keeps(half: bool) -> None:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    Policy(model, ComputeRules(), temperature=1.0)  # Which sets up what norms give
+    Policy(model, TrainerConfig(), temperature=1.0)  # Which sets up what norms give
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), half_precision(half):
         alive = model.model(input_ids=torch.zeros((8, 64), dtype=torch.long), use_cache=False)
     setting = replace(ON_GPU, tokens=512, activation_checkpointing=False, half=half)
@@ -307,7 +306,7 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
     assert trainer.prepared().notes == (
         "a learner step takes up to 16,384 tokens at a time, padded, each prompt once, in float32",
     )
-    elsewhere = ComputeRules(activation_checkpointing=True, optimizer_states="host")
+    elsewhere = TrainerConfig(activation_checkpointing=True, optimizer_states="host")
     trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"), compute=elsewhere)
     (line,) = trainer.prepared().notes
     assert line.endswith("in float32, with activation checkpointing, and AdamW's moments on the host")
@@ -329,14 +328,13 @@ def test_a_row_is_a_prompt_and_a_completion(
     monkeypatch.setattr(trainer_module, "SMALL_MODEL_PARAMETERS", 1000)
     found: list[int] = []
 
-    def fitted(policy: object, rules: ComputeRules, *_: object, longest: int, **__: object) -> ComputeRules:
+    def fitted(policy: object, rules: TrainerConfig, *_: object, longest: int, **__: object) -> TrainerConfig:
         found.append(longest)
-        return msgspec.structs.replace(rules, tokens_per_micro_batch=128)
+        return rules.model_copy(update={"tokens_per_micro_batch": 128})
 
     monkeypatch.setattr(trainer_module, "fit", fitted)
     config = LeadConfig(device="cpu", max_prompt_tokens=prompt)
-    files = {"files_dir": tmp_path / "model", "staging": tmp_path / "staging.bin"}
-    Trainer(prepare_command(config, longest_completion=3, **files), NoParent())
+    Trainer(trainer_config(config, tmp_path, 3), NoParent())
     assert found == [longest]
 
 
@@ -344,9 +342,9 @@ def test_a_model_without_activation_checkpointing_is_not_given_it() -> None:
     model = small_model("qwen3")
     model.supports_gradient_checkpointing = False
     with pytest.raises(UserError, match="has no activation checkpointing"):
-        arrange(model, ComputeRules(activation_checkpointing=True))
+        arrange(model, TrainerConfig(activation_checkpointing=True))
     with pytest.raises(UserError, match="too little memory"):
-        choose(FOUR_B, ON_GPU, ComputeRules(), 78 * GIB, longest=0, may_checkpoint=False)
+        choose(FOUR_B, ON_GPU, TrainerConfig(), 78 * GIB, longest=0, may_checkpoint=False)
 
 
 FAMILIES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.learner.messages import ComputeRules, LearningRules, Save, Train, TrainGroup, TrainRollout
+from swarm.learner.messages import Save, Train, TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.objective import (
     ICEPOP_HIGH,
     ICEPOP_LOW,
@@ -31,8 +31,8 @@ from swarm.types import Normalisation, ObjectiveName
 from tests.builders import floats, ints
 from tests.unit.trainers import group, trainer_in
 
-RULES = LearningRules()
-LOW, HIGH = 1 - RULES.clip_low, 1 + RULES.clip_high
+RULES = TrainerConfig()
+LOW, HIGH = 1 - RULES.resolved_clip[0], 1 + RULES.resolved_clip[1]
 
 NAMES: list[ObjectiveName] = ["grpo", "gspo", "decoupled_ppo", "icepop", "cispo", "tis"]
 
@@ -271,7 +271,7 @@ def test_the_distance_is_finite_never_negative_and_zero_where_masked(values: lis
 
 def test_gspo_has_one_ratio_for_all_tokens_of_a_rollout() -> None:
     """Three rollouts, in one of which a token does not count, against sums in plain Python, with the gradient."""
-    rules = LearningRules(objective="gspo", clip_low=3e-2, clip_high=4e-2)
+    rules = TrainerConfig(objective="gspo", clip_low=3e-2, clip_high=4e-2)
     now = torch.tensor([-1.0, -2.0, -0.5, -1.5, -3.0, -1.0], dtype=torch.float64, requires_grad=True)
     behaviour = torch.tensor([-1.01, -2.01, -0.6, -1.0, -3.5, -1e4], dtype=torch.float64)
     advantages = torch.tensor([1.0, 1.0, -0.5, -0.5, -0.5, -0.5], dtype=torch.float64)
@@ -299,8 +299,8 @@ def test_the_loss_is_divided_as_the_rules_say(
     tmp_path: Path, normalisation: Normalisation, tokens_per_micro_batch: int | None
 ) -> None:
     """On policy every ratio is 1, so that the loss is a weighted sum of the advantages, in whatever parts it is cut."""
-    rules = LearningRules(loss_normalisation=normalisation, longest_completion=8)
-    compute = ComputeRules(tokens_per_micro_batch=tokens_per_micro_batch)
+    rules = TrainerConfig(loss_normalisation=normalisation, longest_completion=8)
+    compute = TrainerConfig.model_construct(tokens_per_micro_batch=tokens_per_micro_batch)
     trainer = trainer_in(tmp_path, learning=rules, compute=compute, minibatches=1)
     rollouts = []
     for length, reward in zip(LENGTHS, REWARDS, strict=True):
@@ -323,7 +323,7 @@ ROLLOUTS = (((3, 7), (-2.0, -2.9), 1.0), ((5, 4, 9, 2), (-2.2, -3.1, -2.5, -2.0)
 
 
 def moved_trainer(
-    directory: Path, rules: LearningRules, compute: ComputeRules, monkeypatch: pytest.MonkeyPatch
+    directory: Path, rules: TrainerConfig, compute: TrainerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Trainer, list[torch.Tensor]]:
     """A trainer whose policy is no longer its reference, and which keeps its gradients instead of stepping."""
     trainer = trainer_in(directory, learning=rules, compute=compute, minibatches=1)
@@ -341,7 +341,7 @@ def moved_trainer(
     return trainer, kept
 
 
-def plain_step(model: Any, reference: Any, rules: LearningRules) -> tuple[float, list[torch.Tensor]]:
+def plain_step(model: Any, reference: Any, rules: TrainerConfig) -> tuple[float, list[torch.Tensor]]:
     """Loss and gradient of ROLLOUTS as docs/learner.md writes them, in float64: GRPO, with the mean over tokens."""
     model, reference = copy.deepcopy(model).double(), copy.deepcopy(reference).double()
     rewards = [reward for _, _, reward in ROLLOUTS]
@@ -369,18 +369,18 @@ def plain_step(model: Any, reference: Any, rules: LearningRules) -> tuple[float,
 @pytest.mark.parametrize(
     "rules",
     [
-        LearningRules(),
-        LearningRules(kl_weight=0.3),
-        LearningRules(entropy_weight=0.2),
-        LearningRules(kl_weight=0.1, entropy_weight=0.05),
+        TrainerConfig(),
+        TrainerConfig(kl_weight=0.3),
+        TrainerConfig(entropy_weight=0.2),
+        TrainerConfig(kl_weight=0.1, entropy_weight=0.05),
     ],
     ids=lambda rules: f"kl {rules.kl_weight}, entropy {rules.entropy_weight}",
 )
 def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: LearningRules, tokens_per_micro_batch: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: TrainerConfig, tokens_per_micro_batch: int | None
 ) -> None:
     """In whatever parts it is cut: 16 tokens take one or two of the rollouts."""
-    compute = ComputeRules(tokens_per_micro_batch=tokens_per_micro_batch)
+    compute = TrainerConfig.model_construct(tokens_per_micro_batch=tokens_per_micro_batch)
     trainer, kept = moved_trainer(tmp_path, rules, compute, monkeypatch)
     reference = trainer._update._at.reference
     other = reference.module.model if isinstance(reference, Policy) else trainer._model
@@ -401,8 +401,8 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
 # -- in a learner step -------------------------------------------------------------------------------------------
 
 
-def rules_for(name: ObjectiveName) -> LearningRules:
-    return LearningRules(objective=name)
+def rules_for(name: ObjectiveName) -> TrainerConfig:
+    return TrainerConfig(objective=name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -431,7 +431,7 @@ def test_hostile_log_probs_leave_finite_weights(name: ObjectiveName, tmp_path: P
 def test_the_reference_is_the_model_that_the_run_began_with(tmp_path: Path) -> None:
     """At the first optimiser step the distance is zero; after a resume it is that to the first weights, not the
     checkpoint's."""
-    rules = LearningRules(kl_weight=0.1)
+    rules = TrainerConfig(kl_weight=0.1)
     batch = (group([1.0, 0.0, 0.0]),)
     trainer = trainer_in(tmp_path / "first", learning=rules, minibatches=1, learning_rate=1e-2)
     assert trainer.step(Train(step=0, groups=batch)).metrics["kl"] == pytest.approx(0.0, abs=1e-6)
@@ -448,7 +448,7 @@ def test_the_reference_is_the_model_that_the_run_began_with(tmp_path: Path) -> N
 
 def test_the_distance_holds_the_policy_back(tmp_path: Path) -> None:
     def strayed(kl_weight: float) -> float:
-        trainer = trainer_in(tmp_path / str(kl_weight), learning=LearningRules(kl_weight=kl_weight))
+        trainer = trainer_in(tmp_path / str(kl_weight), learning=TrainerConfig(kl_weight=kl_weight))
         steps = [trainer.step(Train(step=n, groups=(group([1.0, 0.0, 0.0]),))).metrics["kl"] for n in range(6)]
         return steps[-1]
 
@@ -464,10 +464,12 @@ def test_without_a_weight_there_is_no_distance_and_no_second_model(tmp_path: Pat
 @pytest.mark.parametrize("name", ["grpo", "decoupled_ppo"])
 def test_micro_batches_add_up_to_the_whole(name: ObjectiveName, tmp_path: Path) -> None:
     """However a minibatch is cut, the step and its figures are the same."""
-    rules = LearningRules(objective=name, kl_weight=0.1)
+    rules = TrainerConfig(objective=name, kl_weight=0.1)
     batch = (group([1.0, 0.0, 0.6, 0.3]), group([0.0, 1.0, 0.0, 0.2]))
     whole, cut = (
-        trainer_in(tmp_path / str(tokens), learning=rules, compute=ComputeRules(tokens_per_micro_batch=tokens))
+        trainer_in(
+            tmp_path / str(tokens), learning=rules, compute=TrainerConfig.model_construct(tokens_per_micro_batch=tokens)
+        )
         for tokens in (None, 10)
     )
     first, second = (one.step(Train(step=0, groups=batch)).metrics for one in (whole, cut))

@@ -11,7 +11,7 @@ import torch
 from swarm import extras
 from swarm.errors import UserError
 from swarm.learner import optimizer as module
-from swarm.learner.messages import ComputeRules
+from swarm.learner.messages import TrainerConfig
 from swarm.learner.optimizer import BETAS, BLOCK, EPSILON, AdamW, adamw, converted
 from swarm.types import OptimizerStates
 from tests.unit.trainers import trainer_in
@@ -123,4 +123,4 @@ def test_frozen_parameters_have_no_state() -> None:
 def test_8_bits_without_the_library_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(extras.LIBRARIES, "quantized", ("no_such_module",))
     with pytest.raises(UserError, match=r"^optimizer_states = .8bit. needs the extra `quantized`"):
-        trainer_in(tmp_path, compute=ComputeRules(optimizer_states="8bit"))
+        trainer_in(tmp_path, compute=TrainerConfig(optimizer_states="8bit"))

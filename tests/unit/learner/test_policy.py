@@ -15,23 +15,23 @@ from transformers.masking_utils import AttentionMaskInterface, flash_attention_m
 from swarm.errors import UserError
 from swarm.learner import policy as policy_module
 from swarm.learner.batch import Row, micro_batches
-from swarm.learner.messages import ComputeRules
+from swarm.learner.messages import TrainerConfig
 from swarm.learner.policy import Draws, Policy, arrange
 from tests.unit.models import logprobs_of
 from tests.unit.rows import CPU, grouped_rows, random_rows, row, small_model
 
 TEMPERATURE = 0.7
-AT_ONCE = ComputeRules()
+AT_ONCE = TrainerConfig()
 
 
-def read_all(policy: Policy, rows: list[Row], rules: ComputeRules) -> list[torch.Tensor]:
+def read_all(policy: Policy, rows: list[Row], rules: TrainerConfig) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     for part in micro_batches(rows, rules, CPU):
         found |= part.by_row(policy.read(part).logprobs)
     return [found[number] for number in range(len(rows))]
 
 
-def gradient(model: Any, policy: Policy, rows: list[Row], rules: ComputeRules = AT_ONCE) -> torch.Tensor:
+def gradient(model: Any, policy: Policy, rows: list[Row], rules: TrainerConfig = AT_ONCE) -> torch.Tensor:
     """Of a sum in which every token has a weight of its own."""
     model.zero_grad(set_to_none=True)
     found = enumerate(read_all(policy, rows, rules))
@@ -47,8 +47,8 @@ def gradient_of(model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["qwen3", "llama", "window", "capped", "scaled", "dropout", "functional", "alibi"])
 def test_log_probs_are_those_of_each_row_alone(name: str) -> None:
     model, rows = small_model(name).train(), random_rows(6)
-    policy = Policy(model, ComputeRules(), temperature=TEMPERATURE)
-    rules, said = policy.settle(ComputeRules(tokens_per_micro_batch=40), CPU)
+    policy = Policy(model, TrainerConfig(), temperature=TEMPERATURE)
+    rules, said = policy.settle(TrainerConfig.model_construct(tokens_per_micro_batch=40), CPU)
     found = read_all(policy, rows, rules)
     model.eval()
     for one, logprobs in zip(rows, found, strict=True):
@@ -63,9 +63,9 @@ def test_log_probs_are_those_of_each_row_alone(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "llama", "window"])
 def test_packed_rows_give_the_log_probs_and_the_gradient_of_padded_ones(name: str) -> None:
     model, rows = small_model(name).train(), random_rows(12)
-    policy = Policy(model, ComputeRules(), temperature=TEMPERATURE)
-    padded = ComputeRules(tokens_per_micro_batch=60)
-    packed, _ = policy.settle(ComputeRules(tokens_per_micro_batch=60, packing=True), CPU)
+    policy = Policy(model, TrainerConfig(), temperature=TEMPERATURE)
+    padded = TrainerConfig.model_construct(tokens_per_micro_batch=60)
+    packed, _ = policy.settle(TrainerConfig.model_construct(tokens_per_micro_batch=60, packing=True), CPU)
     assert all(part.positions is not None for part in micro_batches(rows, packed, CPU))
     for some, others in zip(read_all(policy, rows, padded), read_all(policy, rows, packed), strict=True):
         torch.testing.assert_close(some, others, atol=2e-5, rtol=0)
@@ -76,11 +76,11 @@ def test_packed_rows_give_the_log_probs_and_the_gradient_of_padded_ones(name: st
 @pytest.mark.parametrize("name", ["qwen3", "llama", "scaled", "dropout", "window", "capped", "alibi"])
 def test_rows_that_share_their_prompt_give_the_log_probs_and_the_gradient_of_rows_alone(name: str) -> None:
     model, rows = small_model(name).train(), grouped_rows(3, 8)
-    policy = Policy(model, ComputeRules(), temperature=TEMPERATURE)
-    rules, _ = policy.settle(ComputeRules(tokens_per_micro_batch=120), CPU)
+    policy = Policy(model, TrainerConfig(), temperature=TEMPERATURE)
+    rules, _ = policy.settle(TrainerConfig.model_construct(tokens_per_micro_batch=120), CPU)
     # A window, or positions that no mask moves: these see another prompt than the one they follow.
     assert bool(rules.shares_beyond) is (name not in ("window", "capped", "alibi"))
-    alone = ComputeRules(tokens_per_micro_batch=120)
+    alone = TrainerConfig.model_construct(tokens_per_micro_batch=120)
     shared, apart = (sum(p.token_ids.numel() for p in micro_batches(rows, one, CPU)) for one in (rules, alone))
     assert (shared < 0.6 * apart) is bool(rules.shares_beyond)
     found, expected = (torch.cat(read_all(policy, rows, one)) for one in (rules, alone))
@@ -91,13 +91,13 @@ def test_rows_that_share_their_prompt_give_the_log_probs_and_the_gradient_of_row
 
 
 def test_rows_are_alone_if_the_user_says_so() -> None:
-    rules, _ = Policy(small_model("llama"), ComputeRules(), temperature=1.0).settle(ComputeRules(packing=False), CPU)
+    rules, _ = Policy(small_model("llama"), TrainerConfig(), temperature=1.0).settle(TrainerConfig(packing=False), CPU)
     assert rules.shares_beyond == 0
 
 
 def test_long_completions_do_not_share_a_short_prompt() -> None:
     """A line of W tokens costs W x (beyond + W): here two rows together cost more than apart."""
-    rules = ComputeRules(shares_beyond=10)
+    rules = TrainerConfig(shares_beyond=10)
     long = [row([1, 2], range(first, first + 31)) for first in range(4)]
     assert [part.numbers for part in micro_batches(long, rules, CPU) for _ in part.token_ids] == [(0, 1, 2, 3)] * 4
     (part,) = micro_batches([row([1, *range(9)], [last, 2]) for last in range(3, 7)], rules, CPU)
@@ -105,9 +105,9 @@ def test_long_completions_do_not_share_a_short_prompt() -> None:
 
 
 def test_packing_is_refused_where_rows_would_see_one_another() -> None:
-    policy = Policy(small_model("alibi"), ComputeRules(), temperature=1.0)
+    policy = Policy(small_model("alibi"), TrainerConfig(), temperature=1.0)
     with pytest.raises(UserError, match="packed rows apart"):
-        policy.settle(ComputeRules(packing=True), CPU)
+        policy.settle(TrainerConfig(packing=True), CPU)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
@@ -115,8 +115,8 @@ def test_chunks_change_neither_a_log_prob_nor_an_entropy_nor_the_gradient(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     model, rows = small_model(name).train(), random_rows(8)
-    policy = Policy(model, ComputeRules(), temperature=TEMPERATURE)
-    (part,) = micro_batches(rows, ComputeRules(), CPU)
+    policy = Policy(model, TrainerConfig(), temperature=TEMPERATURE)
+    (part,) = micro_batches(rows, TrainerConfig(), CPU)
     policy.module.in_chunks = False
     whole, expected = policy.read(part), gradient(model, policy, rows)
     policy.module.in_chunks = True
@@ -144,8 +144,8 @@ class Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_a_chunk_at_most_is_there_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither pass makes a tensor of the vocabulary's width with more rows than a chunk has."""
     model, rows = small_model("qwen3").train(), random_rows(30)
-    policy = Policy(model, ComputeRules(), temperature=TEMPERATURE)
-    (part,) = micro_batches(rows, ComputeRules(), CPU)
+    policy = Policy(model, TrainerConfig(), temperature=TEMPERATURE)
+    (part,) = micro_batches(rows, TrainerConfig(), CPU)
     made: set[int] = set()
 
     def note(func: Any, args: tuple[Any, ...], result: Any) -> bool:
@@ -166,8 +166,8 @@ def test_a_chunk_at_most_is_there_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_head_is_cast_once_for_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = small_model("qwen3").train(), random_rows(8)
-    policy = Policy(model, ComputeRules(precision="bfloat16"), temperature=TEMPERATURE)
-    (part,) = micro_batches(rows, ComputeRules(), CPU)
+    policy = Policy(model, TrainerConfig(precision="bfloat16"), temperature=TEMPERATURE)
+    (part,) = micro_batches(rows, TrainerConfig(), CPU)
     monkeypatch.setattr(policy_module, "CHUNK_BYTES", 4 * 14 * 5)
     with Ops(lambda f, given, _: f is torch.ops.aten._to_copy.default and given[0].shape == (14, 64)) as casts:
         torch.autograd.backward(policy.read(part).logprobs.sum())
@@ -196,11 +196,11 @@ def test_micro_batches_in_bf16_add_up_to_the_gradient_of_one() -> None:
     """And are no further than it from that of float64: each adds its own rounding, and none is lost in a sum."""
     model, rows = small_model("qwen3").train(), random_rows(40)
     wide = copy.deepcopy(model).double()
-    exact = gradient(wide, Policy(wide, ComputeRules(), temperature=1.0), rows)
-    half = Policy(model, ComputeRules(precision="bfloat16"), temperature=1.0)
-    many = ComputeRules(tokens_per_micro_batch=30)
+    exact = gradient(wide, Policy(wide, TrainerConfig(), temperature=1.0), rows)
+    half = Policy(model, TrainerConfig(precision="bfloat16"), temperature=1.0)
+    many = TrainerConfig.model_construct(tokens_per_micro_batch=30)
     assert len(micro_batches(rows, many, CPU)) > 15
-    one, several = (gradient(model, half, rows, rules) for rules in (ComputeRules(), many))
+    one, several = (gradient(model, half, rows, rules) for rules in (TrainerConfig(), many))
     assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
     apart = [float((found - exact).norm() / exact.norm()) for found in (one, several)]
     assert apart[0] < 0.03
@@ -212,10 +212,10 @@ def test_in_bf16_log_probs_are_those_of_a_sampler_with_bf16_weights(name: str) -
     """To the last bit, where the weights of norms are numbers of bf16: all between the layers is bf16 as it is there.
     Autocast alone would leave it float32."""
     model, rows = small_model(name).train(), random_rows(8)
-    (part,) = micro_batches(rows, ComputeRules(), CPU)
+    (part,) = micro_batches(rows, TrainerConfig(), CPU)
     seen: set[torch.dtype] = set()
     model.model.layers[1].register_forward_pre_hook(lambda _, given: seen.add(given[0].dtype))
-    found = Policy(model, ComputeRules(precision="bfloat16"), temperature=1.0).read(part).logprobs.detach()
+    found = Policy(model, TrainerConfig(precision="bfloat16"), temperature=1.0).read(part).logprobs.detach()
     assert seen == {torch.bfloat16}
     sampler = small_model(name).eval()
     for parameter in sampler.parameters():
@@ -228,10 +228,10 @@ def test_in_bf16_log_probs_are_those_of_a_sampler_with_bf16_weights(name: str) -
 
 def test_a_replay_is_float32_whatever_steps_are_computed_in() -> None:
     model, rows = small_model("qwen3"), random_rows(4)
-    (part,) = micro_batches(rows, ComputeRules(), CPU)
+    (part,) = micro_batches(rows, TrainerConfig(), CPU)
     draws = Draws(seeds=torch.arange(len(part.targets)), positions=torch.arange(len(part.targets)))
     some, others = (
-        Policy(model, ComputeRules(precision=precision), temperature=1.0).replay(part, draws)
+        Policy(model, TrainerConfig(precision=precision), temperature=1.0).replay(part, draws)
         for precision in ("float32", "bfloat16")
     )
     assert torch.equal(some.logprobs, others.logprobs)
@@ -275,17 +275,17 @@ def flash(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_flash_attention_is_taken_where_it_is_there_and_rows_are_packed() -> None:
     """The package itself runs on a GPU alone; the stand-in keeps its contract."""
     model, rows = small_model("qwen3").train(), random_rows(12)
-    padded = Policy(model, ComputeRules(precision="bfloat16"), temperature=1.0)
-    expected, at_first = read_all(padded, rows, ComputeRules()), model.config._attn_implementation
-    policy = Policy(model, ComputeRules(precision="bfloat16"), temperature=1.0)
-    assert policy.settle(ComputeRules(packing=False), CPU)[0].packing is False
+    padded = Policy(model, TrainerConfig(precision="bfloat16"), temperature=1.0)
+    expected, at_first = read_all(padded, rows, TrainerConfig()), model.config._attn_implementation
+    policy = Policy(model, TrainerConfig(precision="bfloat16"), temperature=1.0)
+    assert policy.settle(TrainerConfig(packing=False), CPU)[0].packing is False
     assert not policy.is_flash
-    rules, _ = policy.settle(ComputeRules(tokens_per_micro_batch=60), CPU)
+    rules, _ = policy.settle(TrainerConfig.model_construct(tokens_per_micro_batch=60), CPU)
     assert (rules.packing, "flash" in model.config._attn_implementation) == (True, True)
     for some, others in zip(read_all(policy, rows, rules), expected, strict=True):
         torch.testing.assert_close(some, others, atol=0.1, rtol=0)
     # A replay is float32, which the kernel cannot.
-    (part,) = micro_batches(rows, ComputeRules(), CPU)
+    (part,) = micro_batches(rows, TrainerConfig(), CPU)
     draws = Draws(seeds=torch.arange(len(part.targets)), positions=torch.arange(len(part.targets)))
     replayed = policy.replay(part, draws).logprobs
     assert "flash" in model.config._attn_implementation
@@ -296,8 +296,8 @@ def test_flash_attention_is_taken_where_it_is_there_and_rows_are_packed() -> Non
 @pytest.mark.usefixtures("flash")
 @pytest.mark.parametrize("flash", [mixing, narrow], indirect=True)
 def test_flash_attention_that_a_model_cannot_have_is_left_alone() -> None:
-    policy = Policy(small_model("qwen3"), ComputeRules(precision="bfloat16"), temperature=1.0)
-    rules, _ = policy.settle(ComputeRules(), CPU)
+    policy = Policy(small_model("qwen3"), TrainerConfig(precision="bfloat16"), temperature=1.0)
+    rules, _ = policy.settle(TrainerConfig(), CPU)
     assert rules.packing is False
     assert not policy.is_flash
 
@@ -305,8 +305,8 @@ def test_flash_attention_that_a_model_cannot_have_is_left_alone() -> None:
 @pytest.mark.usefixtures("flash")
 @pytest.mark.parametrize("flash", [flash_in_torch], indirect=True)
 def test_float32_keeps_torch_s_own_attention() -> None:
-    policy = Policy(small_model("qwen3"), ComputeRules(precision="float32"), temperature=1.0)
-    assert policy.settle(ComputeRules(), CPU)[0].packing is False
+    policy = Policy(small_model("qwen3"), TrainerConfig(precision="float32"), temperature=1.0)
+    assert policy.settle(TrainerConfig(), CPU)[0].packing is False
     assert not policy.is_flash
 
 
@@ -314,7 +314,7 @@ def test_the_gradient_and_the_entropy_are_those_of_float64() -> None:
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn((5, 11), generator=draw).requires_grad_()
     targets, pull = torch.randint(11, (5,), generator=draw), torch.randn(5, generator=draw)
-    policy = Policy(small_model("qwen3"), ComputeRules(), temperature=TEMPERATURE)
+    policy = Policy(small_model("qwen3"), TrainerConfig(), temperature=TEMPERATURE)
     logprobs, entropy = policy.module._figures(logits, targets)
     (found,) = torch.autograd.grad(logprobs, logits, pull)
     plain = logits.detach().double().requires_grad_()
@@ -330,7 +330,7 @@ def test_an_entropy_that_pulls_has_the_gradient_of_float64(pulls: tuple[float, f
     draw = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn((5, 11), generator=draw)).requires_grad_()
     targets, weights = torch.randint(11, (5,), generator=draw), torch.randn(5, generator=draw)
-    policy = Policy(small_model("qwen3"), ComputeRules(), temperature=TEMPERATURE)
+    policy = Policy(small_model("qwen3"), TrainerConfig(), temperature=TEMPERATURE)
     policy.module.entropy_pulls = True
     logprobs, entropy = policy.module._figures(logits, targets)
     of_logprobs, of_entropy = pulls
@@ -347,9 +347,9 @@ def test_an_entropy_that_pulls_has_the_gradient_of_float64(pulls: tuple[float, f
 
 def test_the_gradient_of_an_entropy_keeps_no_more_logits_than_a_chunk_has(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = small_model("qwen3").train(), random_rows(30)
-    policy = Policy(model, ComputeRules(), temperature=TEMPERATURE)
+    policy = Policy(model, TrainerConfig(), temperature=TEMPERATURE)
     policy.module.entropy_pulls = True
-    (part,) = micro_batches(rows, ComputeRules(), CPU)
+    (part,) = micro_batches(rows, TrainerConfig(), CPU)
     policy.read(part).entropy.sum().backward()  # type: ignore[no-untyped-call]
     whole = gradient_of(model)
     model.zero_grad(set_to_none=True)
@@ -370,31 +370,31 @@ def test_the_gradient_of_an_entropy_keeps_no_more_logits_than_a_chunk_has(monkey
 
 def test_activation_checkpointing_changes_no_gradient() -> None:
     model, rows = small_model("qwen3").train(), random_rows(6)
-    policy = Policy(model, ComputeRules(), temperature=1.0)
+    policy = Policy(model, TrainerConfig(), temperature=1.0)
     expected = gradient(model, policy, rows)
     runs = [0]
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
-    arrange(model, ComputeRules(activation_checkpointing=True))
+    arrange(model, TrainerConfig(activation_checkpointing=True))
     torch.testing.assert_close(gradient(model, policy, rows), expected, atol=1e-6, rtol=1e-5)
     assert sum(runs) == 2
 
 
 def test_bf16_with_checkpointing_keeps_no_copy_of_all_weights() -> None:
     model, rows = small_model("qwen3").train(), random_rows(6)
-    policy = Policy(model, ComputeRules(precision="bfloat16"), temperature=1.0)
+    policy = Policy(model, TrainerConfig(precision="bfloat16"), temperature=1.0)
     seen: list[bool] = []
     model.model.layers[0].register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
     expected = gradient(model, policy, rows)
-    arrange(model, ComputeRules(activation_checkpointing=True))
+    arrange(model, TrainerConfig(activation_checkpointing=True))
     torch.testing.assert_close(gradient(model, policy, rows), expected, atol=1e-2, rtol=1e-2)
     assert seen == [True, False, False]
 
 
 def test_bf16_computes_from_float32_weights_and_is_near() -> None:
     model, rows = small_model("qwen3").train(), random_rows(6)
-    exact = read_all(Policy(model, ComputeRules(precision="auto"), temperature=1.0), rows, ComputeRules())
-    half = Policy(model, ComputeRules(precision="bfloat16"), temperature=1.0)
-    found = read_all(half, rows, ComputeRules())
+    exact = read_all(Policy(model, TrainerConfig(precision="auto"), temperature=1.0), rows, TrainerConfig())
+    half = Policy(model, TrainerConfig(precision="bfloat16"), temperature=1.0)
+    found = read_all(half, rows, TrainerConfig())
     assert all(one.dtype == torch.float32 for one in found)
     difference = max(float((one - other).detach().abs().max()) for one, other in zip(found, exact, strict=True))
     assert 0 < difference < 0.1

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.learner.batch import Row
-from swarm.learner.messages import Audit, AuditRollout, ComputeRules, Train
+from swarm.learner.messages import Audit, AuditRollout, Train, TrainerConfig
 from swarm.learner.policy import Policy, Replayed
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import replay, row_of
@@ -52,7 +52,7 @@ def replayed(
     samples: tuple[Sampled, ...],
     *,
     temperature: float = 1.0,
-    rules: ComputeRules | None = None,
+    rules: TrainerConfig | None = None,
     weights: dict[str, torch.Tensor] | None = None,
 ) -> list[Replayed]:
     rows = [
@@ -66,7 +66,7 @@ def replayed(
         )
         for job, sampled in zip(jobs(temperature), samples, strict=True)
     ]
-    rules = rules or ComputeRules()
+    rules = rules or TrainerConfig()
     policy = Policy(model, rules, temperature=temperature)
     return replay(policy, rows, [job.seed for job in jobs(temperature)], rules, CPU, weights, ranks=Ranks())
 
@@ -76,9 +76,11 @@ def margins(found: list[Replayed]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("rules", [ComputeRules(), ComputeRules(tokens_per_micro_batch=40), ComputeRules(packing=True)])
+@pytest.mark.parametrize(
+    "rules", [TrainerConfig(), TrainerConfig.model_construct(tokens_per_micro_batch=40), TrainerConfig(packing=True)]
+)
 def test_an_honest_engine_s_tokens_are_the_best_under_their_noise(
-    staged: tuple[Staged, Staged], temperature: float, rules: ComputeRules
+    staged: tuple[Staged, Staged], temperature: float, rules: TrainerConfig
 ) -> None:
     samples = draw(staged[0], temperature)
     found = replayed(published(staged[0].model), samples, temperature=temperature, rules=rules)
@@ -122,12 +124,15 @@ def whole(parts: tuple[bytes, ...]) -> NDArray[np.float32]:
 
 def test_greedy_answers_are_the_best_without_noise(staged: tuple[Staged, Staged]) -> None:
     model = published(staged[0].model)
-    policy, prompt = Policy(model, ComputeRules(), temperature=1.0), torch.tensor([list(jobs(1.0)[0].prompt_token_ids)])
+    policy, prompt = (
+        Policy(model, TrainerConfig(), temperature=1.0),
+        torch.tensor([list(jobs(1.0)[0].prompt_token_ids)]),
+    )
     with torch.no_grad():
         best = int(model(prompt).logits[0, -1].argmax())
         for token, is_best in ((best, True), (best - 1, False)):
             row = row_of(AuditRollout(tuple(prompt[0].tolist()), ints(token), floats(0.0), seed=None))
-            (found,) = replay(policy, [row], [None], ComputeRules(), CPU, ranks=Ranks())
+            (found,) = replay(policy, [row], [None], TrainerConfig(), CPU, ranks=Ranks())
             assert (float(found.margins[0]) == 0.0) == is_best
 
 

@@ -18,7 +18,7 @@ from swarm.cli.run import sft as command
 from swarm.errors import UserError
 from swarm.learner import sft
 from swarm.learner.batch import Row
-from swarm.learner.messages import AdapterRules, ComputeRules, Prepare
+from swarm.learner.messages import TrainerConfig
 from swarm.learner.sft import Example, Tuner, train
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.settings import LeadConfig
@@ -72,9 +72,9 @@ def model_in(directory: Path, family: str = "qwen3", template: str | None = TEMP
 
 
 def tuner_of(model: str, **given: Any) -> Tuner:
-    own = {"files_dir": "", "staging": "", "seed": 0, "device": "cpu", "minibatches": 1, "temperature": 1.0}
+    own = {"task": "copy", "device": "cpu", "minibatches": 1}
     rate = {"learning_rate": 1e-3, "warmup_steps": 0, "audit_share": 0.0}
-    return Tuner(Prepare(model=model, **{**own, **rate, **given}))
+    return Tuner(TrainerConfig.model_validate({"model": model, **own, **rate, **given}))
 
 
 def plain_loss(model: Any, rows: list[Row]) -> tuple[float, torch.Tensor]:
@@ -95,10 +95,8 @@ def plain_loss(model: Any, rows: list[Row]) -> tuple[float, torch.Tensor]:
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_is_that_of_transformers(family: str, packing: bool, rank: int | None, tmp_path: Path) -> None:
-    adapter = AdapterRules(rank=rank, alpha=8.0) if rank else None
     # Of 16 tokens at a time: the mean is over all tokens of a step however it is cut.
-    compute = ComputeRules(packing=packing, tokens_per_micro_batch=16)
-    tuner = tuner_of(model_in(tmp_path, family), adapter=adapter, compute=compute)
+    tuner = tuner_of(model_in(tmp_path, family), adapter=rank, packing=packing, tokens_per_micro_batch=16)
     for examples in EXAMPLES.values():
         rows = [tuner.row(example, {}) for example in examples]
         expected, norm = plain_loss(tuner.model, rows)

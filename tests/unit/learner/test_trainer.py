@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarm.errors import UserError
-from swarm.learner.messages import ComputeRules, LearningRules, Save, Train
+from swarm.learner.messages import Save, Train, TrainerConfig
 from swarm.learner.ranks import Ranks
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Commands, Trainer
@@ -71,10 +71,10 @@ def test_groups_without_variance_count_in_the_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objective", ["grpo", "icepop"])
 def test_passes_in_bf16_are_of_the_weights_that_are_published(tmp_path: Path, objective: ObjectiveName) -> None:
     """Rounded to the nearest they would not see that anything moved."""
-    rules, groups = LearningRules(objective=objective), (group([1.0, 0.0, 0.5]),)
+    rules, groups = TrainerConfig(objective=objective), (group([1.0, 0.0, 0.5]),)
     found = []
     for name in ("masters", "published", "nearest"):
-        half = ComputeRules(precision="bfloat16")
+        half = TrainerConfig(precision="bfloat16")
         trainer = trainer_in(tmp_path / name, learning_rate=0.0, learning=rules, compute=half)
         with torch.no_grad():
             for one in (one for one in trainer._model.parameters() if one.dim() > 1):

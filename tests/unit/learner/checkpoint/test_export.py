@@ -22,7 +22,7 @@ from swarm.learner.adapter import targets_of
 from swarm.learner.checkpoint.export import export_model
 from swarm.learner.checkpoint.files import TENSORS, commit, link_best
 from swarm.learner.checkpoint.model_files import save_model
-from swarm.learner.messages import AdapterRules, Save, Train
+from swarm.learner.messages import Save, Train
 from swarm.learner.tiny import tiny_model
 from swarm.models.device import as_streamed
 from swarm.report.card import model_card
@@ -269,15 +269,13 @@ def test_the_directory_that_one_is_in_is_refused(
 
 # -- an adapter ----------------------------------------------------------------------------------------------
 
-RULES = AdapterRules(rank=4, alpha=8.0)
-
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A run that trains an adapter of the tiny model, with a checkpoint of step 1, and its model."""
     run_dir = tmp_path_factory.mktemp("adapted") / "run"
     create_run_directory(run_dir, LeadConfig(run_dir=run_dir, adapter=4))
-    trainer = trainer_in(run_dir, adapter=RULES, learning_rate=3e-2)
+    trainer = trainer_in(run_dir, adapter=4, learning_rate=3e-2)
     trainer.step(Train(step=0, groups=(group([1.0, 0.0, 0.0]), group([0.0, 1.0, 0.5]))))
     trainer.save(Save(directory=str(run_dir / "checkpoints/step-000001"), step=1))
     trainer.flush()

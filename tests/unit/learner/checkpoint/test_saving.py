@@ -32,7 +32,7 @@ from swarm.learner.checkpoint.files import (
     whole_checkpoints,
 )
 from swarm.learner.checkpoint.saving import take
-from swarm.learner.messages import AdapterRules, ComputeRules, Save, Saved, Train
+from swarm.learner.messages import Save, Saved, Train, TrainerConfig
 from swarm.learner.tiny import CHARACTERS, tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
 from swarm.models.device import as_streamed
@@ -77,14 +77,12 @@ def saved_weights(directory: Path) -> torch.Tensor:
     return torch.cat([held[f"weight/{name}"].flatten() for name, _ in model.named_parameters()])
 
 
-ADAPTER = AdapterRules(rank=4, alpha=8.0)
+ADAPTER = 4
 
 
 @pytest.mark.parametrize("adapter", [None, ADAPTER], ids=["whole", "adapter"])
 @pytest.mark.parametrize("at", [0, 1, 4])
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
-    tmp_path: Path, at: int, adapter: AdapterRules | None
-) -> None:
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path: Path, at: int, adapter: int | None) -> None:
     straight = trainer_in(tmp_path / "straight", adapter=adapter)
     straight.prepared()
     train(straight, range(5))
@@ -122,7 +120,7 @@ def wide(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("states", ["8bit", "host"])
 def test_moments_go_on_as_they_were_wherever_they_are(tmp_path: Path, wide: str, states: OptimizerStates) -> None:
-    compute = ComputeRules(optimizer_states=states)
+    compute = TrainerConfig(optimizer_states=states)
     rest: dict[str, Any] = {"model": wide, "compute": compute, "learning_rate": 1e-4}
     straight = trainer_in(tmp_path / "straight", **rest)
     train(straight, range(2))
@@ -147,11 +145,11 @@ def test_a_run_goes_on_with_its_moments_elsewhere(
 ) -> None:
     """Bit for bit between the device and the host; from and to 8 bits as near as these are."""
     rest: dict[str, Any] = {"model": wide, "learning_rate": 1e-4}
-    first = trainer_in(tmp_path / "first", compute=ComputeRules(optimizer_states=before), **rest)
+    first = trainer_in(tmp_path / "first", compute=TrainerConfig(optimizer_states=before), **rest)
     train(first, range(2))
     directory = save(first, tmp_path, 2)
     assert first.flush() == Saved(step=2, fault="")
-    compute = ComputeRules(optimizer_states=states)
+    compute = TrainerConfig(optimizer_states=states)
     after = trainer_in(tmp_path / "after", compute=compute, resume=directory, **rest)
     resumed = weights(after)
     assert torch.equal(resumed, weights(first))
