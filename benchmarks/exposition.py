@@ -25,6 +25,7 @@ from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import Offer
 from swarm.rollout.tally import Recent, SamplerStats
 from swarm.run.log import RunLog
+from swarm.run.run import Run
 from swarm.settings import LeadConfig
 from swarm.types import NodeId, VersionId
 
@@ -33,11 +34,11 @@ ROUNDS = 50
 
 
 def learner_of(directory: Path, samplers: int) -> LearnerNode:
-    node = LearnerNode(LeadConfig(run_dir=directory), lambda line: None)
+    node = LearnerNode(config := LeadConfig(run_dir=directory), lambda line: None)
     settings = NetworkSettings(host="127.0.0.1", port=7700)
     node._network = NodeNetwork(directory, "learner", settings, say=print, emit=lambda kind, **fields: None)
-    node._log = RunLog(directory)
-    node._journal = Journal(directory, group_size=2)
+    log, journal = RunLog(directory), Journal(directory, group_size=2)
+    node._life = Run(config=config, directory=directory, log=log, journal=journal, timeline=node.timeline, say=print)
     node._recorded = RecordedRun(next_batch=0, opened=0, groups=(), published=None, bound=None)
     node._build(node._network)
     for number in range(samplers):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import msgspec
 
@@ -19,6 +18,7 @@ from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.leases import sample_seed
 from swarm.rollout.scoring import Said
 from swarm.run.prompts import Prompts, Record, longest_completion, longest_turn
+from swarm.run.run import Run
 from swarm.sampler.playing import check_playable
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
@@ -66,10 +66,8 @@ class Answering:
     """Has environments answer, in the reward processes `rewards` or a program of their own, and serves the endpoint
     (swarm/inference) on this machine. Its parts are closed with `exits`."""
 
-    def __init__(
-        self, config: LeadConfig, task: Task, rewards: RewardPool, rollouts: RolloutService, run_dir: Path
-    ) -> None:
-        self._config, self._task, self._rewards, self._run_dir = config, task, rewards, run_dir
+    def __init__(self, run: Run, task: Task, rewards: RewardPool, rollouts: RolloutService) -> None:
+        self._config, self._task, self._rewards, self._run_dir = run.config, task, rewards, run.directory
         self._external: ExternalEpisodes | None = None
         self.ask = rollouts.ask
 

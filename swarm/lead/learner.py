@@ -27,7 +27,7 @@ from swarm.join.watch import watch_clocks
 from swarm.lead.answering import Answering, control_seed, episode_rules, sampling_rules
 from swarm.lead.check import check_model, check_period, reward_pool
 from swarm.lead.dials import checked
-from swarm.lead.provisioning import LearnerParts, Provisioning
+from swarm.lead.provisioning import Provisioning
 from swarm.lead.publication import ROOM_S, InstallTracker, Publication
 from swarm.lead.signal import LearningSignal
 from swarm.lead.steps import PAUSE, Steps
@@ -65,6 +65,7 @@ from swarm.run.directory import (
 )
 from swarm.run.log import RunLog
 from swarm.run.prompts import Progress, check_data, longest_completion, open_task, prepare_prompts, read_record
+from swarm.run.run import Run
 from swarm.run.timeline import Timeline
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Read
@@ -142,21 +143,34 @@ class LearnerNode:
         return kept_line(self._run_dir, *come_to, steps=self._config.steps)
 
     async def _run_alone(self) -> bool:
-        try:
-            state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
-            self._log = RunLog(self._run_dir, tensorboard=self._config.tensorboard)
-            self._network = NodeNetwork(state.path, "learner", self._settings, say=self._say, emit=self._log.event)
-        except UserError:
-            self._is_kept = False
-            self._remove_unless_kept()
-            raise
-        try:
+        # All that is opened is closed, even if the run turns out to be damaged.
+        async with AsyncExitStack() as opened:
+            opened.callback(self._remove_unless_kept)
+            try:
+                state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
+                opened.callback(state.release)
+                log = RunLog(self._run_dir, tensorboard=self._config.tensorboard)
+                opened.callback(log.close)
+                self._network = NodeNetwork(state.path, "learner", self._settings, say=self._say, emit=log.event)
+            except UserError:
+                self._is_kept = False
+                raise
             if self._resume:
                 check_data(self._run_dir, self._task)
+                require_database(self._run_dir / DATABASE)
                 self.timeline = await asyncio.to_thread(self._read_timeline)
+            journal = Journal(self._run_dir, group_size=self._config.group_size)
+            opened.push_async_callback(journal.close)
+            opened.push_async_callback(self._exits.aclose)
+            self._life = Run(
+                config=self._config,
+                directory=self._run_dir,
+                log=log,
+                journal=journal,
+                timeline=self.timeline,
+                say=self._say,
+            )
             return await self._run(self._network)
-        finally:
-            state.release()
 
     def _remove_unless_kept(self) -> None:
         """Remove a new run directory, which would make the corrected command fail."""
@@ -164,10 +178,7 @@ class LearnerNode:
             remove_run_directory(self._run_dir, keep_logs=self._had_logs)
 
     async def _run(self, network: NodeNetwork) -> bool:
-        if self._resume:
-            require_database(self._run_dir / DATABASE)
-        self._journal = Journal(self._run_dir, group_size=self._config.group_size)
-        self._recorded = await asyncio.to_thread(self._journal.load)
+        self._recorded = await asyncio.to_thread(self._life.journal.load)
         if (published := self._recorded.published) is not None:
             network.incarnation = published.version.incarnation
         self._build(network)
@@ -176,7 +187,7 @@ class LearnerNode:
         if self._resume:
             begin_again(self._run_dir, self._config)
         try:
-            await self._journal.start()
+            await self._life.journal.start()
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
             self._sign_card(0)
             beat_s, accept = self._config.beat_s, self._broadcast.accept
@@ -207,30 +218,10 @@ class LearnerNode:
         return reached
 
     def _build(self, network: NodeNetwork) -> None:
-        emit = self._log.event
+        run = self._life
         self._broadcast = BroadcastService(self._run_dir / "versions", network.key, network.station)
-        configured = BoundSet(
-            max_staleness=self._config.max_staleness, publish_every_steps=self._config.publish_every_steps
-        )
-        self._provisioning = Provisioning(
-            self._config,
-            self._tracker,
-            LearnerParts(
-                set_standby=lambda nodes: self._rollouts.set_standby(nodes),
-                is_public=lambda node: bool(network.public_at(node)),
-                version_bytes=lambda: self._broadcast.version_bytes,
-                uplink_bytes_per_s=lambda: self._broadcast.uplink_bytes_per_s,
-                sent_bytes=lambda: network.station.upload.total_bytes,
-                complete_s=lambda node, version: self._broadcast.complete_s(node, version),
-                bound=lambda: self._steps.bound if self._steps is not None else configured,
-                turns=lambda: self._rollouts.tally.turns if self._config.placement == "learner" else 1.0,
-            ),
-            before=self._log.spent,
-            absent=self._log.absent,
-            given=self._recorded.given,
-            emit=emit,
-            say=self._say,
-        )
+        self._exits.callback(self._broadcast.close)
+        self._provisioning = Provisioning(run, self._tracker, network, self._broadcast, given=self._recorded.given)
         self._ahead = PromptsAhead(
             lambda number: self._prompts(number),
             first=self._recorded.opened,
@@ -243,30 +234,12 @@ class LearnerNode:
             watch=self._provisioning,
             heard=self._heard,
             prompts=self._ahead,
-            absent=self._log.absent,
+            absent=run.log.absent,
         )
         self._training = Training(
-            self._run_dir,
-            self._config,
-            self._journal,
-            self._ahead,
-            self._max_new_tokens,
-            say=self._say,
-            emit=emit,
-            on_trained=self._log.metrics,
-            on_divergence=lambda: self._publication.diverged(),
-            note=self.timeline.note,
+            run, self._ahead, self._max_new_tokens, on_divergence=lambda: self._publication.diverged()
         )
-        self._publication = Publication(
-            network,
-            self._broadcast,
-            self._rollouts,
-            self._training,
-            self._journal,
-            self._tracker,
-            note=self.timeline.note,
-            say=self._say,
-        )
+        self._publication = Publication(run, network, self._broadcast, self._rollouts, self._training, self._tracker)
 
     async def _close(self, network: NodeNetwork) -> None:
         # The server stops first: its handlers use everything else.
@@ -275,15 +248,11 @@ class LearnerNode:
         await self._training.stop()
         if self._rewards is not None:
             await self._rewards.close()
-        self._broadcast.close()
-        await self._journal.close()
         step = self._steps.step if self._steps is not None else 0
-        self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
+        self._life.log.event("stopped", state=self._state, step=step, **self._provisioning.account())
         await self._write_timeline()
         if self.is_stopped:
             self._state, self._waits_for = "stopped", ""
-        await asyncio.to_thread(self._log.close)
-        self._remove_unless_kept()
 
     def readers(self) -> Read:
         """Return what makes prompts by number, the text of token ids and boards, from any thread. Raise UserError if
@@ -304,7 +273,7 @@ class LearnerNode:
             "url": self._network.address.url,
             "join": f"echo-node {self._join}" if self._join else "",
             "waits_for": "`echo-node set paused=false`" if is_held else self._waits_for,
-            "step": self._log.last.get("step", 0),
+            "step": self._life.log.last.get("step", 0),
             "steps": self._config.steps,
             "batch_rollouts": self._config.groups_per_step * self._config.group_size,
             "version": str(newest.head.version) if newest else None,
@@ -312,9 +281,9 @@ class LearnerNode:
             "max_staleness_seen": 0,
             "versions_published": self._publication.count,
             "broadcast_s": self._tracker.last_broadcast_s,
-            "held_out": self._log.held_out,
+            "held_out": self._life.log.held_out,
             "best": None,
-            "metrics": dict(self._log.last),
+            "metrics": dict(self._life.log.last),
             "alarm": None,
             "stopped_by": "",
             "settings": [],
@@ -343,14 +312,14 @@ class LearnerNode:
         self._waits_for = "the reward processes to start"
         self._rewards = reward_pool(self._config, self._training.files_dir, prepared.stop_token_ids)
         await self._rewards.start()
-        self._answering = Answering(self._config, self._task, self._rewards, self._rollouts, self._run_dir)
+        self._answering = Answering(self._life, self._task, self._rewards, self._rollouts)
         await self._answering.open(self._prompts, prepared, self._record, self._exits)
         await self._publication.look_back()
         self._waits_for = "the recorded batches to be trained on again"
         await self._training.catch_up(self._recorded.next_batch)
         bound = await self._bound()
         steps = self._steps = await self._open_plane(prepared, self._rewards, bound)
-        self._provisioning.open()
+        self._provisioning.open(self._rollouts, lambda: steps.bound)
         self._waits_for = "the first version to be published"
         await self._publication.go_on(steps.step, bound.publish_every_steps)
         # Announce only now, when settings that do not work have been refused.
@@ -384,10 +353,10 @@ class LearnerNode:
             step=self._recorded.next_batch,
             learning_rate=was.learning_rate if was else None,
         )
-        await self._journal.write([bound])
+        await self._life.journal.write([bound])
         for key in ("max_staleness", "publish_every_steps"):
             if was is not None and (before := getattr(was, key)) != (after := getattr(bound, key)):
-                self._log.event("set", key=key, before=before, after=after, by="resume", step=self._training.step)
+                self._life.log.event("set", key=key, before=before, after=after, by="resume", step=self._training.step)
         return bound
 
     async def _watch_room(self) -> None:
@@ -397,12 +366,12 @@ class LearnerNode:
             fault = self._fault()
             if bool(fault) != bool(said):
                 self._say(f"paused: {fault}" if fault else "there is room again: going on")
-                self._log.event("paused" if fault else "unpaused", reason=fault or said)
+                self._life.log.event("paused" if fault else "unpaused", reason=fault or said)
             said = fault
             await asyncio.sleep(ROOM_S)
 
     def _fault(self) -> str:
-        return self._journal.fault or self._publication.fault
+        return self._life.journal.fault or self._publication.fault
 
     async def change(self, request: Mapping[str, Any], *, by: str) -> str:
         """Change what a run's owner may change while it runs (lead/dials.py), `stop` as the first Ctrl-C does. Return a
@@ -451,7 +420,8 @@ class LearnerNode:
         self._ahead.begin()
         self._has_prompts = True
         known = await asyncio.to_thread(ran_on)
-        self._log.event("prepared", step=prepared.step, parameters=prepared.parameters, device=prepared.device, **known)
+        found = {"step": prepared.step, "parameters": prepared.parameters, "device": prepared.device}
+        self._life.log.event("prepared", **found, **known)
         part = f", of which an adapter's {prepared.trained:,} are trained," if prepared.layout.adapter else ""
         self._say(f"the model has {prepared.parameters:,} parameters{part} and trains on {prepared.device}")
         for note in prepared.notes:
@@ -493,24 +463,19 @@ class LearnerNode:
         if (auditing := self._auditing()) is not None:
             self._publication.kept_at = auditing.place
         processes = config.resolved_reward_processes
-        self._rollouts.open(plane, score, self._journal, restored, self._answering.step, processes, auditing)
+        self._rollouts.open(plane, score, self._life.journal, restored, self._answering.step, processes, auditing)
         sweeping = asyncio.create_task(self._answering.sweep(plane.leased.attempts))
         self._exits.callback(sweeping.cancel)
         return Steps(
-            config,
+            self._life,
             bound,
             self._training,
             self._publication,
             self._rollouts,
-            self._journal,
-            self._tracker,
-            self._log,
             self._provisioning,
             self._held_out,
             LearningSignal(self._prompts.decode, self._max_new_tokens),
             auditing,
-            run_dir=self._run_dir,
-            say=self._say,
         )
 
     def _auditing(self) -> Auditing | None:
@@ -522,7 +487,7 @@ class LearnerNode:
             Auditor(measured_classes(), secret=os.urandom(32), share=config.audit_share),
             self._training.audit,
             class_of=self._rollouts.tally.engine_of,
-            emit=self._log.event,
+            emit=self._life.log.event,
             say=self._say,
         )
 
@@ -580,7 +545,7 @@ class LearnerNode:
             )
 
     def _rollout_event(self, kind: str, **fields: Any) -> None:
-        self._log.event(kind, **fields)
+        self._life.log.event(kind, **fields)
         if kind in ("sampler_left", "sampler_silent"):
             self.timeline.note(fields["node"], "gone", time.time())
         if kind == "reward_failed":

@@ -13,13 +13,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from heapq import nlargest
 from statistics import median
 from typing import Any, Literal
 
 from swarm.bounded import Bounded
+from swarm.broadcast.service import BroadcastService
 from swarm.capacity.activation import LATE_PERIODS, Activation, gather_s
 from swarm.capacity.cost import MAX_NODES, CostBook, CostFigures
 from swarm.capacity.delivery import disseminate_by, measured_first, sustained
@@ -27,11 +28,12 @@ from swarm.capacity.estimator import Estimator, StartValues
 from swarm.capacity.fleet import Disseminate, Terms
 from swarm.capacity.selection import Rules
 from swarm.lead.publication import InstallTracker
+from swarm.node.network import NodeNetwork
+from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.messages import Offer
 from swarm.rollout.tally import SamplerWatch
-from swarm.run.log import Spent
-from swarm.settings import LeadConfig
+from swarm.run.run import Run
 from swarm.types import NodeId, VersionId
 
 TICK_S = 1.0  # How often the cost is checked while no step ends
@@ -48,49 +50,28 @@ BUDGET_TRIES_NOBODY = "to try any of them costs more than --budget-per-hour, so 
 """Said when no rate is known yet and no sampler is active."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerParts:
-    """What provisioning asks of the learner's other parts. `version_bytes` is the encoded size of the newest version,
-    `uplink_bytes_per_s` the learner's own uplink as far as it is known, `sent_bytes` how much it has uploaded.
-    `complete_s` says how long after its publication a node held all of a version. A rollout has `turns` in the mean,
-    each of which a sampler counts as one."""
-
-    set_standby: Callable[[Mapping[NodeId, str]], None]
-    is_public: Callable[[NodeId], bool]
-    version_bytes: Callable[[], float]
-    uplink_bytes_per_s: Callable[[], float]
-    sent_bytes: Callable[[], int]
-    complete_s: Callable[[NodeId, VersionId], float | None]
-    bound: Callable[[], BoundSet]
-    turns: Callable[[], float] = lambda: 1.0
-
-
 class Provisioning(SamplerWatch):
-    """`before` is what earlier lives of the run spent, `given` what samplers gave to them (rollouts and tokens),
-    `absent` the samplers that were there when the last life ended. `clock` returns monotonic seconds. `spent` is set
-    once the run has reached `max_cost`, which may be changed."""
+    """`given` is what samplers gave to earlier lives of the run (rollouts and tokens). `clock` returns monotonic
+    seconds. `spent` is set once the run has reached `max_cost`, which may be changed."""
 
     def __init__(
         self,
-        config: LeadConfig,
+        run: Run,
         tracker: InstallTracker,
-        around: LearnerParts,
+        network: NodeNetwork,
+        broadcast: BroadcastService,
         *,
-        before: Spent,
-        absent: Collection[NodeId] = (),
         given: Mapping[NodeId, tuple[int, int]] | None = None,
-        emit: Callable[..., None],
-        say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config = config
+        self._run = run
+        self._config = config = run.config
         self._tracker = tracker
-        self._around = around
-        self._before = before
-        self._absent = frozenset(absent)
+        self._network = network
+        self._broadcast = broadcast
+        self._before = run.log.spent
+        self._absent = frozenset(run.log.absent)
         self._given = {node: ("", *given) for node, given in (given or {}).items()}
-        self._emit = emit
-        self._say = say
         self._clock = clock
         self._estimator = Estimator(StartValues())
         self._book = CostBook(
@@ -130,7 +111,7 @@ class Provisioning(SamplerWatch):
         if before is None or _terms(before) != _terms(offer):
             self._estimator.joined(node, _terms(offer), now=now)
             self._book.joined(node, _terms(offer), now=now)
-        public = self._around.is_public(node)
+        public = bool(self._network.public_at(node))
         self._estimator.link(node, offer.uplink_bytes_per_s, offer.downlink_bytes_per_s, public)
         if offer.full_rollouts_per_s > 0:
             self._estimator.rate(node, offer.full_rollouts_per_s, offer.samples_at_once, offer.lockstep)
@@ -157,7 +138,7 @@ class Provisioning(SamplerWatch):
         engine installs between two batches, and the capacity model counts that wait itself. So of the time between
         holding and installing a version, only the recent minimum counts."""
         installed_s = self._tracker.install_s(node, version)
-        complete_s = self._around.complete_s(node, version)
+        complete_s = self._broadcast.complete_s(node, version)
         if installed_s is None or complete_s is None:
             return None
         lags = self._lags_s.setdefault(node, deque(maxlen=INSTALLS))
@@ -202,7 +183,7 @@ class Provisioning(SamplerWatch):
             self._estimator.idle(idle_share)
         self._steps += 1
         self._book.stepped()
-        period = self._around.bound().publish_every_steps
+        period = self._bound().publish_every_steps
         if self._steps - self._steps_decided >= period and now >= self._not_before:
             self._due.set()
         figures = self._check_cost()
@@ -234,14 +215,20 @@ class Provisioning(SamplerWatch):
                 await asyncio.sleep(max(wait_s, self._not_before - self._clock()))
                 await self.decide()
 
-    def open(self) -> None:
-        """Note that samplers are answered from now on."""
+    def open(self, rollouts: RolloutService, bound: Callable[[], BoundSet]) -> None:
+        """Note that `rollouts` answers samplers from now on. `bound` is the present one."""
+        self._rollouts, self._bound = rollouts, bound
         self._opened.set()
+
+    @property
+    def _turns(self) -> float:
+        """Turns of a rollout in the mean, each of which a sampler counts as one."""
+        return self._rollouts.tally.turns if self._config.placement == "learner" else 1.0
 
     @property
     def _period_s(self) -> float:
         """Seconds from one publication to the next without any waiting; 0 before the first step."""
-        return (self._estimator.train_step_s() or 0.0) * self._around.bound().publish_every_steps
+        return (self._estimator.train_step_s() or 0.0) * self._bound().publish_every_steps
 
     @property
     def _is_urgent(self) -> bool:
@@ -264,11 +251,11 @@ class Provisioning(SamplerWatch):
         self._hurry()
 
     async def _choose(self) -> None:
-        now, bound = self._clock(), self._around.bound()
+        now, bound = self._clock(), self._bound()
         self._follow_prices()
         demand = self._estimator.demand(
             groups_per_step=self._config.groups_per_step,
-            group_size=round(self._config.group_size * self._around.turns()),
+            group_size=round(self._config.group_size * self._turns),
             publish_every_steps=bound.publish_every_steps,
             max_staleness=bound.max_staleness,
             freshness=self._config.freshness,
@@ -287,8 +274,8 @@ class Provisioning(SamplerWatch):
             took_s = await asyncio.to_thread(_cpu_time_of, choose)
         except (ArithmeticError, ValueError) as fault:
             # The choice uses figures that samplers report. An odd one must not end the run.
-            self._emit("decision_failed", reason=repr(fault), step=self._step)
-            self._say(f"who is active stays as it is: the choice failed with {fault!r}; please report it")
+            self._run.log.event("decision_failed", reason=repr(fault), step=self._step)
+            self._run.say(f"who is active stays as it is: the choice failed with {fault!r}; please report it")
             return
         share = DECIDING_SHARE if self._rules.activate == "cheapest" else WATCHING_SHARE
         self._not_before = self._clock() + took_s / share
@@ -303,19 +290,19 @@ class Provisioning(SamplerWatch):
             if node in active and node not in self._active:
                 self._estimator.activated(node, now=now)
                 self._book.activated(node, now=now)
-                self._emit("activated", node=node, reason=activation.reason(node), step=self._step)
+                self._run.log.event("activated", node=node, reason=activation.reason(node), step=self._step)
             elif node in standby and node not in self._standby:
                 self._estimator.stood_by(node, now=now)
                 self._book.stood_by(node, now=now)
-                self._emit("stood_by", node=node, reason=standby[node], step=self._step)
+                self._run.log.event("stood_by", node=node, reason=standby[node], step=self._step)
         changed = standby.keys() != self._standby.keys()
         self._active = set(active & self._offers.keys())
         if standby != self._standby:
             self._standby = standby
-            self._around.set_standby(standby)
+            self._rollouts.set_standby(standby)
         if changed and (activation.selection is not None or (standby and not self._active)):
             why = activation.selection.why if activation.selection is not None else BUDGET_TRIES_NOBODY
-            self._say(f"{len(self._active)} samplers active, {len(standby)} on standby: {why}")
+            self._run.say(f"{len(self._active)} samplers active, {len(standby)} on standby: {why}")
 
     def _follow_prices(self) -> None:
         """Switch to `cheapest` for good once any sampler has a price, unless the user set `activate`."""
@@ -332,8 +319,8 @@ class Provisioning(SamplerWatch):
 
     def _disseminate(self) -> Disseminate:
         planned = disseminate_by(
-            learner_uplink_bytes_per_s=self._around.uplink_bytes_per_s(),
-            encoded_bytes=self._around.version_bytes(),
+            learner_uplink_bytes_per_s=self._broadcast.uplink_bytes_per_s,
+            encoded_bytes=self._broadcast.version_bytes,
             apply_s=0.0,
         )
         once = measured_first(planned, dict(self._installs_s))
@@ -356,7 +343,7 @@ class Provisioning(SamplerWatch):
         self._counted[node] = (received, sent)
 
     def _count_egress(self) -> None:
-        sent = self._around.sent_bytes()
+        sent = self._network.station.upload.total_bytes
         self._book.learner_sent(sent - self._sent_bytes)
         self._sent_bytes = sent
 
@@ -367,8 +354,8 @@ class Provisioning(SamplerWatch):
         total, most = self._before.total + figures.total, self.max_cost
         if most is not None and total >= most and not self.spent.is_set():
             self.spent.set()
-            self._emit("cost_reached", cost_total=total, max_cost=most, step=self._step)
-            self._say(
+            self._run.log.event("cost_reached", cost_total=total, max_cost=most, step=self._step)
+            self._run.say(
                 f"the run has cost {total:.2f} and --max-cost is {most:g}: it ends here; to go on, resume it with more"
             )
         return figures

@@ -30,7 +30,7 @@ from swarm.lead.training import PublishedStep, Training
 from swarm.node.network import NodeNetwork
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import VersionPublished
-from swarm.rollout.journal.journal import Journal
+from swarm.run.run import Run
 from swarm.run.timeline import PUBLICATION
 from swarm.types import NodeId, VersionId
 
@@ -130,24 +130,19 @@ class Publication:
 
     def __init__(
         self,
+        run: Run,
         network: NodeNetwork,
         broadcast: BroadcastService,
         rollouts: RolloutService,
         training: Training,
-        journal: Journal,
         tracker: InstallTracker,
-        *,
-        note: Callable[..., None],
-        say: Callable[[str], None],
     ) -> None:
-        """`note` adds to the timeline what this does."""
+        self._run = run
         self._network = network
         self._broadcast = broadcast
         self._rollouts = rollouts
         self._training = training
-        self._journal = journal
-        self._tracker = tracker
-        self._say = say
+        self.tracker = tracker
         self._overtaken = asyncio.Event()
         self._diverged = False
         self._publishing = asyncio.Lock()
@@ -158,7 +153,7 @@ class Publication:
         self.fault = ""
         """Why nothing can be published now; "" if something can."""
         network.on_generation = self._overtaken.set
-        self._note = partial(note, PUBLICATION)
+        self._note = partial(run.timeline.note, PUBLICATION)
         tracker.on_everywhere = lambda: self._note("send", time.time(), time.time())
 
     @property
@@ -174,7 +169,7 @@ class Publication:
         if held is None:
             return
         content = content_of(held.table)
-        recorded = await asyncio.to_thread(self._journal.published, held.head.version.version)
+        recorded = await asyncio.to_thread(self._run.journal.published, held.head.version.version)
         # If a version has no record, the learner was killed before it wrote one. The version stands if the batches give
         # the same weights again.
         if recorded is not None and recorded != VersionPublished(version=held.head.version, content=content):
@@ -229,14 +224,14 @@ class Publication:
             if self._diverged or self.count == 0:
                 self.due.set()
                 continue
-            self._say("others know a later run of this learner: publishing under the next incarnation")
+            self._run.say("others know a later run of this learner: publishing under the next incarnation")
             async with self._publishing:
                 version = VersionId(incarnation=self._network.incarnation, version=self.newest.version)
                 await self._announce(await self._with_room(partial(self._broadcast.encode_again, version)))
 
     def diverged(self) -> None:
         """Replace the newest version by the next one, since its weights cannot be made again."""
-        self._say("the recorded batches give other weights than were published: the next version replaces them")
+        self._run.say("the recorded batches give other weights than were published: the next version replaces them")
         self._diverged = True
         self._network.outlive(self.newest)
 
@@ -262,7 +257,7 @@ class Publication:
 
     async def _record(self, held: HeldVersion) -> None:
         version, content = held.head.version, content_of(held.table)
-        await self._journal.write([VersionPublished(version=version, content=content)])
+        await self._run.journal.write([VersionPublished(version=version, content=content)])
         self._training.published = PublishedStep(step=version.version, content=content)
 
     async def _told(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
@@ -274,10 +269,10 @@ class Publication:
             self._note("send", time.time(), time.time())
         now = time.monotonic()
         if staged_at is None:
-            self._tracker.published(version, now=now)
+            self.tracker.published(version, now=now)
         else:
             stage_s, prepared_s = self._training.stage_s, now - staged_at
-            self._tracker.published(version, now=now, stage_s=stage_s, prepared_s=prepared_s)
+            self.tracker.published(version, now=now, stage_s=stage_s, prepared_s=prepared_s)
         if self.kept_at is not None and (weights := self._broadcast.raw_weights) is not None:
             assert self._training.layout is not None
             with suppress(OSError, DiskFull):

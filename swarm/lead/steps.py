@@ -11,9 +11,8 @@ import math
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -22,21 +21,19 @@ from swarm.audit.auditing import REFUSED, Auditing, bar_file, note_refused
 from swarm.errors import UserError
 from swarm.lead.dials import described
 from swarm.lead.provisioning import Provisioning
-from swarm.lead.publication import InstallTracker, Publication
+from swarm.lead.publication import Publication
 from swarm.lead.signal import AlarmLog, LearningSignal, rewards_failed
 from swarm.lead.training import Training, step_figures, train_group
 from swarm.learner.checkpoint.files import BEST
 from swarm.learner.messages import Trained
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
-from swarm.rollout.journal.journal import Journal
 from swarm.rollout.plane.effects import Evaluated
 from swarm.rollout.plane.heldout import held_out_figures
 from swarm.rollout.plane.leases import Group
 from swarm.rollout.plane.rules import is_for_publication, publication_period, staleness
 from swarm.run.directory import CONFIG, read_values, write_json
-from swarm.run.log import RunLog
-from swarm.settings import LeadConfig
+from swarm.run.run import Run
 from swarm.types import NodeId, Prompt
 
 STALL_S = 30.0  # After this long without a batch the learner says what it waits for
@@ -54,51 +51,41 @@ class Steps:
 
     def __init__(
         self,
-        config: LeadConfig,
+        run: Run,
         bound: BoundSet,
         training: Training,
         publication: Publication,
         rollouts: RolloutService,
-        journal: Journal,
-        tracker: InstallTracker,
-        log: RunLog,
         provisioning: Provisioning,
         held_out_prompts: Sequence[Prompt],
         signal: LearningSignal,
         auditing: Auditing | None = None,
-        *,
-        run_dir: Path,
-        say: Callable[[str], None],
     ) -> None:
-        self._config = config
-        self._run_dir = run_dir
+        self._run = run
+        self._config = run.config
         self._training = training
         self._publication = publication
         self._rollouts = rollouts
-        self._journal = journal
-        self._tracker = tracker
-        self._log = log
         self._provisioning = provisioning
         self._recorded_at = self._waiting_since = self._waited_s = 0.0
         self._said_at = -math.inf
         self._held_out_prompts = held_out_prompts
         self._signal = signal
         self._auditing = auditing
-        self._say = say
         self._save_failed_at = 0.0
-        self._alarms = AlarmLog(emit=log.event, say=say)
+        self._alarms = AlarmLog(emit=run.log.event, say=run.say)
         self._unsaid: dict[str, float] = {}
         self._stop = asyncio.Event()
         self._save_wanted = asyncio.Event()
         self._save_soon = False
-        self._every_steps = config.publish_every_steps  # As asked for; a low bound shortens it
+        self._every_steps = run.config.publish_every_steps  # As asked for; a low bound shortens it
         self.is_paused = False
         self._in_step = False
         self._recent: deque[tuple[float, Counter[int]]] = deque(maxlen=RECENT)
         self.bound = bound
-        self.held_out: list[dict[str, float]] = log.held_out
-        self.last: dict[str, Any] = dict(log.last)
-        self.max_staleness_seen = log.max_staleness_seen
+        self.held_out: list[dict[str, float]] = run.log.held_out
+        self.last: dict[str, Any] = dict(run.log.last)
+        self.max_staleness_seen = run.log.max_staleness_seen
         self.step = training.step
         self._keep_near_best()
 
@@ -177,9 +164,9 @@ class Steps:
         if self._stop.is_set():
             return False
         if (best := self._best) is not None:
-            self._say(
+            self._run.say(
                 f"the last version is {self.step}, in checkpoints; the best measured is {best['version']} with "
-                f"{best['exact_match']:.3f} exact, and {self._run_dir / BEST} is the checkpoint nearest to it"
+                f"{best['exact_match']:.3f} exact, and {self._run.directory / BEST} is the checkpoint nearest to it"
             )
         if self._alarms.stopped_by:
             return False
@@ -244,7 +231,9 @@ class Steps:
         held = self._changeable()
         match key:
             case "paused":
-                (self._run_dir / PAUSE).touch() if value else (self._run_dir / PAUSE).unlink(missing_ok=True)
+                (self._run.directory / PAUSE).touch() if value else (self._run.directory / PAUSE).unlink(
+                    missing_ok=True
+                )
                 self.pause(value)
             case "max_cost":
                 if self._provisioning.spent.is_set():
@@ -253,13 +242,13 @@ class Steps:
             case "refuse":
                 if (why := self._rollouts.barred.get(value)) is not None:
                     raise UserError(f"node {value} is barred already: {why}")
-                note_refused(self._run_dir, value, step=self.step)
+                note_refused(self._run.directory, value, step=self.step)
                 self._rollouts.bar(value, REFUSED)
             case "let_in":
                 was_known = self._auditing is not None and self._auditing.let_in(value)
                 if not was_known and value not in self._rollouts.barred:
                     raise UserError(f"node {value} is not barred: `echo-node audit` names those that are")
-                bar_file(self._run_dir, value).unlink(missing_ok=True)
+                bar_file(self._run.directory, value).unlink(missing_ok=True)
                 self._rollouts.unbar(value)
             case "checkpoint":
                 value = self.step + self._in_step
@@ -272,14 +261,14 @@ class Steps:
         now = self._changeable()
         changed = {key: value} | {name: now[name] for name in now if now[name] != held[name]}
         for name, after in changed.items():
-            self._log.event("set", key=name, before=held.get(name), after=after, step=self.step, by=by)
+            self._run.log.event("set", key=name, before=held.get(name), after=after, step=self.step, by=by)
         line = f"{key} is {value}{f' (was {held[key]})' if key in held else ''}".lower()
         kept = {name: now[name] for name in ("max_staleness", "max_cost")} | {"publish_every_steps": self._every_steps}
         try:
-            write_json(self._run_dir / CONFIG, read_values(self._run_dir) | kept)
+            write_json(self._run.directory / CONFIG, read_values(self._run.directory) | kept)
         except OSError as error:
             line += f"; not kept for a restart: {error.strerror}"
-        self._say(line)
+        self._run.say(line)
         return line
 
     def pause(self, paused: bool) -> None:
@@ -299,7 +288,7 @@ class Steps:
         period = publication_period(self._every_steps, bound.max_staleness)
         # Before the await, so that of changes that come together each holds.
         self.bound = bound = replace(bound, publish_every_steps=period)
-        await self._journal.write([bound])
+        await self._run.journal.write([bound])
         if bound.max_staleness < before.max_staleness:
             self._publication.due.set()
         await self._rollouts.set_bound(bound.max_staleness)
@@ -376,8 +365,8 @@ class Steps:
     def _say_stall(self) -> None:
         counts = self._rollouts.status()
         samplers, leased = len(self._rollouts.samplers), counts["samples_leased"]
-        self._say(f"waiting for rollouts: {samplers} samplers, {leased} samples leased")
-        self._log.event("waiting", samplers=samplers, samples_leased=leased)
+        self._run.say(f"waiting for rollouts: {samplers} samplers, {leased} samples leased")
+        self._run.log.event("waiting", samplers=samplers, samples_leased=leased)
 
     # -- after a step ----------------------------------------------------------------------------------------
 
@@ -409,10 +398,10 @@ class Steps:
         self._unsaid = {f"eval_{name}": value for name, value in self.held_out[-1].items()}
         if result.unaudited:
             self.held_out[-1]["unaudited"] = 1
-        self._log.event("evaluated", **self.held_out[-1], prompts=len(result.scores))
-        self._say(f"version {result.version}: {_held_out_line(figures)}{', unaudited' * result.unaudited}")
+        self._run.log.event("evaluated", **self.held_out[-1], prompts=len(result.scores))
+        self._run.say(f"version {result.version}: {_held_out_line(figures)}{', unaudited' * result.unaudited}")
         if self._best is self.held_out[-1]:
-            self._log.event("best", **self._best)
+            self._run.log.event("best", **self._best)
             self._keep_near_best()
 
     @property
@@ -435,13 +424,13 @@ class Steps:
         self.max_staleness_seen = max(self.max_staleness_seen, *ages)
         scores = [s.score for group in batch for s in group.samples if s.score]
         now = time.monotonic()
-        broadcast_s, period_s = self._tracker.last_broadcast_s, max(1e-6, now - self._recorded_at)
+        broadcast_s, period_s = self._publication.tracker.last_broadcast_s, max(1e-6, now - self._recorded_at)
         self.last = {
             **step_figures(self.step, scores, trained),
             **self._mismatch_by_class(trained),
             **self._rollouts.age(mean_staleness=fmean(ages), broadcast_steps=(broadcast_s or 0.0) / period_s),
             "broadcast_s": broadcast_s,
-            **self._tracker.newest_figures(),
+            **self._publication.tracker.newest_figures(),
             "rollouts_per_s": self._rollouts.tally.recent.per_s("rollouts", now=now),
             "tokens_per_s": self._rollouts.tally.recent.per_s("tokens", now=now),
             "samplers": len(self._rollouts.samplers),
@@ -456,11 +445,11 @@ class Steps:
             self._auditing.trained_s += trained.seconds
             self._auditing.step = self.step
             self.last |= self._auditing.figures()
-        self._log.metrics({**self.last, "time": round(time.time(), 3)})
+        self._run.log.metrics({**self.last, "time": round(time.time(), 3)})
         if now - self._said_at >= SAY_S:
             self._said_at, pace_s = now, median(s for s, _ in self._recent)
             words = f"reward {self.last['reward']:.3f}, staleness {fmean(ages):.1f}, {pace_s:.3g} s a step"
-            self._say(f"step {self.step}/{self._config.steps}: {words}")
+            self._run.say(f"step {self.step}/{self._config.steps}: {words}")
 
     def _mismatch_by_class(self, trained: Trained) -> dict[str, float]:
         """Return the mean k3 by class of engine, as far as samplers have named theirs."""

@@ -40,10 +40,9 @@ from swarm.learner.checkpoint.files import (
 from swarm.learner.messages import Audited, AuditRollout, Prepared, Saved, Trained, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.rollout.journal.entries import RecordedGroup
-from swarm.rollout.journal.journal import Journal
 from swarm.rollout.plane.rules import staleness
+from swarm.run.run import Run
 from swarm.run.timeline import LEARNER
-from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, NodeId, Prompt, Rollout, Score
 from swarm.wire import Digest
 
@@ -65,30 +64,18 @@ class Training:
 
     def __init__(
         self,
-        run_dir: Path,
-        config: LeadConfig,
-        journal: Journal,
+        run: Run,
         prompt: Callable[[int], Prompt],
         longest_completion: int,
         *,
-        say: Callable[[str], None],
-        emit: Callable[..., None],
-        on_trained: Callable[[dict[str, float]], None],
         on_divergence: Callable[[], None],
-        note: Callable[..., None],
     ) -> None:
-        """`note` adds to the timeline what the trainer does."""
-        self._config = config
-        self._journal = journal
+        self._run = run
         self._prompt = prompt
         self._longest_completion = longest_completion
-        self._say = say
-        self._emit = emit
-        self._on_trained = on_trained
         self._on_divergence = on_divergence
-        self._note = partial(note, LEARNER)
-        self._trainer = TrainerProcess(run_dir, torchrun=torchrun_options(config), say=say)
-        self._root = run_dir / "checkpoints"
+        self._trainer = TrainerProcess(run.directory, torchrun=torchrun_options(run.config), say=run.say)
+        self._root = run.directory / "checkpoints"
         self._faults = self._furthest = 0
         self._found: tuple[Checkpoint | None] | None = None
         self.saved_step: int | None = None
@@ -107,7 +94,7 @@ class Training:
         The trainer takes one call at a time, and audits come at any time. Taken before `staging_lock`."""
         self.files_dir = self._trainer.files_dir
         self.staging = self._trainer.staging
-        self.audited = run_dir / "audited"
+        self.audited = run.directory / "audited"
         """Where versions whose rollouts may be audited have second names (audit/auditing.py)."""
         self.save_fault = ""
         """Why the last checkpoint could not be written; "" if it was."""
@@ -120,7 +107,7 @@ class Training:
         newest whole checkpoint holds other batches than the journal, Damaged if the batches after it cannot be trained
         on again."""
         found = await asyncio.to_thread(self._newest)
-        await asyncio.to_thread(self._journal.check_batches, found.step if found is not None else 0)
+        await asyncio.to_thread(self._run.journal.check_batches, found.step if found is not None else 0)
         self._found = (found,)
 
     async def open(self) -> Prepared:
@@ -130,7 +117,9 @@ class Training:
         (found,) = self._found or (await asyncio.to_thread(self._newest),)
         self._found = None
         await asyncio.to_thread(self._own_staging)
-        prepared = await self._trainer.prepare(self._config, self._longest_completion, found.path if found else None)
+        prepared = await self._trainer.prepare(
+            self._run.config, self._longest_completion, found.path if found else None
+        )
         self.step = self.staged_step = prepared.step
         self._furthest = max(self._furthest, self.step)
         self.saved_step = found.step if found is not None else None
@@ -181,25 +170,27 @@ class Training:
 
     @contextmanager
     def _busy(self, state: str) -> Iterator[None]:
-        self._note(state, time.time())
+        self._run.timeline.note(LEARNER, state, time.time())
         try:
             yield
         finally:
-            self._note("wait", time.time())
+            self._run.timeline.note(LEARNER, "wait", time.time())
 
     def _newest(self) -> Checkpoint | None:
         # Usually the next checkpoint clears up, but not if the learner was killed at its last one.
         clear_up(self._root)
         found = newest_whole(self._root)
         if newer := newer_than(self._root, found.step if found is not None else None):
-            self._say(f"damaged and passed over: {', '.join(newer)} (`echo-node verify` says what is wrong with them)")
+            self._run.say(
+                f"damaged and passed over: {', '.join(newer)} (`echo-node verify` says what is wrong with them)"
+            )
         if found is not None:
             self._check_lineage(found)
         return found
 
     def _check_lineage(self, checkpoint: Checkpoint) -> None:
         try:
-            same = self._journal.lineage(checkpoint.step) == checkpoint.lineage
+            same = self._run.journal.lineage(checkpoint.step) == checkpoint.lineage
         except LookupError:
             same = False
         if not same:
@@ -220,8 +211,10 @@ class Training:
                     self._faults += 1
                     if self._faults >= MAX_FAULTS:
                         raise
-                    self._say(f"{fault}; starting it again from the last checkpoint ({self._faults} of {MAX_FAULTS})")
-                    self._emit("trainer_restarted", reason=str(fault), step=self.step)
+                    self._run.say(
+                        f"{fault}; starting it again from the last checkpoint ({self._faults} of {MAX_FAULTS})"
+                    )
+                    self._run.log.event("trainer_restarted", reason=str(fault), step=self.step)
                     await self._reopen()
 
     async def _reopen(self) -> None:
@@ -232,32 +225,31 @@ class Training:
         except ChildFailed as fault:
             # A child whose preparation failed may still run, with weights that do not match `step`. Stop it. The next
             # attempt finds no child, which counts as the next fault.
-            self._say(str(fault))
+            self._run.say(str(fault))
             await self._trainer.stop()
 
     async def _replay(self, step: int) -> None:
         """Train on the recorded batches from the child's step to `step`, with a checkpoint as often as ever: a trainer
         that dies again comes further. Do nothing if the child is there already."""
         if self.step < step:
-            self._say(f"training again on the recorded batches {self.step} to {step - 1}")
+            self._run.say(f"training again on the recorded batches {self.step} to {step - 1}")
         while self.step < step:
-            recorded = await asyncio.to_thread(self._journal.batch, self.step)
+            recorded = await asyncio.to_thread(self._run.journal.batch, self.step)
             # In a thread too, because the prompts are made again.
             trained = await self._train(await in_thread(partial(self._groups_of, recorded)))
             scores = [one.score for group in recorded for one in group.rollouts if one.score]
-            self._on_trained(step_figures(self.step, scores, trained))
+            self._run.log.metrics(step_figures(self.step, scores, trained))
             await self._note_save(Saved(step=trained.saved_step, fault=trained.save_fault))
             if self.published is not None and self.published.step == self.step:
                 await self._compare(self.published.content)
-            if self.step < step and self.step % self._config.checkpoint_every_steps == 0:
+            if self.step < step and self.step % self._run.config.checkpoint_every_steps == 0:
                 await self._save()
 
     async def _nothing(self) -> None: ...
 
     async def _train(self, groups: list[TrainGroup]) -> Trained:
         """Have the child take its next step as the journal has it: what it says is the same in every life."""
-        lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
-        learning_rate = await asyncio.to_thread(self._journal.learning_rate, self.step)
+        lineage, learning_rate = await asyncio.to_thread(self._run.journal.trained_as, self.step)
         trained = await self._trainer.train(self.step, groups, lineage, learning_rate)
         self.step += 1
         if self.step > self._furthest:
@@ -266,7 +258,7 @@ class Training:
 
     async def _save(self) -> None:
         # First what it rests on: a checkpoint is of batches that outlive a power cut.
-        await self._journal.sync()
+        await self._run.journal.sync()
         await self._trainer.save(checkpoint_path(self._root, self.step), self.step)
 
     async def _stage(self) -> None:
@@ -298,7 +290,7 @@ class Training:
         assert self.layout is not None
         await self._stage()
         if await asyncio.to_thread(content_of_file, self.staging, self.layout) != content:
-            self._emit("diverged", step=self.step)
+            self._run.log.event("diverged", step=self.step)
             self._on_divergence()
 
     def _groups_of(self, recorded: Sequence[RecordedGroup]) -> list[TrainGroup]:
@@ -314,8 +306,8 @@ class Training:
         one that is nearest to the best version."""
         if saved.fault:
             self.save_fault = saved.fault
-            self._say(f"no checkpoint was written: {saved.fault}")
-            self._emit("checkpoint_failed", reason=saved.fault)
+            self._run.say(f"no checkpoint was written: {saved.fault}")
+            self._run.log.event("checkpoint_failed", reason=saved.fault)
         is_new = saved.step is not None and saved.step != self.saved_step
         if self.best is not None and (is_new or self.best != self._linked):
             self._linked = self.best
@@ -323,13 +315,13 @@ class Training:
         if not is_new:
             return
         self.saved_step, self.save_fault = saved.step, ""
-        self._emit("checkpoint", step=saved.step)
-        await asyncio.to_thread(prune, self._root, self._config.keep_checkpoints)
+        self._run.log.event("checkpoint", step=saved.step)
+        await asyncio.to_thread(prune, self._root, self._run.config.keep_checkpoints)
         kept = await asyncio.to_thread(whole_checkpoints, self._root)
         # The best checkpoint may be far older than the others, and needs no rollouts to go on from.
-        oldest = min(sorted(one.step for one in kept)[-self._config.keep_checkpoints :], default=0)
+        oldest = min(sorted(one.step for one in kept)[-self._run.config.keep_checkpoints :], default=0)
         # Prune a batch at a time, so that the journal's thread is never busy for long.
-        while await self._journal.prune(oldest_step=oldest, keep_rollouts=self._config.keep_rollouts):
+        while await self._run.journal.prune(oldest_step=oldest, keep_rollouts=self._run.config.keep_rollouts):
             pass
 
 

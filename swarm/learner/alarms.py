@@ -35,8 +35,7 @@ from statistics import fmean, median, median_low
 
 from msgspec import structs
 
-from swarm.learner.messages import Alarm, AlarmKind, AlarmState, Reaction
-from swarm.settings import Learn
+from swarm.learner.messages import Alarm, AlarmKind, AlarmState, Reaction, TrainerConfig
 
 GRADIENT_CLIP = 1.0  # Norm to which gradients are clipped; a shorter gradient is never a spike
 NORMS_KEPT = 50  # Of 25 learner steps of two minibatches; spikes are among them, so a lasting change becomes normal
@@ -71,7 +70,7 @@ class Alarms:
     """`is_fit` judges every optimiser step before it is made, `stepped` every learner step after it. A checkpoint holds
     `state`."""
 
-    def __init__(self, config: Learn, state: AlarmState | None = None) -> None:
+    def __init__(self, config: TrainerConfig, state: AlarmState | None = None) -> None:
         self._config = config
         self.state = state or AlarmState()
         self._mismatch: float | None = None

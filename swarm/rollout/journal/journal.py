@@ -147,11 +147,12 @@ class Journal:
         with reading(self._directory / DATABASE) as found:
             return read_lineage(found, step)
 
-    def learning_rate(self, step: int) -> float | None:
-        """Return the peak of the learning rate that was set for batch `step`; None if none was."""
+    def trained_as(self, step: int) -> tuple[bytes, float | None]:
+        """Return the digest of all batches up to and with `step`, and the peak of the learning rate that was set for
+        it; None if none was. Raise LookupError if they are not recorded."""
         with reading(self._directory / DATABASE) as found:
             bound = read_bound(found, step)
-        return bound.learning_rate if bound else None
+            return read_lineage(found, step + 1), bound.learning_rate if bound else None
 
     def check_batches(self, first: int) -> None:
         """Raise Damaged unless all recorded batches from `first` on are unchanged and can be trained on again."""

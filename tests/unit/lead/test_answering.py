@@ -20,6 +20,7 @@ from swarm.run.prompts import Record, open_task
 from swarm.settings import LeadConfig
 from swarm.types import GroupId, Play, SamplingRules
 from tests.builders import prompt
+from tests.unit.runs import run_in
 
 BEGAN = datetime(2026, 7, 24, 9, 30)
 
@@ -86,7 +87,7 @@ async def test_a_program_whose_episode_was_given_up_hears_of_it(
 
     config, played = LeadConfig(task="frozen-lake"), ExternalEpisodes(play)
     service = cast(Any, SimpleNamespace(ask=None))
-    answering = Answering(config, open_task(config), cast(Any, None), service, tmp_path)
+    answering = Answering(run_in(tmp_path, config=config), open_task(config), cast(Any, None), service)
     await answering.sweep(list)  # Without such a program it ends at once
     answering._external = played
     for index, name in enumerate(("given up", "open")):

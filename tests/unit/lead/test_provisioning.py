@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from swarm.capacity.delivery import measured_first
 from swarm.capacity.fleet import Dissemination, Worker
-from swarm.lead.provisioning import LearnerParts, Provisioning
+from swarm.lead.provisioning import Provisioning
 from swarm.lead.publication import InstallTracker
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.messages import Offer
@@ -19,6 +20,7 @@ from swarm.run.log import Spent
 from swarm.settings import LeadConfig
 from swarm.types import NodeId
 from tests.builders import v
+from tests.unit.runs import Log, run_in
 
 HOUR_S = 3600.0
 STEP_S = 10.0
@@ -46,32 +48,34 @@ class Swarm:
     ) -> None:
         self.now = 1000.0
         self.standby: Mapping[NodeId, str] = {}
-        self.events: list[tuple[str, str]] = []
+        self.log = Log(spent=before, absent=absent)
         self.said: list[str] = []
-        self.sent_bytes = 0
+        self.upload = SimpleNamespace(total_bytes=0)
         self.version = 0
         self.tracker = InstallTracker()
         self.offers: dict[NodeId, Offer] = {}
         self.provisioning = Provisioning(
-            LeadConfig(groups_per_step=4, group_size=4, **settings),
-            self.tracker,
-            LearnerParts(
-                set_standby=self._set_standby,
-                is_public=lambda node: False,
-                version_bytes=lambda: 10_000_000,
-                uplink_bytes_per_s=lambda: 1e9,
-                sent_bytes=lambda: self.sent_bytes,
-                complete_s=lambda node, version: 0.2,
-                bound=lambda: BoundSet(max_staleness=2, publish_every_steps=1),
-                turns=lambda: float(turns),
+            run_in(
+                Path(),
+                config=LeadConfig(groups_per_step=4, group_size=4, **settings),
+                log=self.log,
+                say=self.said.append,
             ),
-            before=before or Spent(),
-            absent=absent,
+            self.tracker,
+            cast(Any, SimpleNamespace(public_at=lambda node: None, station=SimpleNamespace(upload=self.upload))),
+            cast(
+                Any,
+                SimpleNamespace(version_bytes=10_000_000, uplink_bytes_per_s=1e9, complete_s=lambda node, version: 0.2),
+            ),
             given=given,
-            emit=lambda kind, **fields: self.events.append((kind, fields.get("node", ""))),
-            say=self.said.append,
             clock=lambda: self.now,
         )
+        rollouts: Any = SimpleNamespace(set_standby=self._set_standby, tally=SimpleNamespace(turns=float(turns)))
+        self.provisioning.open(rollouts, lambda: BoundSet(max_staleness=2, publish_every_steps=1))
+
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        return [(kind, fields.get("node", "")) for kind, fields in self.log.events]
 
     def _set_standby(self, nodes: Mapping[NodeId, str]) -> None:
         self.standby = nodes
@@ -225,7 +229,7 @@ async def test_metered_traffic_is_charged_both_ways_and_once() -> None:
         node = swarm.offer("m1", **prices, received_bytes=received, sent_bytes=sent)
         if sent == 5_000_000:
             swarm.provisioning.gone(node, vanished=True)
-    swarm.sent_bytes = 40_000_000
+    swarm.upload.total_bytes = 40_000_000
     swarm.now += 1.0
     figures = swarm.provisioning.stepped(waited_s=0.0, period_s=1.0)
     assert figures["cost_total"] == pytest.approx(0.034 * 2.0 + 0.006 * 3.0 + 0.04 * 1.0)
@@ -366,7 +370,7 @@ async def test_no_claim_of_a_rate_ends_the_run(rate: float, activate: str) -> No
 async def test_a_choice_that_fails_leaves_everything_as_it_is() -> None:
     swarm = await settled(*PRICED)
     provisioning = swarm.provisioning
-    provisioning._around = replace(provisioning._around, version_bytes=lambda: 0.0)
+    cast(Any, provisioning._broadcast).version_bytes = 0.0
     swarm.offer("c1", 0.1)
     before = swarm.active()
     await provisioning.decide()

@@ -23,6 +23,7 @@ from swarm.types import VersionId
 from swarm.wire import digest
 from tests.builders import ALICE, MIXED_LAYOUT, v
 from tests.unit.broadcast.test_receiver import SIZE, LearnerHost, World
+from tests.unit.runs import run_in
 from tests.unit.trainers import group, trainer_in
 
 
@@ -60,14 +61,17 @@ class Life:
         self.step = 0
         self.tracker = InstallTracker()
         self.publication = Publication(
+            run_in(
+                directory,
+                journal=journal,
+                note=lambda lane, state, *times: self.did.append(state if len(times) == 1 else f"end of {state}"),
+                say=self.said.append,
+            ),
             network,
             learner.service,
             rollouts,
             self.training,
-            journal,
             self.tracker,
-            note=lambda lane, state, *times: self.did.append(state if len(times) == 1 else f"end of {state}"),
-            say=self.said.append,
         )
 
     async def _published(self, version: VersionId) -> None:

@@ -31,6 +31,7 @@ from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 from swarm.types import GroupId, NodeId, Score, Unscored, VersionId
 from tests.builders import ALICE, ListJournal, ask, new_plane, prompt, rollout, submit_and_score, v
+from tests.unit.runs import run_in
 
 
 class Rollouts:
@@ -143,7 +144,13 @@ class Loop:
         self.rollouts = Rollouts()
         self.publication = cast(
             Any,
-            SimpleNamespace(due=asyncio.Event(), newest=v(step), publish=self._publish, settled=self._settled),
+            SimpleNamespace(
+                due=asyncio.Event(),
+                newest=v(step),
+                publish=self._publish,
+                settled=self._settled,
+                tracker=InstallTracker(),
+            ),
         )
         self.said: list[str] = []
         self.log = RunLog(directory)
@@ -159,19 +166,14 @@ class Loop:
         write_config(directory, config)
         self.directory = directory
         self.steps = Steps(
-            config,
+            run_in(directory, config=config, log=self.log, journal=given, say=self.said.append),
             BoundSet(max_staleness=4, publish_every_steps=5),
             training,
             self.publication,
             rollouts,
-            given,
-            InstallTracker(),
-            self.log,
             cast(Any, self.provisioning),
             [],
             LearningSignal(str, 8),
-            run_dir=directory,
-            say=self.said.append,
         )
 
     async def set(self, key: str, value: Any) -> str:
@@ -224,13 +226,12 @@ async def test_a_resumed_run_says_once_that_its_bound_is_another(
         _recorded=SimpleNamespace(
             bound=BoundSet(max_staleness=4, publish_every_steps=1, learning_rate=3e-5), next_batch=8
         ),
-        _journal=ListJournal(),
-        _log=RunLog(tmp_path),
+        _life=run_in(tmp_path, log=(log := RunLog(tmp_path)), journal=ListJournal()),
         _training=SimpleNamespace(step=7),
     )
     bound = BoundSet(max_staleness=wanted, publish_every_steps=1, step=8, learning_rate=3e-5)
     assert await LearnerNode._bound(node) == bound
-    node._log.close()
+    log.close()
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [(event["before"], event["after"], event["step"]) for event in events] == told
     assert all((event["kind"], event["key"], event["by"]) == ("set", "max_staleness", "resume") for event in events)

@@ -26,6 +26,7 @@ from tests.builders import prompt
 from tests.unit.episodes import TWO, played
 from tests.unit.learner.checkpoint.test_files import save
 from tests.unit.rollout.journal.test_journal import group, taken
+from tests.unit.runs import Log, run_in
 
 LAYOUT = layout_of(1 << 16)
 BATCHES = 4
@@ -117,24 +118,32 @@ class Child:
 class Run:
     def __init__(self, directory: Path, journal: Journal, config: LeadConfig | None = None) -> None:
         self.said: list[str] = []
-        self.events: list[str] = []
-        self.steps: list[int] = []
+        self.log = Log()
         self.diverged = 0
         self.did: list[str] = []
         self.training = Training(
-            directory,
-            config or LeadConfig(),
-            journal,
+            run_in(
+                directory,
+                config=config,
+                log=self.log,
+                journal=journal,
+                note=lambda lane, state, began: self.did.append(state),
+                say=self.said.append,
+            ),
             prompt,
             6,
-            say=self.said.append,
-            emit=lambda kind, **fields: self.events.append(kind),
-            on_trained=lambda figures: self.steps.append(int(figures["step"])),
             on_divergence=self._note,
-            note=lambda lane, state, began: self.did.append(state),
         )
         self.child = Child(self.training.staging)
         self.training._trainer = cast(Any, self.child)
+
+    @property
+    def events(self) -> list[str]:
+        return [kind for kind, _ in self.log.events]
+
+    @property
+    def steps(self) -> list[int]:
+        return [int(figures["step"]) for figures in self.log.figures]
 
     def _note(self) -> None:
         self.diverged += 1

@@ -26,13 +26,12 @@ from swarm.learner.alarms import (
     Mismatch,
     typical_mismatch,
 )
-from swarm.learner.messages import Alarm, AlarmState, Save, Train, TrainGroup, TrainRollout
+from swarm.learner.messages import Alarm, AlarmState, Save, Train, TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
-from swarm.settings import Learn
 from tests.builders import floats, ints
 from tests.unit.trainers import group, trainer_in
 
-RULES = Learn(alarm_mismatch_kl=0.5, alarm_entropy=0.1, alarm_gradient_spike=10.0)
+RULES = TrainerConfig(alarm_mismatch_kl=0.5, alarm_entropy=0.1, alarm_gradient_spike=10.0)
 
 
 def step(
@@ -52,7 +51,7 @@ def step(
     return fit, [(alarm.kind, alarm.reaction) for alarm in raised]
 
 
-def after(steps: int, rules: Learn = RULES, **values: Any) -> Alarms:
+def after(steps: int, rules: TrainerConfig = RULES, **values: Any) -> Alarms:
     """Alarms that have seen so many ordinary steps."""
     alarms = Alarms(rules)
     for _ in range(steps):

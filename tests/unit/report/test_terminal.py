@@ -17,6 +17,7 @@ from swarm.rollout.journal.entries import RecordedRun
 from swarm.rollout.journal.journal import Journal
 from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
+from tests.unit.runs import run_in
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -27,8 +28,7 @@ def early_learner(tmp_path: Path) -> LearnerNode:
     node._network = NodeNetwork(
         tmp_path, "learner", NetworkSettings(host="127.0.0.1", port=7700), say=print, emit=lambda kind, **fields: None
     )
-    node._log = RunLog(tmp_path)
-    node._journal = Journal(tmp_path, group_size=2)
+    node._life = run_in(tmp_path, log=RunLog(tmp_path), journal=Journal(tmp_path, group_size=2))
     node._recorded = RecordedRun(next_batch=0, opened=0, groups=(), published=None, bound=None)
     node._build(node._network)
     return node
