@@ -19,7 +19,8 @@ import uvloop
 from benchmarks.payload import layout_of, write_random, write_weights
 from swarm.broadcast.service import BroadcastService
 from swarm.gossip.records import Profile
-from swarm.node.network import NetworkSettings, NodeNetwork
+from swarm.node.network import NodeNetwork
+from swarm.settings import LeadConfig
 from swarm.types import VersionId
 from tests.simulator.broadcast.schemes import planner_named
 
@@ -28,12 +29,12 @@ ROUND_S = 2.0
 
 
 async def lead(options: argparse.Namespace) -> None:
-    settings = NetworkSettings(
+    settings = LeadConfig(
         host=options.host,
         port=options.port,
         tls=options.tls,
         lan=True,
-        max_upload_mbit=options.max_upload,
+        max_upload=options.max_upload,
     )
     network = NodeNetwork(options.directory / "identity", "learner", settings, say=_to_stderr, emit=_ignore)
     plan_of = planner_named(None if options.scheme == "relay" else options.scheme)

@@ -19,7 +19,7 @@ from typing import Any
 
 from swarm.lead.learner import LearnerNode
 from swarm.node.exposition import metrics_route
-from swarm.node.network import NetworkSettings, NodeNetwork
+from swarm.node.network import NodeNetwork
 from swarm.rollout.journal.entries import RecordedRun
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import Offer
@@ -35,7 +35,7 @@ ROUNDS = 50
 
 def learner_of(directory: Path, samplers: int) -> LearnerNode:
     node = LearnerNode(config := LeadConfig(run_dir=directory), lambda line: None)
-    settings = NetworkSettings(host="127.0.0.1", port=7700)
+    settings = LeadConfig(host="127.0.0.1", port=7700)
     node._network = NodeNetwork(directory, "learner", settings, say=print, emit=lambda kind, **fields: None)
     log, journal = RunLog(directory), Journal(directory, group_size=2)
     node._life = Run(config=config, directory=directory, log=log, journal=journal, timeline=node.timeline, say=print)

@@ -20,8 +20,9 @@ from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.manifest import Layout
 from swarm.gossip.records import Profile
-from swarm.node.network import NetworkSettings, NodeNetwork
+from swarm.node.network import NodeNetwork
 from swarm.process import Child, ChildChannel
+from swarm.settings import LeadConfig
 from swarm.types import VersionId
 
 HANG_S = 600.0
@@ -86,9 +87,7 @@ def train() -> None:
 
 
 async def lead(options: argparse.Namespace) -> None:
-    settings = NetworkSettings(
-        host=options.host, port=options.port, tls=None, lan=True, max_upload_mbit=options.max_upload
-    )
+    settings = LeadConfig(host=options.host, port=options.port, lan=True, max_upload=options.max_upload)
     network = NodeNetwork(options.directory / "identity", "learner", settings, say=_to_stderr, emit=_ignore)
     broadcast = BroadcastService(options.directory / "versions", network.key, network.station)
     trainer = Child(

@@ -464,6 +464,8 @@ OF_LEAD = (
 class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task, Model):
     """One run of a learner. Fields come in the order of the sections from the last base to the first."""
 
+    max_download: ClassVar[None] = None  # What it fetches is little
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         _refuse_ignored(self, OF_LEAD)
@@ -621,6 +623,8 @@ OF_JOIN = (
 
 class JoinConfig(JoinMoney, Limits, Engine, JoinSwarm):
     """One sampler or relay. The defaults of `host`, `port`, `tls` and `lan` depend on where the bootstraps are."""
+
+    advertise: ClassVar[None] = None  # Publics see its address
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -34,7 +34,7 @@ from swarm.node.bootstrap import Greeting
 from swarm.node.control import control
 from swarm.node.hello import Card, card_lines, open_card
 from swarm.node.identity import StateDirectory
-from swarm.node.network import NodeNetwork, join_settings
+from swarm.node.network import NodeNetwork, where_to_listen
 from swarm.settings import JoinConfig
 from swarm.types import Role
 
@@ -146,7 +146,7 @@ class JoiningNode(ABC):
 
     def __init__(self, config: JoinConfig, say: Callable[[str], None]) -> None:
         self._config = config
-        self._settings = join_settings(config)
+        where_to_listen(config)  # Refuses what is no address
         self._log = SaidLog(say)
         self._say = self._log.say
         self._stop = asyncio.Event()
@@ -169,7 +169,7 @@ class JoiningNode(ABC):
             self._config = watch.config
             name = self._config.base
             base = BaseModel(await asyncio.to_thread(find_base, name)) if name is not None else None
-            self._network = NodeNetwork(state.path, self.role, self._settings, say=self._say, emit=self._emit)
+            self._network = NodeNetwork(state.path, self.role, self._config, say=self._say, emit=self._emit)
             self._data = DataPlane(
                 self._network.station,
                 say=self._say,

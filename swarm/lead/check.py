@@ -25,7 +25,7 @@ from swarm.learner.checkpoint.files import newest_whole
 from swarm.learner.messages import Prepared, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.server import check_port
-from swarm.node.network import lead_settings
+from swarm.node.network import check_addresses
 from swarm.run.directory import LOGS, directory_of, refuse_used, write_json
 from swarm.run.prompts import (
     RECORD,
@@ -52,9 +52,9 @@ COPIES = 4  # Approximate copies of the published weights on disk: staged, mappe
 async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: bool) -> None:
     """Report a line about each thing that a run of `config` needs. Raise UserError for the first that is wrong."""
     run_dir = directory_of(config)
-    settings = lead_settings(config)
-    await check_port(settings.host, settings.port)
-    say(f"port     {settings.host}:{settings.port} is free" if settings.port else "port     any free one")
+    check_addresses(config)
+    await check_port(config.host, config.port)
+    say(f"port     {config.host}:{config.port} is free" if config.port else "port     any free one")
     check_model(config.model)
     if not resume:
         check_period(config)

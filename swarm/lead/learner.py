@@ -37,7 +37,7 @@ from swarm.net.hosts import is_loopback, is_private
 from swarm.node.control import control
 from swarm.node.hello import card_of, sign_card
 from swarm.node.identity import StateDirectory
-from swarm.node.network import EVERYWHERE, NodeNetwork, lead_settings
+from swarm.node.network import EVERYWHERE, NodeNetwork, check_addresses
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
@@ -109,7 +109,7 @@ class LearnerNode:
         self._steps: Steps | None = None
         self._is_kept = self._has_prompts = False
         self._exits = AsyncExitStack()
-        self._settings = lead_settings(config)
+        check_addresses(config)
         self.timeline = Timeline(time.time())
 
     async def run(self) -> bool:
@@ -151,7 +151,7 @@ class LearnerNode:
                 opened.callback(state.release)
                 log = RunLog(self._run_dir, tensorboard=self._config.tensorboard)
                 opened.callback(log.close)
-                self._network = NodeNetwork(state.path, "learner", self._settings, say=self._say, emit=log.event)
+                self._network = NodeNetwork(state.path, "learner", self._config, say=self._say, emit=log.event)
             except UserError:
                 self._is_kept = False
                 raise

@@ -19,7 +19,6 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -157,20 +156,6 @@ def _version(held: VersionId | None, newest: VersionId | None) -> dict[str, Any]
 CACHE_EVERY_S = 60.0  # How often good peers are written down for the next start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkSettings:
-    """Where to listen and whom to ask. `tls` and `lan` are None for the default. `advertise` is what others dial."""
-
-    host: str
-    port: int
-    bootstrap: tuple[str, ...] = ()
-    advertise: str | None = None
-    tls: bool | None = None
-    lan: bool | None = None
-    max_upload_mbit: float | None = None
-    max_download_mbit: float | None = None
-
-
 class NodeNetwork:
     """The network side of a node. `emit` writes an event, `say` tells the person at the terminal."""
 
@@ -178,27 +163,28 @@ class NodeNetwork:
         self,
         directory: Path,
         role: Role,
-        settings: NetworkSettings,
+        config: JoinConfig | LeadConfig,
         *,
         say: Callable[[str], None],
         emit: Callable[..., None],
     ) -> None:
         self._directory = directory
         self._role = role
-        self._settings = settings
+        self._config = config
+        self._host, self._wanted_port = where_to_listen(config)
         self._say = say
         self._random = SystemRandom()
-        self.bootstraps = Bootstraps(settings.bootstrap, directory / "peers", random=self._random)
+        self.bootstraps = Bootstraps(config.bootstrap, directory / "peers", random=self._random)
         self.key = load_or_create_key(directory)
         self.generation = next_generation(directory)
         self.incarnation = self.generation - 1
         """The incarnation of a learner's versions. A learner that resumes a run sets it before it enters the swarm."""
-        local = is_loopback(settings.host)
-        use_tls = not local if settings.tls is None else settings.tls
+        local = is_loopback(self._host)
+        use_tls = not local if config.tls is None else config.tls
         # If all nodes run on one machine, all addresses are local and no stranger can name one.
         hosts = self.bootstraps.hosts
-        inferred = (local and settings.advertise is None) or (bool(hosts) and all(map(is_loopback, hosts)))
-        self._lan = inferred if settings.lan is None else settings.lan
+        inferred = (local and config.advertise is None) or (bool(hosts) and all(map(is_loopback, hosts)))
+        self._lan = inferred if config.lan is None else config.lan
         self._tls = load_or_create_tls(directory) if use_tls else None
         self._fingerprint = self._tls.fingerprint if self._tls else b""
         self.sessions = ServerSessions(self.key, self._fingerprint)
@@ -213,8 +199,8 @@ class NodeNetwork:
             public_at=self.public_at,
             dialable=self.may_call,
             lan=lambda: self._lan,
-            upload=Pace(settings.max_upload_mbit * 1e6 / 8 if settings.max_upload_mbit else None),
-            download=Pace(settings.max_download_mbit * 1e6 / 8 if settings.max_download_mbit else None),
+            upload=Pace(config.max_upload * 1e6 / 8 if config.max_upload else None),
+            download=Pace(config.max_download * 1e6 / 8 if config.max_download else None),
             random=self._random,
         )
         self._beat_s = 0.0
@@ -245,7 +231,7 @@ class NodeNetwork:
     @property
     def address(self) -> Address:
         """The address that others dial to reach this node."""
-        return advertised(self._settings, self.port, self._fingerprint)
+        return advertised(self._config, self.port, self._fingerprint)
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -264,8 +250,8 @@ class NodeNetwork:
         tls = self._tls.context if self._tls else None
         counted = [self.sessions.refused, self.gossip.rejected, self.station.refused]
         self._server = NodeServer([*own, *routes], status, tls=tls, counted=counted, on_stream=on_stream)
-        self.port = await self._server.start(self._settings.host, self._settings.port)
-        if self._settings.lan is None and not self._lan and any(map(is_private, self.bootstraps.hosts)):
+        self.port = await self._server.start(self._host, self._wanted_port)
+        if self._config.lan is None and not self._lan and any(map(is_private, self.bootstraps.hosts)):
             self._say("this swarm has private addresses: pass --lan to every node in this network, or they stay leaves")
         return self.port
 
@@ -278,7 +264,7 @@ class NodeNetwork:
     async def find(self) -> Greeting:
         """Wait until a bootstrap answers, and return its hello. Raise UserError if waiting does not help."""
         found = self._greeting = await self.bootstraps.find(self._say)
-        if self._settings.lan is None and not all(is_loopback(a.host) for a in found.learner.record.addresses):
+        if self._config.lan is None and not all(is_loopback(a.host) for a in found.learner.record.addresses):
             # The learner is not on this machine, so a bootstrap on this machine must be a tunnel.
             self._lan = False
         return found
@@ -369,7 +355,7 @@ class NodeNetwork:
         """Return the line by which others join at any of the addresses that they may reach this learner at."""
         own = self.address
         hosts = [own.host]
-        if self._settings.host == "0.0.0.0" and self._settings.advertise is None:
+        if self._host == "0.0.0.0" and self._config.advertise is None:
             hosts = list(dict.fromkeys((own.host, *own_hosts())))[:MAX_JOIN_ADDRESSES]
         addresses = tuple(msgspec.structs.replace(own, host=host) for host in hosts)
         key = self._learner_key
@@ -418,7 +404,7 @@ class NodeNetwork:
 
     def _own_reachability(self) -> Reachability | None:
         """Return None for the learner, which everybody dials, and for a node that only this machine can reach."""
-        if self._role == "learner" or (is_loopback(self._settings.host) and not self._lan):
+        if self._role == "learner" or (is_loopback(self._host) and not self._lan):
             return None
         return Reachability(
             port=self.port,
@@ -523,15 +509,34 @@ class NodeNetwork:
         self.on_generation()
 
 
-def advertised(settings: NetworkSettings, port: int, fingerprint: bytes) -> Address:
+def advertised(config: JoinConfig | LeadConfig, port: int, fingerprint: bytes) -> Address:
     """Return the address that others dial: the advertised one, or the one where this node listens. A node that listens
-    on all interfaces advertises the one that leads to the internet."""
-    if settings.advertise is not None:
-        named = read_bootstrap(settings.advertise, port)
+    on all interfaces advertises the one that leads to the internet. UserError if it is none."""
+    if config.advertise is not None:
+        named = read_bootstrap(config.advertise, port)
         return Address(host=named.host, port=named.port, fingerprint=fingerprint)
-    family = socket.AF_INET6 if settings.host == "::" else socket.AF_INET
-    host = _outward_host(family) if settings.host in EVERYWHERE else settings.host
+    listens, _ = where_to_listen(config)
+    family = socket.AF_INET6 if listens == "::" else socket.AF_INET
+    host = _outward_host(family) if listens in EVERYWHERE else listens
     return Address(host=host, port=port, fingerprint=fingerprint)
+
+
+def where_to_listen(config: JoinConfig | LeadConfig) -> tuple[str, int]:
+    """Return host and port. One that joins listens only on this machine if all bootstraps are here, else on every
+    interface. UserError for an invalid bootstrap."""
+    if isinstance(config, LeadConfig):
+        return config.host, config.port
+    named, _ = read_bootstraps(config.bootstrap)
+    local = all(is_loopback(bootstrap.host) for bootstrap in named)
+    # A relay needs a fixed port, which its owner opens in a router once. A sampler does not.
+    port = config.port if config.port is not None else DEFAULT_PORT if config.role == "relay" and not local else 0
+    return config.host or ("127.0.0.1" if local else "0.0.0.0"), port
+
+
+def check_addresses(config: LeadConfig) -> None:
+    """Raise UserError for an invalid address, before anything is written."""
+    advertised(config, config.port or DEFAULT_PORT, b"")
+    read_bootstraps(config.bootstrap)
 
 
 def _outward_host(family: socket.AddressFamily) -> str:
@@ -560,33 +565,3 @@ def own_hosts() -> list[str]:
                 if is_up and not is_loopback(host) and not Path("/sys/class/net", name, "bridge").exists():
                     found.append(host)
     return found
-
-
-def join_settings(config: JoinConfig) -> NetworkSettings:
-    """Listen only on this machine if all bootstraps are here, else on every interface."""
-    named, _ = read_bootstraps(config.bootstrap)
-    local = all(is_loopback(bootstrap.host) for bootstrap in named)
-    # A relay needs a fixed port, which its owner opens in a router once. A sampler does not.
-    port = config.port if config.port is not None else DEFAULT_PORT if config.role == "relay" and not local else 0
-    return _settings(config, config.host or ("127.0.0.1" if local else "0.0.0.0"), port)
-
-
-def lead_settings(config: LeadConfig) -> NetworkSettings:
-    """Return where a learner listens. Raise UserError for an invalid address, before anything is written."""
-    settings = _settings(config, config.host, config.port, config.advertise)
-    advertised(settings, config.port or DEFAULT_PORT, b"")
-    read_bootstraps(config.bootstrap)
-    return settings
-
-
-def _settings(config: JoinConfig | LeadConfig, host: str, port: int, advertise: str | None = None) -> NetworkSettings:
-    return NetworkSettings(
-        host=host,
-        port=port,
-        bootstrap=config.bootstrap,
-        advertise=advertise,
-        tls=config.tls,
-        lan=config.lan,
-        max_upload_mbit=config.max_upload,
-        max_download_mbit=config.max_download if isinstance(config, JoinConfig) else None,
-    )

@@ -27,7 +27,12 @@ async def test_a_run_that_is_damaged_is_left_with_nothing_open(
 
     def closes(kind: Any) -> None:
         close = kind.close
-        monkeypatch.setattr(kind, "close", lambda self: closed.append(kind.__name__) or close(self))
+
+        def closing(self: Any) -> Any:
+            closed.append(kind.__name__)
+            return close(self)
+
+        monkeypatch.setattr(kind, "close", closing)
 
     monkeypatch.setattr(*where, damaged)
     for kind in (Journal, RunLog, BroadcastService):

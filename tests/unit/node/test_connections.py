@@ -21,7 +21,8 @@ from swarm.net.client import CONNECT_S
 from swarm.node.bootstrap import CERTIFICATE_S, FIND_S, RESOLVE_S, SAY_S, Bootstraps
 from swarm.node.hello import HELLO_S
 from swarm.node.identity import load_or_create_tls
-from swarm.node.network import NetworkSettings, NodeNetwork
+from swarm.node.network import NodeNetwork
+from swarm.settings import LeadConfig
 from swarm.types import Address
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY
@@ -334,7 +335,7 @@ async def test_a_sampler_whose_swarm_is_gone_ends(tmp_path: Path, monkeypatch: p
 
     looks: list[float] = []
     async with member(OTHER_KEY) as other:
-        settings = NetworkSettings(host="127.0.0.1", port=0, bootstrap=(line_for(KEY, other),))
+        settings = LeadConfig(host="127.0.0.1", port=0, bootstrap=(line_for(KEY, other),))
         network = NodeNetwork(tmp_path, "sampler", settings, say=looks_like_a_line, emit=lambda kind, **_: None)
         network._learner_key = KEY.public_bytes
         monkeypatch.setattr(network, "learner", lambda: (KEY.node_id, []))

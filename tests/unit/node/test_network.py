@@ -26,7 +26,7 @@ from swarm.net.stream import Incoming
 from swarm.node.bootstrap import read_join_line
 from swarm.node.hello import HELLO_PATH
 from swarm.node.identity import next_generation
-from swarm.node.network import NetworkSettings, NodeNetwork, advertised, join_settings, own_hosts
+from swarm.node.network import NodeNetwork, advertised, own_hosts
 from swarm.settings import JoinConfig, LeadConfig
 from swarm.settings_file import load_config
 from swarm.types import Address, Role
@@ -42,7 +42,7 @@ def network(directory: Path, role: Role, *bootstrap: str, **settings: Any) -> No
     return NodeNetwork(
         directory,
         role,
-        NetworkSettings(**{"host": "127.0.0.1", "port": 0, "bootstrap": bootstrap, "lan": True, **settings}),
+        LeadConfig(**{"host": "127.0.0.1", "port": 0, "bootstrap": bootstrap, "lan": True, **settings}),
         say=lambda line: None,
         emit=lambda kind, **fields: None,
     )
@@ -233,15 +233,13 @@ async def test_the_learner_is_called_where_a_bootstrap_found_it_last(tmp_path: P
         ({"host": "0.0.0.0", "advertise": "[2001:db8::7]:80"}, "[2001:db8::7]:80"),
     ],
 )
-def test_what_others_dial(settings: dict[str, str], found: str) -> None:
-    assert advertised(NetworkSettings(port=7700, **settings), 7700, b"").authority == found  # type: ignore[arg-type]
+def test_what_others_dial(settings: dict[str, Any], found: str) -> None:
+    assert advertised(LeadConfig(port=7700, **settings), 7700, b"").authority == found
 
 
 def line_of(directory: Path, **settings: Any) -> list[str]:
     """The addresses in the join line of a learner with these settings."""
-    node = NodeNetwork(
-        directory, "learner", NetworkSettings(port=7700, **settings), say=print, emit=lambda kind, **_: None
-    )
+    node = NodeNetwork(directory, "learner", LeadConfig(port=7700, **settings), say=print, emit=lambda kind, **_: None)
     node.port, node._learner_key = 7700, node.key.public_bytes
     addresses = read_join_line(node.join_line()).addresses
     assert {bool(address.fingerprint) for address in addresses} == {settings["host"] != "127.0.0.1"}
@@ -263,14 +261,14 @@ def test_a_join_line_has_all_addresses_that_others_may_reach(tmp_path: Path, mon
 
 def test_own_addresses_are_none_of_loopback() -> None:
     assert not any(map(is_loopback, own_hosts()))
-    assert advertised(NetworkSettings(host="0.0.0.0", port=7700), 7700, b"").host in (*own_hosts(), "127.0.0.1")
+    assert advertised(LeadConfig(host="0.0.0.0", port=7700), 7700, b"").host in (*own_hosts(), "127.0.0.1")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
 async def test_a_learner_says_where_it_listens_and_how_to_keep_it_at_home(tmp_path: Path, host: str) -> None:
     said: list[str] = []
     node = LearnerNode(LeadConfig(run_dir=tmp_path, host=host), said.append)
-    node._network = network = NodeNetwork(tmp_path, "learner", node._settings, say=print, emit=lambda kind, **_: None)
+    node._network = network = NodeNetwork(tmp_path, "learner", node._config, say=print, emit=lambda kind, **_: None)
     network.port = 7700
     async with network.swarm(network.key.public_bytes, ROUND_S):
         node._write_address()
@@ -338,13 +336,13 @@ async def test_a_claimed_address_gets_no_stream_and_is_not_remembered_before_it_
 
 
 def test_all_interfaces_of_one_family_are_advertised_in_that_family() -> None:
-    assert ":" in advertised(NetworkSettings(host="::", port=7700), 7700, b"").host
-    assert ":" not in advertised(NetworkSettings(host="0.0.0.0", port=7700), 7700, b"").host
+    assert ":" in advertised(LeadConfig(host="::", port=7700), 7700, b"").host
+    assert ":" not in advertised(LeadConfig(host="0.0.0.0", port=7700), 7700, b"").host
 
 
 def test_what_is_no_address_cannot_be_advertised() -> None:
     with pytest.raises(UserError, match="is not an address"):
-        advertised(NetworkSettings(host="0.0.0.0", port=7700, advertise="no host"), 7700, b"")
+        advertised(LeadConfig(host="0.0.0.0", port=7700, advertise="no host"), 7700, b"")
 
 
 def _order_known(lead: NodeNetwork, node: NodeNetwork) -> int:
@@ -358,33 +356,25 @@ CAP_MBIT = 8.0
 WINDOW_S = 5.0
 
 
-def learners_settings() -> NetworkSettings:
-    return LearnerNode(load_config(LeadConfig, None, {"max_upload": CAP_MBIT}), lambda line: None)._settings
-
-
-def joiners_settings() -> NetworkSettings:
-    return join_settings(
-        load_config(JoinConfig, None, {"max_upload": CAP_MBIT, "max_download": 2 * CAP_MBIT, "bootstrap": "127.0.0.1"})
-    )
+LEARNER = load_config(LeadConfig, None, {"max_upload": CAP_MBIT})
+SAMPLER = load_config(
+    JoinConfig, None, {"max_upload": CAP_MBIT, "max_download": 2 * CAP_MBIT, "bootstrap": "127.0.0.1"}
+)
 
 
 @pytest.mark.parametrize(
-    ("settings_of", "direction", "mbit"),
-    [
-        (learners_settings, "upload", CAP_MBIT),
-        (joiners_settings, "upload", CAP_MBIT),
-        (joiners_settings, "download", 2 * CAP_MBIT),
-    ],
+    ("config", "direction", "mbit"),
+    [(LEARNER, "upload", CAP_MBIT), (SAMPLER, "upload", CAP_MBIT), (SAMPLER, "download", 2 * CAP_MBIT)],
 )
 def test_a_cap_that_the_user_gave_is_kept_over_every_five_seconds(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    settings_of: Callable[[], NetworkSettings],
+    config: LeadConfig | JoinConfig,
     direction: str,
     mbit: float,
 ) -> None:
     """To the learner as to all others, on the line, by eight links that always have something to send."""
-    node = NodeNetwork(tmp_path, "relay", settings_of(), say=print, emit=lambda kind, **fields: None)
+    node = NodeNetwork(tmp_path, "relay", config, say=print, emit=lambda kind, **fields: None)
     pace = node.station.upload if direction == "upload" else node.station.download
     clock = Clock()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)

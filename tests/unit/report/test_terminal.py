@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from swarm.lead.learner import LearnerNode
-from swarm.node.network import NetworkSettings, NodeNetwork
+from swarm.node.network import NodeNetwork
 from swarm.report.terminal import figures, live_view, plain_line, sparkline, status_screen
 from swarm.report.words import waiting_for
 from swarm.rollout.journal.entries import RecordedRun
@@ -26,7 +26,7 @@ def early_learner(tmp_path: Path) -> LearnerNode:
     """A learner that has not loaded its model yet."""
     node = LearnerNode(LeadConfig(run_dir=tmp_path), lambda line: None)
     node._network = NodeNetwork(
-        tmp_path, "learner", NetworkSettings(host="127.0.0.1", port=7700), say=print, emit=lambda kind, **fields: None
+        tmp_path, "learner", LeadConfig(host="127.0.0.1", port=7700), say=print, emit=lambda kind, **fields: None
     )
     node._life = run_in(tmp_path, log=RunLog(tmp_path), journal=Journal(tmp_path, group_size=2))
     node._recorded = RecordedRun(next_batch=0, opened=0, groups=(), published=None, bound=None)
