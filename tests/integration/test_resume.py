@@ -445,14 +445,14 @@ def test_batches_are_trained_on_again_at_the_learning_rate_that_was_set_for_them
     _takes(learner, 3)
     trainer = next(child for child in learner.children() if "swarm.learner.trainer" in " ".join(child.cmdline()))
     trainer.kill()
-    eventually(lambda: learner.says("training again on the recorded batches 0 to "), learner, "it trains again")
+    eventually(lambda: learner.says("training again on the recorded batches "), learner, "it trains again")
     _takes(learner, 2)
     assert command("set", str(learner.run_dir), "learning-rate=2e-4").returncode == 0
     _takes(learner, 2)
     learner.kill()
     again = swarm.resume(learner, name="again")
     _takes(again, 2)
-    assert again.says("training again on the recorded batches 0 to ")
+    assert again.says("training again on the recorded batches ")
     assert "diverged" not in _kinds(again)
     rates = [line["learning_rate"] for line in _lines(again, "metrics.jsonl")]
     assert [rate for i, rate in enumerate(rates) if i == 0 or rate != rates[i - 1]] == [1e-3, 1e-4, 2e-4]
