@@ -109,6 +109,7 @@ class Child:
         self._environment = environment
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
+        self._is_killed = False
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -245,11 +246,11 @@ class Child:
     async def kill(self) -> None:
         """Kill the child and its own children at once, also those of a child that has ended by itself."""
         self._hang_up()
-        process, self._process = self._process, None  # Once: later its number may be another's
-        if process is not None:
+        if self._process is not None and not self._is_killed:
+            self._is_killed = True  # Once: later its number may be another's
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
 
     def _hang_up(self) -> None:
         if self._writer is not None:
@@ -277,6 +278,7 @@ class Child:
         return f"{said} (log: {self._log})"
 
     async def _spawn(self, environment: dict[str, str]) -> None:
+        self._is_killed = False
         if self._log is not None:
             self._log.parent.mkdir(parents=True, exist_ok=True)
         with nullcontext(2) if self._log is None else self._log.open("ab") as log:
