@@ -25,7 +25,7 @@ from benchmarks.sampler_models import Size, Versions, parameters_of, random_mode
 from benchmarks.sampler_process import HANG_S, TIME_LIMIT_S, EngineBroken, cpu_seconds
 from swarm.broadcast.coding import in_thread
 from swarm.process import Child
-from swarm.rollout.messages import Answer
+from swarm.rollout.messages import Answer, SampleName, Stepped
 from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineDtype, EngineKind, EngineOptions, Job
 from swarm.sampler.feeding import feed_of
@@ -193,14 +193,18 @@ async def _through_bare(child: Child, jobs: tuple[Job, ...]) -> Repeat:
     return Repeat(tokens=drawn.tokens, seconds=drawn.seconds, cpu_s=cpu_seconds(child.pid) - spent_s)
 
 
+async def _never(answer: Answer) -> Stepped:
+    raise AssertionError
+
+
 async def _through_node(worker: EngineWorker, spool: Spool, jobs: tuple[Job, ...]) -> Repeat:
     """From the first lease to the last answer on disk."""
-    feed = feed_of(worker)
+    feed = feed_of(worker, _never)
     missing = len(jobs)
     tokens = 0
     over = asyncio.Event()
 
-    async def kept(answers: list[Answer]) -> None:
+    async def kept(samples: set[SampleName], answers: list[Answer]) -> None:
         nonlocal missing, tokens
         name = await in_thread(spool.keep, answers)
         rollouts = [answer.rollout for answer in answers]

@@ -183,11 +183,6 @@ class Task(Section):
     max_episode_tokens: Annotated[
         Tokens | None, Flag("Most tokens of an episode after its prompt.", "the environment's")
     ] = None
-    placement: Annotated[
-        Literal["learner", "sampler"],
-        Flag("Where environments answer: sampler is for those of this package that hide nothing."),
-        RESUMED,
-    ] = "learner"
     prompt_column: Annotated[
         str, Field(min_length=1, max_length=256), Key("Column of the questions in a data set.")
     ] = "prompt"
@@ -448,7 +443,7 @@ OF_LEAD = (
     ),
     Heeded(("task_options",), lambda c: _kind(c) == "gym", "with a task gym:NAME"),
     Heeded(
-        ("max_turns", "max_episode_tokens", "placement", "credit"),
+        ("max_turns", "max_episode_tokens", "credit"),
         lambda c: _kind(c) not in ("copy", "sort", "jsonl", "hf", "gym"),
         "with a task of several turns",
     ),

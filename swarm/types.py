@@ -108,25 +108,23 @@ class SampleSpec(Message, frozen=True):
     attempt: Count = 0
 
 
-class Play(Message, frozen=True):
-    """What a sampler needs to play an episode by itself: a `task` of this package whose environment hides nothing, the
-    prompt that names how it begins, and its limits. With `is_chat`, turns are put into the model's chat template, with
-    its `arguments` (JSON) and the time at which the run `began` (ISO 8601)."""
+class Progress(Message, frozen=True):
+    """Where an episode stands: turn number `turn` is next, player `seat` draws it. `streams` hold the token ids (int32)
+    that each player has read and said, the first player's after the prompt. None may have more than `max_tokens`."""
 
-    task: Annotated[str, msgspec.Meta(max_length=200)]
-    prompt_id: Id
-    max_turns: Annotated[int, msgspec.Meta(ge=1, le=MAX_TURNS)]
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
-    is_chat: bool = False
-    began: Annotated[str, msgspec.Meta(max_length=40)] = ""
-    arguments: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    turn: Count = 0
+    seat: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEATS - 1)] = 0
+    streams: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)], ...], msgspec.Meta(max_length=MAX_SEATS)
+    ] = ()
 
 
 class Lease(Message, frozen=True):
     """The learner's permission for one sampler to draw certain samples of one prompt.
 
-    `time_limit_s` counts from receipt: samplers and learner never compare clocks. Of an episode, turn number `turn` is
-    to be drawn, and the prompt is all that its player has read and said before; with `play`, all turns are.
+    `time_limit_s` counts from receipt: samplers and learner never compare clocks. With `episode`, each sample is an
+    episode that goes on from there, and the limit is that of a turn.
     """
 
     purpose: Purpose
@@ -136,8 +134,7 @@ class Lease(Message, frozen=True):
     rules: SamplingRules
     min_version: VersionId
     time_limit_s: Seconds
-    turn: Count = 0
-    play: Play | None = None
+    episode: Progress | None = None
 
 
 class Span(Message, frozen=True):

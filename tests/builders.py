@@ -192,10 +192,11 @@ def refusal(plane: RolloutPlane, node: NodeId, held: int, capacity: int = 1, *, 
     return answer.reason
 
 
-def answering(to: Lease, drawn: Rollout) -> Answer:
-    """`drawn` as the answer to a sample of the lease."""
+def answering(to: Lease, drawn: Rollout, turn: int | None = None) -> Answer:
+    """`drawn` as the answer to a sample of the lease, or a turn of its episode: the first one under it."""
     attempts = {spec.index: spec.attempt for spec in to.samples}
-    return Answer(drawn, attempts.get(drawn.index, 0), to.turn)
+    first = to.episode.turn if to.episode is not None else 0
+    return Answer(drawn, attempts.get(drawn.index, 0), first if turn is None else turn)
 
 
 def answers(granted: Sequence[Lease], version: int) -> list[tuple[Lease, Rollout]]:

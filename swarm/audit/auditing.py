@@ -33,8 +33,8 @@ from swarm.bounded import Bounded
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.rollout.plane.effects import Looked
-from swarm.rollout.plane.episodes import part_of, reads_of
-from swarm.rollout.plane.leases import MAX_NODES, Group, Sample, seat_seed
+from swarm.rollout.plane.episodes import part_of, reads_of, seat_seed
+from swarm.rollout.plane.leases import MAX_NODES, Group, Sample
 from swarm.run.directory import write_json
 from swarm.types import GroupId, NodeId, Rollout, Span, Turn, VersionId
 

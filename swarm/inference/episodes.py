@@ -48,14 +48,15 @@ class ExternalEpisodes:
         self._run, self._step_s = run, step_s
         self._open: dict[str, _Episode] = {}  # The plane bounds them, and ends each
 
-    async def step(self, wanted: StepWanted, turn: Rollout | None = None) -> tuple[Observed, ...] | Unscored:
+    async def step(self, wanted: StepWanted) -> Observed | Unscored:
         """Begin, or answer the newest turn: its own token ids, their log-probs and its finish."""
+        turn = wanted.newest
         if turn is None:
             run = asyncio.ensure_future(self._run(wanted.episode, wanted.prompt.prompt_id))
             # A fault after the episode was given up does not count.
             run.add_done_callback(lambda run: run.cancelled() or run.exception())
             self._open[wanted.episode] = _Episode(run=run)
-        if (episode := self._open.get(wanted.episode)) is None or len(wanted.drawn) - wanted.answered > 1:
+        if (episode := self._open.get(wanted.episode)) is None:
             return Unscored(reason="the program that plays it is not there any more")
         if turn is not None:
             episode.stream += turn.tokens()
@@ -66,7 +67,7 @@ class ExternalEpisodes:
         await asyncio.wait(waits, timeout=self._step_s, return_when=asyncio.FIRST_COMPLETED)
         if episode.asked.done():
             episode.stream += (read := episode.asked.result())
-            return (Observed(token_ids=array("i", read).tobytes(), seat=SEAT),)
+            return Observed(token_ids=array("i", read).tobytes(), seat=SEAT)
         self.end(wanted.episode)
         return _last(episode.run) if episode.run.done() else Unscored(reason=f"it took longer than {self._step_s:g} s")
 
@@ -93,7 +94,7 @@ class ExternalEpisodes:
             episode.answer.set_exception(ProtocolError("this episode was given up"))
 
 
-def _last(run: asyncio.Task[Ended]) -> tuple[Observed, ...] | Unscored:
+def _last(run: asyncio.Task[Ended]) -> Observed | Unscored:
     try:
         ended = run.result()
     except EchoError as error:
@@ -101,4 +102,4 @@ def _last(run: asyncio.Task[Ended]) -> tuple[Observed, ...] | Unscored:
     if ended.fault or not all(map(isfinite, (ended.reward, *ended.parts.values()))):
         return Unscored(reason=ended.fault or "its reward or a part of it is not a finite number")
     rewards = (*(0.0,) * SEAT, ended.reward)
-    return (Observed(seat=SEAT, rewards=rewards, done=True, exact=ended.reward >= 1.0, parts=ended.parts),)
+    return Observed(seat=SEAT, rewards=rewards, done=True, exact=ended.reward >= 1.0, parts=ended.parts)

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 
-import msgspec
-
 from swarm.errors import ProtocolError, UserError
 from swarm.inference.episodes import ExternalEpisodes
 from swarm.inference.server import Endpoint, serving
@@ -19,38 +17,23 @@ from swarm.rollout.plane.leases import sample_seed
 from swarm.rollout.scoring import Said
 from swarm.run.prompts import Prompts, Record, longest_completion, longest_turn
 from swarm.run.run import Run
-from swarm.sampler.playing import check_playable
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
 from swarm.tasks.reward_pool import RewardPool, StepAsked
 from swarm.tasks.turns import TurnText
-from swarm.types import GroupId, Play, Rollout, SamplingRules
+from swarm.types import GroupId, Rollout, SamplingRules
 
 SWEEP_S = 5.0  # Between two looks for programs whose episodes were given up; until then they wait for a turn in vain
 
 
-def episode_rules(
-    config: LeadConfig, task: Task, record: Record, *, is_chat: bool, context_tokens: int
-) -> EpisodeRules | None:
-    """Return the limits of the task's episodes, None if it has none. Raise UserError if `placement` cannot be."""
+def episode_rules(config: LeadConfig, task: Task, *, context_tokens: int) -> EpisodeRules | None:
+    """Return the limits of the task's episodes, None if it has none."""
     if (environment := task.player) is None:
         return None
     turns, tokens = config.max_turns or environment.max_turns, longest_completion(config, task, context_tokens)
     if task.is_external and config.reward == "random":
         raise UserError(f"{config.task} gives its rewards itself: there is no control for it, leave --reward out")
-    if config.placement == "learner":
-        return EpisodeRules(max_turns=turns, max_tokens=tokens, begins=task.is_external)
-    check_playable(config.task)
-    play = Play(
-        task=config.task,
-        prompt_id="-",
-        max_turns=turns,
-        max_tokens=tokens,
-        is_chat=is_chat,
-        began=record.began.isoformat(),
-        arguments=msgspec.json.encode(config.chat_arguments).decode(),
-    )
-    return EpisodeRules(max_turns=turns, max_tokens=tokens, play=play)
+    return EpisodeRules(max_turns=turns, max_tokens=tokens, begins=task.is_external)
 
 
 def sampling_rules(config: LeadConfig, task: Task, stop_token_ids: tuple[int, ...]) -> SamplingRules:
@@ -100,11 +83,9 @@ class Answering:
 
     async def step(self, wanted: StepWanted) -> Said:
         if self._external is not None:
-            return await self._external.step(wanted, wanted.newest)
+            return await self._external.step(wanted)
         seed = control_seed(self._config.seed, wanted.group_id, wanted.index)
-        asked = StepAsked(
-            episode=wanted.episode, prompt=wanted.prompt, seed=seed, drawn=wanted.drawn, answered=wanted.answered
-        )
+        asked = StepAsked(episode=wanted.episode, prompt=wanted.prompt, seed=seed, drawn=wanted.drawn)
         return await self._rewards.step(asked)
 
     async def continue_episode(self, episode: str, token_ids: Sequence[int]) -> Rollout:

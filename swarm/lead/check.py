@@ -78,9 +78,7 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
             prompts, held_out = await asyncio.to_thread(
                 prepare_prompts, directory, config, task, prepared, lambda line: say(f"prompts  {line}")
             )
-            record = await asyncio.to_thread(read_record, directory)
-            assert record is not None
-            episode_rules(config, task, record, is_chat=False, context_tokens=prepared.context_tokens)
+            episode_rules(config, task, context_tokens=prepared.context_tokens)
             say(f"prompts  {len(held_out)} held out; of {prompts.most_tokens:,} tokens at most")
             say(f"rate     {_rate_words(config, prepared)}")
             if task.player is None:
@@ -187,10 +185,14 @@ async def _check_rewards(pool: RewardPool, prompts: Sequence[Prompt], say: Calla
 
 async def _check_environment(pool: RewardPool, prompt: Prompt, turns: int, say: Callable[[str], None]) -> None:
     """Report what an episode of empty turns earns. Raise UserError if its environment fails."""
-    played = await pool.step(StepAsked(episode="check", prompt=prompt, drawn=(b"",) * turns))
-    if isinstance(played, Unscored):
-        raise UserError(f"the environment failed for prompt {prompt.prompt_id}: {played.reason}")
-    say(f"episode  {sum(sum(one.rewards[:1]) for one in played):g} for {len(played)} turns in which nothing is said")
+    earned, count, done = 0.0, 0, False
+    while not done and count < turns:
+        count += 1
+        played = await pool.step(StepAsked(episode="check", prompt=prompt, drawn=(b"",) * count))
+        if isinstance(played, Unscored):
+            raise UserError(f"the environment failed for prompt {prompt.prompt_id}: {played.reason}")
+        earned, done = earned + sum(played.rewards[:1]), played.done
+    say(f"episode  {earned:g} for {count} turns in which nothing is said")
 
 
 @contextmanager

@@ -410,13 +410,7 @@ class LearnerNode:
         record = await asyncio.to_thread(read_record, self._run_dir)
         assert record is not None
         self._record = record
-        self._episodes = episode_rules(
-            self._config,
-            self._task,
-            record,
-            is_chat=self._prompts.template is not None,
-            context_tokens=prepared.context_tokens,
-        )
+        self._episodes = episode_rules(self._config, self._task, context_tokens=prepared.context_tokens)
         self._ahead.begin()
         self._has_prompts = True
         known = await asyncio.to_thread(ran_on)

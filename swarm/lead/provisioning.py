@@ -221,11 +221,6 @@ class Provisioning(SamplerWatch):
         self._opened.set()
 
     @property
-    def _turns(self) -> float:
-        """Turns of a rollout in the mean, each of which a sampler counts as one."""
-        return self._rollouts.tally.turns if self._config.placement == "learner" else 1.0
-
-    @property
     def _period_s(self) -> float:
         """Seconds from one publication to the next without any waiting; 0 before the first step."""
         return (self._estimator.train_step_s() or 0.0) * self._bound().publish_every_steps
@@ -255,7 +250,7 @@ class Provisioning(SamplerWatch):
         self._follow_prices()
         demand = self._estimator.demand(
             groups_per_step=self._config.groups_per_step,
-            group_size=round(self._config.group_size * self._turns),
+            group_size=round(self._config.group_size * self._rollouts.tally.turns),
             publish_every_steps=bound.publish_every_steps,
             max_staleness=bound.max_staleness,
             freshness=self._config.freshness,

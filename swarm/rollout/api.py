@@ -25,7 +25,7 @@ from swarm.net.client import Crowded, Forbidden, binary, read_signed
 from swarm.net.hosts import caller_of, is_loopback
 from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.rollout.ahead import PromptsAhead
-from swarm.rollout.intake import Claimed, Intake, IntakeLimits, Overloaded, is_small, open_submission
+from swarm.rollout.intake import Body, Claimed, Intake, IntakeLimits, is_small, open_submission
 from swarm.rollout.journal.entries import Entry, GroupDropped, Record, RolloutScored
 from swarm.rollout.messages import (
     WHY_LENGTH,
@@ -36,6 +36,7 @@ from swarm.rollout.messages import (
     Refusal,
     Release,
     RolloutVerdict,
+    StepReply,
     SubmissionReply,
 )
 from swarm.rollout.plane.effects import (
@@ -54,12 +55,14 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.leases import MAX_NODES, Group, Sample
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
-from swarm.rollout.replies import come_back, refuse, too_much
+from swarm.rollout.replies import come_back, refuse, stepped, too_much, within
 from swarm.rollout.scoring import RewardFailures, Said, Scorer, Scoring, Stepper
+from swarm.rollout.stepping import Stepping
 from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally
 from swarm.types import (
     GroupId,
     NodeId,
+    Observed,
     Prompt,
     Rollout,
     SamplingRules,
@@ -141,6 +144,7 @@ class RolloutService:
         self._intake = Intake(limits)
         self._commit_s = commit_s
         self._unpacking = asyncio.Lock()
+        self._stepping = Stepping()
         self._chances, self._ready, self._told = Changes(), Changes(), 0
         self._evaluated: asyncio.Future[Evaluated] | None = None
         self._questions: dict[GroupId, asyncio.Future[Rollout | None]] = {}
@@ -187,6 +191,7 @@ class RolloutService:
             web.post("/v1/leases", self._post_leases),
             web.post("/v1/beat", self._post_beat),
             web.post("/v1/rollouts", self._post_rollouts),
+            web.post("/v1/steps", self._post_steps),
             web.post("/v1/release", self._post_release),
         ]
 
@@ -445,6 +450,39 @@ class RolloutService:
         return self._plane.why_idle(node) if self._plane else ""
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:
+        body = await self._admit(request)
+        if isinstance(body, web.Response):
+            return body
+        try:
+            judged = self._judge(*await self._opened_body(request))
+            if not await self._committed_soon():
+                return come_back(SLOW_COMMIT)
+        finally:
+            self._intake.done(body)
+        verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
+        return binary(encode(SubmissionReply(verdicts=verdicts)))
+
+    async def _post_steps(self, request: web.Request) -> web.Response:
+        body = await self._admit(request)
+        if isinstance(body, web.Response):
+            return body
+        try:
+            node, named, claimed = await self._opened_body(request)
+        finally:
+            self._intake.done(body)
+        plane = self._opened
+        new = [one for one in claimed if not plane.is_taken(node, one.answer)]
+        verdicts = {e.rollout_id: e for e in self._judge(node, named, new)}
+        answers = [one.answer for one in claimed]
+        await self._stepping.wait(node, answers, lambda one: plane.next_of(node, one) is not None)
+        if not await self._committed_soon():
+            return come_back(SLOW_COMMIT)
+        found = [(one, plane.next_of(node, one)) for one in answers]
+        steps = [stepped(one, said, verdicts.get(one.rollout.rollout_id)) for one, said in found if said is not None]
+        return binary(encode(StepReply(steps=within(steps))))
+
+    async def _admit(self, request: web.Request) -> Body | web.Response:
+        """Take a submission in hand, or return why it is not read."""
         if self._plane is None or self._plane.newest is None:
             # Before the first version no answer can be judged.
             return come_back("the learner is starting")
@@ -458,27 +496,19 @@ class RolloutService:
             journal_bytes=self._recorder.pending_bytes,
             now=time.monotonic(),
         )
-        if isinstance(body, Overloaded):
-            self.tally.overloaded(claim.node)
-            # Slow down a sender that ignores Retry-After, so that it costs us little.
-            await asyncio.sleep(body.hold_s)
-            return too_much(body)
-        try:
-            return await self._take_in(request)
-        finally:
-            self._intake.done(body)
+        if isinstance(body, Body):
+            return body
+        self.tally.overloaded(claim.node)
+        # Slow down a sender that ignores Retry-After, so that it costs us little.
+        await asyncio.sleep(body.hold_s)
+        return too_much(body)
 
-    async def _take_in(self, request: web.Request) -> web.Response:
+    async def _opened_body(self, request: web.Request) -> tuple[NodeId, str, list[Claimed]]:
         node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
         if is_small(body):
-            judged = self._judge(node, *self._open(body))
-        else:
-            async with self._unpacking:
-                judged = self._judge(node, *await asyncio.to_thread(self._open, body))
-        if not await self._committed_soon():
-            return come_back(SLOW_COMMIT)
-        verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
-        return binary(encode(SubmissionReply(verdicts=verdicts)))
+            return node, *self._open(body)
+        async with self._unpacking:
+            return node, *await asyncio.to_thread(self._open, body)
 
     def _open(self, body: bytes) -> tuple[str, list[Claimed]]:
         return open_submission(body, self._opened.rules.vocab_size)
@@ -491,7 +521,7 @@ class RolloutService:
         verdicts: list[Judged] = []
         useless = 0
         for one in claimed:
-            leased = one.answer.sample[:2] in plane.leased.held_by(node)
+            leased = one.answer.sample in plane.leased.held_by(node)
             judged, *more = plane.submit(node, one.answer, now=now, fault=one.fault)
             assert isinstance(judged, Judged)
             useless += not leased and judged.verdict != "accepted"
@@ -603,14 +633,12 @@ class RolloutService:
         self._perform(effects)
         self._ready.tell()
 
-    def _stepped(self, said: Sequence[tuple[StepWanted, Said]]) -> None:
+    def _stepped(self, asked: StepWanted, said: Said) -> None:
         now = time.monotonic()
-        effects: list[Effect] = []
-        outcomes = self.failures.settle([asked for asked, _ in said], [outcome for _, outcome in said], now=now)
-        for (asked, _), outcome in zip(said, outcomes, strict=True):
-            found = outcome if isinstance(outcome, tuple) else None
-            effects += self._opened.observed(asked.group_id, asked.index, asked.episode, found, now=now)
-        self._perform(effects)
+        (outcome,) = self.failures.settle([asked], [said], now=now)
+        found = outcome if isinstance(outcome, Observed) else None
+        self._perform(self._opened.observed(asked.group_id, asked.index, asked.episode, found, now=now))
+        self._stepping.tell((asked.group_id, asked.index))
         self._ready.tell()
 
     def _hear(self, node: NodeId, host: str | None = None) -> SamplerStats:

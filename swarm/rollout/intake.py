@@ -5,7 +5,8 @@ that its headers state. Above a bound it is refused unread, with the seconds aft
 
     journal     too much waits to be written, so no rollouts can be acknowledged for a while
     bodies      too many submissions or bytes are in hand, in total or from senders that hold no lease
-    own_bodies  this session has two in hand: samplers submit one after another, and a retry may overtake one
+    own_bodies  this session has four in hand, or a quarter of the bytes: samplers submit one after another, turns apart
+                from rollouts, and a retry may overtake one
     useless     this node has submitted too much that it was not asked for
 
 The sender of a flood pays for it. A rollout is useful if it is accepted, or if its sample was leased to its sender when
@@ -77,7 +78,8 @@ class IntakeLimits:
     bodies: int = 256  # In hand at once: more than a second of work, so a later one had better come back
     body_bytes: int = 8 * ROLLOUT_BODY_BYTES  # In hand at once: eight of the largest, or 256 of groups of 50 rollouts
     guest_share: float = 0.25  # Share of both for nodes that hold no lease, such as samplers back from an outage
-    bodies_of_session: int = 2  # One, and a retry that comes before we know that the first connection is lost
+    bodies_of_session: int = 4  # Of rollouts and of turns one each, and a retry before we know that a line broke
+    session_share: float = 0.25  # Share of the bytes for one session
     spare_rollouts: int = 2048  # Unasked rollouts of a node: twice what may be under way when its line breaks
     spare_per_s: float = 32.0  # Such a rollout costs 0.1 ms, so a node that floods gets 0.3 % of a core
     journal_bytes: int = 64 * 1024 * 1024  # Payloads that wait for the journal: a second of a slow disk
@@ -110,7 +112,7 @@ class Overloaded:
 TEXTS: Mapping[Reason, str] = {
     "journal": "the learner has more to write than its disk takes",
     "bodies": "the learner has as many submissions in hand as it takes",
-    "own_bodies": "you have two submissions under way: hand them in one after another",
+    "own_bodies": "you have as much under way as one sampler may: hand it in one after another",
     "useless": "you hand in far more than you were leased",
 }
 """What the person at the sampler reads."""
@@ -122,6 +124,7 @@ class Intake:
     def __init__(self, limits: IntakeLimits | None = None) -> None:
         self._limits = limits or IntakeLimits()
         self._of_session: Counter[bytes] = Counter()
+        self._bytes_of_session: Counter[bytes] = Counter()
         self._bodies = {True: 0, False: 0}
         self._bytes = {True: 0, False: 0}
         self._purses: Bounded[NodeId, tuple[float, float]] = Bounded(MAX_NODES)
@@ -149,7 +152,8 @@ class Intake:
         )
         debt_s = max(0.0, (1.0 - self._purse(claim.node, now)) / limits.spare_per_s)
         reason: Reason
-        if self._of_session[body.session] >= limits.bodies_of_session:
+        own = self._bytes_of_session[body.session] + body.nbytes
+        if self._of_session[body.session] >= limits.bodies_of_session or own > limits.session_share * limits.body_bytes:
             reason = "own_bodies"
         elif debt_s > 0.0:
             reason = "useless"
@@ -196,5 +200,6 @@ class Intake:
         self._bodies[body.guest] += by
         self._bytes[body.guest] += by * body.nbytes
         self._of_session[body.session] += by
+        self._bytes_of_session[body.session] += by * body.nbytes
         if not self._of_session[body.session]:
-            del self._of_session[body.session]
+            del self._of_session[body.session], self._bytes_of_session[body.session]

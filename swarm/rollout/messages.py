@@ -6,11 +6,24 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from swarm.types import Count, Id, Lease, Nickname, Rollout, Rounding, Seconds, Verdict, VersionId
+from swarm.types import (
+    MAX_SEATS,
+    MAX_TOKENS,
+    Count,
+    Id,
+    Lease,
+    Nickname,
+    Rollout,
+    Rounding,
+    Seconds,
+    Verdict,
+    VersionId,
+)
 from swarm.wire import Message
 
 MAX_SAMPLES_PER_ASK = 4096  # More samples in flight than any one engine holds today
 LEASE_REPLY_BYTES = 8 * 1024 * 1024  # The sampler trusts the learner more than a peer, but not without limit
+STEP_REPLY_BYTES = 8 * 1024 * 1024  # Half of it is filled, since the last turn may be long
 MAX_SUBMITTED = 1024  # Rollouts in one submission: judging them takes the event loop 5 ms
 Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finished"]
 
@@ -26,7 +39,7 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 LineRate = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 Doing = Literal["draw", "install", "fetch", "wait"]
 Did = tuple[Doing, Seconds, Seconds]
-SampleName = tuple[str, int, int]  # Group id, index and turn of one sample
+SampleName = tuple[str, int]  # Group id and index
 
 
 class HeldSamples(Message, frozen=True):
@@ -132,7 +145,7 @@ class Release(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """A rollout of one leased sample. `attempt` and `turn` are those of the lease."""
+    """A completion of one leased sample, or turn number `turn` of its episode. `attempt` is the lease's."""
 
     rollout: Rollout
     attempt: Count = 0
@@ -140,7 +153,7 @@ class Answer(Message, frozen=True):
 
     @property
     def sample(self) -> SampleName:
-        return self.rollout.group_id, self.rollout.index, self.turn
+        return self.rollout.group_id, self.rollout.index
 
 
 class Submission(Message, frozen=True):
@@ -148,6 +161,26 @@ class Submission(Message, frozen=True):
 
     node: Id
     answers: Annotated[tuple[Answer, ...], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]
+
+
+class Stepped(Message, frozen=True):
+    """The verdict on a turn, and what its environment said to it: `seat` draws the next turn, after `token_ids` (int32)
+    were appended to its stream. At `ended` the sampler is not to go on."""
+
+    group_id: Id
+    index: Count
+    turn: Count
+    verdict: Verdict
+    detail: str = ""
+    ended: bool = False
+    seat: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEATS - 1)] = 0
+    token_ids: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)] = b""
+
+
+class StepReply(Message, frozen=True):
+    """Those turns of a submission whose environments have answered. The others are to be handed in again."""
+
+    steps: tuple[Stepped, ...]
 
 
 class RolloutVerdict(Message, frozen=True):

@@ -37,13 +37,9 @@ Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]
 Genuine = Callable[[ScoreWanted], Awaitable[bool | None]]
 """Returns whether a sampler's seed draws its rollout; None if no audit can tell."""
 
-Said = tuple[Observed, ...] | Unscored
+Said = Observed | Unscored
 Stepper = Callable[[StepWanted], Coroutine[Any, Any, Said]]
-"""Has an environment answer the turns that it has not answered."""
-
-GATHER_S = 0.02
-"""For how long answers of environments wait for one another: what a sampler handed in together goes out together again,
-and an engine in lockstep has full batches."""
+"""Has an environment answer the last turn."""
 
 LATELY = 0.2  # Weight of the newest group in how long groups wait for their rewards
 MAX_IN_A_ROW = 64  # A reward that fails for four completions of five does this with a chance of one in 1.6 million
@@ -57,7 +53,7 @@ REASON_LENGTH = 400
 
 class Scoring:
     """Calls `scorer`, `processes` times at once at most, then `scored(wanted, outcomes)` with outcomes for rollouts of
-    one group and sampler; and `stepper`, then `stepped` with what environments said to turns that came together. Of a
+    one group and sampler; and `stepper`, then `stepped` with what an environment said to a turn. Of a
     group that is not `is_open` any more nothing is scored. If a reward fails, `genuine` is asked first. `fault` is an
     error in scoring that is not the reward's (a full disk, say), and must end the run. `waiting` rollouts have no
     reward yet; `took_s` is how long a group waited for its rewards lately."""
@@ -72,7 +68,7 @@ class Scoring:
         is_open: Callable[[GroupId], bool] = lambda group: True,
         scored: Callable[[Sequence[ScoreWanted], Sequence[Score | Unscored]], None],
         stepper: Stepper | None = None,
-        stepped: Callable[[Sequence[tuple[StepWanted, Said]]], None] = lambda said: None,
+        stepped: Callable[[StepWanted, Said], None] = lambda asked, said: None,
     ) -> None:
         self._scorer = scorer
         self._is_open = is_open
@@ -97,9 +93,9 @@ class Scoring:
         self._give_turns()
 
     def step(self, wanted: Sequence[StepWanted]) -> None:
-        """Begin to have environments answer these turns, which came together."""
-        if wanted:
-            self._start(self._step(wanted))
+        """Begin to have environments answer these turns."""
+        for one in wanted:
+            self._start(self._step(one))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -111,17 +107,9 @@ class Scoring:
         if not task.cancelled() and (fault := task.exception()) is not None:
             self.fault = self.fault or first_fault(fault)
 
-    async def _step(self, wanted: Sequence[StepWanted]) -> None:
+    async def _step(self, wanted: StepWanted) -> None:
         assert self._stepper is not None
-        async with asyncio.TaskGroup() as group:
-            asked = {group.create_task(self._stepper(one)): one for one in wanted}
-            waiting = {*asked}
-            while waiting:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if waiting:
-                    more, waiting = await asyncio.wait(waiting, timeout=GATHER_S)
-                    done |= more
-                self._on_stepped([(asked[task], task.result()) for task in done])
+        self._on_stepped(wanted, await self._stepper(wanted))
 
     def _lately(self, node: NodeId, now: float) -> float:
         stats = self._samplers.get(node)
@@ -205,7 +193,7 @@ class RewardFailures:
             return outcome
         self.in_a_row += 1
         # An environment that cannot begin is no sampler's doing.
-        self._genuine += outcome.genuine or (isinstance(asked, StepWanted) and not asked.nodes)
+        self._genuine += outcome.genuine or (isinstance(asked, StepWanted) and asked.node is None)
         self.reason = outcome.reason[:REASON_LENGTH]
         self._say("reward_failed", asked, self.reason, now)
         self._check(asked, now)

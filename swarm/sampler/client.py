@@ -16,6 +16,7 @@ from swarm.net.client import Peer, SlowLine
 from swarm.rollout.messages import (
     LEASE_REPLY_BYTES,
     MAX_SUBMITTED,
+    STEP_REPLY_BYTES,
     Answer,
     Beat,
     BeatReply,
@@ -28,6 +29,8 @@ from swarm.rollout.messages import (
     Release,
     RolloutVerdict,
     SampleName,
+    Stepped,
+    StepReply,
     Submission,
     SubmissionReply,
 )
@@ -35,7 +38,7 @@ from swarm.types import Lease, NodeId, VersionId
 from swarm.wire import CONTROL_BODY_BYTES, RATIO_FREE_BYTES, compress, decode, encode
 
 LIFE = secrets.randbits(63)  # Of this process
-SUBMIT_PATH = "/v1/rollouts"
+SUBMIT_PATH, STEP_PATH = "/v1/rollouts", "/v1/steps"
 CALL_S = 30.0  # Time limit of a call, besides the wait that it asks for: 8 MiB of rollouts at 2.2 Mbit/s
 
 PORTION_BYTES = RATIO_FREE_BYTES * 7 // 8  # An unpacked submission: too small to count as a zip bomb
@@ -64,7 +67,7 @@ class TimedLease:
     deadline: float
 
     def samples(self) -> list[SampleName]:
-        return [(self.lease.group_id, spec.index, self.lease.turn) for spec in self.lease.samples]
+        return [(self.lease.group_id, spec.index) for spec in self.lease.samples]
 
 
 class RolloutClient:
@@ -176,6 +179,12 @@ class RolloutClient:
         data = await self._peer.post(SUBMIT_PATH, body, cap_bytes=VERDICTS_BYTES, timeout_s=CALL_S)
         return decode(data, SubmissionReply, cap_bytes=VERDICTS_BYTES)
 
+    async def step(self, turns: Sequence[Answer]) -> list[Stepped]:
+        """Submit turns of episodes. Return what the environments of some of them said."""
+        body = compress(encode(Submission(node=self._node, answers=tuple(turns))))
+        data = await self._peer.post(STEP_PATH, body, cap_bytes=STEP_REPLY_BYTES, timeout_s=CALL_S)
+        return list(decode(data, StepReply, cap_bytes=STEP_REPLY_BYTES).steps)
+
     async def release(self, samples: Iterable[SampleName], *, forget: bool) -> None:
         """Give samples back unfinished."""
         release = Release(node=self._node, samples=by_group(samples), forget=forget)
@@ -185,7 +194,7 @@ class RolloutClient:
 def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
     """Return the samples by group, so that each group's id is sent only once."""
     return tuple(
-        HeldSamples(group_id=group_id, indices=tuple(index for _, index, _ in names))
+        HeldSamples(group_id=group_id, indices=tuple(index for _, index in names))
         for group_id, names in groupby(sorted(samples), key=lambda name: name[0])
     )
 

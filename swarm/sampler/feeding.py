@@ -7,21 +7,19 @@ places and a share ahead of them.
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from swarm.rollout.messages import MAX_SAMPLES_PER_ASK, Answer, SampleName
 from swarm.sampler.client import TimedLease
+from swarm.sampler.playing import Game, Step
 from swarm.sampler.worker import EngineWorker
-from swarm.types import SampleSpec
 
 AHEAD = 4  # One sample is held ahead per 4 places: enough to refill them during a request, and few, since they age
-ASKING_SMOOTHING = 0.1  # Weight of the newest request in how long requests take: ten follow a change
 
-Done = Callable[[list[Answer]], Awaitable[None]]
+Done = Callable[[set[SampleName], list[Answer]], Awaitable[None]]
+"""Takes the names of samples that ended, and those answers that are still to be handed in."""
 
 
 class Room(NamedTuple):
@@ -31,9 +29,9 @@ class Room(NamedTuple):
     at_once: int
 
 
-def room_of(places: int, held: int, meanwhile: int = 0) -> Room:
-    """Return what an engine that holds `held` samples has room for, if `meanwhile` end until a request is answered."""
-    missing = min(MAX_SAMPLES_PER_ASK, places + spare_of(places) + meanwhile) - held
+def room_of(places: int, held: int) -> Room:
+    """Return what an engine that holds `held` samples has room for."""
+    missing = min(MAX_SAMPLES_PER_ASK, places + spare_of(places)) - held
     # Places that fall free while a request is on its way are as good as free ones.
     return Room(missing, max(0, missing - spare_of(places)))
 
@@ -47,9 +45,9 @@ def spare_of(places: int) -> int:
 class BatchFeed:
     """One batch in the engine and one ahead of it. `running` counts the samples in the engine."""
 
-    def __init__(self, engine: EngineWorker) -> None:
-        self._engine = engine
-        self._next: asyncio.Queue[list[TimedLease]] = asyncio.Queue(1)
+    def __init__(self, engine: EngineWorker, step: Step) -> None:
+        self._engine, self._step = engine, step
+        self._next: asyncio.Queue[list[Game]] = asyncio.Queue(1)
         self._idle = asyncio.Event()
         self._idle.set()
         self.running = 0
@@ -60,24 +58,24 @@ class BatchFeed:
         return Room(self._engine.places, 0)
 
     def add(self, leases: list[TimedLease]) -> None:
-        self._next.put_nowait(leases)
+        self._next.put_nowait(games_of(leases))
 
     def take_back(self) -> set[SampleName]:
         """Forget the samples that have not started, and return them."""
-        leases = [] if self._next.empty() else self._next.get_nowait()
-        return {name for timed in leases for name in timed.samples()}
+        games = [] if self._next.empty() else self._next.get_nowait()
+        return {game.name for game in games}
 
     async def run(self, done: Done) -> None:
         """Draw until cancelled. Raise ChildFailed if the engine breaks. `done` is awaited before more answers come."""
         follows = False
         while True:
-            leases = await self._next.get()
+            games = await self._next.get()
             self._idle.clear()
-            self.running = sum(len(timed.lease.samples) for timed in leases)
+            self.running = len(games)
             self._next.task_done()
-            answers = await self._engine.draw_batch(leases, follows=follows)
+            answers = await self._engine.draw_batch(games, self._step, follows=follows)
             follows = not self._next.empty()
-            await done(answers)
+            await done({game.name for game in games}, answers)
             self.running = 0
             self._idle.set()
 
@@ -90,41 +88,36 @@ class SampleFeed:
     """Each sample starts when a place is free; answers that arrive together are handed on together. Half of the samples
     ahead wait in the engine itself, so that its next step fills a free place.
 
-    Turns are short, so many of them end until a request is answered: up to two requests later, if the first has just
-    left. As many more are held ahead. It does not matter for how long an episode is away: while its environment
-    answers, the learner hands out another's turn, or begins one. What waits here is older when it is drawn."""
+    An episode whose environment is to answer has no place: another sample is asked for, and takes it. When it comes
+    back it is the first to get one."""
 
-    def __init__(self, engine: EngineWorker) -> None:
-        self._engine = engine
-        self._waiting: deque[tuple[TimedLease, SampleSpec]] = deque()
-        self._answers: list[Answer] = []
+    def __init__(self, engine: EngineWorker, step: Step) -> None:
+        self._engine, self._step = engine, step
+        self._waiting: deque[Game] = deque()
+        self._ended: list[tuple[SampleName, Answer | None]] = []
         self._in_engine = engine.places + spare_of(engine.places) // 2
-        self._asked, self._asked_at = Room(0, 0), 0.0
-        self._asking_s = 0.0
+        self._is_closing = self._plays = False
         # Each event has one waiter, which checks the state itself.
         self._beginnable, self._answered, self._roomy, self._idle = (asyncio.Event() for _ in range(4))
         self._idle.set()
-        self.running = 0
+        self.running = self._thinking = 0
 
     async def room(self) -> Room:
         while 2 * (room := self._room()).capacity < spare_of(self._engine.places):
             self._roomy.clear()
             await self._roomy.wait()
-        self._asked, self._asked_at = room, time.monotonic()
         return room
 
     def add(self, leases: list[TimedLease]) -> None:
-        samples = [(timed, spec) for timed in leases for spec in timed.lease.samples]
-        asked = self._asked
-        if asked.at_once and len(samples) == asked.capacity and any(timed.lease.turn for timed in leases):
-            # Others may have been held open, for lack of samples or because no place was free.
-            self._asking_s += ASKING_SMOOTHING * (time.monotonic() - self._asked_at - self._asking_s)
-        self._waiting.extend(samples)
+        games = games_of(leases)
+        self._plays = self._plays or any(game.is_episode for game in games)
+        self._waiting.extend(games)
         self._beginnable.set()
 
     def take_back(self) -> set[SampleName]:
-        names = {(timed.lease.group_id, spec.index, timed.lease.turn) for timed, spec in self._waiting}
+        names = {game.name for game in self._waiting}
         self._waiting.clear()
+        self._is_closing = True
         return names
 
     async def run(self, done: Done) -> None:
@@ -136,38 +129,58 @@ class SampleFeed:
                 while self._waiting and self.running < self._in_engine:
                     self.running += 1
                     self._idle.clear()
-                    group.create_task(self._draw(*self._waiting.popleft()))
+                    group.create_task(self._play(self._waiting.popleft()))
 
     async def idle(self) -> None:
         await self._idle.wait()
 
     def _room(self) -> Room:
-        held = self.running + len(self._waiting) + len(self._answers)
-        meanwhile = math.ceil(2 * self._asking_s * self._engine.rates.full_rollouts_per_s)
-        return room_of(self._engine.places, held, meanwhile)
+        room = room_of(self._engine.places, self.running + len(self._waiting) + len(self._ended))
+        # A turn is short: a place falls free before the answer to a question is here.
+        return Room(room.capacity, room.capacity) if self._plays else room
 
-    async def _draw(self, timed: TimedLease, spec: SampleSpec) -> None:
-        answer = await self._engine.draw(timed, spec)
-        self._answers.append(answer)  # Not in one line: `_answers` may have been replaced while this waited.
+    async def _play(self, game: Game) -> None:
+        """Draw what is next of a game, and let its environment answer without a place in the engine."""
+        answer = game.answer(await self._engine.draw(game.job()))
         self.running -= 1
-        self._answered.set()
         self._beginnable.set()
+        if not game.is_episode:
+            self._end(game, answer)
+            return
+        self._thinking += 1
+        self._roomy.set()
+        said = await self._step(answer)
+        self._thinking -= 1
+        if not game.goes_on(said):
+            self._end(game, None)
+        elif not self._is_closing:
+            self._waiting.appendleft(game)
+            self._beginnable.set()
+        self._answered.set()
+
+    def _end(self, game: Game, answer: Answer | None) -> None:
+        self._ended.append((game.name, answer))
+        self._answered.set()
 
     async def _hand_on(self, done: Done) -> None:
         while True:
             await self._answered.wait()
             self._answered.clear()
-            answers, self._answers = self._answers, []
-            if answers:
-                await done(answers)
+            ended, self._ended = self._ended, []
+            if ended:
+                await done({name for name, _ in ended}, [answer for _, answer in ended if answer is not None])
             self._roomy.set()
-            if not self.running and not self._answers:
+            if not self.running and not self._thinking and not self._ended:
                 self._idle.set()
+
+
+def games_of(leases: Sequence[TimedLease]) -> list[Game]:
+    return [Game(timed, spec) for timed in leases for spec in timed.lease.samples]
 
 
 Feed = BatchFeed | SampleFeed
 
 
-def feed_of(engine: EngineWorker) -> Feed:
-    """Return the feed for a loaded engine."""
-    return BatchFeed(engine) if engine.lockstep else SampleFeed(engine)
+def feed_of(engine: EngineWorker, step: Step) -> Feed:
+    """Return the feed for a loaded engine. `step` hands in turns of episodes."""
+    return BatchFeed(engine, step) if engine.lockstep else SampleFeed(engine, step)

@@ -3,6 +3,7 @@
     refresh   weight map -> engine; the receiver keeps the map up to date meanwhile
     ask       leases, as many as the feed has room for -> feed
     generate  feed -> engine -> answer queue
+    turns     turns of episodes -> learner -> feed, which goes on with what their environments said
     submit    the spool of an earlier process, then answer queue -> learner, one submission at a time
     beat      a sign of life every beat_s, and after every install
 
@@ -31,10 +32,11 @@ from typing import Any
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
-from swarm.rollout.messages import Answer, DroppedRollouts, Offer, RolloutVerdict, SampleName
+from swarm.rollout.messages import Answer, DroppedRollouts, Offer, RolloutVerdict, SampleName, Stepped
 from swarm.sampler.client import RolloutClient
 from swarm.sampler.feeding import Feed, feed_of
 from swarm.sampler.spool import Spool
+from swarm.sampler.turns import Turns
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.types import VersionId, printable, quoted
 
@@ -117,14 +119,12 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Answers that were generated together, and their name in the spool if they are there."""
+    """Samples that ended together, their answers that are to be handed in, and the name of these in the spool if they
+    are there."""
 
+    samples: set[SampleName]
     answers: list[Answer]
     spooled: str | None
-
-    def samples(self) -> set[SampleName]:
-        """The answered samples; others of the same leases may still be running."""
-        return {answer.sample for answer in self.answers}
 
 
 class Session:
@@ -156,6 +156,7 @@ class Session:
         self._receiver = receiver
         self._client = client
         self._feed: Feed | None = None
+        self._turns = Turns(self._step)
         self._wrong: VersionId | None = None
         self._in_hand: set[SampleName] = set()
         self._spooled: set[SampleName] = set()
@@ -169,7 +170,9 @@ class Session:
         try:
             async with asyncio.TaskGroup() as group:
                 asking, submitting = group.create_task(self._ask()), group.create_task(self._submit())
-                drawing = [group.create_task(work()) for work in (self._refresh, self._generate, self._beat)]
+                drawing = [
+                    group.create_task(work()) for work in (self._refresh, self._generate, self._beat, self._turns.run)
+                ]
                 await _first_of(ending.asked.wait(), self._over.wait())
                 self._status.state = "leaving"
                 asking.cancel()
@@ -237,7 +240,7 @@ class Session:
         if started.exposed and started.exposed != self._status.exposed:
             self._say(started.exposed)
         self._status.exposed = started.exposed
-        self._feed = feed_of(self._engine)
+        self._feed = feed_of(self._engine, self._turns.step)
 
     # -- rollouts --------------------------------------------------------------------------------------------
 
@@ -276,25 +279,37 @@ class Session:
         assert self._feed is not None
         await self._feed.run(self._keep)
 
-    async def _keep(self, answers: list[Answer]) -> None:
+    async def _step(self, turns: list[Answer]) -> list[Stepped]:
+        """Hand in turns of episodes, and count the verdicts on those that were answered."""
+        said = await self._client.step(turns)
+        verdicts = {(one.group_id, one.index): one.verdict for one in said}
+        for one in turns:
+            verdict = verdicts.get(one.sample)
+            if verdict is not None:
+                failed = verdict == "accepted" and one.rollout.finish == "failed"
+                self._status.verdicts["failed" if failed else verdict] += 1
+                self._status.accepted_tokens += one.rollout.length * (verdict == "accepted")
+        return said
+
+    async def _keep(self, samples: set[SampleName], answers: list[Answer]) -> None:
         for version in {one.rollout.spans[-1].version for one in answers if one.rollout.spans}:
             self._receiver.note_time(version, "drawn_s")
-        batch = Batch(answers, await in_thread(self._spool.keep, answers))
+        batch = Batch(samples, answers, await in_thread(self._spool.keep, answers) if answers else None)
         if batch.spooled is not None:
-            self._spooled |= batch.samples()
+            self._spooled |= batch.samples
         await self._answers.put(batch)
 
     async def _submit(self) -> None:
         await self._settle()
         while True:
-            # All that has come: one by one, turns would wait here for the round trips of those before them.
+            # All that has come: one by one, they would wait here for the round trips of those before them.
             batches = [await self._answers.get()]
             while not self._answers.empty():
                 batches.append(self._answers.get_nowait())
             await self._hand_in([answer for batch in batches for answer in batch.answers])
             for batch in batches:
-                self._in_hand -= batch.samples()
-                self._spooled -= batch.samples()
+                self._in_hand -= batch.samples
+                self._spooled -= batch.samples
                 if batch.spooled is not None:
                     await in_thread(self._spool.remove, batch.spooled)
                 self._answers.task_done()

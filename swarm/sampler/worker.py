@@ -26,15 +26,17 @@ from swarm.sampler.engine import (
     Generated,
     Install,
     Installed,
+    Job,
     NotInstalled,
     Reckon,
     Reckoned,
+    Sampled,
     Start,
     Started,
 )
-from swarm.sampler.playing import FILES, Game, Stage, play_together
+from swarm.sampler.playing import Game, Step, play_together
 from swarm.sampler.weights import CONFIG, write_model_files
-from swarm.types import SampleSpec, VersionId
+from swarm.types import VersionId
 
 MAX_PER_S = 1e9  # Largest rate that a beat may report; only engines of tests come near it
 MIN_S = 1e-6  # Shorter times may be invisible to a clock
@@ -177,7 +179,6 @@ class EngineWorker:
         self._directory = directory
         self._files_dir = directory / "model"
         self._options = options
-        self._stage = Stage(directory / "stage", secrets)
         self._started: Started | None = None
         self.engine_class = ""
         computes_with = dict.fromkeys(THREADS, str(threads)) if threads else {}
@@ -213,7 +214,6 @@ class EngineWorker:
     async def load(self, layout: Layout) -> Started:
         """Build the swarm's model from the files that came with its layout."""
         await asyncio.to_thread(write_model_files, self._files_dir, layout)
-        await asyncio.to_thread(write_model_files, self._directory / "stage", layout, FILES)
         command = Start(directory=str(self._files_dir), layout=layout, options=self._options)
         started = await self._child.call(command, Started)
         self.engine_class, self.device_class = started.engine_class, started.device_class
@@ -245,29 +245,26 @@ class EngineWorker:
         self.doings.now("draw" if self._drawing else "wait")
         return None
 
-    async def draw_batch(self, leases: list[TimedLease], *, follows: bool = False) -> list[Answer]:
-        """Draw every sample of the leases in one call. `follows`: they were at hand when the last batch ended, so the
-        time between (an install, the spool) counts as part of this batch's time."""
+    async def draw_batch(self, games: Sequence[Game], step: Step, *, follows: bool = False) -> list[Answer]:
+        """Draw all games to their ends, in as many calls as the longest has turns. `follows`: they were at hand when
+        the last batch ended, so the time between (an install, the spool) counts as part of this batch's time."""
         between_s = time.monotonic() - self._ended_at if follows else 0.0
-        samples = [(timed, spec) for timed in leases for spec in timed.lease.samples]
-        answers, generated = await self._play(samples)
+        with self._draws():
+            answers, generated = await play_together(games, self._generate, step)
         self._ended_at = time.monotonic()
         self.rates.batch(generated, between_s)
         return answers
 
-    async def draw(self, timed: TimedLease, spec: SampleSpec) -> Answer:
-        (answer,), generated = await self._play([(timed, spec)])
-        self.rates.sample(generated, self._drawing + 1)
-        return answer
-
-    async def _play(self, samples: Sequence[tuple[TimedLease, SampleSpec]]) -> tuple[list[Answer], Generated]:
-        games = [Game(timed, spec, self._stage) for timed, spec in samples]
+    async def draw(self, job: Job) -> Sampled:
+        """Draw a completion, or a turn."""
         with self._draws():
-            rollouts, generated = await play_together(
-                games, lambda jobs: self._child.call(Generate(jobs=jobs), Generated)
-            )
-        named = zip(samples, rollouts, strict=True)
-        return [Answer(one, spec.attempt, timed.lease.turn) for (timed, spec), one in named], generated
+            generated = await self._generate((job,))
+            (sampled,) = generated.samples
+            self.rates.sample(generated, self._drawing)
+        return sampled
+
+    async def _generate(self, jobs: tuple[Job, ...]) -> Generated:
+        return await self._child.call(Generate(jobs=jobs), Generated)
 
     @contextmanager
     def _draws(self) -> Iterator[None]:
@@ -284,8 +281,8 @@ class EngineWorker:
         group, which larger machines can draw."""
         most = self._started.context_tokens if self._started else 0
         for timed in leases:
-            play, rules = timed.lease.play, timed.lease.rules
-            tokens = len(timed.lease.prompt_token_ids) + (play.max_tokens if play else rules.max_new_tokens)
+            episode, rules = timed.lease.episode, timed.lease.rules
+            tokens = len(timed.lease.prompt_token_ids) + (episode.max_tokens if episode else rules.max_new_tokens)
             if most and tokens > most:
                 raise UserError(
                     f"this run's samples take up to {tokens} tokens with their prompts, and this engine has room for "
@@ -293,8 +290,6 @@ class EngineWorker:
                 )
 
     async def stop(self) -> None:
-        if self._stage.pool is not None:
-            await self._stage.pool.close()
         await self._child.stop()
 
     def status(self) -> dict[str, Any]:

@@ -65,22 +65,21 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
 
 
 class StepAsked(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """The turns that an episode's environment has `answered`, and those that it is to answer, as in StepWanted. All are
-    sent, some tens of kB, since a process that has lost the episode plays it again."""
+    """The turns of an episode, of which its environment is to answer the last, as in StepWanted. All are sent, some
+    tens of kB, since a process that has lost the episode plays it again."""
 
     episode: str
     prompt: Prompt
     seed: int = 0
     drawn: tuple[bytes, ...] = ()
-    answered: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A score, or an observation for each new turn, or why it failed. It is empty for Begin."""
+    """A score, or what an environment said, or why it failed. It is empty for Begin."""
 
     score: Score | None = None
     fault: str = ""
-    observed: tuple[Observed, ...] = ()
+    observed: Observed = Observed()
 
 
 class Episode:
@@ -131,24 +130,23 @@ class Episodes:
         self._task, self._is_control = task, begin.reward == "random"
         self.live: Bounded[str, Episode] = Bounded(MAX_LIVE)
 
-    def answers(self, asked: StepAsked, progress: Callable[[], None] = lambda: None) -> tuple[Observed, ...]:
-        """Return an answer to each new turn, up to the episode's end, or one if no turn is new. Raise what its
-        environment raises, and forget the episode. `progress` is called after each turn, which has its own time
-        limit."""
+    def answer(self, asked: StepAsked, progress: Callable[[], None] = lambda: None) -> Observed:
+        """Answer the last turn, if there is one. Raise what the environment raises, and forget the episode. `progress`
+        is called after each turn that is played again, which has its own time limit."""
+        *before, last = asked.drawn or (None,)
         episode = self.live.pop(asked.episode, None)
-        if episode is None or episode.turns != asked.answered:
+        if episode is None or episode.turns != len(before):
             control = asked.seed if self._is_control else None
             episode = Episode(self._task.environment(), self._text, asked.prompt, control)
-        observed = [Observed()] if len(asked.drawn) == asked.answered else []
-        for number in range(episode.turns, len(asked.drawn)):
-            answer = episode.step(asked.drawn[number])
-            progress()
-            if number >= asked.answered or answer.done:
-                observed.append(answer)
-            if answer.done:
-                return (*observed,)
-        self.live[asked.episode] = episode
-        return (*observed,)
+            for drawn in before:
+                assert drawn is not None
+                if episode.step(drawn).done:
+                    raise ValueError("step() ends an episode that went on when it was played before")
+                progress()
+        observed = episode.step(last) if last is not None else Observed()
+        if not observed.done:
+            self.live[asked.episode] = episode
+        return observed
 
 
 class Rewards:
@@ -164,7 +162,7 @@ class Rewards:
                     return self._load(asked)
                 case StepAsked():
                     assert self._episodes is not None
-                    return Outcome(observed=self._episodes.answers(asked, self._progress))
+                    return Outcome(observed=self._episodes.answer(asked, self._progress))
                 case Completion():
                     return Outcome(score=checked(self._score(asked)))
         except MemoryError:

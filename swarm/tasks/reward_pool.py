@@ -105,9 +105,9 @@ class RewardPool:
         self._cancel_if_closed()
         return outcomes
 
-    async def step(self, asked: StepAsked) -> tuple[Observed, ...] | Unscored:
-        """Have an environment answer the new turns, up to the episode's end. Return an answer to each, or one if no
-        turn is new. Steps wait for those before them without a limit: pacing bounds the callers."""
+    async def step(self, asked: StepAsked) -> Observed | Unscored:
+        """Have an environment answer the last turn, or begin. Steps wait for those before them without a limit: pacing
+        bounds the callers."""
         outcome = await self._workers[crc32(asked.episode.encode()) % len(self._workers)].step(asked)
         self._cancel_if_closed()
         return Unscored(reason=outcome.fault[:MAX_REASON]) if outcome.fault else outcome.observed

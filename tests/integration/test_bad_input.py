@@ -102,9 +102,6 @@ def test_lead_check_refuses_what_a_run_would_come_to_later_and_leaves_nothing(tm
     given = ("--task", "python:tests.integration.odd_reward:FailingTask", "--run-dir", str(tmp_path / "run"))
     check = ("lead", "--check", "--host", "127.0.0.1", "--port", "0")
     assert "the reward failed for prompt odd-held: it raised ValueError" in _refused(*check, *given)
-    task = "python:examples.environments.tools:Calculator"
-    hides = ("--task", task, "--model", "examples/arithmetic", "--placement", "sampler")
-    assert f"{task!r} is played at the learner alone" in _refused(*check, *hides, "--run-dir", str(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
 
 

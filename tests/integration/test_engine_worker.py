@@ -10,8 +10,10 @@ import psutil
 import pytest
 
 from swarm.errors import ChildFailed
+from swarm.rollout.messages import Answer, Stepped
 from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineOptions
+from swarm.sampler.feeding import games_of
 from swarm.sampler.worker import EngineWorker
 from tests.builders import MIXED_LAYOUT, lease, v
 from tests.integration.hanging_engine import VARIABLE
@@ -35,6 +37,10 @@ async def engine(module: str, tmp_path: Path) -> AsyncIterator[EngineWorker]:
     await engine.stop()
 
 
+async def never(answer: Answer) -> Stepped:
+    raise AssertionError
+
+
 async def work(engine: EngineWorker, directory: Path) -> None:
     """All that a session asks of an engine."""
     publisher = Publisher(directory / "learner")
@@ -43,7 +49,7 @@ async def work(engine: EngineWorker, directory: Path) -> None:
     await engine.load(MIXED_LAYOUT)
     await engine.install(held.head, held.table, publisher.directory / "versions" / "weights.bin")
     timed = TimedLease(lease=lease(indices=range(8)), deadline=time.monotonic() + 60.0)
-    assert len(await engine.draw_batch([timed])) == 8
+    assert len(await engine.draw_batch(games_of([timed]), never)) == 8
 
 
 @pytest.mark.parametrize("module", ["tests.integration.hanging_engine"])

@@ -60,30 +60,27 @@ async def odd(tokenizer: Path) -> AsyncIterator[RewardPool]:
     await pool.close()
 
 
-def asked(name: str, said: Sequence[str], answered: int = 0) -> StepAsked:
+def asked(name: str, said: Sequence[str]) -> StepAsked:
     drawn = tuple(array("i", [*map(WORDS.index, text), EOS]).tobytes() for text in said)
     prompt = TASK.prompt(int(name.split()[-1]) % 7)
-    return StepAsked(episode=name, prompt=prompt, drawn=drawn, answered=answered)
+    return StepAsked(episode=name, prompt=prompt, drawn=drawn)
 
 
-async def seen(pool: RewardPool, name: str, said: Sequence[str], answered: int = 0) -> tuple[Observed, ...]:
-    found = await pool.step(asked(name, said, answered))
+async def seen(pool: RewardPool, name: str, said: Sequence[str]) -> Observed:
+    found = await pool.step(asked(name, said))
     assert not isinstance(found, Unscored), found
     return found
 
 
 async def play(pool: RewardPool, name: str, said: Sequence[str]) -> tuple[Observed, ...]:
     """Begin it, and step it turn by turn."""
-    assert await seen(pool, name, ()) == (Observed(),)
-    found: tuple[Observed, ...] = ()
-    for count in range(len(said)):
-        found += await seen(pool, name, said[: count + 1], count)
-    return found
+    assert await seen(pool, name, ()) == Observed()
+    return tuple([await seen(pool, name, said[: count + 1]) for count in range(len(said))])
 
 
 async def alone(pool: RewardPool) -> list[tuple[Observed, ...]]:
-    """All turns in one call, one episode after the other."""
-    return [await seen(pool, name, said) for name, said in PLAYS.items()]
+    """One episode after the other."""
+    return [await play(pool, name, said) for name, said in PLAYS.items()]
 
 
 async def together(pool: RewardPool) -> list[tuple[Observed, ...]]:
@@ -130,9 +127,8 @@ async def test_processes_killed_in_the_middle_of_episodes_change_nothing(
 
 
 async def test_an_episode_that_the_process_does_not_have_is_played_again(odd: RewardPool) -> None:
-    expected = (await seen(odd, "episode 1", ("1", "2", "3")))[2]
-    (other,) = await seen(odd, "another 1", ("1", "2", "3"), 2)
-    assert other == expected
+    expected = (await play(odd, "episode 1", ("1", "2", "3")))[2]
+    assert await seen(odd, "another 1", ("1", "2", "3")) == expected
 
 
 async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None:
@@ -141,7 +137,7 @@ async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None
     pid = pids(odd)
     wrong = ("=0", "=3", "=4", "=6", "=8", "=9", "=5")
     tried = [odd.step(asked(f"wrong {n}", ("1", text))) for n, text in enumerate(wrong)]
-    *found, right = await asyncio.gather(*tried, odd.step(asked("episode 0", ("1", "2"), 1)))
+    *found, right = await asyncio.gather(*tried, odd.step(asked("episode 0", ("1", "2"))))
     assert [fault(one) for one in found] == [
         "it raised ValueError: this environment raises",
         "it raised ValueError: reward 1 is nan, which is not a finite number up to 1e+09",
@@ -151,7 +147,7 @@ async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None
         "it raised TypeError: messages are (role, content) pairs of texts",
         "it needs more memory than the 2048 MiB that a reward may have",
     ]
-    assert right == (await seen(odd, "episode 0", ("1", "2")))[1:]
+    assert right == await seen(odd, "episode 0", ("1", "2"))
     assert pids(odd) == pid
 
 
@@ -162,7 +158,7 @@ async def test_environments_that_take_all_memory_together_give_it_back(odd: Rewa
     names = [f"hoard {n}" for n in range(3)]
     outcomes = [await odd.step(asked(name, ("=55",))) for name in names]
     assert [isinstance(one, Unscored) for one in outcomes] == [False, True, False]
-    assert await seen(odd, "episode 0", ("1", "2"), 1) == expected[1:]
+    assert await seen(odd, "episode 0", ("1", "2")) == expected
     assert pids(odd) == pid
 
 
@@ -186,9 +182,9 @@ async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.M
 
     monkeypatch.setattr(child, "call", limited)
     hangs = odd.step(asked("episode 1", ("1", "=1")))
-    wrong, after = await asyncio.gather(hangs, odd.step(asked("episode 2", ("1", "2"), 1)))
+    wrong, after = await asyncio.gather(hangs, odd.step(asked("episode 2", ("1", "2"))))
     assert fault(wrong) == "the reward process made no progress for 1 s and was killed"
-    assert after == (await seen(odd, "episode 2", ("1", "2")))[1:]
+    assert after == await seen(odd, "episode 2", ("1", "2"))
 
 
 async def test_a_step_that_is_given_up_costs_the_others_nothing(odd: RewardPool) -> None:
@@ -235,8 +231,8 @@ async def test_the_settings_of_a_run_and_its_record_reach_the_environment(tmp_pa
     found = await pool.step(first)
     await pool.close()
     assert not isinstance(found, Unscored), found
-    assert found[0].rewards == (Random(7).random(),)
-    assert found[0].token_ids or found[0].done
+    assert found.rewards == (Random(7).random(),)
+    assert found.token_ids or found.done
 
 
 async def test_a_check_plays_an_episode_in_which_nothing_is_said(odd: RewardPool) -> None:

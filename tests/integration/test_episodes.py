@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm.sampler.spool import Spool
-from tests.integration.gate import gate_to
-from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, free_port, swarm_in
+from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
 from tests.integration.thinking import thinking
 
 LAKE = "frozen-lake"
@@ -112,29 +110,6 @@ def test_a_sampler_killed_in_the_middle_of_episodes_leaves_them_to_others(swarm:
     for one in moved:
         assert [turn["node"] == killed for turn in one["turns"]] == [True] + [False] * (len(one["turns"]) - 1)
         assert one["node"] == one["turns"][-1]["node"]
-
-
-@pytest.mark.long
-def test_a_sampler_that_plays_alone_takes_what_it_plays_with_it(swarm: Swarm, tmp_path: Path) -> None:
-    """It is cut off with whole episodes, at the moment in which it submits them."""
-    port = free_port()
-    with gate_to(port) as gate:
-        place = ("--port", str(port), "--advertise", gate.address, "--no-tls")
-        learner = lead(swarm, LAKE, *place, "--placement", "sampler")
-        gate.shut_at(b"POST /v1/rollouts")
-        victim = swarm.join(gate.address, "--no-tls", name="victim")
-        eventually(gate.is_shut.is_set, victim, "it has played, and submits")
-        killed = node_of(victim)
-        victim.kill()
-        (spooled,) = (tmp_path / "state-victim" / "spool").iterdir()
-        spool = Spool(spooled.parent, spooled.name, lambda line: pytest.fail(line))
-        taken = [answer.rollout for name in spool.names() for answer in spool.read(name)]
-        assert max(len(one.turns) for one in taken) > 1
-        gate.open()
-        episodes = ends_well(learner, swarm.join(gate.address, "--no-tls", name="other"))
-    (other,) = {node for one in episodes for node in nodes_of(one)}
-    assert {one["node"] for one in episodes} == {other} != {killed}
-    assert max(len(one["turns"]) for one in episodes) > 1
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from swarm.net.client import PeerClient, guard, session_route
 from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
 from swarm.sampler.client import RolloutClient
 from swarm.sampler.engine import EngineOptions, Started
-from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, Ending, SamplerStatus, Session
+from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker
 from swarm.types import Address
@@ -418,14 +418,6 @@ async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_b
     # A question that says that no place is free is soon asked anew: by then some may be.
     assert all(one.wait_s == (ASK_WAIT_S if one.at_once else AHEAD_WAIT_S) for one in asked)
     assert sampler.spool.names() == []
-
-
-async def test_of_a_lease_of_which_one_sample_is_answered_the_others_stay_in_hand(sampler: Sampler) -> None:
-    """What a question does not name the learner leases anew: it would be drawn twice."""
-    (timed,) = await leases_for(sampler.learner, BOB, 2)
-    both = answers_to([timed])
-    assert Batch(both[:1], None).samples() == {timed.samples()[0]}
-    assert Batch(both, None).samples() == set(timed.samples())
 
 
 async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back_that_did_not_begin(

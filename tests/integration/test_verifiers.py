@@ -48,13 +48,12 @@ async def play(played: ExternalEpisodes, prompt: Prompt, answer: Answer, read: l
     turn: Rollout | None = None
     while True:
         group = GroupId(prompt.prompt_id)
-        begun = StepWanted(group_id=group, index=0, episode=group, prompt=prompt, drawn=(), answered=0)
-        wanted = replace(begun, drawn=tuple(drawn), answered=max(0, len(drawn) - 1))
-        observed = await played.step(wanted, turn)
+        begun = StepWanted(group_id=group, index=0, episode=group, prompt=prompt, drawn=())
+        observed = await played.step(replace(begun, drawn=tuple(drawn), newest=turn))
         assert not isinstance(observed, Unscored), observed
-        if observed[-1].done:
-            return observed[-1]
-        read.append(of.decode(list(array("i", observed[-1].token_ids)), skip_special_tokens=False))
+        if observed.done:
+            return observed
+        read.append(of.decode(list(array("i", observed.token_ids)), skip_special_tokens=False))
         ids = array("i", answer(read[-1]))
         drawn.append(ids.tobytes())
         logprobs = array("f", [-0.5] * len(ids)).tobytes()

@@ -1,7 +1,8 @@
 """Episodes on a virtual clock: the real plane, samplers at a distance, environments that think, and crashes.
 
-Theory of operation. A sampler holds turns, draws as many side by side as it has places, and has one question open at a
-time, as SampleFeed and Session do. What it draws names sample and turn, so that the checks see whose token is where. An
+Theory of operation. A sampler holds episodes, draws as many turns side by side as it has places, hands each turn in,
+and goes on with what comes back; an episode that is away has no place. It has one question open at a time, as
+SampleFeed and Session do. What it draws names sample and turn, so that the checks see whose token is where. An
 environment's answer follows from what was said to it. Every answer of the plane that must not be lost is read into a
 ledger before anything rests on it, and a learner that crashes begins its next life from there.
 
@@ -11,7 +12,6 @@ trained once; an accepted episode is whole, from its first turn to its last; a b
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,13 +23,13 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from swarm.rollout.journal.entries import Record, RolloutAccepted, RolloutReturned
+from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Effect, Granted, Judged, StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.sampler.feeding import Room, room_of, spare_of
 from swarm.simulate.world import World
 from swarm.types import Lease, NodeId, Observed, Prompt, Rollout, SamplingRules, Span, VersionId
-from tests.builders import answering
 from tests.simulator.rollouts.ledger import Ledger
 
 STOP, VOCABULARY = 1, 1 << 20
@@ -87,6 +87,7 @@ class EpisodeSwarm:
         self._ledger = Ledger(scenario.group_size, self._breach)
         self._trained: Counter[str] = Counter()
         self._live: Counter[str] = Counter()
+        self._held: list[tuple[NodeId, Answer, Callable[[Observed], None]]] = []
         self._life = 0
         self._busy_since: float | None = None
         self._samplers = [
@@ -117,11 +118,16 @@ class EpisodeSwarm:
         self.perform(effects)
         return answer.leases if isinstance(answer, Granted) else ()
 
-    def submit(self, node: NodeId, lease: Lease, rollout: Rollout) -> None:
-        judged, *effects = self.plane.submit(node, answering(lease, rollout), now=self.world.now)
-        assert isinstance(judged, Judged)
-        self.figures.verdicts[judged.verdict] += 1
-        self.perform([judged, *effects])
+    def step(self, node: NodeId, answer: Answer, reply: Callable[[Observed], None]) -> None:
+        """Take a turn, unless it was taken before, and reply once its environment has answered."""
+        effects: list[Effect] = []
+        if not self.plane.is_taken(node, answer):
+            judged, *effects = self.plane.submit(node, answer, now=self.world.now)
+            assert isinstance(judged, Judged)
+            self.figures.verdicts[judged.verdict] += 1
+            self._require(judged.verdict in ("accepted", "duplicate", "stale"), f"{answer.sample}: {judged}")
+        self._held.append((node, answer, reply))
+        self.perform(effects)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         self._ledger.read([effect for effect in effects if isinstance(effect, Record)])
@@ -132,19 +138,29 @@ class EpisodeSwarm:
                 case RolloutAccepted():
                     self._accepted(effect)
                 case RolloutReturned():
-                    self._live[f"t{effect.number}/{effect.index}"] -= 1
+                    self._live[f"t{effect.number}/{effect.index}"] = 0
                 case _:
                     pass
         self._take()
+        self._reply()
         for sampler in self._samplers:
             sampler.chance()
+
+    def _reply(self) -> None:
+        held, self._held = self._held, []
+        for node, answer, reply in held:
+            said = self.plane.next_of(node, answer)
+            if said is None:
+                self._held.append((node, answer, reply))
+            else:
+                reply(said)
 
     def _think(self, wanted: StepWanted) -> None:
         life = self._life
 
         def answered() -> None:
             if life == self._life:
-                said = [self._says(wanted, turn) for turn in range(wanted.answered, len(wanted.drawn))]
+                said = self._says(wanted, len(wanted.drawn) - 1)
                 self.perform(
                     self.plane.observed(wanted.group_id, wanted.index, wanted.episode, said, now=self.world.now)
                 )
@@ -218,6 +234,7 @@ class EpisodeSwarm:
         self.version += lost
         self.figures.steps += lost
         self._busy_since = None
+        self._held = []
         self.plane = self._new_plane()
         self.plane.published(VersionId(incarnation=0, version=self.version))
         for sampler in self._samplers:
@@ -267,8 +284,21 @@ def drawn_tokens(group_id: str, index: int, turn: int) -> list[int]:
     return [2000 + int(group_id.removeprefix("t")) % 1000 * 64 + index, 500 + turn, STOP]
 
 
+@dataclass(slots=True)
+class _Game:
+    """An episode in a sampler's hands: its lease, the number of its next turn, and what was read and said so far."""
+
+    lease: Lease
+    turn: int
+    stream: list[int]
+
+    @property
+    def name(self) -> tuple[str, int]:
+        return self.lease.group_id, self.lease.samples[0].index
+
+
 class _Sampler:
-    """One volunteer's engine and its question."""
+    """One volunteer's engine, its question, and the turns that are away."""
 
     def __init__(self, swarm: EpisodeSwarm, node: NodeId, random: Random) -> None:
         self.node = node
@@ -281,18 +311,17 @@ class _Sampler:
         self._noted = 0.0
 
     def _reset(self) -> None:
-        self._waiting: list[Lease] = []
-        self._running: dict[int, Lease] = {}
-        self._handing: set[tuple[str, int, int]] = set()
+        self._waiting: list[_Game] = []
+        self._running: dict[int, _Game] = {}
+        self._away: dict[tuple[str, int], tuple[_Game, Answer]] = {}
         self._asked: Room | None = None
         self._is_asking = False
 
     @property
     def room(self) -> Room:
-        """As SampleFeed has it once it has measured its engine and its requests."""
-        scenario = self._swarm.scenario
-        meanwhile = math.ceil(2 * scenario.round_trip_s * scenario.places / scenario.draw_s)
-        return room_of(scenario.places, len(self._running) + len(self._waiting), meanwhile)
+        """As SampleFeed has it."""
+        missing = room_of(self._swarm.scenario.places, len(self._running) + len(self._waiting)).capacity
+        return Room(missing, missing)
 
     def busy_s(self, now: float) -> float:
         self._note(now)
@@ -318,9 +347,11 @@ class _Sampler:
         self._swarm.world.schedule(self._random.expovariate(1 / 5.0), f"{self.node} returns", back)
 
     def disconnected(self) -> None:
-        """The learner is another one: the open question is lost, and asked again."""
+        """The learner is another one: the open question and the turns under way are lost, and sent again."""
         self._asked, self._is_asking = None, False
         self._swarm.world.schedule(0.5, f"{self.node} asks again", self._guarded(self._ask))
+        for name in self._away:
+            self._swarm.world.schedule(0.5, f"{self.node} hands in again", self._guarded(partial(self._send, name)))
 
     def chance(self) -> None:
         """Try the open question again."""
@@ -332,10 +363,9 @@ class _Sampler:
         if self._is_asking or 2 * room.capacity < spare_of(scenario.places):
             return
         self._is_asking = True
-        names = {(lease.group_id, lease.samples[0].index) for lease in self._running.values()}
-        for lease in self._waiting:
-            names |= {(lease.group_id, spec.index) for spec in lease.samples}
-        holding = frozenset(names | {(group, index) for group, index, _ in self._handing})
+        holding = frozenset(
+            [*self._away, *(game.name for game in self._running.values()), *(game.name for game in self._waiting)]
+        )
 
         def arrived() -> None:
             self._asked = room
@@ -362,7 +392,10 @@ class _Sampler:
 
     def _take(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
-            self._waiting += [_single(lease, place) for place in range(len(lease.samples))]
+            assert lease.episode is not None
+            for spec in lease.samples:
+                stream = array("i", b"".join(lease.episode.streams)).tolist()
+                self._waiting.append(_Game(replace(lease, samples=(spec,)), lease.episode.turn, stream))
         self._draw()
 
     def _draw(self) -> None:
@@ -370,44 +403,60 @@ class _Sampler:
         if self._began is None and self._waiting:
             self._began = self._noted = self._swarm.world.now
         while self._waiting and len(self._running) < self._swarm.scenario.places:
-            lease = self._waiting.pop(0)
+            game = self._waiting.pop(0)
             self._draws += 1  # A learner that came back may lease again what is being drawn.
-            self._running[self._draws] = lease
+            self._running[self._draws] = game
             took_s = self._swarm.scenario.draw_s * self._random.uniform(0.5, 1.5)
             version = self._swarm.version
             self._swarm.world.schedule(
-                took_s,
-                f"{self.node} drew",
-                self._guarded(partial(self._drawn, self._draws, version)),
+                took_s, f"{self.node} drew", self._guarded(partial(self._drawn, self._draws, version))
             )
 
     def _drawn(self, draw: int, version: int) -> None:
         self._note(self._swarm.world.now)
-        lease = self._running.pop(draw)
-        name = (lease.group_id, lease.samples[0].index, lease.turn)
-        self._handing.add(name)
-        tokens = drawn_tokens(lease.group_id, lease.samples[0].index, lease.turn)
-        said = lease.prompt_token_ids[1:]
-        before = [token for turn in range(lease.turn) for token in (*drawn_tokens(name[0], name[1], turn), 1000 + turn)]
-        if list(said) != before:
-            raise Breach(f"{name} continues something else")
+        game = self._running.pop(draw)
+        group_id, index = game.name
+        tokens = drawn_tokens(group_id, index, game.turn)
+        before = [token for turn in range(game.turn) for token in (*drawn_tokens(group_id, index, turn), 1000 + turn)]
+        if game.stream != before:
+            raise Breach(f"{game.name} continues something else in turn {game.turn}")
         rollout = Rollout(
-            group_id=lease.group_id,
-            index=lease.samples[0].index,
+            group_id=group_id,
+            index=index,
             token_ids=array("i", tokens).tobytes(),
             logprobs=array("f", [-0.5] * len(tokens)).tobytes(),
             spans=(Span(version=VersionId(incarnation=0, version=version), start=0, end=len(tokens)),),
             finish="stop",
         )
-        half = self._swarm.scenario.round_trip_s / 2
-
-        def arrived() -> None:
-            self._swarm.submit(self.node, lease, rollout)
-            self._swarm.world.schedule(half, f"{self.node} is told", self._guarded(lambda: self._handing.discard(name)))
-
-        self._swarm.world.schedule(half, f"{self.node} hands in", arrived)
+        game.stream += tokens
+        self._away[game.name] = game, Answer(rollout, game.lease.samples[0].attempt, game.turn)
+        self._send(game.name)
         self._draw()
         self._ask()
+
+    def _send(self, name: tuple[str, int]) -> None:
+        if name not in self._away:
+            return
+        game, answer = self._away[name]
+        half = self._swarm.scenario.round_trip_s / 2
+
+        def told(said: Observed) -> None:
+            if self._away.get(name) != (game, answer):
+                return
+            del self._away[name]
+            if not said.done:
+                game.stream += array("i", said.token_ids).tolist()
+                game.turn += 1
+                self._waiting.insert(0, game)
+                self._draw()
+            self._ask()
+
+        def replied(said: Observed) -> None:
+            self._swarm.world.schedule(half, f"{self.node} hears", self._guarded(lambda: told(said)))
+
+        self._swarm.world.schedule(
+            half, f"{self.node} hands in", self._guarded(lambda: self._swarm.step(self.node, answer, replied))
+        )
 
     def _beat(self, life: int) -> None:
         if life == self._life:
@@ -426,7 +475,3 @@ class _Sampler:
                 what()
 
         return run
-
-
-def _single(lease: Lease, place: int) -> Lease:
-    return replace(lease, samples=(lease.samples[place],))

@@ -259,7 +259,7 @@ QUESTIONS = {"task": "jsonl:x"}
         ),
         (LeadConfig, {"task_options": {"a": 1}}, {"task_options": {"a": 1}, "task": "gym:x"}, "a task gym:NAME"),
         (LeadConfig, {"max_turns": 3}, {"max_turns": 3, "task": "python:x:Y"}, "a task of several turns"),
-        (LeadConfig, {"placement": "sampler", **QUESTIONS}, {"placement": "sampler", "task": "frozen-lake"}, "turns"),
+        (LeadConfig, {"max_turns": 3, **QUESTIONS}, {"max_turns": 3, "task": "frozen-lake"}, "turns"),
         (LeadConfig, {"turn_discount": 0.5}, {"turn_discount": 0.5, "credit": "turn", "task": "frozen-lake"}, "credit"),
         (LeadConfig, {"system_prompt": "Go", "chat": False}, {"system_prompt": "Go"}, "in a chat"),
         (LeadConfig, {"clip_low": 0.1, "objective": "cispo"}, {"clip_low": 0.1}, "an objective that clips"),

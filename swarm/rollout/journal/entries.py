@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarm.types import GroupId, NodeId, Rollout, Score, VersionId
+from swarm.types import GroupId, NodeId, Observed, Rollout, Score, VersionId
 from swarm.wire import Digest
 
 
@@ -41,9 +41,20 @@ class RolloutAccepted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnTaken:
+    """Turn number `turn` of an episode that goes on: what `node` drew, and what the environment said to it."""
+
+    number: int
+    turn: int
+    node: NodeId
+    drawn: Rollout
+    said: Observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutReturned:
-    """An accepted rollout cannot be scored, or its sampler was caught. It counts as never accepted, and its sample is
-    drawn again."""
+    """An accepted rollout cannot be scored, or a sampler that drew any of it was caught, perhaps before the episode had
+    ended. It counts as never accepted, and its sample is drawn again."""
 
     number: int
     index: int
@@ -105,7 +116,16 @@ class BoundSet:
     learning_rate: float | None = None
 
 
-Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken
+Record = (
+    GroupOpened
+    | SamplesLeased
+    | TurnTaken
+    | RolloutAccepted
+    | RolloutReturned
+    | RolloutScored
+    | GroupDropped
+    | BatchTaken
+)
 """What the plane wants recorded, in its order, before a request is answered or a batch is trained on."""
 
 Entry = Record | VersionPublished | BoundSet
@@ -131,13 +151,15 @@ class RecordedLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGroup:
-    """A group, read back. `leases` has all its leases in their order, also of samples that are answered."""
+    """A group, read back. `leases` has all its leases in their order, also of samples that are answered,
+    and `turns` those of its episodes under way."""
 
     number: int
     version: VersionId
     max_staleness: int
     rollouts: tuple[RecordedRollout, ...]
     leases: tuple[RecordedLease, ...] = ()
+    turns: tuple[TurnTaken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from swarm.rollout.journal.entries import (
     RolloutReturned,
     RolloutScored,
     SamplesLeased,
+    TurnTaken,
     VersionPublished,
 )
 from swarm.types import NodeId
@@ -94,6 +95,10 @@ CREATE TABLE leases(
     number INTEGER NOT NULL, idx INTEGER NOT NULL, node INTEGER NOT NULL, attempt INTEGER NOT NULL,
     PRIMARY KEY(number, idx, node)
 ) STRICT;
+CREATE TABLE turns(
+    number INTEGER NOT NULL REFERENCES groups(number), idx INTEGER NOT NULL, turn INTEGER NOT NULL,
+    node INTEGER NOT NULL, digest BLOB NOT NULL, payload BLOB NOT NULL, PRIMARY KEY(number, idx, turn)
+) STRICT;
 CREATE TABLE batches(step INTEGER PRIMARY KEY, max_staleness INTEGER NOT NULL, lineage BLOB NOT NULL) STRICT;
 CREATE TABLE versions(
     version INTEGER NOT NULL, incarnation INTEGER NOT NULL, content BLOB NOT NULL, PRIMARY KEY(version, incarnation)
@@ -104,8 +109,9 @@ CREATE TABLE bounds(
 ) STRICT;
 """
 """`batches.lineage` is h_{step + 1}. `rollouts.parts` is a msgpack map of rewards by name, NULL if there are none. The
-rows of `leases` are in the order of leasing. `meta` holds `group_size` and `pruned`: the payloads of batches below it,
-and of groups dropped before those were taken, are deleted."""
+rows of `leases` are in the order of leasing. `turns` has what was drawn and said in episodes under way. `meta` holds
+`group_size` and `pruned`: the payloads of batches below it, and of groups dropped before those were taken, are
+deleted."""
 
 WAITING = "step IS NULL AND reason IS NULL"  # SQL condition for a group that is open or ready
 
@@ -291,9 +297,11 @@ class Index:
         )
         leased = [e for e in entries if isinstance(e, SamplesLeased)]
         accepted = [e for e in entries if isinstance(e, RolloutAccepted)]
-        nodes = self._node_rows({e.node for e in leased} | {e.node for e in accepted})
+        turns = [e for e in entries if isinstance(e, TurnTaken)]
+        nodes = self._node_rows({e.node for some in (leased, turns, accepted) for e in some})
         rows = [(e.number, index, nodes[e.node], attempt) for e in leased for index, attempt in e.samples]
         self._many("INSERT OR REPLACE INTO leases(number, idx, node, attempt) VALUES {}", rows)
+        self._play(turns, nodes)
         self._accept(accepted, nodes)
         self._score([e for e in entries if isinstance(e, RolloutScored)])
         self._drop([e for e in entries if isinstance(e, GroupDropped) and e.number is not None])
@@ -308,6 +316,17 @@ class Index:
                     (entry.max_staleness, entry.publish_every_steps, entry.step, entry.learning_rate),
                 )
 
+    def _play(self, entries: Sequence[TurnTaken], nodes: Mapping[str, int]) -> None:
+        payloads = [msgspec.msgpack.encode((e.drawn, e.said)) for e in entries]
+        rows = [
+            (e.number, e.drawn.index, e.turn, nodes[e.node], payload_digest(payload), payload)
+            for e, payload in zip(entries, payloads, strict=True)
+        ]
+        self._many("INSERT INTO turns VALUES {}", rows)
+
+    def _end_episodes(self, samples: Sequence[tuple[int, int]]) -> int:
+        return self.connection.executemany("DELETE FROM turns WHERE number = ? AND idx = ?", samples).rowcount
+
     def _accept(self, entries: Sequence[RolloutAccepted], nodes: Mapping[str, int]) -> None:
         payloads = [(e.number, e.rollout.index, msgspec.msgpack.encode(e.rollout)) for e in entries]
         rows = [
@@ -317,8 +336,11 @@ class Index:
         ]
         self._many("INSERT INTO rollouts(number, idx, node, oldest, tokens, finish, digest) VALUES {}", rows)
         self._many("INSERT INTO payloads VALUES {}", payloads)
+        self._end_episodes([(e.number, e.rollout.index) for e in entries if e.rollout.turns])
 
     def _return(self, entry: RolloutReturned) -> None:
+        if self._end_episodes([(entry.number, entry.index)]) > 0:
+            return
         self._each(
             "DELETE FROM rollouts WHERE number = ? AND idx = ? "
             f"AND number IN (SELECT number FROM groups WHERE {WAITING})",
@@ -382,7 +404,8 @@ class Index:
         self.connection.execute("UPDATE meta SET value = ? WHERE name = 'pruned'", (step + 1,))
 
     def _end_leases(self, numbers: Sequence[int]) -> None:
-        self.connection.executemany("DELETE FROM leases WHERE number = ?", [(number,) for number in numbers])
+        for table in ("leases", "turns"):
+            self.connection.executemany(f"DELETE FROM {table} WHERE number = ?", [(number,) for number in numbers])
 
     def _many(self, sql: str, rows: Sequence[tuple[object, ...]]) -> int:
         """Run a statement with `rows` as its VALUES, and return how many rows it changed. Python releases its lock for

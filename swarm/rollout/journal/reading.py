@@ -15,13 +15,15 @@ from swarm.rollout.journal.entries import (
     RecordedLease,
     RecordedRollout,
     RecordedRun,
+    TurnTaken,
     VersionPublished,
 )
 from swarm.rollout.journal.index import FINISHES, WAITING, payload_digest
-from swarm.types import NodeId, Parts, Rollout, Score, VersionId
+from swarm.types import NodeId, Observed, Parts, Rollout, Score, VersionId
 from swarm.wire import Digest
 
 _ROLLOUT = msgspec.msgpack.Decoder(Rollout)
+_TURN = msgspec.msgpack.Decoder(tuple[Rollout, Observed])
 
 
 class RolloutRow(NamedTuple):
@@ -158,7 +160,24 @@ def _read_group(connection: sqlite3.Connection, row: GroupRow) -> RecordedGroup:
         max_staleness=row.max_staleness,
         rollouts=tuple(_read_recorded(connection, one) for one in rollout_rows(connection, row.number)),
         leases=tuple(RecordedLease(*msgspec.convert(one, tuple[int, NodeId, int])) for one in leases),
+        turns=_read_turns(connection, row.number),
     )
+
+
+def _read_turns(connection: sqlite3.Connection, number: int) -> tuple[TurnTaken, ...]:
+    rows = connection.execute(
+        "SELECT t.idx, t.turn, n.name, t.digest, t.payload FROM turns t JOIN nodes n ON n.id = t.node "
+        "WHERE t.number = ? ORDER BY t.idx, t.turn",
+        (number,),
+    )
+    turns = []
+    for row in rows:
+        index, turn, node, digest, payload = msgspec.convert(row, tuple[int, int, NodeId, bytes, bytes])
+        if payload_digest(payload) != digest:
+            raise sqlite3.DatabaseError(f"the payload of turn {turn} of t{number}/{index} was changed")
+        drawn, said = _TURN.decode(payload)
+        turns.append(TurnTaken(number=number, turn=turn, node=node, drawn=drawn, said=said))
+    return tuple(turns)
 
 
 def _read_recorded(connection: sqlite3.Connection, row: RolloutRow) -> RecordedRollout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.rollout.journal.entries import Record, RolloutReturned
+from swarm.rollout.journal.entries import Record, RolloutReturned, TurnTaken
 from swarm.rollout.messages import Refusal
 from swarm.rollout.plane.episodes import Episode
 from swarm.rollout.plane.leases import Group
@@ -58,19 +58,17 @@ class ScoreWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWanted:
-    """Have the environment of an `episode` answer the turns that it has not answered, then call `observed`.
+    """Have the environment of an `episode` answer its last turn, then call `observed`.
 
-    `drawn` are the token ids (int32) of all its turns in order, of which the environment has answered `answered`. With
-    nothing drawn it is to begin. `episode` names this attempt, and no other in this life of the learner. `nodes`
-    drew the new turns, and `newest` is the last of them."""
+    `drawn` are the token ids (int32) of all its turns in order; with nothing drawn it is to begin. `episode` names this
+    attempt, and no other in this life of the learner. `newest` is the last turn, and `node` drew it."""
 
     group_id: GroupId
     index: int
     episode: str
     prompt: Prompt
     drawn: tuple[bytes, ...]
-    answered: int
-    nodes: tuple[NodeId, ...] = ()
+    node: NodeId | None = None
     newest: Rollout | None = None
 
 
@@ -150,15 +148,13 @@ def score_wanted(group: Group, rollout: Rollout, node: NodeId) -> ScoreWanted:
 
 
 def step_wanted(group: Group, index: int, episode: Episode) -> StepWanted:
-    drawn = [(node, one.token_ids) for _, node, one in episode.drawn]
     return StepWanted(
         group_id=group.group_id,
         index=index,
         episode=episode.name,
         prompt=group.prompt,
-        drawn=tuple(token_ids for _, token_ids in drawn),
-        answered=episode.answered,
-        nodes=tuple(node for node, _ in drawn[episode.answered :]),
+        drawn=tuple(one.token_ids for _, _, one in episode.drawn),
+        node=episode.drawn[-1][1] if episode.drawn else None,
         newest=episode.drawn[-1][2] if episode.drawn else None,
     )
 
@@ -171,7 +167,17 @@ def beginnings(group: Group, only: int | None = None) -> list[StepWanted]:
     return [step_wanted(group, i, one) for i, one in asked if begins and one and one.thinking and not one.drawn]
 
 
+def turn_taken(group: Group, index: int, episode: Episode) -> list[Effect]:
+    """Return the record of the last turn of an episode that goes on."""
+    if group.purpose != "train" or not episode.drawn:
+        return []
+    _, node, drawn = episode.drawn[-1]
+    return [TurnTaken(number=group.order, turn=episode.turn - 1, node=node, drawn=drawn, said=episode.said)]
+
+
 def returned(group: Group, index: int) -> list[RolloutReturned]:
-    """Return the record of giving up a sample's answer, if it was recorded."""
-    is_recorded = group.purpose == "train" and group.samples[index].rollout is not None
+    """Return the record of giving up a sample's answer, or the turns of its episode, if any of that was recorded."""
+    sample = group.samples[index]
+    turns = sample.episode.turn - sample.episode.thinking if sample.episode is not None else 0
+    is_recorded = group.purpose == "train" and (sample.rollout is not None or turns > 0)
     return [RolloutReturned(number=group.order, index=index)] if is_recorded else []

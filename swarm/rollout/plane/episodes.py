@@ -1,16 +1,14 @@
 """An episode under way: what its players have read and said, and whose turn it is.
 
-A sample of a task with an environment is an episode. It is *thinking* while the environment is to answer, and waits for
-its next turn otherwise. A turn is a lease like any other: the prompt is all that the player has read and said, so any
-node can draw it. The node that drew the last one has that in its cache, so for STICKY_S nobody else gets it.
-
-Nothing of an unfinished episode is recorded: after a restart of the learner it begins again. Its environment does not
-remember more than the texts of its turns, so a process that dies is no loss. A finished one becomes one rollout.
+A sample of a task with an environment is an episode, and one lease. The sampler that has it draws a turn, sends it, and
+gets what the environment says to it, which is what the next turn continues. It is *thinking* while the environment is
+to answer. Each answered turn is recorded, so after the loss of its sampler another one goes on from the last of them,
+and so does the next life of the learner. Its environment remembers no more than the texts of its turns, so a process
+that dies is no loss. A finished episode becomes one rollout.
 """
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -22,30 +20,26 @@ from swarm.types import (
     GroupId,
     NodeId,
     Observed,
-    Play,
+    Progress,
     Rollout,
     Score,
     Span,
     Turn,
 )
+from swarm.wire import digest
 
 MAX_SPANS = 960  # A rollout takes 1,024, and a turn has as many as versions are within the bound
 NOTHING = Score(reward=0.0, exact=False)
-STICKY_S = 2.0
-"""For this long after the environment's answer a turn is kept for the node that drew the last one: some round trips,
-and little beside what reading a long episode again costs another node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRules:
     """The limits of an episode: turns of all its players, and tokens of each player's stream, the environment's
-    included. With `begins`, the environment says first who moves and what that player reads. `play` is the template of
-    what samplers need to play on their own; None if the learner's processes answer."""
+    included. With `begins`, the environment says first who moves and what that player reads."""
 
     max_turns: int
     max_tokens: int
     begins: bool = False
-    play: Play | None = None
 
 
 @dataclass(slots=True)
@@ -82,20 +76,17 @@ class Stream:
 @dataclass(slots=True, kw_only=True)
 class Episode:
     """One attempt at a sample; `name` is no other's in this life of the learner, and leases of it are of the sample's
-    `attempt` or a later one. `drawn` are the turns in order, of
-    which the environment has answered `answered`; `seat` is the player whose turn is next, and `keeper` the node that
-    may have it before others. A sampler that played it alone has `claimed` how it went."""
+    `attempt` or a later one. `drawn` are the turns in order; `seat` is
+    the player whose turn is next, and `said` what the environment said last."""
 
     name: str
     attempt: int = 0
     seat: int = 0
     thinking: bool = False
-    answered: int = 0
-    keeper: NodeId | None = None
+    said: Observed = field(default_factory=Observed)
     drawn: list[tuple[int, NodeId, Rollout]] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=lambda: [Stream()])
     score: Score = field(default_factory=lambda: NOTHING)
-    claimed: Rollout | None = None
     oldest: int | None = None
 
     @property
@@ -112,31 +103,27 @@ class Episode:
         """Who drew its turns, in order."""
         return [node for _, node, _ in self.drawn]
 
-    def reads(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the prompt of the next turn."""
-        said = array("i", bytes(self.streams[self.seat].token_ids))
-        return (*prompt, *said) if self.seat == 0 else tuple(said)
+    def progress(self, rules: EpisodeRules) -> Progress:
+        """Return what a sampler needs to draw the next turn."""
+        streams = tuple(bytes(one.token_ids) for one in self.streams) if self.begun else ()
+        return Progress(max_tokens=rules.max_tokens, turn=self.turn, seat=self.seat, streams=streams)
 
     def tokens_left(self, rules: EpisodeRules) -> int:
         return rules.max_tokens - self.streams[self.seat].length
 
     def take(self, node: NodeId, rollout: Rollout) -> None:
-        """Take the turn that `node` drew, or all turns of an episode that it played alone."""
+        """Take the turn that `node` drew."""
         self.thinking = True
         self.oldest = min(one for one in (self.oldest, rollout.oldest) if one is not None)
-        if not rollout.turns:
-            self.drawn.append((self.seat, node, rollout))
-        else:
-            self.claimed = rollout
-            self.drawn += [(turn.seat, node, part_of(rollout, turn)) for turn in rollout.turns]
+        self.drawn.append((self.seat, node, rollout))
 
     def observe(self, observed: Observed, rules: EpisodeRules) -> str:
-        """Take the environment's answer to the first turn that has none, or how it begins. Return how the episode has
-        ended ("stop" or "length"); "" if it goes on."""
+        """Take the environment's answer to the last turn, or how it begins. Return how the episode has ended ("stop" or
+        "length"); "" if it goes on."""
+        self.thinking, self.said = False, observed
         if self.drawn:
-            seat, node, rollout = self.drawn[self.answered]
+            seat, node, rollout = self.drawn[-1]
             self.streams[seat].say(seat, node, rollout)
-            self.answered += 1
         for seat, reward in enumerate(observed.rewards):
             self._stream(seat).reward(reward)
         stream = self._stream(observed.seat)
@@ -151,7 +138,7 @@ class Episode:
             stream.read(observed.token_ids)
         if observed.done:
             return "stop"
-        return "" if fits and self.answered < rules.max_turns else "length"
+        return "" if fits and self.turn < rules.max_turns else "length"
 
     def void(self) -> None:
         """Take back all rewards, since the environment has failed."""
@@ -223,3 +210,8 @@ def reads_of(rollout: Rollout, turn: Turn, prompt: tuple[int, ...]) -> tuple[int
     """Return all that a turn of an episode was to continue. `prompt` is the group's."""
     begin = rollout.seats[turn.seat] if rollout.seats else 0
     return (*(prompt if turn.seat == 0 else ()), *rollout.tokens()[begin : turn.start])
+
+
+def seat_seed(seed: int, seat: int) -> int:
+    """Return the seed of a player's turns: another one for each, since their streams have the same positions."""
+    return int.from_bytes(digest(f"{seed}/{seat}".encode())[:8], "little") >> 1 if seat else seed

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from swarm.rollout.journal.entries import GroupOpened, SamplesLeased
 from swarm.rollout.messages import LEASE_REPLY_BYTES
 from swarm.rollout.plane.effects import StepWanted
-from swarm.rollout.plane.leases import Group, LeaseTable
+from swarm.rollout.plane.leases import Group, LeaseTable, tokens_of
 from swarm.types import Lease, NodeId
 
 TOKEN_BYTES = 5  # Of a token's id in msgpack, at most
@@ -37,23 +37,14 @@ class Grant:
 
     def take(self, group: Group, most: int) -> int:
         """Lease up to `most` waiting samples of `group`. Return how many were leased."""
-        most = max(0, min(most, self.capacity))
-        taken = self.take_turns(group, most, own=False)
-        lease = self.table.claim(group, self.node, most - taken if self.tokens > 0 else 0, now=self.now)
-        self.tokens -= len(lease.prompt_token_ids) if lease.samples else 0
-        return taken + (self._add(group, [lease]) if lease.samples else 0)
-
-    def take_turns(self, group: Group, most: int, *, own: bool) -> int:
-        """Lease turns of `group` that continue episodes; only those that wait for this node if `own`."""
-        leases = self.table.claim_turns(group, self.node, most, now=self.now, own=own, most_tokens=self.tokens)
-        self.tokens -= sum(len(lease.prompt_token_ids) for lease in leases)
-        return self._add(group, leases)
-
-    def _add(self, group: Group, leases: Sequence[Lease]) -> int:
+        leases = self.table.claim(
+            group, self.node, max(0, min(most, self.capacity)), now=self.now, max_tokens=self.tokens
+        )
+        count = sum(len(lease.samples) for lease in leases)
         if group.purpose == "train":
             self.records += [SamplesLeased(number=group.order, node=self.node, samples=_named(one)) for one in leases]
-        count = sum(len(lease.samples) for lease in leases)
         self.leases += leases
+        self.tokens -= sum(map(tokens_of, leases))
         self.capacity -= count
         self.at_once = max(0, self.at_once - count)
         return count

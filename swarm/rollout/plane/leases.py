@@ -9,8 +9,8 @@ A group is one prompt and G samples. Each sample is *waiting* (nobody works on i
     answered -> scored      its reward arrived
     answered -> waiting     the answer cannot count (its seed does not draw it, its node was caught): it is drawn again
 
-An episode goes from leased to *thinking* when a turn is taken, and back to waiting when its environment has answered.
-It is answered when it has ended (episodes.py).
+An episode stays leased to the node that plays it while it is *thinking*: its environment is to answer a turn. If the
+node is lost it waits once that has answered. It is answered when it has ended (episodes.py).
 
 A sample keeps its id and its seed. It is never taken from a node that works on it within the
 time limit: leasing a slow sample twice and taking the first answer would favour short answers. An honest sampler
@@ -22,15 +22,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, KeysView, Sequence, ValuesView
 from dataclasses import dataclass, field
 
-from msgspec import structs
-
 from swarm.bounded import Bounded
 from swarm.rollout.journal.entries import RecordedLease
-from swarm.rollout.plane.episodes import STICKY_S, Episode, EpisodeRules
+from swarm.rollout.plane.episodes import Episode, EpisodeRules
 from swarm.rollout.plane.rules import deadline, smoothed
 from swarm.types import (
     GroupId,
@@ -234,7 +232,6 @@ class LeaseTable:
         self._doubted: dict[NodeId, str] = {}
         self._left: Bounded[NodeId, str] = Bounded(MAX_NODES)
         self._attempts = 0
-        self._kept: deque[tuple[float, Episode, int]] = deque()  # Turns that wait for their node, and until when
         self.chances = 0
         """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
         more, a group was dropped, a group is due later than it seemed, or the learner begins to wait."""
@@ -324,71 +321,32 @@ class LeaseTable:
         may = any(sample.waiting and self._may_try(node, sample, now) for sample in group.samples)
         return may and self._left_for(group, node) > 0
 
-    def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Lease:
-        """Lease up to `capacity` waiting samples of `group`, perhaps none, to `node`: those that begin with the prompt.
-        The table must know the node."""
-        free = [i for i, one in enumerate(group.samples) if one.waiting and not (one.episode and one.episode.begun)]
+    def claim(self, group: Group, node: NodeId, capacity: int, *, now: float, max_tokens: int) -> list[Lease]:
+        """Lease up to `capacity` waiting samples of `group` to `node`, which the table must know, with up to
+        `max_tokens` of prompts and streams: in one lease all that have not begun, each episode under way in its own."""
         most = max(0, min(capacity, self._left_for(group, node)))
-        taken = [index for index in free if self._may_try(node, group.samples[index], now)][:most]
-        play = group.episodes.play if group.episodes else None
-        tokens = group.rules.max_new_tokens
-        limit_s = self._limit_s(node, min(play.max_tokens, tokens * play.max_turns) if play else tokens)
-        specs = tuple(self._lease(group, index, node, now + limit_s + LEASE_SLACK_S) for index in taken)
-        return Lease(
-            purpose=group.purpose,
-            group_id=group.group_id,
-            prompt_token_ids=group.prompt.token_ids,
-            samples=specs,
-            rules=group.rules,
-            min_version=group.min_version,
-            time_limit_s=limit_s,
-            play=structs.replace(play, prompt_id=group.prompt.prompt_id) if play else None,
-        )
-
-    def claim_turns(
-        self, group: Group, node: NodeId, capacity: int, *, now: float, own: bool, most_tokens: int
-    ) -> list[Lease]:
-        """Lease up to `capacity` turns that continue episodes of `group`, each by itself, with up to `most_tokens` of
-        prompts: those kept for `node`, or all that nothing keeps from it."""
+        waiting = [i for i, one in enumerate(group.samples) if one.waiting and self._may_try(node, one, now)][:most]
+        begun = [i for i in waiting if (episode := group.samples[i].episode) is not None and episode.begun]
         leases: list[Lease] = []
-        for index, sample in enumerate(group.samples):
-            episode = sample.episode
-            if len(leases) == capacity or most_tokens <= 0:
-                break
-            if episode is None or not episode.begun or not sample.waiting or not self._may_try(node, sample, now):
-                continue
-            if own and episode.keeper != node:
-                continue
-            assert group.episodes is not None
-            tokens = min(group.rules.max_new_tokens, episode.tokens_left(group.episodes))
-            limit_s = self._limit_s(node, tokens)
-            spec = self._lease(group, index, node, now + limit_s + LEASE_SLACK_S)
-            reads = episode.reads(group.prompt.token_ids)
-            most_tokens -= len(reads)
-            lease = Lease(
-                purpose=group.purpose,
-                group_id=group.group_id,
-                prompt_token_ids=reads,
-                samples=(structs.replace(spec, seed=seat_seed(spec.seed, episode.seat)),),
-                rules=structs.replace(group.rules, max_new_tokens=tokens),
-                min_version=group.min_version,
-                time_limit_s=limit_s,
-                turn=episode.turn,
-            )
-            leases.append(lease)
+        for indices in ([i for i in waiting if i not in begun], *([i] for i in begun)):
+            if indices and max_tokens > 0:
+                leases.append(self._lease(group, indices, node, now))
+                max_tokens -= tokens_of(leases[-1])
         return leases
 
     def restore(self, group: Group, leased: Sequence[RecordedLease], *, heard_at: float) -> None:
         """Take up the leases of before a restart, in their order. The last node of a sample holds it, as if it was
-        heard at `heard_at`; an episode begins again."""
+        heard at `heard_at`, unless its episode begins again."""
         for one in leased:
             sample = group.samples[one.index]
             sample.leased_to[one.node] = one.attempt
-            sample.attempt = max(sample.attempt, one.attempt + (group.episodes is not None))
+            sample.attempt = max(sample.attempt, one.attempt + (sample.episode is not None and not sample.turn))
             if sample.episode is not None:
                 sample.episode.attempt = sample.attempt
         due = heard_at + self._longest_s(group.rules.max_new_tokens) + LEASE_SLACK_S
-        for index, node in {one.index: one.node for one in leased if group.episodes is None}.items():
+        for index, node in {one.index: one.node for one in leased}.items():
+            if group.episodes is not None and not group.samples[index].turn:
+                continue
             if group.samples[index].waiting and self.hear(node, now=heard_at):
                 self._hold(group, index, node, due)
 
@@ -412,24 +370,28 @@ class LeaseTable:
         return True
 
     def take_turn(self, group: Group, rollout: Rollout, node: NodeId) -> Episode:
-        """Take `rollout` as a turn of its sample's episode, or as all of it. The episode thinks from now on."""
-        sample = group.samples[rollout.index]
+        """Take `rollout` as a turn of its sample's episode, which `node` holds from now on, even if it was thought
+        silent. The episode thinks from now on."""
+        sample, name = group.samples[rollout.index], (group.group_id, rollout.index)
         assert sample.episode is not None
-        self._end_wait(group, rollout.index)
-        self._credit(node, rollout.drawn)
+        if sample.node != node:
+            self._take_back(group, rollout.index)
+            self._hold(group, rollout.index, node, math.inf)
+        self._nodes[node].held[name] = math.inf  # Its environment has limits of its own
+        self._credit(node, rollout.length)
         sample.episode.take(node, rollout)
-        if not rollout.turns:
-            sample.failures, sample.failed_by = 0, set()  # Of the turn before: a long episode has a right to some
+        sample.failures, sample.failed_by = 0, set()  # Of the turn before: a long episode has a right to some
         return sample.episode
 
-    def go_on(self, group: Group, episode: Episode, *, now: float) -> None:
-        """Let an episode wait for its next turn, for its last node first."""
-        episode.thinking = False
-        self._wait(group, 1)
-        self.chances += 1
-        if episode.drawn:
-            episode.keeper = episode.drawn[-1][1]
-            self._kept.append((now + STICKY_S, episode, episode.turn))
+    def go_on(self, group: Group, index: int, *, now: float) -> None:
+        """Let an episode go on, at its sampler if that is still here."""
+        sample = group.samples[index]
+        if sample.node is None:
+            self._wait(group, 1)
+            self.chances += 1
+        else:
+            due = now + self._limit_s(sample.node, group.rules.max_new_tokens) + LEASE_SLACK_S
+            self._nodes[sample.node].held[group.group_id, index] = due
 
     def withdraw(self, group: Group, index: int) -> None:
         """Have a sample drawn again from its seed, as if it had not been answered."""
@@ -497,8 +459,6 @@ class LeaseTable:
         sample = group.samples[index]
         sample.failed_at = now
         sample.failed_by.add(node)
-        if sample.episode is not None:
-            sample.episode.keeper = None
 
     def forget(self, node: NodeId) -> int:
         """Drop a node and put its samples back to waiting. Return how many there were."""
@@ -508,8 +468,9 @@ class LeaseTable:
         for group_id, index in state.held:
             sample = self._groups[group_id].samples[index]
             sample.node, sample.measured = None, True
-            self._wait(self._groups[group_id], 1)
-        self.chances += len(state.held) + any(episode.keeper == node for _, episode, _ in self._kept)
+            if sample.waiting:
+                self._wait(self._groups[group_id], 1)
+        self.chances += len(state.held)
         return len(state.held)
 
     def silent(self, *, now: float) -> list[NodeId]:
@@ -518,11 +479,6 @@ class LeaseTable:
 
     def take_overdue(self, *, now: float) -> list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]]:
         """Put back samples past their time limit. Return the nodes that kept them, each with its samples."""
-        while self._kept and self._kept[0][0] <= now:
-            _, episode, turn = self._kept.popleft()
-            if episode.turn == turn:  # Else a later turn is kept.
-                episode.keeper = None
-                self.chances += 1
         taken: list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]] = []
         for node, state in self._nodes.items():
             overdue = tuple(name for name, due in state.held.items() if due <= now)
@@ -537,8 +493,7 @@ class LeaseTable:
         """Return when the next node counts as silent or the next lease as overdue, if nothing is heard until then."""
         silences = [state.heard_at + self._silence_s for state in self._nodes.values()]
         limits = [min(state.held.values()) for state in self._nodes.values() if state.held]
-        kept = [until for until, *_ in self._kept][:1]
-        return min((*silences, *limits, *kept), default=None)
+        return min((*silences, *limits), default=None)
 
     def nodes(self) -> KeysView[NodeId]:
         """Return the nodes that were heard lately."""
@@ -555,11 +510,7 @@ class LeaseTable:
         return max(0, max(1, int(UNMEASURED_SHARE * len(group.samples))) - given)
 
     def _may_try(self, node: NodeId, sample: Sample, now: float) -> bool:
-        """Return whether `node` may have this waiting sample. It may not if it failed it lately and others have not, or
-        if its episode is kept for another node that is here."""
-        keeper = sample.episode.keeper if sample.episode else None
-        if keeper not in (None, node) and keeper in self._nodes:
-            return False
+        """Return whether `node` may have this waiting sample. It may not if it failed it lately and others have not."""
         pause_s = ALL_FAILED_RETRY_S if self._all_failed(sample) else RETRY_S
         return node not in sample.failed_by or now - sample.failed_at >= pause_s
 
@@ -598,12 +549,25 @@ class LeaseTable:
         if group.samples[index].waiting:
             self._wait(group, -1)
 
-    def _lease(self, group: Group, index: int, node: NodeId, due: float) -> SampleSpec:
-        """Lease a waiting sample to `node`, which has to answer until `due`."""
-        sample = group.samples[index]
-        sample.leased_to[node] = sample.attempt
-        self._hold(group, index, node, due)
-        return SampleSpec(index=index, seed=sample.seed, attempt=sample.attempt)
+    def _lease(self, group: Group, indices: Sequence[int], node: NodeId, now: float) -> Lease:
+        limit_s = self._limit_s(node, group.rules.max_new_tokens)
+        specs = []
+        for index in indices:
+            sample = group.samples[index]
+            sample.leased_to[node] = sample.attempt
+            self._hold(group, index, node, now + limit_s + LEASE_SLACK_S)
+            specs.append(SampleSpec(index=index, seed=sample.seed, attempt=sample.attempt))
+        episode = group.samples[indices[0]].episode
+        return Lease(
+            purpose=group.purpose,
+            group_id=group.group_id,
+            prompt_token_ids=group.prompt.token_ids,
+            samples=tuple(specs),
+            rules=group.rules,
+            min_version=group.min_version,
+            time_limit_s=limit_s,
+            episode=episode.progress(group.episodes) if episode is not None and group.episodes is not None else None,
+        )
 
     def _hold(self, group: Group, index: int, node: NodeId, due: float) -> None:
         sample = group.samples[index]
@@ -619,7 +583,8 @@ class LeaseTable:
             # A node that holds nothing may get samples that a node asking ahead may not.
             self.chances += not held
             sample.node, sample.measured = None, True
-            self._wait(group, 1)
+            if sample.waiting:
+                self._wait(group, 1)
 
     def _wait(self, group: Group, samples: int) -> None:
         """Add `samples` (possibly negative) to the number of waiting samples of `group`."""
@@ -650,6 +615,7 @@ def sample_seed(run_seed: int, group_id: GroupId, index: int) -> int:
     return int.from_bytes(digest(f"{run_seed}/{group_id}/{index}".encode())[:8], "little") >> 1
 
 
-def seat_seed(seed: int, seat: int) -> int:
-    """Return the seed of a player's turns: another one for each, since their streams have the same positions."""
-    return int.from_bytes(digest(f"{seed}/{seat}".encode())[:8], "little") >> 1 if seat else seed
+def tokens_of(lease: Lease) -> int:
+    """Return how many tokens a lease carries."""
+    streams = lease.episode.streams if lease.episode is not None else ()
+    return len(lease.prompt_token_ids) + sum(map(len, streams)) // 4

@@ -9,8 +9,9 @@ With `dynamic_sampling` a complete group whose rewards are all equal, so that it
 and pacing lets another be opened in its place, as for any group that is gone: for each batch as many as it has groups,
 which bounds what it costs. Where to stop follows from the records, so a restart does not begin to count again.
 
-Where the task has an environment, a sample is an episode (episodes.py). What a sampler draws is one of its turns; the
-environment answers outside (`StepWanted`, `observed`), and once it has ended the episode is one rollout with its score.
+Where the task has an environment, a sample is an episode (episodes.py). What its sampler hands in are its turns, each
+judged as it comes; the environment answers outside (`StepWanted`, `observed`), and once it has ended the episode is one
+rollout with its score.
 
 A question (`question`) is no part of the run: some sampler draws its answer, before anything else, for whoever asks.
 
@@ -39,7 +40,9 @@ from swarm.rollout.journal.entries import (
     RecordedGroup,
     RecordedRun,
     RolloutAccepted,
+    RolloutReturned,
     RolloutScored,
+    TurnTaken,
 )
 from swarm.rollout.messages import Answer, Refusal
 from swarm.rollout.plane.buffer import Buffer
@@ -57,6 +60,7 @@ from swarm.rollout.plane.effects import (
     returned,
     score_wanted,
     step_wanted,
+    turn_taken,
 )
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
 from swarm.rollout.plane.grant import Grant
@@ -85,7 +89,6 @@ MAX_PUBLISHED = 1024  # Versions of this life that are remembered; any older one
 PAUSED = "this run's owner paused it"  # What waiting samplers are told
 MIN_PATIENCE_S, MAX_PATIENCE_S = 1.0, 120.0  # Of a learner whose steps are shorter or longer
 MAX_QUESTIONS = 64  # That wait for an answer: they go before the run's own samples
-FORGED = "its environment says something else than this sampler"
 MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then the prompt is to blame, not the samplers
 
 
@@ -147,7 +150,7 @@ class RolloutPlane:
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
         """Continue where the records of an earlier process end. Call it before anything else. Samples that were leased
-        then count as leased still; episodes begin again."""
+        then count as leased still, and episodes go on from their last recorded turn."""
         assert self._opened == 0
         self.next_batch, self._opened, self._replaced = run.next_batch, run.opened, run.replaced
         return [effect for group in run.groups for effect in self._restore_group(group, now=now)] + self._expire()
@@ -234,41 +237,49 @@ class RolloutPlane:
         accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout)
         return [judged, accepted, wanted]
 
-    def observed(
-        self, group_id: str, index: int, episode: str, said: Sequence[Observed] | None, *, now: float
-    ) -> list[Effect]:
-        """Take what an environment said to the turns that it had not answered, one after the other. None: it failed,
-        and the episode ends with nothing."""
+    def is_taken(self, node: NodeId, answer: Answer) -> bool:
+        """Return whether `answer` is the last turn of an episode under way, and was taken from `node`."""
+        episode = self._episode_of(answer)
+        if episode is None or episode.turn != answer.turn + 1 or answer.attempt < episode.attempt:
+            return False
+        return episode.nodes[-1] == node
+
+    def next_of(self, node: NodeId, answer: Answer) -> Observed | None:
+        """Return what `node` continues after its turn; `done` if it is not to go on with this episode, None while the
+        environment thinks."""
+        episode = self._episode_of(answer)
+        if episode is None or not self.is_taken(node, answer):
+            return Observed(done=True)
+        return None if episode.thinking else episode.said
+
+    def _episode_of(self, answer: Answer) -> Episode | None:
+        """Return the episode under way that a turn belongs to."""
+        group, index = self.leased.group(answer.rollout.group_id), answer.rollout.index
+        if group is None or index >= len(group.samples) or group.samples[index].rollout is not None:
+            return None
+        return group.samples[index].episode
+
+    def observed(self, group_id: str, index: int, episode: str, said: Observed | None, *, now: float) -> list[Effect]:
+        """Take what an environment said to the last turn. None: it failed, and the episode ends with nothing."""
         group = self.leased.group(group_id)
         found = group.samples[index].episode if group is not None else None
         if group is None or group.episodes is None or found is None or found.name != episode or not found.thinking:
             return []  # It was given up meanwhile.
         if any(node in self.barred for node in found.nodes):
             return self._withdraw(group, index)
-        ended = ""
-        for one in said or (Observed(done=True),):
-            ended = ended or found.observe(one, group.episodes)
+        ended = found.observe(said or Observed(done=True), group.episodes)
         if ended and not found.drawn:
             return self._drop(group, "environment_failed")
-        if said is None:
-            found.void()
-            found.claimed = None  # Of that nothing is known
-        if not ended and not found.claimed:
-            self.leased.go_on(group, found, now=now)
-            return []
-        return self._ended(group, index, found, ended, now=now)
+        if ended:
+            return self._ended(group, index, found, ended, failed=said is None)
+        self.leased.go_on(group, index, now=now)
+        return turn_taken(group, index, found)
 
-    def _ended(self, group: Group, index: int, episode: Episode, ended: str, *, now: float) -> list[Effect]:
-        """Take a finished episode as the one answer of its sample, unless its sampler says that it went otherwise."""
-        rollout = episode.rollout(group.group_id, index, ended=ended)
-        node = episode.nodes[-1]
-        claimed = episode.claimed
-        if claimed and (not ended or (claimed.token_ids, claimed.finish) != (rollout.token_ids, rollout.finish)):
-            self.leased.withdraw(group, index)
-            self.leased.put_off(node, group, index, now=now)
-            group.samples[index].failures += 1
-            hopeless = self._drop(group, "generation_failed") if group.samples[index].failures >= MAX_FAILURES else []
-            return [GenerationFailed(node=node, rollout_id=rollout.rollout_id, reason=FORGED), *hopeless]
+    def _ended(self, group: Group, index: int, episode: Episode, ended: str, *, failed: bool) -> list[Effect]:
+        """Take a finished episode as the one answer of its sample."""
+        if failed:
+            episode.void()
+        rollout, node = episode.rollout(group.group_id, index, ended=ended), episode.nodes[-1]
         self.leased.answer(group, rollout, node)
         accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout)
         scored = self.scored(group.group_id, index, episode.scored())
@@ -497,11 +508,6 @@ class RolloutPlane:
         if self._ending or grant.node in self.standby:
             grant.take_of(held_out, grant.capacity)
             return
-        for group in claimable if self.rules.episodes else ():
-            oldest = group.oldest_drawn
-            may = self.max_staleness > 0 if group.purpose == "eval" else oldest is not None and self._fresh(oldest)
-            if may:
-                grant.take_turns(group, grant.capacity, own=True)
         if not self._fresh(held.version):
             return  # Its version is too old to train with. It is about to install a newer one, so leave it free.
         begun = [group for group in claimable if group.purpose == "train"]
@@ -578,10 +584,24 @@ class RolloutPlane:
             elif found.score is None:
                 wanted += returned(group, found.rollout.index)
                 self.leased.withdraw(group, found.rollout.index)
+        wanted += self._restore_turns(group, recorded.turns)
         self.leased.restore(group, recorded.leases, heard_at=now + RETURN_S)
         wanted += beginnings(group)
         # One that is complete here was judged when its last score came.
         return [*wanted, *(self._completed(group, is_judged=True) if group.complete else [])]
+
+    def _restore_turns(self, group: Group, turns: Sequence[TurnTaken]) -> list[Effect]:
+        """Go on with the episodes that were under way. The program that plays one which `begins` has lost it."""
+        assert group.episodes is not None or not turns
+        if group.episodes is None or group.episodes.begins:
+            lost = sorted({one.drawn.index for one in turns})
+            return [RolloutReturned(number=group.order, index=index) for index in lost]
+        for one in turns:
+            episode = group.samples[one.drawn.index].episode
+            assert episode is not None
+            episode.take(one.node, one.drawn)
+            episode.observe(one.said, group.episodes)
+        return []
 
     def _judge(self, node: NodeId, answer: Answer, group: Group | None, fault: str | None) -> tuple[Verdict, str]:
         assert self.newest is not None

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 
-from msgspec.structs import replace
-
 from swarm.rollout.messages import Answer
-from swarm.rollout.plane.episodes import part_of
 from swarm.rollout.plane.leases import Group, Sample
 from swarm.rollout.plane.rules import is_fresh, staleness
-from swarm.types import NodeId, Play, Rollout, Verdict, VersionId
+from swarm.types import NodeId, Rollout, Verdict, VersionId
 
 MIN_LOGPROB = -1e4  # A lower log-prob is a mistake; the objective limits the effect of higher ones
 FORGOTTEN = "this learner forgot the group"  # A power cut took the end of its journal
@@ -47,6 +44,8 @@ def verdict_on(
         return "stale", "this episode has begun again"
     if answer.turn < sample.turn:
         return "duplicate", "this turn is drawn"
+    if sample.episode is not None and sample.episode.thinking:
+        return "malformed", "its environment has not answered yet"
     if fault := _rules_fault(rollout, group, sample):
         return "malformed", fault
     if rollout.finish == "failed" and (sample.node != node or not is_current(answer, group)):
@@ -79,6 +78,8 @@ def token_fault(rollout: Rollout, vocab_size: int) -> str:
     """Return what is wrong with the tokens of a rollout, whatever it answers; "" if nothing is."""
     if rollout.finish == "failed":
         return "" if not (rollout.token_ids or rollout.spans) else "a failed generation carries no tokens"
+    if rollout.turns or rollout.seats:
+        return "an answer is drawn in one go"
     length, ragged = divmod(len(rollout.token_ids), 4)
     if ragged or length == 0:
         return f"{len(rollout.token_ids)} bytes are no token ids"
@@ -90,48 +91,20 @@ def token_fault(rollout: Rollout, vocab_size: int) -> str:
     return _logprob_fault(rollout.logprobs)
 
 
-def _rules_fault(rollout: Rollout, group: Group, sample: Sample) -> str:
-    """Return in what a rollout, or a turn of an episode, breaks the rules of its group."""
-    play = group.episodes.play if group.episodes else None
-    if rollout.finish == "failed":
+def _rules_fault(drawn: Rollout, group: Group, sample: Sample) -> str:
+    """Return in what a completion, or a turn of an episode, breaks the rules of its group."""
+    if drawn.finish == "failed":
         return ""
-    if play is not None or rollout.turns or rollout.seats:
-        return _episode_fault(rollout, group, play)
     most = group.rules.max_new_tokens
     if group.episodes is not None and sample.episode is not None:
         most = min(most, sample.episode.tokens_left(group.episodes))
-    return _draw_fault(rollout, group, most)
-
-
-def _episode_fault(rollout: Rollout, group: Group, play: Play | None) -> str:
-    """What the environment is said to have said is judged by the environment itself."""
-    if play is None or not rollout.turns:
-        return "turns answer a lease to play, and it wants them"
-    if len(rollout.turns) > play.max_turns or rollout.length > play.max_tokens or rollout.seats:
-        return f"more than {play.max_turns} turns, {play.max_tokens} tokens or one player"
-    if sum(span.end - span.start for span in rollout.spans) != rollout.drawn:
-        return "version spans must cover the drawn tokens alone"
-    at = 0
-    for turn in rollout.turns:
-        if not at <= turn.start < turn.end <= rollout.length or turn.seat:
-            return "turns must follow one another"
-        at = turn.end
-        drawn = part_of(rollout, turn)
-        most = min(group.rules.max_new_tokens, play.max_tokens - turn.start)
-        cut = drawn.length == most and drawn.tokens()[-1] not in group.rules.stop_token_ids
-        if fault := _draw_fault(replace(drawn, finish="length" if cut else "stop"), group, most):
-            return fault
-    return ""
-
-
-def _draw_fault(drawn: Rollout, group: Group, max_new_tokens: int) -> str:
-    is_stop = int.from_bytes(drawn.token_ids[-4:], "little") in group.rules.stop_token_ids
-    if drawn.length > max_new_tokens:
-        return f"{drawn.length} tokens are more than the lease's {max_new_tokens}"
+    if drawn.length > most:
+        return f"{drawn.length} tokens are more than the lease's {most}"
     # With stop strings, any token may have completed one. Checking texts is left to rewards.
+    is_stop = int.from_bytes(drawn.token_ids[-4:], "little") in group.rules.stop_token_ids
     if drawn.finish == "stop" and not is_stop and not group.rules.stop:
         return "finished by a stop token that is not there"
-    if drawn.finish == "length" and drawn.length != max_new_tokens:
+    if drawn.finish == "length" and drawn.length != most:
         return "finished by length before the length was reached"
     return _span_fault(drawn, group.min_version)
 

@@ -25,6 +25,7 @@ from swarm.rollout.journal.entries import (
     RolloutReturned,
     RolloutScored,
     SamplesLeased,
+    TurnTaken,
     VersionPublished,
 )
 from swarm.types import NodeId, Rollout, Score
@@ -40,6 +41,7 @@ class Recorded:
     rollouts: dict[int, tuple[NodeId, Rollout]] = field(default_factory=dict)
     scores: dict[int, Score] = field(default_factory=dict)
     leases: list[RecordedLease] = field(default_factory=list)
+    turns: list[TurnTaken] = field(default_factory=list)
     returned: list[Rollout] = field(default_factory=list)
     end: int | str | None = None
     ended_before: int = 0
@@ -103,15 +105,24 @@ class Ledger:
             case SamplesLeased():
                 group = self._open(entry.number)
                 group.leases += [RecordedLease(index, entry.node, attempt) for index, attempt in entry.samples]
+            case TurnTaken():
+                group, place = self._open(entry.number), (entry.drawn.index, entry.turn)
+                known = sum(one.drawn.index == place[0] for one in group.turns)
+                self._require(place[0] not in group.rollouts and known == place[1], f"turn {place} is out of turn")
+                group.turns.append(entry)
             case RolloutAccepted():
                 group, index = self._open(entry.number), entry.rollout.index
                 self._require(index not in group.rollouts, f"{entry.rollout.rollout_id} is on record twice")
                 group.rollouts[index] = (entry.node, entry.rollout)
+                group.turns = [one for one in group.turns if one.drawn.index != index]
             case RolloutReturned():
                 group = self._open(entry.number)
-                fits = entry.index in group.rollouts and entry.index not in group.scores
-                self._require(fits, f"sample {entry.index} of group {entry.number} is returned out of turn")
-                group.returned.append(group.rollouts.pop(entry.index)[1])
+                under_way = [one for one in group.turns if one.drawn.index == entry.index]
+                group.turns = [one for one in group.turns if one not in under_way]
+                if not under_way:
+                    fits = entry.index in group.rollouts and entry.index not in group.scores
+                    self._require(fits, f"sample {entry.index} of group {entry.number} is returned out of turn")
+                    group.returned.append(group.rollouts.pop(entry.index)[1])
             case RolloutScored():
                 group = self._open(entry.number)
                 fits = entry.index in group.rollouts and entry.index not in group.scores
@@ -173,4 +184,5 @@ def _found(group: Recorded) -> RecordedGroup:
             for index, (node, rollout) in group.rollouts.items()
         ),
         leases=tuple(group.leases),
+        turns=tuple(group.turns),
     )

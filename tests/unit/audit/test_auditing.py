@@ -17,8 +17,8 @@ from swarm.cli.runs import _audit_lines
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.rollout.plane.effects import StepWanted
-from swarm.rollout.plane.episodes import EpisodeRules
-from swarm.rollout.plane.leases import Group, seat_seed
+from swarm.rollout.plane.episodes import EpisodeRules, seat_seed
+from swarm.rollout.plane.leases import Group
 from swarm.types import NodeId, Observed, Span
 from tests.builders import ALICE, BOB, STOP, answering, ask, ints, new_plane, rollout, submit_and_score, v
 
@@ -84,7 +84,7 @@ def episode_of(*nodes: NodeId, seats: Sequence[int] = (0,)) -> list[Group]:
         said = plane.submit(node, answering(lease, rollout(group_id=lease.group_id, tokens=(4 + turn, STOP))), now=0.0)
         (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
         observed = Observed(token_ids=ints(7), seat=players[turn + 1], done=turn == len(nodes) - 1)
-        plane.observed(wanted.group_id, 0, wanted.episode, [observed], now=0.0)
+        plane.observed(wanted.group_id, 0, wanted.episode, observed, now=0.0)
         plane.leave(node)  # Or its turn would be kept for it
     assert plane.can_take(now=0.0)
     return plane.take()[0]

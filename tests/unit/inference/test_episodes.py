@@ -36,7 +36,7 @@ def episodes(program: Program, **options: float) -> ExternalEpisodes:
     return found
 
 
-def wanted(*turns: Sequence[int], answered: int | None = None) -> StepWanted:
+def wanted(*turns: Sequence[int]) -> StepWanted:
     drawn = tuple(array("i", turn).tobytes() for turn in turns)
     return StepWanted(
         group_id=GroupId("g"),
@@ -44,7 +44,7 @@ def wanted(*turns: Sequence[int], answered: int | None = None) -> StepWanted:
         episode="e",
         prompt=PROMPT,
         drawn=drawn,
-        answered=max(0, len(drawn) - 1) if answered is None else answered,
+        newest=turn(*turns[-1]) if turns else None,
     )
 
 
@@ -59,9 +59,8 @@ def turn(*token_ids: int) -> Rollout:
     )
 
 
-def read(observed: tuple[Observed, ...] | Unscored) -> list[int]:
-    assert isinstance(observed, tuple)
-    (one,) = observed
+def read(one: Observed | Unscored) -> list[int]:
+    assert isinstance(one, Observed)
     assert (one.seat, one.done) == (SEAT, False)
     return list(array("i", one.token_ids))
 
@@ -74,9 +73,9 @@ async def test_each_request_is_the_next_turn_and_the_end_has_the_reward() -> Non
 
     played = episodes(program)
     assert read(await played.step(wanted())) == [1, 2]
-    assert read(await played.step(wanted([3]), turn(3))) == [4, 5]
+    assert read(await played.step(wanted([3]))) == [4, 5]
     end = Observed(seat=SEAT, rewards=(0.0, 1.0), done=True, exact=True, parts={"right": 1.0})
-    assert await played.step(wanted([3], [6]), turn(6)) == (end,)
+    assert await played.step(wanted([3], [6])) == end
     # Nothing is kept of it.
     with pytest.raises(ProtocolError, match="no episode 'e'"):
         await played.continue_episode("e", [1])
@@ -101,9 +100,9 @@ def test_what_is_observed_and_drawn_is_what_the_program_saw(turns: list[tuple[li
         observed = await played.step(wanted())
         for number, (_, answer) in enumerate(turns):
             stream += [*read(observed), *answer]
-            observed = await played.step(wanted(*(a for _, a in turns[: number + 1])), turn(*answer))
-        assert isinstance(observed, tuple)
-        assert observed[-1].done
+            observed = await played.step(wanted(*(a for _, a in turns[: number + 1])))
+        assert isinstance(observed, Observed)
+        assert observed.done
         return stream
 
     assert asyncio.run(play()) == seen
@@ -121,7 +120,7 @@ async def test_a_conversation_that_drifted_is_refused_and_not_scored(second: lis
 
     played = episodes(program)
     await played.step(wanted())
-    outcome = await played.step(wanted([3]), turn(3))
+    outcome = await played.step(wanted([3]))
     assert isinstance(outcome, Unscored)
     assert "drifted" in outcome.reason
 
@@ -165,7 +164,7 @@ async def test_turns_of_a_life_before_cannot_be_played_again() -> None:
     async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
         return Ended()
 
-    assert isinstance(await episodes(program).step(wanted([3]), turn(3)), Unscored)
+    assert isinstance(await episodes(program).step(wanted([3])), Unscored)
 
 
 async def test_a_program_hears_that_its_episode_was_given_up() -> None:
@@ -196,8 +195,8 @@ async def test_only_episodes_that_are_open_go_on() -> None:
     played.keep({"e"})
     with pytest.raises(ProtocolError, match="no episode 'f'"):
         await played.continue_episode("f", [1])
-    assert isinstance(await played.step(replace(wanted([3]), episode="f"), turn(3)), Unscored)
-    assert isinstance(await played.step(wanted([3]), turn(3)), tuple)
+    assert isinstance(await played.step(replace(wanted([3]), episode="f")), Unscored)
+    assert isinstance(await played.step(wanted([3])), Observed)
 
 
 async def test_a_fault_of_an_episode_that_was_given_up_troubles_nobody() -> None:

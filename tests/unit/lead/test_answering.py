@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from swarm.errors import ProtocolError, UserError
@@ -16,21 +14,18 @@ from swarm.inference.episodes import Ended, ExternalEpisodes
 from swarm.lead.answering import Answering, episode_rules, sampling_rules
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
-from swarm.run.prompts import Record, open_task
+from swarm.run.prompts import open_task
 from swarm.settings import LeadConfig
-from swarm.types import GroupId, Play, SamplingRules
+from swarm.types import GroupId, SamplingRules
 from tests.builders import prompt
 from tests.unit.runs import run_in
-
-BEGAN = datetime(2026, 7, 24, 9, 30)
 
 
 def rules_of(*, is_external: bool = False, **settings: Any) -> EpisodeRules | None:
     config = LeadConfig(**{"task": "frozen-lake", **settings})
     task = open_task(config)
     task.is_external = is_external
-    record = Record(data_digest="", most_tokens=64, began=BEGAN)
-    return episode_rules(config, task, record, is_chat=True, context_tokens=4096)
+    return episode_rules(config, task, context_tokens=4096)
 
 
 def test_the_environment_limits_an_episode_unless_the_user_does() -> None:
@@ -45,24 +40,6 @@ def test_a_program_that_plays_says_first_what_is_read_and_gives_rewards_of_its_o
     assert rules.begins
     with pytest.raises(UserError, match="there is no control for it, leave --reward out"):
         rules_of(is_external=True, reward="random")
-
-
-def test_samplers_that_play_are_told_all_that_an_episode_depends_on() -> None:
-    rules = rules_of(placement="sampler", task="frozen-lake:size=3", chat_arguments={"enable_thinking": False})
-    assert rules is not None
-    assert (rules.max_turns, rules.max_tokens, rules.begins) == (6, 54, False)
-    play = Play(task="frozen-lake:size=3", prompt_id="-", max_turns=6, max_tokens=54)
-    told = msgspec.structs.replace(play, is_chat=True, began=BEGAN.isoformat(), arguments='{"enable_thinking":false}')
-    assert rules.play == told
-
-
-@pytest.mark.parametrize(
-    "task", ["python:examples.environments.tools:Calculator", "python:examples.environments.poker:KuhnPoker"]
-)
-def test_samplers_play_nothing_that_hides_something(task: str) -> None:
-    assert rules_of(task=task) is not None
-    with pytest.raises(UserError, match=f"'{task}' is played at the learner alone"):
-        rules_of(task=task, placement="sampler")
 
 
 @pytest.mark.parametrize(("settings", "most"), [({}, 1), ({"max_new_tokens": 7}, 7), ({"max_new_tokens": 99}, 72)])
@@ -92,9 +69,7 @@ async def test_a_program_whose_episode_was_given_up_hears_of_it(
     answering._external = played
     for index, name in enumerate(("given up", "open")):
         group = GroupId("t0")
-        await answering.step(
-            StepWanted(group_id=group, index=index, episode=name, prompt=prompt(), drawn=(), answered=0)
-        )
+        await answering.step(StepWanted(group_id=group, index=index, episode=name, prompt=prompt(), drawn=()))
     sweeping = asyncio.create_task(answering.sweep(lambda: ["open"]))
     assert await heard == "given up: this episode was given up"
     sweeping.cancel()

@@ -341,7 +341,7 @@ def test_a_reward_that_fails_soon_ends_the_run(works: bool, genuine: bool | None
 def test_an_environment_that_cannot_begin_ends_the_run_whatever_it_scored() -> None:
     failures = RewardFailures(lambda kind, **fields: None)
     settle(failures, HALF, now=0.0)
-    begins = StepWanted(group_id=GroupId("t0"), index=0, episode="e", prompt=prompt(), drawn=(), answered=0)
+    begins = StepWanted(group_id=GroupId("t0"), index=0, episode="e", prompt=prompt(), drawn=())
     with pytest.raises(UserError, match=f"failed {MAX_IN_A_ROW} times in a row"):
         failures.settle([begins] * MAX_IN_A_ROW, [Unscored(reason="no")] * MAX_IN_A_ROW, now=1.0)
 

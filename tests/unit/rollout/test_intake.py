@@ -11,7 +11,9 @@ from swarm.types import NodeId
 from swarm.wire import ROLLOUT_BODY_BYTES
 
 ALICE, BOB = NodeId("alice"), NodeId("bob")
-FREE = IntakeLimits(bodies=8, body_bytes=8000, bodies_of_session=2, spare_rollouts=10, spare_per_s=2.0)
+FREE = IntakeLimits(
+    bodies=8, body_bytes=8000, bodies_of_session=2, session_share=1.0, spare_rollouts=10, spare_per_s=2.0
+)
 
 
 def claim(node: NodeId = ALICE, *, session: int = 0, proven: bool = True) -> Claim:
@@ -54,6 +56,16 @@ def test_a_session_has_two_bodies_in_hand() -> None:
     assert intake.refused == {"own_bodies": 1}
 
 
+def test_a_session_has_a_share_of_the_bytes_in_hand() -> None:
+    intake = Intake(IntakeLimits(bodies_of_session=9, body_bytes=8000, session_share=0.25))
+    first = admitted(intake, claim(), 1500)
+    assert refused(intake, claim(), 501).reason == "own_bodies"
+    admitted(intake, claim(), 500)
+    admitted(intake, claim(BOB), 2000)
+    intake.done(first)
+    admitted(intake, claim(), 1500)
+
+
 def test_bodies_are_bounded_in_number_and_the_refused_wait_for_nothing() -> None:
     intake = Intake(FREE)
     bodies = [admitted(intake, claim(session=i)) for i in range(8)]
@@ -78,14 +90,14 @@ def test_bodies_are_bounded_in_bytes() -> None:
 
 
 def test_a_body_of_unknown_size_counts_as_the_largest() -> None:
-    intake = Intake(IntakeLimits(body_bytes=2 * ROLLOUT_BODY_BYTES - 1))
+    intake = Intake(IntakeLimits(session_share=1.0, body_bytes=2 * ROLLOUT_BODY_BYTES - 1))
     admitted(intake, claim(), None)
     assert refused(intake, claim(BOB), None).reason == "bodies"
 
 
 def test_a_body_that_is_over_its_cap_is_left_to_its_reader() -> None:
     """It would never fit, and "overloaded" would be the wrong word for that."""
-    admitted(Intake(IntakeLimits(body_bytes=ROLLOUT_BODY_BYTES)), claim(), 100 * ROLLOUT_BODY_BYTES)
+    admitted(Intake(IntakeLimits(session_share=1.0, body_bytes=ROLLOUT_BODY_BYTES)), claim(), 100 * ROLLOUT_BODY_BYTES)
 
 
 def test_whoever_holds_no_lease_shares_a_quarter_of_the_places() -> None:

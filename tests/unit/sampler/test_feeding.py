@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarm.errors import ChildFailed
-from swarm.rollout.messages import MAX_SAMPLES_PER_ASK, Answer
-from swarm.sampler import feeding
+from swarm.rollout.messages import MAX_SAMPLES_PER_ASK, Answer, SampleName, Stepped
 from swarm.sampler.client import TimedLease
+from swarm.sampler.engine import Job, Sampled
 from swarm.sampler.feeding import Room, SampleFeed, room_of, spare_of
+from swarm.sampler.playing import Step
 from swarm.sampler.worker import Rates
-from swarm.types import SampleSpec
+from swarm.types import Progress
 from tests.builders import lease, rollout
 from tests.unit.wires import many_turns
 
@@ -36,10 +37,12 @@ class Gated:
         self.rates = Rates(PLACES)
         self.drawing: dict[int, asyncio.Future[None]] = {}
 
-    async def draw(self, timed: TimedLease, spec: SampleSpec) -> Answer:
-        gate = self.drawing[spec.index] = asyncio.get_running_loop().create_future()
+    async def draw(self, job: Job) -> Sampled:
+        """The seed of a sample is its index, as in builders.lease."""
+        gate = self.drawing[job.seed] = asyncio.get_running_loop().create_future()
         await gate
-        return Answer(rollout(group_id=timed.lease.group_id, index=spec.index))
+        one = rollout()
+        return Sampled(one.token_ids, one.logprobs, one.spans, one.finish)
 
     async def end(self, *indices: int) -> None:
         for index in indices:
@@ -47,31 +50,23 @@ class Gated:
         await many_turns()
 
 
-def leased(count: int) -> list[TimedLease]:
-    return [TimedLease(lease=lease(indices=range(count)), deadline=time.monotonic() + 60.0)]
+def leased(count: int, *, episode: Progress | None = None) -> list[TimedLease]:
+    one = replace(lease(indices=range(count)), episode=episode)
+    return [TimedLease(lease=one, deadline=time.monotonic() + 60.0)]
 
 
-class Clock:
-    """Stands for the module `time`."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-def indices(answers: list[Answer]) -> list[int]:
-    return [answer.rollout.index for answer in answers]
+async def never(answer: Answer) -> Stepped:
+    raise AssertionError
 
 
 @asynccontextmanager
-async def running(engine: Gated) -> AsyncIterator[tuple[SampleFeed, list[list[int]]]]:
+async def running(engine: Gated, step: Step = never) -> AsyncIterator[tuple[SampleFeed, list[list[int]]]]:
     """A feed of `engine`, and what it handed on."""
-    feed = SampleFeed(cast(Any, engine))
+    feed = SampleFeed(cast(Any, engine), step)
     handed: list[list[int]] = []
 
-    async def done(answers: list[Answer]) -> None:
-        handed.append(indices(answers))
+    async def done(samples: set[SampleName], answers: list[Answer]) -> None:
+        handed.append([index for _, index in samples])
 
     task = asyncio.create_task(feed.run(done))
     try:
@@ -122,7 +117,7 @@ async def test_what_has_not_begun_is_taken_back_and_what_has_ends() -> None:
         await feed.idle()
         feed.add(leased(PLACES + AHEAD))
         await many_turns()
-        assert {index for _, index, _ in feed.take_back()} == {PLACES + 1}
+        assert {index for _, index in feed.take_back()} == {PLACES + 1}
         idle = asyncio.create_task(feed.idle())
         await engine.end(*range(PLACES))
         assert not idle.done()
@@ -133,9 +128,9 @@ async def test_what_has_not_begun_is_taken_back_and_what_has_ends() -> None:
 
 async def test_while_answers_cannot_be_handed_on_nothing_new_is_asked_for() -> None:
     engine, stuck = Gated(), asyncio.Event()
-    feed = SampleFeed(cast(Any, engine))
+    feed = SampleFeed(cast(Any, engine), never)
 
-    async def done(answers: list[Answer]) -> None:
+    async def done(samples: set[SampleName], answers: list[Answer]) -> None:
         await stuck.wait()
 
     task = asyncio.create_task(feed.run(done))
@@ -157,9 +152,9 @@ async def test_while_answers_cannot_be_handed_on_nothing_new_is_asked_for() -> N
 
 async def test_an_engine_that_breaks_ends_the_feed() -> None:
     engine = Gated()
-    feed = SampleFeed(cast(Any, engine))
+    feed = SampleFeed(cast(Any, engine), never)
 
-    async def done(answers: list[Answer]) -> None: ...
+    async def done(samples: set[SampleName], answers: list[Answer]) -> None: ...
 
     task = asyncio.create_task(feed.run(done))
     feed.add(leased(2))
@@ -169,49 +164,53 @@ async def test_an_engine_that_breaks_ends_the_feed() -> None:
         await task
 
 
-async def ask_and_draw(feed: SampleFeed, engine: Gated, clock: Clock, *, turn_number: int, short: int = 0) -> None:
-    """Let a request take 0.1 s and be answered but for `short`, and draw what it brings."""
-    count = (await feed.room()).capacity - short
-    clock.now += 0.1
-    one = replace(lease(indices=range(count)), turn=turn_number)
-    feed.add([TimedLease(lease=one, deadline=60.0)])
-    await many_turns()
-    drawn: set[int] = set()
-    while begun := set(engine.drawing) - drawn:
-        drawn |= begun
-        await engine.end(*begun)
-    engine.drawing.clear()
+async def test_an_episode_has_no_place_while_its_environment_thinks_and_is_the_first_to_get_one() -> None:
+    engine, said = Gated(), asyncio.Event()
+
+    async def step(answer: Answer) -> Stepped:
+        await said.wait()
+        group_id, index = answer.sample
+        return Stepped(group_id=group_id, index=index, turn=answer.turn, verdict="accepted", ended=answer.turn == 1)
+
+    async with running(engine, step) as (feed, handed):
+        feed.add(leased(PLACES + AHEAD, episode=Progress(max_tokens=100)))
+        await many_turns()
+        assert len(engine.drawing) == PLACES + 1
+        await engine.end(*range(4))
+        assert feed.running == PLACES + AHEAD - 4
+        assert await feed.room() == Room(4, 4), "a place falls free before the answer is here"
+        said.set()
+        await many_turns()
+        assert (handed, feed.running) == ([], PLACES + 1)
+        await engine.end(1, 2, 3)
+        await engine.end(0)
+        assert [sorted(one) for one in handed] == [[1, 2, 3], [0]]
+        assert feed.take_back() == set()
 
 
-async def test_what_ends_within_two_requests_is_held_ahead_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, engine = Clock(), Gated()
-    monkeypatch.setattr(feeding, "time", clock)
-    engine.rates.full_rollouts_per_s = 100.0
-    async with running(engine) as (feed, _):
-        for _ in range(100):
-            await ask_and_draw(feed, engine, clock, turn_number=1)
-        # In twice 0.1 s the places draw 20 turns. The request for them is made as soon as for the few of before.
-        assert await feed.room() == Room(PLACES + AHEAD + 20, PLACES + 20)
-        engine.rates.full_rollouts_per_s = 1e9
-        assert (await feed.room()).capacity == MAX_SAMPLES_PER_ASK
+async def test_an_episode_that_comes_back_after_the_rest_was_taken_back_is_left_to_others() -> None:
+    engine, said = Gated(), asyncio.Event()
+
+    async def step(answer: Answer) -> Stepped:
+        await said.wait()
+        return Stepped(group_id="t0", index=0, turn=0, verdict="accepted")
+
+    async with running(engine, step) as (feed, handed):
+        feed.add(leased(1, episode=Progress(max_tokens=100)))
+        await many_turns()
+        await engine.end(0)
+        feed.take_back()
+        idle = asyncio.create_task(feed.idle())
+        await many_turns()
+        assert not idle.done()
+        said.set()
+        await idle
+        assert (handed, feed.running) == ([], 0)
 
 
-@pytest.mark.parametrize(("turn_number", "short"), [(0, 0), (1, 1)])
-async def test_first_turns_and_what_the_learner_held_open_say_nothing_of_requests(
-    monkeypatch: pytest.MonkeyPatch, turn_number: int, short: int
-) -> None:
-    clock, engine = Clock(), Gated()
-    monkeypatch.setattr(feeding, "time", clock)
-    engine.rates.full_rollouts_per_s = 100.0
-    async with running(engine) as (feed, _):
-        for _ in range(20):
-            await ask_and_draw(feed, engine, clock, turn_number=turn_number, short=short)
-        assert await feed.room() == Room(PLACES + AHEAD, PLACES)
-
-
-@given(places=st.integers(1, 512), held=st.integers(0, 600), meanwhile=st.integers(0, 600))
-def test_what_is_asked_for_fills_the_places_and_what_is_ahead(places: int, held: int, meanwhile: int) -> None:
-    room = room_of(places, held, meanwhile)
-    assert held + room.capacity == min(MAX_SAMPLES_PER_ASK, places + spare_of(places) + meanwhile)
+@given(places=st.integers(1, 512), held=st.integers(0, 600))
+def test_what_is_asked_for_fills_the_places_and_what_is_ahead(places: int, held: int) -> None:
+    room = room_of(places, held)
+    assert held + room.capacity == min(MAX_SAMPLES_PER_ASK, places + spare_of(places))
     assert 0 <= room.at_once <= max(0, room.capacity)
     assert room.at_once >= min(places, MAX_SAMPLES_PER_ASK - spare_of(places)) - held

@@ -8,8 +8,9 @@ import pytest
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.rollout.plane.verdict import token_fault
+from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Start
-from swarm.sampler.playing import rollout_of
+from swarm.sampler.playing import Game
 from swarm.types import SamplingRules
 from tests import scripted_engine
 from tests.builders import MIXED_LAYOUT, VOCAB, lease, v, weights_of
@@ -47,7 +48,7 @@ async def test_its_answers_are_well_formed(tmp_path: Path, stops: tuple[int, ...
     engine = await installed(tmp_path)
     first = (await engine.generate(Generate(jobs=jobs), silent)).samples
     faults = [
-        token_fault(rollout_of(one.group_id, spec.index, sampled), VOCAB)
+        token_fault(Game(TimedLease(lease=one, deadline=0.0), spec).answer(sampled).rollout, VOCAB)
         for spec, sampled in zip(one.samples, first, strict=True)
     ]
     assert faults == [""] * 20

@@ -32,7 +32,7 @@ class NoSpool:
 
 
 def batch(index: int) -> Batch:
-    return Batch([Answer(rollout(index=index))], None)
+    return Batch({("t0", index)}, [Answer(rollout(index=index))], None)
 
 
 async def test_answers_that_came_meanwhile_go_in_one_submission() -> None:
@@ -51,7 +51,7 @@ async def test_answers_that_came_meanwhile_go_in_one_submission() -> None:
     )
     task = asyncio.create_task(session._submit())
     await session._settled.wait()
-    session._in_hand = {name for index in range(3) for name in batch(index).samples()}
+    session._in_hand = {name for index in range(3) for name in batch(index).samples}
     for index in range(3):
         await session._answers.put(batch(index))
         await many_turns()

@@ -60,16 +60,16 @@ def opened(reward: RewardKind = "task") -> Episodes:
     return Episodes(begin, options, TASK, TOKENIZER)
 
 
-def asked(name: int, drawn: Turns, answered: int = 0) -> StepAsked:
-    return StepAsked(episode=f"episode {name}", prompt=PROMPTS[name], seed=name, drawn=drawn, answered=answered)
-
-
-def observations(episodes: Episodes, step: StepAsked) -> list[Observed]:
-    return [*episodes.answers(step)]
+def asked(name: int, drawn: Turns) -> StepAsked:
+    return StepAsked(episode=f"episode {name}", prompt=PROMPTS[name], seed=name, drawn=drawn)
 
 
 def played_alone(name: int, drawn: Turns, reward: RewardKind = "task") -> list[Observed]:
-    return observations(opened(reward), asked(name, drawn))
+    """What is said to each of these turns, up to the end."""
+    episodes, found = opened(reward), list[Observed]()
+    while len(found) < len(drawn) and not (found and found[-1].done):
+        found.append(episodes.answer(asked(name, drawn[: len(found) + 1])))
+    return found
 
 
 turns = st.one_of(st.text("0123456789", max_size=3), st.just("==")).map(tokens)
@@ -78,29 +78,26 @@ turns = st.one_of(st.text("0123456789", max_size=3), st.just("==")).map(tokens)
 @settings(max_examples=100, deadline=None)
 @given(
     drawn=st.lists(st.lists(turns, max_size=MAX_TURNS + 1).map(tuple), min_size=4, max_size=4),
-    order=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40),
+    order=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40),
     most=st.integers(1, 4),
     reward=st.sampled_from(["task", "random"]),
 )
 def test_any_order_of_steps_gives_what_each_episode_gives_alone(
-    drawn: list[Turns], order: list[tuple[int, int]], most: int, reward: RewardKind
+    drawn: list[Turns], order: list[tuple[int, bool]], most: int, reward: RewardKind
 ) -> None:
-    """Steps of several turns, begins without one, evictions, and processes that began anew."""
+    """Begins without a turn, evictions, and processes that began anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reward_child, "MAX_LIVE", most)
         episodes = opened(reward)
         seen: list[list[Observed]] = [[] for _ in drawn]
-        for name, new in order:
+        for name, begins in order:
             answered = len(seen[name])
-            if answered and seen[name][-1].done:
+            if answered == len(drawn[name]) or (answered and seen[name][-1].done):
                 episodes = opened(reward)
                 continue
-            step = asked(name, drawn[name][: answered + new], answered)
-            found = observations(episodes, step)
-            if len(step.drawn) == answered:
-                assert found == [Observed()]
-            else:
-                seen[name] += found
+            if begins and not answered:
+                assert episodes.answer(asked(name, ())) == Observed()
+            seen[name].append(episodes.answer(asked(name, drawn[name][: answered + 1])))
             assert len(episodes.live) <= most
     for name, observed in enumerate(seen):
         assert observed == played_alone(name, drawn[name], reward)[: len(observed)]
@@ -118,14 +115,14 @@ def test_a_turn_is_not_played_again_as_long_as_the_process_has_the_episode(monke
     monkeypatch.setattr(OddEnvironment, "reset", counted)
     episodes = opened()
     for name in (0, 1, 0):
-        observations(episodes, asked(name, ()))
+        episodes.answer(asked(name, ()))
     for number in range(3):
-        observations(episodes, asked(0, (tokens("1"),) * (number + 1), number))
+        episodes.answer(asked(0, (tokens("1"),) * (number + 1)))
     assert len(resets) == 2
-    observations(episodes, asked(2, ()))
-    observations(episodes, asked(0, (tokens("1"),) * 4, 3))
+    episodes.answer(asked(2, ()))
+    episodes.answer(asked(0, (tokens("1"),) * 4))
     assert len(resets) == 3, "the one that was not asked for the longest made room"
-    observations(episodes, asked(1, (tokens("1"),)))
+    episodes.answer(asked(1, (tokens("1"),)))
     assert len(resets) == 4
 
 
@@ -223,20 +220,25 @@ def test_an_environment_that_begins_otherwise_is_refused() -> None:
 def test_an_episode_that_failed_is_forgotten() -> None:
     episodes = opened()
     with pytest.raises(ValueError, match="this environment"):
-        observations(episodes, asked(0, (tokens("1"), tokens("=0"))))
+        episodes.answer(asked(0, (tokens("1"), tokens("=0"))))
     assert not episodes.live
 
 
 def test_a_step_that_is_asked_for_again_is_answered_as_before() -> None:
     """Its first answer may have been lost with who waited for it."""
-    episodes, twice = opened(), asked(0, (tokens("1"), tokens("2")), 1)
-    observations(episodes, asked(0, (tokens("1"),)))
-    assert observations(episodes, twice) == observations(episodes, twice) == played_alone(0, twice.drawn)[1:]
+    episodes, twice = opened(), asked(0, (tokens("1"), tokens("2")))
+    episodes.answer(asked(0, (tokens("1"),)))
+    assert [episodes.answer(twice), episodes.answer(twice)] == played_alone(0, twice.drawn)[1:] * 2
+
+
+def test_an_environment_that_ends_earlier_when_it_is_played_again_is_a_fault() -> None:
+    """So it is no pure function of its seed and of what was said."""
+    with pytest.raises(ValueError, match="step\\(\\) ends an episode that went on"):
+        opened().answer(asked(0, (tokens("=="),) * 2))
 
 
 def test_each_turn_that_is_played_again_is_progress() -> None:
     """So that each has its own time limit."""
     told: list[None] = []
-    step = asked(0, (tokens("1"),) * 5, 4)
-    assert len([*opened().answers(step, lambda: told.append(None))]) == 1
-    assert len(told) == 5
+    opened().answer(asked(0, (tokens("1"),) * 5), lambda: told.append(None))
+    assert len(told) == 4

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from swarm.errors import UserError
+from swarm.errors import Damaged, UserError
 from swarm.rollout.journal.entries import (
     BatchTaken,
     BoundSet,
@@ -29,12 +29,13 @@ from swarm.rollout.journal.entries import (
     RolloutReturned,
     RolloutScored,
     SamplesLeased,
+    TurnTaken,
     VersionPublished,
 )
 from swarm.rollout.journal.journal import DATABASE, Journal, JournalFailed
-from swarm.types import GroupId, Rollout, Score
+from swarm.types import GroupId, NodeId, Observed, Rollout, Score, Turn
 from swarm.wire import digest
-from tests.builders import ALICE, BOB, rollout, v
+from tests.builders import ALICE, BOB, ints, rollout, v
 
 SIZE = 2
 
@@ -115,6 +116,35 @@ async def test_what_was_written_is_there_again(tmp_path: Path) -> None:
     assert numbers(batch) == [1, 0]
     assert batch[1].rollouts[1].rollout == answer(0, 1)
     assert batch[1].rollouts[1].node == ALICE
+
+
+def turn_of(number: int, index: int, turn: int, node: NodeId = ALICE) -> TurnTaken:
+    said = Observed(token_ids=ints(7, turn), rewards=(0.5,))
+    return TurnTaken(number=number, turn=turn, node=node, drawn=answer(number, index), said=said)
+
+
+async def test_the_turns_of_episodes_under_way_are_there_again_until_these_end_or_are_given_up(tmp_path: Path) -> None:
+    first, second, other, given_up = turn_of(0, 0, 0), turn_of(0, 0, 1, BOB), turn_of(0, 1, 0), turn_of(1, 0, 0)
+    async with opened(tmp_path) as journal:
+        await journal.write([GroupOpened(number=number, version=v(0), max_staleness=2) for number in range(3)])
+        await journal.write([first, second, other, given_up, turn_of(2, 0, 0), dropped(2)])
+        await journal.write([RolloutReturned(number=1, index=0)])
+    async with opened(tmp_path) as journal:
+        run = await asyncio.to_thread(journal.load)
+        assert [one.turns for one in run.groups] == [(first, second, other), ()]
+        played = structs.replace(answer(0, 0), turns=(Turn(start=0, end=1),))
+        await journal.write([RolloutAccepted(number=0, node=BOB, rollout=played)])
+        assert [one.turns for one in (await asyncio.to_thread(journal.load)).groups] == [(other,), ()]
+
+
+async def test_a_turn_that_was_changed_on_disk_is_damage(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write([GroupOpened(number=0, version=v(0), max_staleness=2), turn_of(0, 0, 0)])
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as found, found:
+        found.execute("UPDATE turns SET payload = zeroblob(9)")
+    async with opened(tmp_path) as journal:
+        with pytest.raises(Damaged, match="turn 0 of t0/0 was changed"):
+            await asyncio.to_thread(journal.load)
 
 
 # -- order and group commit ----------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
-"""Episodes: turns are leased one after the other, to whoever is there, and come out as one rollout."""
+"""Episodes: a sampler plays one, turn by turn; another one goes on where it was lost; it comes out as one rollout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import NoReturn
 
 import pytest
+from msgspec import structs
 
 from swarm.rollout.journal.entries import (
     GroupDropped,
@@ -16,20 +16,20 @@ from swarm.rollout.journal.entries import (
     RolloutAccepted,
     RolloutReturned,
     RolloutScored,
-    SamplesLeased,
+    TurnTaken,
 )
-from swarm.rollout.plane.effects import Answered, Effect, Evaluated, GenerationFailed, Granted, StepWanted
-from swarm.rollout.plane.episodes import STICKY_S, Episode, EpisodeRules, part_of, reads_of
+from swarm.rollout.messages import Answer
+from swarm.rollout.plane.effects import Answered, Effect, Evaluated, GenerationFailed, Granted, Judged, StepWanted
+from swarm.rollout.plane.episodes import Episode, EpisodeRules, part_of, reads_of
 from swarm.rollout.plane.grant import MAX_TOKENS
-from swarm.rollout.plane.leases import seat_seed
+from swarm.rollout.plane.leases import LEASE_SLACK_S
 from swarm.rollout.plane.plane import RolloutPlane
-from swarm.types import Lease, NodeId, Observed, Play, Prompt, Rollout, Span, Turn, VersionId
+from swarm.types import Lease, NodeId, Observed, Progress, Prompt, Span, Turn
 from tests.builders import (
     ALICE,
     BOB,
     RULES,
     STOP,
-    VOCAB,
     answering,
     ask,
     failed_rollout,
@@ -45,7 +45,6 @@ from tests.builders import (
 from tests.simulator.rollouts.ledger import Ledger
 
 PROMPT = (1, 3, 13)
-PLAY = Play(task="lake", prompt_id="lake-0", max_turns=3, max_tokens=40)
 
 
 def plane_of(episodes: EpisodeRules | None = None, *, size: int = 1, groups: int = 1, bound: int = 2) -> RolloutPlane:
@@ -53,27 +52,28 @@ def plane_of(episodes: EpisodeRules | None = None, *, size: int = 1, groups: int
     return new_plane(max_staleness=bound, groups=groups, size=size, episodes=episodes)
 
 
-def holder(plane: RolloutPlane, lease: Lease, index: int) -> NodeId:
-    group = plane.leased.group(lease.group_id)
-    node = group.samples[index].node if group is not None else None
-    assert node is not None
-    return node
+def turn(lease: Lease, number: int, *tokens: int, index: int = 0, version: int = 0) -> Answer:
+    """A turn of a sample of `lease`."""
+    one = rollout(group_id=lease.group_id, index=index, tokens=(*(tokens or (4,)), STOP), version=version)
+    return answering(lease, one, number)
 
 
-def draw(
-    plane: RolloutPlane, lease: Lease, *tokens: int, version: int = 0, now: float = 0.0
-) -> tuple[StepWanted, list[Effect]]:
-    """Answer the one sample of `lease`; what the environment is to answer, and all that the plane said."""
-    (spec,) = lease.samples
-    one = rollout(group_id=lease.group_id, index=spec.index, tokens=(*(tokens or (4,)), STOP), version=version)
-    said = plane.submit(holder(plane, lease, spec.index), answering(lease, one), now=now)
-    assert verdict_of(said) == "accepted"
+def draw(plane: RolloutPlane, answer: Answer, node: NodeId = ALICE, *, now: float = 0.0) -> StepWanted:
+    """Hand in a turn; what the environment is to answer."""
+    said = plane.submit(node, answer, now=now)
+    assert verdict_of(said) == "accepted", said
     (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
-    return wanted, said
+    assert plane.next_of(node, answer) is None, "its environment thinks"
+    return wanted
 
 
-def observe(plane: RolloutPlane, wanted: StepWanted, *said: Observed, now: float = 0.0) -> list[Effect]:
+def observe(plane: RolloutPlane, wanted: StepWanted, said: Observed | None, now: float = 0.0) -> list[Effect]:
     return plane.observed(wanted.group_id, wanted.index, wanted.episode, said, now=now)
+
+
+def play(plane: RolloutPlane, answer: Answer, said: Observed, node: NodeId = ALICE) -> list[Effect]:
+    """Hand in a turn and have it answered."""
+    return observe(plane, draw(plane, answer, node), said)
 
 
 def says(*tokens: int, reward: float = 0.0, done: bool = False, seat: int = 0) -> Observed:
@@ -84,71 +84,166 @@ def of_kind(effects: Sequence[Effect], kind: type) -> list[Effect]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def test_a_turn_continues_all_that_was_read_and_said() -> None:
-    plane = plane_of()
-    (first,) = ask(plane, ALICE, 0, 1)
-    assert (first.turn, first.prompt_token_ids) == (0, PROMPT)
-    wanted, said = draw(plane, first, 4)
-    assert not of_kind(said, RolloutAccepted)
-    assert (wanted.drawn, wanted.answered, wanted.nodes) == ((ints(4, STOP),), 0, (ALICE,))
-    assert observe(plane, wanted, says(7, 8)) == []
-    (second,) = ask(plane, ALICE, 0, 1)
-    assert (second.turn, second.prompt_token_ids) == (1, (*PROMPT, 4, STOP, 7, 8))
-    assert second.samples[0].seed == first.samples[0].seed
+def verdict(plane: RolloutPlane, answer: Answer, node: NodeId = ALICE) -> tuple[str, str]:
+    (judged,) = [one for one in plane.submit(node, answer, now=0.0) if isinstance(one, Judged)]
+    return judged.verdict, judged.detail
 
 
-def test_an_episode_becomes_one_rollout_with_its_score() -> None:
+def test_a_sampler_plays_an_episode_under_one_lease_and_it_becomes_one_rollout() -> None:
     plane = plane_of()
-    (first,) = ask(plane, ALICE, 0, 1)
-    wanted, _ = draw(plane, first, 4)
-    observe(plane, wanted, says(7, reward=0.25))
-    (second,) = ask(plane, ALICE, 0, 1)
-    wanted, _ = draw(plane, second, 5)
-    accepted, scored, *_ = observe(plane, wanted, says(9, reward=0.5, done=True))
+    (lease,) = ask(plane, ALICE, 0, 1)
+    assert lease.episode == Progress(max_tokens=40)
+    first = turn(lease, 0, 4)
+    wanted = draw(plane, first)
+    assert (wanted.drawn, wanted.node, wanted.newest) == ((ints(4, STOP),), ALICE, first.rollout)
+    said = says(7, 8, reward=0.25)
+    assert observe(plane, wanted, said) == [TurnTaken(number=0, turn=0, node=ALICE, drawn=first.rollout, said=said)]
+    assert plane.next_of(ALICE, first) == said
+    assert plane.leased.held_by(ALICE) == {("t0", 0)}
+    second = turn(lease, 1, 5)
+    accepted, scored, *_ = play(plane, second, says(9, reward=0.5, done=True))
+    assert plane.next_of(ALICE, second) == Observed(done=True)
     assert isinstance(accepted, RolloutAccepted)
     one = accepted.rollout
-    assert one.token_ids == ints(4, STOP, 7, 5, STOP, 9)
-    assert one.logprobs == floats(-0.5, -0.5, 0.0, -0.5, -0.5, 0.0)
+    assert one.token_ids == ints(4, STOP, 7, 8, 5, STOP, 9)
+    assert one.logprobs == floats(-0.5, -0.5, 0.0, 0.0, -0.5, -0.5, 0.0)
     assert one.turns == (
         Turn(start=0, end=2, node=ALICE, reward=0.25),
-        Turn(start=3, end=5, node=ALICE, reward=0.5),
+        Turn(start=4, end=6, node=ALICE, reward=0.5),
     )
-    assert one.spans == (Span(version=v(0), start=0, end=2), Span(version=v(0), start=3, end=5))
+    assert one.spans == (Span(version=v(0), start=0, end=2), Span(version=v(0), start=4, end=6))
     assert (one.finish, one.seats, one.drawn) == ("stop", (), 4)
     assert isinstance(scored, RolloutScored)
     assert (scored.score.reward, scored.score.exact) == (0.75, True)
     assert plane.can_take(now=0.0)
 
 
-def test_the_parts_of_an_episode_are_what_each_node_was_leased() -> None:
-    plane = plane_of()
-    (first,) = ask(plane, ALICE, 0, 1)
-    wanted, _ = draw(plane, first, 4)
-    observe(plane, wanted, says(7))
+def test_another_sampler_goes_on_from_the_last_turn_of_one_that_was_lost() -> None:
+    plane = plane_of(size=2)
+    (lease,) = ask(plane, ALICE, 0, 2)
+    play(plane, turn(lease, 0, 4), says(7))
     plane.leave(ALICE)
-    (second,) = ask(plane, BOB, 0, 1)
-    wanted, _ = draw(plane, second, 5)
-    accepted, *_ = observe(plane, wanted, says(done=True))
+    fresh, begun = ask(plane, BOB, 0, 2)
+    assert (fresh.samples[0].index, fresh.episode) == (1, Progress(max_tokens=40))
+    assert begun.samples == lease.samples[:1], "from the same seed"
+    assert begun.episode == Progress(max_tokens=40, turn=1, streams=(ints(4, STOP, 7),))
+    accepted, *_ = play(plane, turn(begun, 1, 5), says(done=True), BOB)
     assert isinstance(accepted, RolloutAccepted)
     one = accepted.rollout
-    parts = [part_of(one, turn) for turn in one.turns]
-    assert [(turn.node, reads_of(one, turn, PROMPT)) for turn in one.turns] == [
-        (ALICE, first.prompt_token_ids),
-        (BOB, second.prompt_token_ids),
+    assert [(each.node, reads_of(one, each, PROMPT)) for each in one.turns] == [
+        (ALICE, PROMPT),
+        (BOB, (*PROMPT, 4, STOP, 7)),
     ]
-    assert [part.token_ids for part in parts] == [ints(4, STOP), ints(5, STOP)]
-    assert [part.spans[0].end for part in parts] == [2, 2]
+    assert [part_of(one, each).token_ids for each in one.turns] == [ints(4, STOP), ints(5, STOP)]
+    assert accepted.node == BOB
+
+
+def test_an_episode_whose_sampler_is_lost_while_it_thinks_waits_once_it_is_answered() -> None:
+    plane = plane_of(bound=0)
+    (lease,) = ask(plane, ALICE, 0, 1)
+    wanted = draw(plane, turn(lease, 0))
+    plane.leave(ALICE)
+    assert refusal(plane, BOB, 0) == "paced"
+    chances = plane.leased.chances
+    observe(plane, wanted, says(7))
+    assert plane.leased.chances > chances
+    assert ask(plane, BOB, 0, 1)[0].episode == Progress(max_tokens=40, turn=1, streams=(ints(4, STOP, 7),))
+
+
+def test_a_turn_that_is_handed_in_again_is_answered_as_before() -> None:
+    plane = plane_of()
+    (lease,) = ask(plane, ALICE, 0, 1)
+    first = turn(lease, 0)
+    wanted = draw(plane, first)
+    assert plane.is_taken(ALICE, first)
+    observe(plane, wanted, says(7))
+    assert (plane.is_taken(ALICE, first), plane.next_of(ALICE, first)) == (True, says(7))
+    play(plane, turn(lease, 1), says(8))
+    assert not plane.is_taken(ALICE, first), "it has been answered: its sampler asked for the next"
+    assert verdict(plane, first) == ("duplicate", "this turn is drawn")
+    assert plane.next_of(ALICE, first) == Observed(done=True)
+
+
+def test_a_sampler_that_was_thought_lost_may_be_first_with_a_turn_and_then_has_the_episode() -> None:
+    plane = plane_of(bound=0)
+    (lease,) = ask(plane, ALICE, 0, 1)
+    play(plane, turn(lease, 0), says(7))
+    plane.leave(ALICE)
+    (moved,) = ask(plane, BOB, 0, 1)
+    play(plane, turn(lease, 1, 5), says(8))
+    assert (plane.leased.held_by(ALICE), set(plane.leased.held_by(BOB))) == ({("t0", 0)}, set())
+    late = turn(moved, 1, 6)
+    assert verdict(plane, late, BOB)[0] == "duplicate"
+    assert plane.next_of(BOB, late) == Observed(done=True)
+    accepted, *_ = play(plane, turn(lease, 2, 6), says(done=True))
+    assert isinstance(accepted, RolloutAccepted)
+    assert {one.node for one in accepted.rollout.turns} == {ALICE}
+
+
+def test_turns_come_one_after_the_other_each_from_a_node_that_has_the_episode() -> None:
+    plane = plane_of()
+    (lease,) = ask(plane, ALICE, 0, 1)
+    assert verdict(plane, turn(lease, 1)) == ("stale", "this episode has begun again")
+    assert verdict(plane, turn(lease, 0), BOB) == ("malformed", "this sample was not leased to this node")
+    claimed = structs.replace(turn(lease, 0).rollout, turns=(Turn(start=0, end=1),))
+    assert verdict(plane, Answer(claimed)) == ("malformed", "an answer is drawn in one go")
+    plane.leave(ALICE)
+    (lease,) = ask(plane, ALICE, 0, 1)
+    draw(plane, turn(lease, 0))
+    assert verdict(plane, turn(lease, 1)) == ("malformed", "its environment has not answered yet")
+
+
+def test_the_last_tokens_of_an_episode_bound_a_turn() -> None:
+    plane = plane_of(EpisodeRules(max_turns=5, max_tokens=5))
+    (lease,) = ask(plane, ALICE, 0, 1)
+    play(plane, turn(lease, 0), says(7))
+    assert verdict(plane, turn(lease, 1, 4, 5)) == ("malformed", "3 tokens are more than the lease's 2")
+    assert verdict(plane, turn(lease, 1, 4))[0] == "accepted"
+
+
+def test_a_time_limit_is_for_a_turn_and_the_environments_time_does_not_count() -> None:
+    plane = plane_of()
+    plane.beat(ALICE, now=0.0, tokens_per_s=1.0)
+    (lease,) = ask(plane, ALICE, 0, 1)
+    wanted = draw(plane, turn(lease, 0), now=100.0)
+    plane.beat(ALICE, now=1000.0)
+    assert plane.tick(now=1000.0) == []
+    observe(plane, wanted, says(7), now=1000.0)
+    due = 1000.0 + lease.time_limit_s + LEASE_SLACK_S
+    plane.beat(ALICE, now=due)
+    assert plane.tick(now=due - 0.1) == []
+    assert plane.tick(now=due) != []
+
+
+def test_each_failure_of_a_turn_counts_once_and_others_go_on() -> None:
+    """A long episode has a right to some failures."""
+    plane = plane_of(bound=0)
+    for node in (BOB, NodeId("carol")):
+        plane.beat(node, now=0.0)
+    (lease,) = ask(plane, ALICE, 0, 1)
+    play(plane, turn(lease, 0), says(7))
+    failed = answering(lease, failed_rollout(), 1)
+    assert of_kind(plane.submit(ALICE, failed, now=0.0), GenerationFailed)
+    assert not of_kind(plane.submit(ALICE, failed, now=0.0), GenerationFailed)
+    assert plane.next_of(ALICE, failed) == Observed(done=True)
+    assert refusal(plane, ALICE, 0) == "paced", "others have it first"
+    (moved,) = ask(plane, BOB, 0, 1)
+    assert (moved.episode, moved.samples[0].attempt) == (
+        Progress(max_tokens=40, turn=1, streams=(ints(4, STOP, 7),)),
+        1,
+    )
+    play(plane, turn(moved, 1), says(8), BOB)
+    plane.leave(BOB)
+    assert ask(plane, ALICE, 0, 1)[0].episode is not None
 
 
 def test_a_limit_of_turns_or_tokens_ends_an_episode() -> None:
     plane = plane_of(EpisodeRules(max_turns=1, max_tokens=40))
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    accepted, *_ = observe(plane, wanted, says(7))
+    accepted, *_ = play(plane, turn(ask(plane, ALICE, 0, 1)[0], 0), says(7))
     assert isinstance(accepted, RolloutAccepted)
     assert (accepted.rollout.finish, accepted.rollout.token_ids) == ("length", ints(4, STOP, 7))
     plane = plane_of(EpisodeRules(max_turns=5, max_tokens=4))
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    accepted, *_ = observe(plane, wanted, says(7, 8))
+    accepted, *_ = play(plane, turn(ask(plane, ALICE, 0, 1)[0], 0), says(7, 8))
     assert isinstance(accepted, RolloutAccepted)
     assert (accepted.rollout.finish, accepted.rollout.token_ids) == ("length", ints(4, STOP))
 
@@ -167,247 +262,17 @@ def test_an_episode_ends_before_it_is_more_than_a_rollout_takes(monkeypatch: pyt
         assert ended == ["", "", "length"], name
 
 
-def test_the_last_tokens_of_an_episode_bound_a_turn() -> None:
-    plane = plane_of(EpisodeRules(max_turns=5, max_tokens=5))
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    observe(plane, wanted, says(7))
-    assert ask(plane, ALICE, 0, 1)[0].rules.max_new_tokens == 2
-
-
-def test_a_turn_waits_for_the_node_that_has_the_others_in_its_cache() -> None:
-    plane = plane_of(bound=0)
-    plane.beat(BOB, now=0.0)
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    observe(plane, wanted, says(7))
-    chances = plane.leased.chances
-    assert refusal(plane, BOB, 0) == "paced"
-    assert plane.deadline() == STICKY_S
-    plane.tick(now=STICKY_S)
-    assert plane.leased.chances > chances
-    assert ask(plane, BOB, 0, 1)[0].turn == 1
-
-
-def test_every_turn_is_kept_for_as_long_however_soon_it_follows() -> None:
-    plane = plane_of(bound=0)
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    observe(plane, wanted, says(7))
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1, now=1.0)[0], 5, now=1.0)
-    observe(plane, wanted, says(7), now=1.5)
-    plane.beat(ALICE, now=STICKY_S)
-    plane.tick(now=STICKY_S)
-    assert refusal(plane, BOB, 0, now=STICKY_S) == "paced"
-    assert plane.deadline() == 1.5 + STICKY_S
-    plane.beat(ALICE, now=1.5 + STICKY_S)
-    plane.tick(now=1.5 + STICKY_S)
-    assert ask(plane, BOB, 0, 1, now=1.5 + STICKY_S)[0].turn == 2
-
-
-def test_a_turn_is_kept_for_the_node_that_drew_the_last_one() -> None:
-    plane = plane_of(bound=0)
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    observe(plane, wanted, says(7))
-    plane.leave(ALICE)
-    wanted, _ = draw(plane, ask(plane, BOB, 0, 1)[0], 5)
-    plane.beat(ALICE, now=0.0)
-    observe(plane, wanted, says(7))
-    assert refusal(plane, ALICE, 0) == "paced"
-    assert ask(plane, BOB, 0, 1)[0].turn == 2
-
-
-def begun(*nodes: NodeId) -> RolloutPlane:
-    """An episode of each node in a group, with one turn drawn and the next one waiting."""
-    plane = plane_of(bound=0, size=len(nodes))
-    given = [one for node in dict.fromkeys(nodes) for one in ask(plane, node, 0, nodes.count(node))]
-    (group,) = plane.leased.groups()
-    for one, spec in [(each, spec) for each in given for spec in each.samples]:
-        said = plane.submit(
-            holder(plane, one, spec.index), answering(one, rollout(index=spec.index, tokens=(4, STOP))), now=0.0
-        )
-        (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
-        waiting, chances = group.waiting, plane.leased.chances
-        observe(plane, wanted, says(7))
-        assert (group.waiting, plane.leased.chances) == (waiting + 1, chances + 1)
-    return plane
-
-
-def test_a_node_gets_as_many_turns_as_it_asks_for() -> None:
-    plane = begun(ALICE, ALICE, ALICE)
-    first = ask(plane, ALICE, 0, 2)
-    assert [one.samples[0].index for one in first] == [0, 1]
-    assert [one.samples[0].index for one in ask(plane, ALICE, 0, 2)] == [2]
-
-
-def test_the_turns_of_one_answer_fit_into_a_reply() -> None:
-    plane = begun(ALICE, ALICE, ALICE)
-    (group,) = plane.leased.groups()
-    most_tokens = len(PROMPT) + 3 + 1
-    given = plane.leased.claim_turns(group, ALICE, 3, now=0.0, own=False, most_tokens=most_tokens)
-    assert len(given) == 2
-
-
-def test_the_prompts_of_all_groups_fit_into_a_reply_together() -> None:
-    """Two thirds of it each: two come in an answer, whether they are openings or turns, and others in the next one."""
-    long = Prompt(prompt_id="long", text="", answer="", token_ids=(1,) * (MAX_TOKENS * 2 // 3))
-    plane = RolloutPlane(plane_of(groups=4).rules, prompts=lambda number: long)
-    plane.published(v(0))
-
-    def given() -> list[Lease]:
-        *_, answer = plane.ask(ALICE, v(0), 4, now=0.0, at_once=4)
-        assert isinstance(answer, Granted)
-        return [*answer.leases]
-
-    openings = [given(), given()]
-    assert [[one.group_id for one in each] for each in openings] == [["t0", "t1"], ["t2", "t3"]]
-    for first in chain.from_iterable(openings):
-        observe(plane, draw(plane, first)[0], says(7))
-    turns = [given(), given()]
-    assert [[(one.group_id, one.turn) for one in each] for each in turns] == [
-        [("t0", 1), ("t1", 1)],
-        [("t2", 1), ("t3", 1)],
-    ]
-
-
-def test_a_nodes_own_turns_are_those_that_are_kept_for_it() -> None:
-    plane = begun(ALICE, BOB)
-    (group,) = plane.leased.groups()
-    for sample, keeper in zip(group.samples, (ALICE, None), strict=True):
-        assert sample.episode is not None
-        sample.episode.keeper = keeper
-    given = plane.leased.claim_turns(group, ALICE, 2, now=0.0, own=True, most_tokens=1000)
-    assert [one.samples[0].index for one in given] == [0]
-
-
-def test_a_turn_that_is_kept_for_another_node_does_not_come_with_those_that_are_not() -> None:
-    plane = begun(ALICE, BOB, BOB)
-    (group,) = plane.leased.groups()
-    last = group.samples[2].episode
-    assert last is not None
-    last.keeper = None
-    given = ask(plane, BOB, 0, 3)
-    assert [one.samples[0].index for one in given] == [1, 2]
-
-
-def test_each_failure_of_a_turn_counts_once() -> None:
-    plane = begun(ALICE)
-    plane.beat(BOB, now=0.0)
-    failed = failed_rollout()
-    (first,) = ask(plane, ALICE, 0, 1)
-    assert of_kind(plane.submit(ALICE, answering(first, failed), now=0.0), GenerationFailed)
-    assert not of_kind(plane.submit(ALICE, answering(first, failed), now=0.0), GenerationFailed)
-    (second,) = ask(plane, BOB, 0, 1)
-    assert (first.samples[0].attempt, second.samples[0].attempt) == (0, 1)
-    assert of_kind(plane.submit(BOB, answering(second, failed), now=0.0), GenerationFailed)
-
-
-def test_who_failed_a_turn_that_others_drew_may_have_the_next_one() -> None:
-    """A long episode has a right to some failures."""
-    plane = begun(ALICE)
-    for node in (BOB, NodeId("carol")):
-        plane.beat(node, now=0.0)
-    plane.submit(ALICE, answering(ask(plane, ALICE, 0, 1)[0], failed_rollout()), now=0.0)
-    assert refusal(plane, ALICE, 0) == "paced"
-    wanted, _ = draw(plane, ask(plane, BOB, 0, 1)[0], 5)
-    observe(plane, wanted, says(7))
-    plane.leave(BOB)
-    (after,) = ask(plane, ALICE, 0, 1)
-    assert (after.turn, after.samples[0].attempt) == (2, 1)
-
-
-def test_a_turn_is_an_answer_of_its_node() -> None:
-    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, play=PLAY))
-    plane.beat(ALICE, now=0.0, tokens_per_s=1.0)
-    (lease,) = ask(plane, ALICE, 0, 1)
-    alone = played(lease, 0, (4, STOP, 7, 5, STOP), [(0, 2), (3, 5)])
-    (wanted,) = of_kind(plane.submit(ALICE, answering(lease, alone), now=0.0), StepWanted)
-    assert isinstance(wanted, StepWanted)
-    observe(plane, wanted, says(7), says(done=True))
-    assert plane.leased.answer_s(ALICE) == 4.0
-
-
-def test_what_a_player_gets_in_the_turns_of_others_is_its_last_turns() -> None:
-    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=5))
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0], 4)
-    observe(plane, wanted, Observed(token_ids=ints(9), seat=1, rewards=(0.25, 8.0)))
-    (second,) = ask(plane, ALICE, 0, 1)
-    assert second.rules.max_new_tokens == 4, "what the first player has read and said is not the second's"
-    wanted, _ = draw(plane, second, 5)
-    _, scored, *_ = observe(plane, wanted, Observed(rewards=(0.5, 1.0), done=True))
-    assert isinstance(scored, RolloutScored)
-    assert (scored.score.reward, scored.score.parts) == (0.75, {"reward_of_player_2": 1.0})
-
-
-def test_the_turn_of_a_silent_node_moves_at_once_and_nothing_is_lost() -> None:
-    plane = plane_of()
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    observe(plane, wanted, says(7))
-    held = ask(plane, ALICE, 0, 1)[0]
-    plane.beat(BOB, now=2.9)
-    plane.tick(now=3.0)
-    (moved,) = ask(plane, BOB, 0, 1, now=3.0)
-    assert (moved.turn, moved.prompt_token_ids) == (1, held.prompt_token_ids)
-    wanted, _ = draw(plane, moved, 6, now=3.0)
-    assert wanted.drawn == (ints(4, STOP), ints(6, STOP))
-    late = rollout(group_id=held.group_id, tokens=(5, STOP))
-    assert verdict_of(plane.submit(ALICE, answering(held, late), now=3.1)) == "duplicate"
-
-
-def test_a_turn_is_taken_once() -> None:
-    plane = plane_of()
-    (first,) = ask(plane, ALICE, 0, 1)
-    wanted, _ = draw(plane, first)
-    again = rollout(group_id=first.group_id, tokens=(5, STOP))
-    assert verdict_of(plane.submit(ALICE, answering(first, again), now=0.0)) == "duplicate"
-    observe(plane, wanted, says(7))
-    assert observe(plane, wanted, says(7)) == []
-    (second,) = ask(plane, ALICE, 0, 1)
-    assert verdict_of(plane.submit(ALICE, answering(first, again), now=0.0)) == "duplicate"
-    assert second.samples[0].index in [index for _, index in plane.leased.held_by(ALICE)]
-
-
-def test_turns_cannot_be_skipped_or_taken_from_another_episode() -> None:
-    plane = plane_of(size=2)
-    (first,) = ask(plane, ALICE, 0, 2)
-    for index, tokens in ((0, (4, STOP)), (1, (5, STOP))):
-        said = plane.submit(ALICE, answering(first, rollout(index=index, tokens=tokens)), now=0.0)
-        (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
-        observe(plane, wanted, says(7))
-    one, other = ask(plane, ALICE, 0, 2)
-    foreign = rollout(index=other.samples[0].index, tokens=(6,))
-    assert verdict_of(plane.submit(ALICE, answering(one, foreign), now=0.0)) == "malformed"
-    whole = rollout(index=one.samples[0].index, tokens=(6,))
-    claimed = Rollout(
-        group_id=whole.group_id,
-        index=whole.index,
-        token_ids=whole.token_ids,
-        logprobs=whole.logprobs,
-        spans=whole.spans,
-        finish="stop",
-        turns=(Turn(start=0, end=1),),
-    )
-    assert verdict_of(plane.submit(ALICE, answering(one, claimed), now=0.0)) == "malformed"
-
-
-def test_a_failed_turn_is_given_to_others_and_the_episode_stays() -> None:
-    plane = plane_of()
-    plane.beat(BOB, now=0.0)
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    observe(plane, wanted, says(7))
-    (second,) = ask(plane, ALICE, 0, 1)
-    failed = Rollout(group_id="t0", index=0, token_ids=b"", logprobs=b"", spans=(), finish="failed", reason="broken")
-    plane.submit(ALICE, answering(second, failed), now=0.0)
-    assert ask(plane, BOB, 0, 1)[0].prompt_token_ids == second.prompt_token_ids
-
-
-def test_an_old_turn_makes_a_group_stale() -> None:
+def test_an_old_turn_makes_a_group_stale_and_its_sampler_is_not_to_go_on() -> None:
     plane = plane_of(bound=0, size=2)
     (lease,) = ask(plane, ALICE, 0, 2)
-    said = plane.submit(ALICE, answering(lease, rollout(index=0)), now=0.0)
-    (wanted,) = [effect for effect in said if isinstance(effect, StepWanted)]
+    first = turn(lease, 0)
+    wanted = draw(plane, first)
     observe(plane, wanted, says(7))
     plane.next_batch = 1
     dropped = [effect for effect in plane.set_bound(0) if isinstance(effect, GroupDropped)]
     assert [one.reason for one in dropped] == ["stale"]
     assert observe(plane, wanted, says(7)) == []
+    assert plane.next_of(ALICE, first) == Observed(done=True)
 
 
 def test_a_fresh_episode_goes_on_though_its_group_was_opened_for_an_old_version() -> None:
@@ -415,18 +280,19 @@ def test_a_fresh_episode_goes_on_though_its_group_was_opened_for_an_old_version(
     (lease,) = ask(plane, ALICE, 0, 1)
     plane.published(v(1))
     plane.next_batch = 2
-    wanted, _ = draw(plane, lease, version=1)
+    wanted = draw(plane, turn(lease, 0, version=1))
     assert plane.set_bound(1) == []
     observe(plane, wanted, says(7))
-    assert ask(plane, ALICE, 1, 1)[0].turn == 1
+    plane.leave(ALICE)
+    assert ask(plane, BOB, 1, 1)[0].group_id == lease.group_id
 
 
 def test_the_age_of_an_episode_is_that_of_its_oldest_token() -> None:
     plane = plane_of()
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    observe(plane, wanted, says(7))
+    (lease,) = ask(plane, ALICE, 0, 1)
+    play(plane, turn(lease, 0), says(7))
     plane.published(v(1))
-    wanted, _ = draw(plane, ask(plane, ALICE, 1, 1)[0], version=1)
+    wanted = draw(plane, turn(lease, 1, version=1))
     (group,) = plane.leased.groups()
     assert group.oldest_drawn == 0
     accepted, *_ = observe(plane, wanted, says(done=True))
@@ -434,41 +300,34 @@ def test_the_age_of_an_episode_is_that_of_its_oldest_token() -> None:
     assert accepted.rollout.oldest == 0
 
 
-def test_players_have_streams_and_seeds_of_their_own() -> None:
+def test_players_have_streams_of_their_own_and_are_rewarded_for_their_last_turns() -> None:
     plane = plane_of()
-    (first,) = ask(plane, ALICE, 0, 1)
-    wanted, _ = draw(plane, first, 4)
-    observe(plane, wanted, Observed(token_ids=ints(9, 9), seat=1, rewards=(0.0, 0.0)))
-    (second,) = ask(plane, ALICE, 0, 1)
-    assert second.prompt_token_ids == (9, 9)
-    assert second.samples[0].seed == seat_seed(first.samples[0].seed, 1) != first.samples[0].seed
-    wanted, _ = draw(plane, second, 5)
-    accepted, scored, *_ = observe(plane, wanted, Observed(rewards=(-1.0, 1.0), done=True))
+    (lease,) = ask(plane, ALICE, 0, 1)
+    play(plane, turn(lease, 0, 4), Observed(token_ids=ints(9, 9), seat=1, rewards=(0.25, 8.0)))
+    plane.leave(ALICE)
+    (moved,) = ask(plane, BOB, 0, 1)
+    assert moved.episode == Progress(max_tokens=40, turn=1, seat=1, streams=(ints(4, STOP), ints(9, 9)))
+    accepted, scored, *_ = play(plane, turn(moved, 1, 5), Observed(rewards=(-1.0, 1.0), done=True), BOB)
     assert isinstance(accepted, RolloutAccepted)
     assert isinstance(scored, RolloutScored)
     one = accepted.rollout
     assert (one.token_ids, one.seats) == (ints(4, STOP, 9, 9, 5, STOP), (0, 2))
     assert one.spans == (Span(version=v(0), start=0, end=2), Span(version=v(0), start=4, end=6))
-    assert [(turn.start, turn.end, turn.seat, turn.reward) for turn in one.turns] == [(0, 2, 0, -1.0), (4, 6, 1, 1.0)]
-    assert (scored.score.reward, scored.score.parts) == (-1.0, {"reward_of_player_2": 1.0})
-    assert [reads_of(one, turn, PROMPT) for turn in one.turns] == [PROMPT, (9, 9)]
+    assert [(each.start, each.end, each.seat, each.reward) for each in one.turns] == [(0, 2, 0, -0.75), (4, 6, 1, 1.0)]
+    assert (scored.score.reward, scored.score.parts) == (-0.75, {"reward_of_player_2": 1.0})
+    assert [reads_of(one, each, PROMPT) for each in one.turns] == [PROMPT, (9, 9)]
 
 
 def test_an_environment_that_begins_says_what_is_read_first() -> None:
     plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, begins=True))
     *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
     (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
-    assert (wanted.drawn, wanted.nodes) == ((), ())
+    assert (wanted.drawn, wanted.node) == ((), None)
     assert refusal(plane, ALICE, 0) == "paced"
-    (group,) = (group for group in plane.leased.groups() if group.group_id == wanted.group_id)
-    observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1))
+    assert observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1)) == []
     (lease,) = ask(plane, ALICE, 0, 1)
-    assert (lease.turn, lease.prompt_token_ids) == (0, (5, 6))
-    assert lease.samples[0].seed == seat_seed(group.samples[0].seed, 1)
-    wanted, _ = draw(plane, lease, 4)
-    assert wanted.newest == rollout(group_id="t0", tokens=(4, STOP))
-    observe(plane, wanted, Observed(token_ids=ints(7), seat=1))
-    assert ask(plane, ALICE, 0, 1)[0].samples[0].seed == lease.samples[0].seed
+    assert lease.episode == Progress(max_tokens=40, seat=1, streams=(b"", ints(5, 6)))
+    assert draw(plane, turn(lease, 0)).newest == rollout(group_id="t0", tokens=(4, STOP))
 
 
 def test_held_out_episodes_begin_with_their_round() -> None:
@@ -478,172 +337,144 @@ def test_held_out_episodes_begin_with_their_round() -> None:
     assert plane_of().evaluate(v(0), [prompt(0)]) == [], "a prompt says what is read first"
 
 
-def test_an_episode_on_record_without_a_score_begins_once_in_the_next_life() -> None:
-    """The learner died between the two records."""
-    rules = EpisodeRules(max_turns=3, max_tokens=40, begins=True)
-    plane, ledger = plane_of(rules, size=2), Ledger(2, never)
-    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
-    first, _ = of_kind(begun, StepWanted)
-    assert isinstance(first, StepWanted)
-    observe(plane, first, Observed(token_ids=ints(5, 6), seat=1))
-    *said, _ = plane.ask(ALICE, v(0), 1, now=0.0)
-    (granted,) = of_kind(plane.ask(ALICE, v(0), 1, now=0.0, holding=[]), Granted)
-    assert isinstance(granted, Granted)
-    wanted, _ = draw(plane, granted.leases[0])
-    accepted, scored, *_ = observe(plane, wanted, Observed(rewards=(0.0, 1.0), seat=1, done=True))
-    assert isinstance(scored, RolloutScored)
-    ledger.read([one for one in (*begun, *said, accepted) if isinstance(one, Record)])
+def test_held_out_prompts_are_played_too_and_nothing_of_them_is_recorded() -> None:
+    plane = plane_of()
+    plane.end("draining")
+    plane.evaluate(v(0), [prompt(9)])
+    (lease,) = ask(plane, ALICE, 0, 1)
+    assert (lease.purpose, lease.rules.temperature) == ("eval", 0.0)
+    assert play(plane, turn(lease, 0), says(7)) == []
+    (done,) = play(plane, turn(lease, 1), says(reward=1.0, done=True))
+    assert isinstance(done, Evaluated)
+    assert done.scores[0][0].exact
 
-    later = RolloutPlane(replace(plane.rules, life=1), prompts=prompt)
-    effects = later.restore(ledger.run(), now=100.0)
-    assert [one.index for one in effects if isinstance(one, RolloutReturned)] == [wanted.index]
-    assert sorted(one.index for one in effects if isinstance(one, StepWanted)) == [0, 1]
+
+def test_an_environment_that_fails_leaves_an_episode_without_a_reward() -> None:
+    plane = plane_of()
+    (lease,) = ask(plane, ALICE, 0, 1)
+    play(plane, turn(lease, 0), says(7, reward=1.0))
+    accepted, scored, *_ = observe(plane, draw(plane, turn(lease, 1)), None)
+    assert isinstance(accepted, RolloutAccepted)
+    assert isinstance(scored, RolloutScored)
+    assert scored.score.reward == 0.0
+    assert {each.reward for each in accepted.rollout.turns} == {0.0}
+
+
+def test_what_a_barred_node_drew_any_turn_of_is_drawn_by_others_from_the_beginning() -> None:
+    plane = plane_of()
+    (lease,) = ask(plane, ALICE, 0, 1)
+    play(plane, turn(lease, 0), says(7))
+    plane.leave(ALICE)
+    (moved,) = ask(plane, BOB, 0, 1)
+    assert plane.bar(ALICE, "lied") == [RolloutReturned(number=0, index=0)]
+    assert verdict(plane, turn(moved, 1), BOB) == ("stale", "this episode has begun again")
+    plane.leave(BOB)
+    (again,) = ask(plane, BOB, 0, 1)
+    assert (again.episode, again.samples[0].attempt) == (Progress(max_tokens=40), 1)
+    play(plane, turn(again, 0, 6), says(7), BOB)
+    assert verdict(plane, turn(moved, 1), BOB)[0] == "stale", "though it is this turn's number"
+
+
+def test_what_a_barred_node_drew_of_an_open_episode_goes_when_it_is_answered() -> None:
+    plane = plane_of()
+    (lease,) = ask(plane, ALICE, 0, 1)
+    wanted = draw(plane, turn(lease, 0))
+    plane.bar(ALICE, "lied")
+    assert observe(plane, wanted, says(7)) == []
+    assert ask(plane, BOB, 0, 1)[0].episode == Progress(max_tokens=40)
+
+
+# -- another life of the learner ---------------------------------------------------------------------------------
 
 
 def never(rule: str, what: str) -> NoReturn:
     raise AssertionError(f"{rule}: {what}")
 
 
-def test_an_environment_that_fails_leaves_an_episode_without_a_reward() -> None:
-    plane = plane_of()
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    observe(plane, wanted, says(7, reward=1.0))
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0], 5)
-    accepted, scored, *_ = plane.observed(wanted.group_id, wanted.index, wanted.episode, None, now=0.0)
-    assert isinstance(accepted, RolloutAccepted)
-    assert isinstance(scored, RolloutScored)
-    assert scored.score.reward == 0.0
-    assert {turn.reward for turn in accepted.rollout.turns} == {0.0}
+def later(plane: RolloutPlane, effects: Sequence[Effect]) -> tuple[RolloutPlane, list[Effect]]:
+    """The plane of the next life, which knows the records among `effects`."""
+    ledger = Ledger(1, never)
+    ledger.read([one for one in effects if isinstance(one, Record)])
+    found = RolloutPlane(replace(plane.rules, life=1), prompts=prompt)
+    said = found.restore(ledger.run(), now=100.0)
+    found.published(v(0))
+    return found, said
 
 
-def test_what_a_barred_node_drew_is_drawn_by_others_from_the_beginning() -> None:
-    plane = plane_of()
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    observe(plane, wanted, says(7))
-    plane.leave(ALICE)
-    wanted, _ = draw(plane, ask(plane, BOB, 0, 1)[0], 5)
-    accepted, *_ = observe(plane, wanted, says(done=True))
-    assert isinstance(accepted, RolloutAccepted)
-    assert accepted.node == BOB
-    assert len(of_kind(plane.bar(ALICE, "lied"), RolloutReturned)) == 1
-    assert ask(plane, BOB, 0, 1)[0].prompt_token_ids == PROMPT
-
-
-def test_what_a_barred_node_drew_of_an_open_episode_goes_too() -> None:
-    plane = plane_of()
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0])
-    plane.bar(ALICE, "lied")
-    assert observe(plane, wanted, says(7)) == []
-    assert ask(plane, BOB, 0, 1)[0].turn == 0
-
-
-def test_a_turn_that_continues_what_was_taken_back_is_refused() -> None:
+def test_the_next_life_goes_on_from_the_last_recorded_turn() -> None:
     plane = plane_of(bound=0)
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0], 4)
-    observe(plane, wanted, says(7))
-    plane.leave(ALICE)
-    (old,) = ask(plane, BOB, 0, 1)
-    plane.bar(ALICE, "lied")
-    plane.release(BOB, "t0", 0, now=0.0)
-    wanted, _ = draw(plane, ask(plane, BOB, 0, 1)[0], 5)
-    observe(plane, wanted, says(7))
-    assert verdict_of(plane.submit(BOB, answering(old, rollout(tokens=(6, STOP))), now=0.0)) == "stale"
+    *records, granted = plane.ask(ALICE, v(0), 1, now=0.0)
+    assert isinstance(granted, Granted)
+    (lease,) = granted.leases
+    records += play(plane, turn(lease, 0, 4), says(7, reward=0.5))
+    draw(plane, unanswered := turn(lease, 1, 5))
+    restored, effects = later(plane, records)
+    assert effects == []
+    assert restored.leased.held_by(ALICE) == {("t0", 0)}
+    assert draw(restored, unanswered).drawn == (ints(4, STOP), ints(5, STOP))
+    restored.leave(ALICE)
+    assert refusal(restored, BOB, 0, now=100.0) == "paced"
 
 
-def test_only_the_first_turn_of_a_sample_is_on_record_as_leased() -> None:
+def test_a_sampler_whose_turn_was_recorded_but_not_answered_hears_it_from_the_next_life() -> None:
     plane = plane_of()
+    *records, granted = plane.ask(ALICE, v(0), 1, now=0.0)
+    assert isinstance(granted, Granted)
+    first = turn(granted.leases[0], 0, 4)
+    records += play(plane, first, says(7))
+    restored, _ = later(plane, records)
+    assert (restored.is_taken(ALICE, first), restored.next_of(ALICE, first)) == (True, says(7))
+
+
+def test_an_episode_of_which_no_turn_is_recorded_begins_again() -> None:
+    """Nobody can tell its leases from those of an attempt that was given up."""
+    plane = plane_of(bound=0)
+    *records, granted = plane.ask(ALICE, v(0), 1, now=0.0)
+    assert isinstance(granted, Granted)
+    restored, _ = later(plane, records)
+    assert restored.leased.held_by(ALICE) == ()
+    assert verdict(restored, turn(granted.leases[0], 0))[0] == "stale"
+    assert ask(restored, BOB, 0, 1, now=100.0)[0].samples[0].attempt == 1
+
+
+def test_an_episode_that_a_program_plays_begins_again() -> None:
+    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, begins=True))
     *records, _ = plane.ask(ALICE, v(0), 1, now=0.0)
-    assert len(of_kind(records, SamplesLeased)) == 1
-    held = plane.leased.claimable(v(0))
-    assert held == []
+    (begin,) = of_kind(records, StepWanted)
+    assert isinstance(begin, StepWanted)
+    observe(plane, begin, Observed(token_ids=ints(5, 6), seat=1))
+    *more, granted = plane.ask(ALICE, v(0), 1, now=0.0)
+    assert isinstance(granted, Granted)
+    records += [*more, *play(plane, turn(granted.leases[0], 0), Observed(token_ids=ints(7), seat=1))]
+    assert of_kind(records, TurnTaken)
+    _, effects = later(plane, records)
+    assert [type(one) for one in effects] == [RolloutReturned, StepWanted]
 
 
-def played(lease: Lease, index: int, tokens: Sequence[int], turns: Sequence[tuple[int, int]]) -> Rollout:
-    drawn = {place for start, end in turns for place in range(start, end)}
-    return Rollout(
-        group_id=lease.group_id,
-        index=index,
-        token_ids=ints(*tokens),
-        logprobs=floats(*(-0.5 if place in drawn else 0.0 for place in range(len(tokens)))),
-        spans=tuple(Span(version=VersionId(incarnation=0, version=0), start=a, end=b) for a, b in turns),
-        finish="stop",
-        turns=tuple(Turn(start=a, end=b) for a, b in turns),
-    )
-
-
-def test_a_sampler_that_plays_alone_is_believed_as_far_as_the_environment_says_the_same() -> None:
-    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, play=PLAY), size=2)
-    (lease,) = ask(plane, ALICE, 0, 2)
-    assert lease.play is not None
-    assert lease.play.prompt_id == "p0"
-    honest = played(lease, 0, (4, STOP, 7, 5, STOP), [(0, 2), (3, 5)])
-    (wanted,) = of_kind(plane.submit(ALICE, answering(lease, honest), now=0.0), StepWanted)
-    assert isinstance(wanted, StepWanted)
-    assert wanted.drawn == (ints(4, STOP), ints(5, STOP))
-    accepted, *_ = observe(plane, wanted, says(7, reward=0.5), says(done=True))
-    assert isinstance(accepted, RolloutAccepted)
-    assert [turn.reward for turn in accepted.rollout.turns] == [0.5, 0.0]
-    forged = played(lease, 1, (4, STOP, 8, 5, STOP), [(0, 2), (3, 5)])
-    (wanted,) = of_kind(plane.submit(ALICE, answering(lease, forged), now=0.0), StepWanted)
-    assert isinstance(wanted, StepWanted)
-    (failed,) = observe(plane, wanted, says(7, reward=0.5), says(done=True))
-    assert isinstance(failed, GenerationFailed)
-    assert ask(plane, ALICE, 0, 1)[0].group_id == "t1", "others have it first"
-    assert ask(plane, BOB, 0, 1)[0].samples[0].index == 1
-
-
-def test_a_played_episode_that_ended_too_early_or_too_late_is_refused() -> None:
-    for turns, observed in (([(0, 2)], [says(7)]), ([(0, 2), (3, 5)], [says(7, done=True), says()])):
-        plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, play=PLAY))
-        (lease,) = ask(plane, ALICE, 0, 1)
-        one = played(lease, 0, (4, STOP, 7, 5, STOP)[: turns[-1][1]], turns)
-        (wanted,) = of_kind(plane.submit(ALICE, answering(lease, one), now=0.0), StepWanted)
-        assert isinstance(wanted, StepWanted)
-        assert of_kind(observe(plane, wanted, *observed), GenerationFailed)
-
-
-def test_the_shape_of_a_played_episode_is_checked() -> None:
-    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=8, play=PLAY), size=1)
-    (lease,) = ask(plane, ALICE, 0, 1)
-    good = played(lease, 0, (4, STOP, 7, 5, STOP), [(0, 2), (3, 5)])
-    bad = [
-        played(lease, 0, (4, STOP, 7, 5, STOP), [(3, 5), (0, 2)]),
-        played(lease, 0, (4, STOP, 7, 5, STOP), [(0, 2), (1, 5)]),
-        played(lease, 0, (4,) * 8, [(0, 2), (2, 4), (4, 6), (6, 8)]),
-        played(lease, 0, (4,) * 9, [(0, 2)]),
-        played(lease, 0, (4, VOCAB, 7), [(0, 2)]),
-        rollout(),
-    ]
-    for one in bad:
-        assert verdict_of(plane.submit(ALICE, answering(lease, one), now=0.0)) == "malformed"
-    (again,) = ask(plane, BOB, 0, 1)
-    assert verdict_of(plane.submit(BOB, answering(again, good), now=0.0)) == "accepted"
-
-
-def test_held_out_prompts_are_played_too() -> None:
+def test_an_episode_on_record_without_a_score_begins_once_in_the_next_life() -> None:
+    """The learner died between the two records."""
     plane = plane_of()
-    plane.end("draining")
-    plane.evaluate(v(0), [prompt(9)])
-    (lease,) = ask(plane, ALICE, 0, 1)
-    assert (lease.purpose, lease.rules.temperature) == ("eval", 0.0)
-    wanted, _ = draw(plane, lease)
-    observe(plane, wanted, says(7))
-    wanted, _ = draw(plane, ask(plane, ALICE, 0, 1)[0], 5)
-    (done,) = observe(plane, wanted, says(reward=1.0, done=True))
-    assert isinstance(done, Evaluated)
-    assert done.scores[0][0].exact
+    *records, granted = plane.ask(ALICE, v(0), 1, now=0.0)
+    assert isinstance(granted, Granted)
+    accepted, scored, *_ = play(plane, turn(granted.leases[0], 0), says(done=True))
+    assert isinstance(scored, RolloutScored)
+    _, effects = later(plane, [*records, accepted])
+    assert effects == [RolloutReturned(number=0, index=0)]
 
 
-@pytest.mark.parametrize(("bound", "first"), [(0, "train"), (1, "eval")])
-def test_a_held_out_episode_goes_on_before_training_unless_a_run_must_repeat(bound: int, first: str) -> None:
-    """At S = 0 only one kind is drawn at a time: the last bits of log-probs depend on neighbours in the batch."""
-    plane = plane_of(bound=bound, size=2)
-    plane.evaluate(v(0), [prompt(9)])
-    given = [(one, node) for node in (ALICE, BOB) for one in ask(plane, node, 0, 2)]
-    ((held_out, node),) = [one for one in given if one[0].purpose == "eval"]
-    observe(plane, draw(plane, held_out)[0], says(7))
-    plane.leave(ALICE if node == BOB else BOB)
-    assert [one.purpose for one in ask(plane, node, 0, 1)] == [first]
+# -- questions, and the room of an answer ------------------------------------------------------------------------
+
+
+def test_streams_and_prompts_fit_into_a_reply_together() -> None:
+    plane = plane_of(size=3)
+    (lease,) = ask(plane, ALICE, 0, 3)
+    for index in range(3):
+        play(plane, turn(lease, 0, index=index), says(7))
+    plane.leave(ALICE)
+    plane.beat(BOB, now=0.0)
+    (group,) = plane.leased.groups()
+    given = plane.leased.claim(group, BOB, 3, now=0.0, max_tokens=len(PROMPT) + 3 + 1)
+    assert [one.samples[0].index for one in given] == [0, 1]
 
 
 def test_a_question_goes_before_the_run_and_leaves_no_trace() -> None:

@@ -27,12 +27,18 @@ from swarm.rollout.plane.leases import (
     LeaseTable,
     sample_seed,
 )
-from swarm.types import GroupId, NodeId, Score
-from tests.builders import ALICE, BOB, RULES, open_group, rollout, v
+from swarm.types import GroupId, Lease, NodeId, Score
+from tests.builders import ALICE, BOB, RULES, lease, open_group, rollout, v
 
 TIME_LIMIT_S = 600.0
 
 CAROL = NodeId("carol")
+
+
+def claim(table: LeaseTable, group: Group, node: NodeId, capacity: int, *, now: float) -> Lease:
+    """The one lease that the table gives, or one of nothing."""
+    leases = table.claim(group, node, capacity, now=now, max_tokens=1000)
+    return leases[0] if leases else structs.replace(lease(), samples=())
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def test_a_sample_is_waiting_then_leased_then_answered_then_scored(table: LeaseT
     group = open_group(table, 0, size=1)
     (sample,) = group.samples
     assert sample.waiting
-    table.claim(group, ALICE, 1, now=0.0)
+    claim(table, group, ALICE, 1, now=0.0)
     assert (sample.node, sample.waiting, group.leased, held_by(table, ALICE)) == (ALICE, False, 1, 1)
     assert table.answer(group, rollout(group_id="t0"), ALICE)
     assert (sample.node, sample.waiting, group.leased, held_by(table, ALICE)) == (None, False, 0, 0)
@@ -64,7 +70,7 @@ def test_a_sample_is_waiting_then_leased_then_answered_then_scored(table: LeaseT
 
 def test_a_claim_takes_no_more_than_there_is_and_no_sample_twice(table: LeaseTable) -> None:
     group = open_group(table, 0, size=3)
-    first, second = table.claim(group, ALICE, 2, now=0.0), table.claim(group, BOB, 5, now=0.0)
+    first, second = claim(table, group, ALICE, 2, now=0.0), claim(table, group, BOB, 5, now=0.0)
     assert [s.index for s in first.samples] == [0, 1]
     assert [s.index for s in second.samples] == [2]
     assert table.claimable(v(0)) == []
@@ -72,7 +78,7 @@ def test_a_claim_takes_no_more_than_there_is_and_no_sample_twice(table: LeaseTab
 
 def test_only_one_answer_is_taken(table: LeaseTable) -> None:
     group = open_group(table, 0)
-    table.claim(group, ALICE, 2, now=0.0)
+    claim(table, group, ALICE, 2, now=0.0)
     assert table.answer(group, rollout(tokens=(3, 2)), ALICE)
     assert not table.answer(group, rollout(tokens=(4, 2)), ALICE)
     kept = group.samples[0].rollout
@@ -82,7 +88,7 @@ def test_only_one_answer_is_taken(table: LeaseTable) -> None:
 
 def test_only_the_holder_can_release_a_sample(table: LeaseTable) -> None:
     group = open_group(table, 0)
-    table.claim(group, ALICE, 1, now=0.0)
+    claim(table, group, ALICE, 1, now=0.0)
     assert not table.release(BOB, "t0", 0)
     assert not table.release(ALICE, "t0", 1)
     assert not table.release(ALICE, "t0", 65_535)
@@ -95,9 +101,9 @@ def test_only_the_holder_can_release_a_sample(table: LeaseTable) -> None:
 
 def test_a_released_sample_keeps_its_place_and_its_seed(table: LeaseTable) -> None:
     group = open_group(table, 0)
-    first = table.claim(group, ALICE, 1, now=0.0)
+    first = claim(table, group, ALICE, 1, now=0.0)
     table.release(ALICE, "t0", 0)
-    assert table.claim(group, BOB, 1, now=0.0).samples == first.samples
+    assert claim(table, group, BOB, 1, now=0.0).samples == first.samples
 
 
 def test_three_missed_beats_are_silence_and_less_is_not(table: LeaseTable) -> None:
@@ -112,9 +118,9 @@ def test_three_missed_beats_are_silence_and_less_is_not(table: LeaseTable) -> No
 
 def test_forgetting_a_node_puts_back_exactly_its_samples(table: LeaseTable) -> None:
     group, other = open_group(table, 0, size=3), open_group(table, 1, size=1)
-    table.claim(group, ALICE, 2, now=0.0)
-    table.claim(group, BOB, 1, now=0.0)
-    table.claim(other, ALICE, 1, now=0.0)
+    claim(table, group, ALICE, 2, now=0.0)
+    claim(table, group, BOB, 1, now=0.0)
+    claim(table, other, ALICE, 1, now=0.0)
     assert table.forget(ALICE) == 3
     assert [s.node for s in (*group.samples, *other.samples)] == [None, None, BOB, None]
     assert list(table.nodes()) == [BOB]
@@ -123,7 +129,7 @@ def test_forgetting_a_node_puts_back_exactly_its_samples(table: LeaseTable) -> N
 
 def test_closing_a_group_takes_its_samples_from_their_holders(table: LeaseTable) -> None:
     group = open_group(table, 0)
-    table.claim(group, ALICE, 2, now=0.0)
+    claim(table, group, ALICE, 2, now=0.0)
     table.close(group)
     assert (len(table), held_by(table, ALICE), table.forget(ALICE)) == (0, 0, 0)
 
@@ -173,8 +179,8 @@ def test_seeds_are_the_same_in_every_process_and_differ_by_run_group_and_place()
 
 def test_what_a_node_says_it_does_not_have_is_put_back(table: LeaseTable) -> None:
     group, other = open_group(table, 0, size=2), open_group(table, 1, size=1)
-    table.claim(group, ALICE, 2, now=0.0)
-    table.claim(other, BOB, 1, now=0.0)
+    claim(table, group, ALICE, 2, now=0.0)
+    claim(table, other, BOB, 1, now=0.0)
     table.keep(ALICE, {("t0", 1), ("t1", 0), ("unknown", 3)})
     assert [sample.node for sample in group.samples] == [None, ALICE]
     assert other.samples[0].node == BOB
@@ -183,8 +189,8 @@ def test_what_a_node_says_it_does_not_have_is_put_back(table: LeaseTable) -> Non
 
 def test_a_lease_past_its_limit_is_taken_from_a_node_that_only_beats(table: LeaseTable) -> None:
     group = open_group(table, 0, size=3)
-    table.claim(group, ALICE, 2, now=0.0)
-    table.claim(group, ALICE, 1, now=10.0)
+    claim(table, group, ALICE, 2, now=0.0)
+    claim(table, group, ALICE, 1, now=10.0)
     overdue_s = TIME_LIMIT_S + LEASE_SLACK_S
     table.hear(ALICE, now=overdue_s)
     assert table.take_overdue(now=overdue_s - 0.1) == []
@@ -195,7 +201,7 @@ def test_a_lease_past_its_limit_is_taken_from_a_node_that_only_beats(table: Leas
 def test_one_node_may_hold_only_so_much_and_little_while_it_is_new(table: LeaseTable) -> None:
     group = open_group(table, 0, size=NEW_ANSWERS)
     assert table.room(ALICE) == UNPROVEN_HELD
-    table.claim(group, ALICE, NEW_ANSWERS, now=0.0)
+    claim(table, group, ALICE, NEW_ANSWERS, now=0.0)
     assert table.room(ALICE) == UNPROVEN_HELD - NEW_ANSWERS
     for index in range(NEW_ANSWERS):
         assert table.room(ALICE) == UNPROVEN_HELD - NEW_ANSWERS + index
@@ -215,9 +221,9 @@ def test_newcomers_from_the_address_of_one_who_was_caught_hold_one_sample_togeth
     table.doubt(ALICE)
     table.forget(ALICE)
     assert [table.room(node) for node in (BOB, CAROL)] == [1, MAX_HELD], "who has proven itself is no newcomer"
-    table.claim(group, CAROL, 1, now=0.0)
+    claim(table, group, CAROL, 1, now=0.0)
     assert table.room(BOB) == 1
-    table.claim(group, BOB, 1, now=0.0)
+    claim(table, group, BOB, 1, now=0.0)
     table.hear(ALICE, now=0.0, caller="192.0.2.7")
     assert [table.room(node) for node in (ALICE, BOB)] == [0, 0]
     table.trust(ALICE)
@@ -244,10 +250,10 @@ def test_an_address_that_says_nothing_makes_nobody_a_neighbour(table: LeaseTable
 
 def test_who_keeps_samples_past_their_limit_gets_one_at_a_time_until_it_answers(table: LeaseTable) -> None:
     group = open_group(table, 0, size=10)
-    table.claim(group, ALICE, 4, now=0.0)
+    claim(table, group, ALICE, 4, now=0.0)
     table.take_overdue(now=TIME_LIMIT_S + LEASE_SLACK_S)
     assert table.room(ALICE) == 1
-    table.claim(group, ALICE, 1, now=0.0)
+    claim(table, group, ALICE, 1, now=0.0)
     assert table.room(ALICE) == 0
     table.answer(group, rollout(index=0), ALICE)
     assert table.room(ALICE) == UNPROVEN_HELD
@@ -255,30 +261,30 @@ def test_who_keeps_samples_past_their_limit_gets_one_at_a_time_until_it_answers(
 
 def test_a_failed_sample_is_for_others_first(table: LeaseTable) -> None:
     group = open_group(table, 0, size=1)
-    table.claim(group, ALICE, 1, now=0.0)
+    claim(table, group, ALICE, 1, now=0.0)
     assert not table.fail(ALICE, group, 0, now=1.0)
-    assert table.claim(group, ALICE, 1, now=2.0).samples == ()
-    (spec,) = table.claim(group, BOB, 1, now=2.0).samples
+    assert claim(table, group, ALICE, 1, now=2.0).samples == ()
+    (spec,) = claim(table, group, BOB, 1, now=2.0).samples
     assert spec.attempt == 1
     assert table.fail(BOB, group, 0, now=3.0)
-    assert table.claim(group, ALICE, 1, now=3.0 + ALL_FAILED_RETRY_S).samples
+    assert claim(table, group, ALICE, 1, now=3.0 + ALL_FAILED_RETRY_S).samples
 
 
 def test_a_node_that_is_alone_does_not_fail_a_sample_again_at_once() -> None:
     alone = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     alone.hear(ALICE, now=0.0)
     group = open_group(alone, 0, size=1)
-    alone.claim(group, ALICE, 1, now=0.0)
+    claim(alone, group, ALICE, 1, now=0.0)
     alone.release(ALICE, group.group_id, 0, wrong_at=1.0)
-    assert not alone.claim(group, ALICE, 1, now=0.9 + ALL_FAILED_RETRY_S).samples
-    assert alone.claim(group, ALICE, 1, now=1.0 + ALL_FAILED_RETRY_S).samples
+    assert not claim(alone, group, ALICE, 1, now=0.9 + ALL_FAILED_RETRY_S).samples
+    assert claim(alone, group, ALICE, 1, now=1.0 + ALL_FAILED_RETRY_S).samples
 
 
 def test_one_node_alone_never_makes_a_sample_hopeless_while_others_are_there(table: LeaseTable) -> None:
     group = open_group(table, 0, size=1)
     for attempt in range(20):
         now = attempt * RETRY_S
-        table.claim(group, ALICE, 1, now=now)
+        claim(table, group, ALICE, 1, now=now)
         assert not table.fail(ALICE, group, 0, now=now)
 
 
@@ -299,10 +305,10 @@ def test_a_time_limit_is_what_the_longest_completion_takes_eight_times(
 ) -> None:
     table.hear(ALICE, now=0.0, tokens_per_s=tokens_per_s)
     group = open_group(table, 0, size=2)
-    assert table.claim(group, ALICE, 1, now=5.0).time_limit_s == pytest.approx(limit_s)
+    assert claim(table, group, ALICE, 1, now=5.0).time_limit_s == pytest.approx(limit_s)
     assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S - 0.1) == []
     assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S + 0.1) == [(ALICE, (("t0", 0),))]
-    assert table.claim(group, BOB, 1, now=5.0).time_limit_s == TIME_LIMIT_S
+    assert claim(table, group, BOB, 1, now=5.0).time_limit_s == TIME_LIMIT_S
 
 
 @pytest.mark.parametrize(
@@ -319,7 +325,7 @@ def test_a_long_completion_at_a_slow_rate_is_not_cut(table: LeaseTable, tokens_p
     table.hear(ALICE, now=0.0, tokens_per_s=tokens_per_s)
     group = open_group(table, 0)
     group.rules = structs.replace(group.rules, max_new_tokens=131_072)
-    assert table.claim(group, ALICE, 1, now=0.0).time_limit_s == limit_s
+    assert claim(table, group, ALICE, 1, now=0.0).time_limit_s == limit_s
 
 
 def test_groups_whose_answers_are_long_are_offered_first_among_those_of_one_version(table: LeaseTable) -> None:
@@ -383,7 +389,7 @@ def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> N
             case 1 if group is not None and len(groups) > 4:
                 table.close(group)
             case 2 | 3 if group is not None:
-                table.claim(group, node, draw.randrange(1, 3), now=0.0)
+                claim(table, group, node, draw.randrange(1, 3), now=0.0)
             case 4 if group is not None:
                 table.release(node, group.group_id, draw.randrange(3))
             case 5 | 6 | 7 if group is not None:
@@ -406,7 +412,7 @@ def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> N
 def test_a_node_holds_what_it_was_leased_until_it_has_answered(table: LeaseTable) -> None:
     group = open_group(table, 0)
     assert not table.held_by(ALICE)
-    table.claim(group, ALICE, 1, now=0.0)
+    claim(table, group, ALICE, 1, now=0.0)
     assert table.held_by(ALICE)
     assert ("t0", 0) in table.held_by(ALICE)
     assert ("t0", 1) not in table.held_by(ALICE)
@@ -420,13 +426,13 @@ def test_there_is_a_chance_when_a_sample_goes_back_to_waiting(table: LeaseTable)
     group = open_group(table, 0, size=4)
 
     def chances_after(free: Callable[[], object]) -> int:
-        table.claim(group, ALICE, 1, now=0.0)
+        claim(table, group, ALICE, 1, now=0.0)
         before = table.chances
         free()
         return table.chances - before
 
     in_hand = open_group(table, 1, size=1)
-    table.claim(in_hand, ALICE, 1, now=TIME_LIMIT_S)
+    claim(table, in_hand, ALICE, 1, now=TIME_LIMIT_S)
     assert chances_after(lambda: table.release(ALICE, "t0", 0)) == 1
     assert chances_after(lambda: table.keep(ALICE, [("t1", 0)])) == 1
     assert chances_after(lambda: table.take_overdue(now=TIME_LIMIT_S + 2 * LEASE_SLACK_S)) == 1
@@ -455,5 +461,5 @@ def test_there_is_a_chance_when_a_group_leaves_the_table_sooner_or_is_due_later(
 
 def test_a_node_that_can_take_less_than_nothing_is_leased_nothing(table: LeaseTable) -> None:
     group = open_group(table, 0, size=3)
-    assert table.claim(group, ALICE, -1, now=0.0).samples == ()
+    assert claim(table, group, ALICE, -1, now=0.0).samples == ()
     assert group.waiting == 3

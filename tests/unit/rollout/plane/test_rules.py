@@ -166,7 +166,7 @@ def verdict(
     group = open_group(table, 0, purpose=purpose)
     group.min_version, group.rules = min_version or v(0), rules
     table.hear(ALICE, now=0.0)
-    table.claim(group, ALICE, 2, now=0.0)
+    table.claim(group, ALICE, 2, now=0.0, max_tokens=1000)
     return verdict_on(
         Answer(drawn),
         ALICE,
