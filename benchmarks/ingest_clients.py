@@ -27,8 +27,8 @@ from benchmarks.ingest_learner import Address as LearnerAddress
 from swarm.errors import EchoError
 from swarm.net.client import Busy, PeerClient
 from swarm.net.signing import SigningKey, node_id_of
-from swarm.rollout.messages import Answer, SampleName, Submission, SubmissionReply
-from swarm.sampler.client import VERDICTS_BYTES, RolloutClient, TimedLease
+from swarm.rollout.messages import STEP_REPLY_BYTES, Answer, SampleName, StepReply, Submission
+from swarm.sampler.client import RolloutClient, TimedLease
 from swarm.types import Address, Rollout, Span, VersionId
 from swarm.wire import compress, decode, encode
 
@@ -193,7 +193,7 @@ class Sampler:
     async def _post(self, body: bytes) -> None:
         began = time.monotonic()
         try:
-            data = await self._peer.post("/v1/rollouts", body, cap_bytes=VERDICTS_BYTES, timeout_s=30.0)
+            data = await self._peer.post("/v1/steps", body, cap_bytes=STEP_REPLY_BYTES, timeout_s=30.0)
         except Busy:
             self._observed.outcomes["busy"] += 1
             return
@@ -201,7 +201,7 @@ class Sampler:
             self._observed.outcomes[type(error).__name__] += 1
             return
         self._observed.submissions.append((began, time.monotonic() - began))
-        self._observed.outcomes.update(v.verdict for v in decode(data, SubmissionReply, cap_bytes=1 << 20).verdicts)
+        self._observed.outcomes.update(v.verdict for v in decode(data, StepReply, cap_bytes=STEP_REPLY_BYTES).steps)
 
     def _body(self, lease: TimedLease) -> bytes:
         return compress(encode(Submission(node=self._node, answers=tuple(self._answers(lease)))))

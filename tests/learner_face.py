@@ -90,10 +90,10 @@ class Learner(SamplerWatch):
         self, node: NodeId, *, stated: int = 1000, sent: bytes = b""
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The head of a submission of `node` that states its size, and what of the body is `sent`."""
-        header = await self.peers[node].signed_header("POST", "/v1/rollouts", sent)
+        header = await self.peers[node].signed_header("POST", "/v1/steps", sent)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         head = (
-            f"POST /v1/rollouts HTTP/1.1\r\nHost: learner\r\nContent-Length: {stated}\r\n"
+            f"POST /v1/steps HTTP/1.1\r\nHost: learner\r\nContent-Length: {stated}\r\n"
             f"{PROTOCOL_HEADER}: {PROTOCOL}\r\n{AUTH_HEADER}: {header}\r\n\r\n"
         )
         writer.write(head.encode() + sent)

@@ -12,7 +12,7 @@ from swarm.net.client import Busy, OtherProtocol, Peer, Progress, SlowLine
 from swarm.net.sessions import Unauthorized
 from swarm.node.hello import Hello, say_hello
 from swarm.node.network import NodeNetwork
-from swarm.sampler.client import STEP_PATH, SUBMIT_PATH
+from swarm.sampler.client import SUBMIT_PATH
 
 MAX_BACK_OFF_S = 30.0  # Longest pause between two tries: a restarted learner is found soon, a dead one costs little
 
@@ -75,7 +75,7 @@ class LearnerLink:
                 self._on_busy(path)
                 raise
 
-        return await self._patiently(once, but=SlowLine if path in (SUBMIT_PATH, STEP_PATH) else ())
+        return await self._patiently(once, but=SlowLine if path == SUBMIT_PATH else ())
 
     async def _learners_hello(self) -> Hello:
         node, _ = self._network.learner()

@@ -233,7 +233,6 @@ class SamplerNode(JoiningNode):
                 client=RolloutClient(
                     link,
                     self._network.node,
-                    say=self._say,
                     engine_class=lambda: engine.engine_class,
                 ),
                 beat_s=hello.beat_s,

@@ -50,7 +50,7 @@ SHOWN_ROWS = 128
 """Entries of a list in a status that strangers see, half of them its first and half its last: 250 kB with 4,096 nodes.
 The dashboard shows all."""
 
-ROLLOUTS_PATH = "/v1/rollouts"
+ROLLOUTS_PATH = "/v1/steps"
 REFUSED_AS = {
     400: "malformed",
     408: "too_slow",

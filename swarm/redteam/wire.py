@@ -27,7 +27,7 @@ from swarm.net.signing import SigningKey
 from swarm.net.stream import Outgoing
 from swarm.node.hello import say_hello
 from swarm.rollout.messages import MAX_SUBMITTED, Answer, Beat
-from swarm.sampler.client import SUBMIT_PATH, Refused, RolloutClient, TimedLease
+from swarm.sampler.client import SUBMIT_PATH, Refused, RolloutClient
 from swarm.sampler.engine import Job
 from swarm.sampler.playing import Game
 from swarm.sampler.worker import EngineWorker
@@ -82,13 +82,13 @@ def other(rollout: Rollout) -> Rollout:
     return replace(rollout, logprobs=array("f", [value - 1.0 for value in array("f", rollout.logprobs)]).tobytes())
 
 
-async def dawdle(self: Any, honest: Any, leases: Sequence[TimedLease], **rest: Any) -> Any:
+async def dawdle(self: Any, honest: Any, games: Sequence[Game], *given: Any, **rest: Any) -> Any:
     """Draw once the engine has a newer version than the leases ask for, to have a choice; but wait no more than 3 s."""
     for _ in range(60):
-        if self.installed > min(timed.lease.min_version for timed in leases):
+        if self.installed > min(game._lease.min_version for game in games):
             break
         await asyncio.sleep(0.05)
-    return await honest(self, leases, **rest)
+    return await honest(self, games, *given, **rest)
 
 
 def tell_least(self: Any, honest: Any) -> Job:

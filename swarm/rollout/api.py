@@ -35,9 +35,7 @@ from swarm.rollout.messages import (
     LeaseRequest,
     Refusal,
     Release,
-    RolloutVerdict,
     StepReply,
-    SubmissionReply,
 )
 from swarm.rollout.plane.effects import (
     Answered,
@@ -190,7 +188,6 @@ class RolloutService:
         return [
             web.post("/v1/leases", self._post_leases),
             web.post("/v1/beat", self._post_beat),
-            web.post("/v1/rollouts", self._post_rollouts),
             web.post("/v1/steps", self._post_steps),
             web.post("/v1/release", self._post_release),
         ]
@@ -449,19 +446,6 @@ class RolloutService:
     def _why_idle(self, node: NodeId) -> str:
         return self._plane.why_idle(node) if self._plane else ""
 
-    async def _post_rollouts(self, request: web.Request) -> web.Response:
-        body = await self._admit(request)
-        if isinstance(body, web.Response):
-            return body
-        try:
-            judged = self._judge(*await self._opened_body(request))
-            if not await self._committed_soon():
-                return come_back(SLOW_COMMIT)
-        finally:
-            self._intake.done(body)
-        verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
-        return binary(encode(SubmissionReply(verdicts=verdicts)))
-
     async def _post_steps(self, request: web.Request) -> web.Response:
         body = await self._admit(request)
         if isinstance(body, web.Response):
@@ -471,14 +455,14 @@ class RolloutService:
         finally:
             self._intake.done(body)
         plane = self._opened
-        new = [one for one in claimed if not plane.is_taken(node, one.answer)]
-        verdicts = {e.rollout_id: e for e in self._judge(node, named, new)}
-        answers = [one.answer for one in claimed]
-        await self._stepping.wait(node, answers, lambda one: plane.next_of(node, one) is not None)
+        taken = [plane.is_taken(node, one.answer) for one in claimed]
+        judged = iter(self._judge(node, named, [one for one, again in zip(claimed, taken, strict=True) if not again]))
+        answers = [(one.answer, None if again else next(judged)) for one, again in zip(claimed, taken, strict=True)]
+        await self._stepping.wait(node, [one for one, _ in answers], lambda one: plane.next_of(node, one) is not None)
         if not await self._committed_soon():
             return come_back(SLOW_COMMIT)
-        found = [(one, plane.next_of(node, one)) for one in answers]
-        steps = [stepped(one, said, verdicts.get(one.rollout.rollout_id)) for one, said in found if said is not None]
+        found = [(one, plane.next_of(node, one), verdict) for one, verdict in answers]
+        steps = [stepped(one, said, verdict) for one, said, verdict in found if said is not None]
         return binary(encode(StepReply(steps=within(steps))))
 
     async def _admit(self, request: web.Request) -> Body | web.Response:

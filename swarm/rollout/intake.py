@@ -5,8 +5,8 @@ that its headers state. Above a bound it is refused unread, with the seconds aft
 
     journal     too much waits to be written, so no rollouts can be acknowledged for a while
     bodies      too many submissions or bytes are in hand, in total or from senders that hold no lease
-    own_bodies  this session has four in hand, or a quarter of the bytes: samplers submit one after another, turns apart
-                from rollouts, and a retry may overtake one
+    own_bodies  this session has four in hand, or a quarter of the bytes: samplers have three under way at a time, and a
+                retry may overtake one
     useless     this node has submitted too much that it was not asked for
 
 The sender of a flood pays for it. A rollout is useful if it is accepted, or if its sample was leased to its sender when
@@ -78,7 +78,7 @@ class IntakeLimits:
     bodies: int = 256  # In hand at once: more than a second of work, so a later one had better come back
     body_bytes: int = 8 * ROLLOUT_BODY_BYTES  # In hand at once: eight of the largest, or 256 of groups of 50 rollouts
     guest_share: float = 0.25  # Share of both for nodes that hold no lease, such as samplers back from an outage
-    bodies_of_session: int = 4  # Of rollouts and of turns one each, and a retry before we know that a line broke
+    bodies_of_session: int = 4  # A sampler's three, and a retry before we know that the line of one broke
     session_share: float = 0.25  # Share of the bytes for one session
     spare_rollouts: int = 2048  # Unasked rollouts of a node: twice what may be under way when its line breaks
     spare_per_s: float = 32.0  # Such a rollout costs 0.1 ms, so a node that floods gets 0.3 % of a core

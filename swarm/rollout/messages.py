@@ -164,8 +164,8 @@ class Submission(Message, frozen=True):
 
 
 class Stepped(Message, frozen=True):
-    """The verdict on a turn, and what its environment said to it: `seat` draws the next turn, after `token_ids` (int32)
-    were appended to its stream. At `ended` the sampler is not to go on."""
+    """The verdict on an answer. If it is a turn of an episode that goes on (not `ended`), `seat` draws the next one,
+    after `token_ids` (int32), which the environment said, were appended to its stream."""
 
     group_id: Id
     index: Count
@@ -178,18 +178,6 @@ class Stepped(Message, frozen=True):
 
 
 class StepReply(Message, frozen=True):
-    """Those turns of a submission whose environments have answered. The others are to be handed in again."""
+    """The verdicts on a submission, but for turns whose environments have not answered: they are handed in again."""
 
     steps: tuple[Stepped, ...]
-
-
-class RolloutVerdict(Message, frozen=True):
-    """The learner's answer to one rollout."""
-
-    rollout_id: Annotated[str, msgspec.Meta(max_length=80)]
-    verdict: Verdict
-    detail: str = ""
-
-
-class SubmissionReply(Message, frozen=True):
-    verdicts: tuple[RolloutVerdict, ...]

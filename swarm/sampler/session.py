@@ -3,8 +3,8 @@
     refresh   weight map -> engine; the receiver keeps the map up to date meanwhile
     ask       leases, as many as the feed has room for -> feed
     generate  feed -> engine -> answer queue
-    turns     turns of episodes -> learner -> feed, which goes on with what their environments said
-    submit    the spool of an earlier process, then answer queue -> learner, one submission at a time
+    submit    the spool of an earlier process, then answer queue -> handing
+    handing   completions, and turns of episodes -> learner -> feed, which goes on with what environments said
     beat      a sign of life every beat_s, and after every install
 
 The order matters. An install reads the weight map, so nothing is written to the map meanwhile (`Receiver.steady`). The
@@ -32,11 +32,11 @@ from typing import Any
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
-from swarm.rollout.messages import Answer, DroppedRollouts, Offer, RolloutVerdict, SampleName, Stepped
+from swarm.rollout.messages import Answer, DroppedRollouts, Offer, SampleName, Stepped
 from swarm.sampler.client import RolloutClient
 from swarm.sampler.feeding import Feed, feed_of
+from swarm.sampler.handing import Handing
 from swarm.sampler.spool import Spool
-from swarm.sampler.turns import Turns
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.types import VersionId, printable, quoted
 
@@ -156,7 +156,7 @@ class Session:
         self._receiver = receiver
         self._client = client
         self._feed: Feed | None = None
-        self._turns = Turns(self._step)
+        self._handing = Handing(self._hand_in, say)
         self._wrong: VersionId | None = None
         self._in_hand: set[SampleName] = set()
         self._spooled: set[SampleName] = set()
@@ -169,10 +169,9 @@ class Session:
         """Work until the learner says that the run is over (return True), or `ending` is asked for (return False)."""
         try:
             async with asyncio.TaskGroup() as group:
-                asking, submitting = group.create_task(self._ask()), group.create_task(self._submit())
-                drawing = [
-                    group.create_task(work()) for work in (self._refresh, self._generate, self._beat, self._turns.run)
-                ]
+                asking = group.create_task(self._ask())
+                handing = [group.create_task(work()) for work in (self._submit, self._handing.run)]
+                drawing = [group.create_task(work()) for work in (self._refresh, self._generate, self._beat)]
                 await _first_of(ending.asked.wait(), self._over.wait())
                 self._status.state = "leaving"
                 asking.cancel()
@@ -186,7 +185,8 @@ class Session:
                     self._launch.cancel()
                     await self._engine.stop()
                     await self._hand_in_rest()
-                submitting.cancel()
+                for task in handing:
+                    task.cancel()
         finally:
             await self._hand_back(self._in_hand - self._spooled, forget=ending.asked.is_set() or self._over.is_set())
         if self._over.is_set():
@@ -240,7 +240,7 @@ class Session:
         if started.exposed and started.exposed != self._status.exposed:
             self._say(started.exposed)
         self._status.exposed = started.exposed
-        self._feed = feed_of(self._engine, self._turns.step)
+        self._feed = feed_of(self._engine, self._handing.hand_in)
 
     # -- rollouts --------------------------------------------------------------------------------------------
 
@@ -279,16 +279,17 @@ class Session:
         assert self._feed is not None
         await self._feed.run(self._keep)
 
-    async def _step(self, turns: list[Answer]) -> list[Stepped]:
-        """Hand in turns of episodes, and count the verdicts on those that were answered."""
-        said = await self._client.step(turns)
-        verdicts = {(one.group_id, one.index): one.verdict for one in said}
-        for one in turns:
-            verdict = verdicts.get(one.sample)
-            if verdict is not None:
-                failed = verdict == "accepted" and one.rollout.finish == "failed"
-                self._status.verdicts["failed" if failed else verdict] += 1
-                self._status.accepted_tokens += one.rollout.length * (verdict == "accepted")
+    async def _hand_in(self, answers: list[Answer]) -> list[Stepped]:
+        """Hand in what was drawn, and count the verdicts. What the learner does not take as a whole is lost."""
+        try:
+            said = await self._client.submit(answers)
+        except ProtocolError as fault:
+            self._say(f"the learner does not take {len(answers)} of these rollouts: {fault}")
+            said = [refused(one) for one in answers]
+        verdicts = verdicts_of(answers, said)
+        self._status.verdicts.update(verdicts.values())
+        accepted = (one.rollout.length for one in answers if verdicts.get(one.sample) == "accepted")
+        self._status.accepted_tokens += sum(accepted)
         return said
 
     async def _keep(self, samples: set[SampleName], answers: list[Answer]) -> None:
@@ -306,7 +307,7 @@ class Session:
             batches = [await self._answers.get()]
             while not self._answers.empty():
                 batches.append(self._answers.get_nowait())
-            await self._hand_in([answer for batch in batches for answer in batch.answers])
+            await self._handing.hand_in_all([answer for batch in batches for answer in batch.answers])
             for batch in batches:
                 self._in_hand -= batch.samples
                 self._spooled -= batch.samples
@@ -318,27 +319,14 @@ class Session:
         """Submit what an earlier process of this node generated; the rest of its leases is void."""
         verdicts: Counter[str] = Counter()
         for name in await in_thread(self._spool.names):
-            verdicts += await self._hand_in(await in_thread(self._spool.read, name))
+            answers = await in_thread(self._spool.read, name)
+            verdicts.update(verdicts_of(answers, await self._handing.hand_in_all(answers)).values())
             await in_thread(self._spool.remove, name)
         if verdicts:
             said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
             self._say(f"rollouts from before were submitted: {said}")
         await self._client.release((), forget=True)
         self._settled.set()
-
-    async def _hand_in(self, answers: list[Answer]) -> Counter[str]:
-        """Submit, and count the verdicts. If the learner refuses one portion, only that portion is lost."""
-        verdicts = Counter[str]()
-
-        def refused(rollouts: int, fault: ProtocolError) -> None:
-            self._say(f"the learner does not take {rollouts} of these rollouts: {fault}")
-            verdicts["malformed"] += rollouts
-
-        told = await self._client.submit(answers, on_refused=refused)
-        verdicts.update(verdicts_of(answers, told))
-        self._status.verdicts += verdicts
-        self._status.accepted_tokens += accepted_tokens(answers, told)
-        return verdicts
 
     async def _beat(self) -> None:
         await self._settled.wait()
@@ -414,18 +402,20 @@ def _order(version: VersionId | None) -> tuple[int, int]:
     return (version.incarnation, version.version) if version else (-1, -1)
 
 
-def accepted_tokens(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> int:
-    accepted = {one.rollout_id for one in verdicts if one.verdict == "accepted"}
-    return sum(one.rollout.drawn for one in answers if one.rollout.rollout_id in accepted)
+def refused(answer: Answer) -> Stepped:
+    group_id, index = answer.sample
+    return Stepped(group_id=group_id, index=index, turn=answer.turn, verdict="malformed", ended=True)
 
 
-def verdicts_of(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> Counter[str]:
-    """Count the verdicts. The learner accepts the report of a failed generation; here it counts as "failed", so that an
-    engine that only fails is noticed."""
-    failed = {one.rollout.rollout_id for one in answers if one.rollout.finish == "failed"}
-    return Counter(
-        "failed" if one.verdict == "accepted" and one.rollout_id in failed else one.verdict for one in verdicts
-    )
+def verdicts_of(answers: Iterable[Answer], said: Iterable[Stepped]) -> dict[SampleName, str]:
+    """Return the verdicts. The learner accepts the report of a failed generation; here it counts as "failed", so that
+    an engine that only fails is noticed."""
+    failed = {one.sample for one in answers if one.rollout.finish == "failed"}
+    verdicts = {(one.group_id, one.index): one.verdict for one in said}
+    return {
+        sample: "failed" if verdict == "accepted" and sample in failed else verdict
+        for sample, verdict in verdicts.items()
+    }
 
 
 async def _first_of(*works: Coroutine[Any, Any, object]) -> None:

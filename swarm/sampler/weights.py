@@ -11,7 +11,7 @@ import json
 import mmap
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 CONFIG = "config.json"
-READ = (CONFIG, "tokenizer.json")  # Of a model's small files; playing.py has a few for itself
+READ = (CONFIG, "tokenizer.json")  # Of a model's small files
 CONFIG_BYTES = 1 << 20  # The largest known, with the names of 20,000 classes, is under 1 MB
 MAX_PARTS = 1024  # Layers, or experts of one. Modules and lists are made for each, also where no weights are
 
@@ -193,10 +193,10 @@ def own_tensors(model: Any, layout: Layout) -> dict[str, torch.Tensor]:
     return found if layout.adapter is None else {stream_name(name): tensor for name, tensor in found.items()}
 
 
-def write_model_files(directory: Path, layout: Layout, names: Collection[str] = READ) -> None:
+def write_model_files(directory: Path, layout: Layout) -> None:
     """Write those of the layout's files that an engine reads, and leave nothing else in `directory`. Raise
     ProtocolError if the configuration makes no sense. Blocking."""
-    files = {file.name: file.content for file in layout.files if file.name in names}
+    files = {file.name: file.content for file in layout.files if file.name in READ}
     if CONFIG in files:
         files[CONFIG] = only_known(files[CONFIG])
     shutil.rmtree(directory, ignore_errors=True)

@@ -200,10 +200,6 @@ class Rewards:
 def main() -> None:
     # Not every event loop closes what it may: nothing of the node's is to be found here.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    if sys.argv[1:]:
-        from swarm.confine import confine
-
-        confine(sys.argv[2:], needs_loopback=False)
     # Line by line, so that the author sees what a reward printed before it was killed.
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)

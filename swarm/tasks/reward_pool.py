@@ -60,13 +60,11 @@ class RewardPool:
         memory_mb: int = 4096,
         processes: int = 1,
         episodes: EpisodeOptions | None = None,
-        secrets: Sequence[Path] | None = None,
         logs: Path | None = None,
     ) -> None:
         """`tokenizer` is None if completions come as texts. `timeout_s` is for one completion or turn, `memory_mb` in
         MiB for one process, on Linux alone. What rewards print goes into the directory `logs`, or where the node's own
-        lines go. If `secrets` are given, the
-        processes are confined as an engine's is (confine.py), and cannot read these files."""
+        lines go."""
         begin = Begin(
             task=task,
             reward=reward,
@@ -76,9 +74,8 @@ class RewardPool:
             path=module_path(),
             episodes=episodes,
         )
-        confined = () if secrets is None else ("confined", *(str(path.absolute()) for path in secrets))
         log_files = [logs / f"rewards-{i}.log" if logs is not None else None for i in range(processes)]
-        self._workers = [_Worker(begin, timeout_s, log, confined) for log in log_files]
+        self._workers = [_Worker(begin, timeout_s, log) for log in log_files]
         self._closed = False
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in self._workers:
@@ -127,12 +124,11 @@ class RewardPool:
 class _Worker:
     """One process, which answers one call at a time: so it is known which of them it died of."""
 
-    def __init__(self, begin: Begin, timeout_s: float, log: Path | None, arguments: Sequence[str]) -> None:
+    def __init__(self, begin: Begin, timeout_s: float, log: Path | None) -> None:
         self._begin = begin
         self._child = Child(
             "reward process",
             "swarm.tasks.reward_child",
-            *arguments,
             log=log,
             hang_s=timeout_s,
             environment=lambda given: {**SET, **clean_environment(given)},

@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.__main__ import main
-from swarm.rollout.messages import Answer, SubmissionReply
+from swarm.rollout.messages import Answer, Stepped
 from swarm.sampler.client import RolloutClient
 
 TOLD = "told-accepted"
 
-_submit = RolloutClient._submit_portion
+_submit = RolloutClient.submit
 
 
-async def _telling(client: RolloutClient, answers: Sequence[Answer]) -> SubmissionReply:
-    reply = await _submit(client, answers)
+async def _telling(client: RolloutClient, answers: Sequence[Answer]) -> list[Stepped]:
+    said = await _submit(client, answers)
     state = Path(sys.argv[sys.argv.index("--state-dir") + 1])
     with (state / TOLD).open("a") as file:
-        file.writelines(f"{one.rollout_id}\n" for one in reply.verdicts if one.verdict == "accepted")
-    return reply
+        file.writelines(f"{one.group_id}/{one.index}\n" for one in said if one.verdict == "accepted")
+    return said
 
 
 if __name__ == "__main__":
-    RolloutClient._submit_portion = _telling  # type: ignore[method-assign, assignment]
+    RolloutClient.submit = _telling  # type: ignore[method-assign]
     main()

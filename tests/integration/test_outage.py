@@ -45,7 +45,7 @@ def test_what_a_killed_sampler_generated_is_accepted_when_it_comes_back(swarm: S
             return sum(accepted_by(fetch_status(f"http://127.0.0.1:{port}")).values())
 
         eventually(accepted, sampler, "the sampler contributes")
-        gate.shut_at(b"POST /v1/rollouts")
+        gate.shut_at(b"POST /v1/steps")
         eventually(gate.is_shut.is_set, sampler, "it submits")
         sampler.kill()
         spooled = _spooled(tmp_path / "state-sampler")

@@ -65,9 +65,9 @@ class Line:
         self.calls.append((path, body))
         if path in self.mute:
             await asyncio.Event().wait()
-        if path == "/v1/rollouts":
+        if path == "/v1/steps":
             await self.open.wait()
-        if path == "/v1/rollouts" and self.refused:
+        if path == "/v1/steps" and self.refused:
             raise self.refused.pop()
         if path == "/v1/beat" and self.broken is not None:
             raise self.broken
@@ -106,7 +106,7 @@ class Sampler:
         )
         launch = asyncio.create_task(engine.launch())
         session = Session(
-            client=RolloutClient(self.line, BOB, say=self.said.append),
+            client=RolloutClient(self.line, BOB),
             beat_s=0.2,
             engine=engine,
             launch=launch,
@@ -163,7 +163,7 @@ async def test_what_a_former_life_generated_comes_before_anything_else(sampler: 
     async with sampler.session():
         await until(accepted(sampler, ALL))
     paths = sampler.line.paths()
-    assert paths[:2] == ["/v1/rollouts", "/v1/release"]
+    assert paths[:2] == ["/v1/steps", "/v1/release"]
     assert {"/v1/leases", "/v1/beat"} <= set(paths[2:])
     assert "rollouts from before were submitted: 2 accepted" in sampler.said
     assert set(sampler.status.verdicts) == {"accepted"}
@@ -173,7 +173,7 @@ async def test_what_a_former_life_generated_comes_before_anything_else(sampler: 
 async def test_of_a_batch_the_portion_alone_is_lost_that_the_learner_does_not_take(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.sampler.client.PORTION_BYTES", 1)
+    monkeypatch.setattr("swarm.sampler.handing.PORTION_BYTES", 1)
     sampler.spool.keep(answers_to(await leases_for(sampler.learner, BOB, 3)))
     sampler.line.refused = [ProtocolError("not this one")]
     async with sampler.session():
@@ -184,17 +184,17 @@ async def test_of_a_batch_the_portion_alone_is_lost_that_the_learner_does_not_ta
 
 async def test_nothing_is_asked_for_before_that_has_its_verdicts(sampler: Sampler) -> None:
     sampler.spool.keep(answers_to(await leases_for(sampler.learner, BOB, 2)))
-    sampler.line.mute = {"/v1/rollouts"}
+    sampler.line.mute = {"/v1/steps"}
     async with sampler.session():
         await asyncio.wait_for(sampler.installed.wait(), PATIENCE_S)
         await many_turns()
-        assert sampler.line.paths() == ["/v1/rollouts"]
+        assert sampler.line.paths() == ["/v1/steps"]
     assert len(sampler.spool.names()) == 1
 
 
 async def test_a_batch_is_on_disk_from_before_its_submission_to_its_verdict(sampler: Sampler) -> None:
     """The session breaks meanwhile: nothing that is spooled is handed back, and the next one submits it."""
-    sampler.line.mute = {"/v1/rollouts"}
+    sampler.line.mute = {"/v1/steps"}
     async with sampler.session() as task:
         await until(lambda: len(sampler.spool.names()) == ALL // CAPACITY)
         sampler.line.broken = ChildFailed("the engine died")
@@ -230,13 +230,13 @@ async def test_generation_goes_on_while_no_submission_is_answered_and_questions_
 ) -> None:
     sampler.grace_s = 0.1
     monkeypatch.setattr("swarm.sampler.session.FAREWELL_S", 0.1)
-    sampler.line.mute = {"/v1/rollouts"}
+    sampler.line.mute = {"/v1/steps"}
     async with sampler.session() as task:
         await until(lambda: len(sampler.spool.names()) == ALL // CAPACITY)
         # Samples that a question does not name are put back, and would come anew.
         await until(lambda: len(sampler.line.bodies("/v1/leases")) > ALL // CAPACITY)
     assert task.result() is False
-    assert len(sampler.line.bodies("/v1/rollouts")) == 1
+    assert len(sampler.line.bodies("/v1/steps")) == 1
     assert len(sampler.spool.names()) == ALL // CAPACITY
     assert any("what was generated is kept for the next start" in line for line in sampler.said)
 
@@ -248,7 +248,7 @@ async def test_a_learner_that_never_answers_does_not_block_leaving(
     monkeypatch.setattr("swarm.sampler.session.FAREWELL_S", 0.1)
     async with sampler.session() as task:
         await until(accepted(sampler, 1))
-        sampler.line.mute = {"/v1/rollouts", "/v1/leases", "/v1/beat", "/v1/release"}
+        sampler.line.mute = {"/v1/steps", "/v1/leases", "/v1/beat", "/v1/release"}
     assert task.result() is False
     assert any("the learner could not be told" in line for line in sampler.said)
 
@@ -306,7 +306,7 @@ async def test_a_node_that_waits_for_its_samples_may_be_told_to_wait_no_longer(
 
 
 async def test_what_is_kept_when_the_run_is_over_is_thrown_away(sampler: Sampler) -> None:
-    sampler.line.mute = {"/v1/rollouts"}
+    sampler.line.mute = {"/v1/steps"}
     async with sampler.session() as task:
         await until(lambda: sampler.spool.names())
         await sampler.learner.service.end("finished")
@@ -403,7 +403,7 @@ async def test_samples_that_do_not_fit_the_engine_are_handed_back_and_the_node_l
     assert isinstance(first_fault(broken.value), UserError)
     *_, last = (decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/release"))
     assert sum(len(held.indices) for held in last.samples) == CAPACITY
-    assert sampler.line.bodies("/v1/rollouts") == []
+    assert sampler.line.bodies("/v1/steps") == []
 
 
 async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_become_free(sampler: Sampler) -> None:
@@ -443,7 +443,7 @@ def _drawn_by_beat(sampler: Sampler) -> int:
 
 
 async def test_a_node_that_finishes_leaves_when_the_run_is_over_meanwhile(sampler: Sampler) -> None:
-    sampler.line.mute = {"/v1/rollouts"}
+    sampler.line.mute = {"/v1/steps"}
     async with sampler.session() as task:
         await until(lambda: sampler.spool.names())
         sampler.ending.ask(86_400.0)

@@ -11,15 +11,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from swarm.broadcast.store.disk import DiskFull
 from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError
 from swarm.join import joining, sampler
 from swarm.join.sampler import MAX_FAULTS, SamplerNode
 from swarm.node.identity import load_or_create_key, load_or_create_tls
-from swarm.rollout.messages import Answer, RolloutVerdict
+from swarm.rollout.messages import Answer
 from swarm.sampler.choice import Chosen
-from swarm.sampler.session import accepted_tokens, verdicts_of
+from swarm.sampler.session import refused, verdicts_of
 from swarm.sampler.worker import ProofFailed
 from swarm.settings import JoinConfig
 from swarm.types import VersionId
@@ -90,13 +91,9 @@ async def test_faults_are_counted_from_the_last_accepted_rollout() -> None:
 def test_news_of_a_failed_generation_is_no_accepted_rollout() -> None:
     """Else an engine that fails every sample and dies would be started anew for ever."""
     answers = [Answer(rollout(index=0)), Answer(failed_rollout(index=1))]
-    names = [one.rollout.rollout_id for one in answers]
-    accepted = [RolloutVerdict(rollout_id=name, verdict="accepted") for name in names]
-    stale = [RolloutVerdict(rollout_id=name, verdict="stale") for name in names]
-    assert verdicts_of(answers, accepted) == {"accepted": 1, "failed": 1}
-    assert verdicts_of(answers, stale) == {"stale": 2}
-    assert accepted_tokens(answers, accepted[:1]) == answers[0].rollout.length > 0
-    assert accepted_tokens(answers, stale) == 0
+    accepted = [structs.replace(refused(one), verdict="accepted") for one in answers]
+    assert verdicts_of(answers, accepted) == {("t0", 0): "accepted", ("t0", 1): "failed"}
+    assert verdicts_of(answers, [refused(answers[1])]) == {("t0", 1): "malformed"}
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,9 @@ async def test_a_gossip_body_over_its_cap_is_refused_and_counted(tmp_path: Path)
 async def test_a_body_of_rollouts_over_its_cap_is_refused_and_counted() -> None:
     assert ROLLOUT_BODY_BYTES == 8 * 1024 * 1024
     async with rollout_routes() as (peer, server):
-        assert "status 413" in await refusal(peer, "/v1/rollouts", bytes(ROLLOUT_BODY_BYTES + 1))
+        assert "status 413" in await refusal(peer, "/v1/steps", bytes(ROLLOUT_BODY_BYTES + 1))
         assert server.refused() == {"too_large": 1}
-        assert "status 400" in await refusal(peer, "/v1/rollouts", JUNK)
+        assert "status 400" in await refusal(peer, "/v1/steps", JUNK)
         assert server.refused() == {"too_large": 1, "malformed": 1}
 
 

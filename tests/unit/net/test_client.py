@@ -303,7 +303,7 @@ async def test_large_bodies_and_those_of_unknown_size_are_metered_as_many_reques
         assert [await call("127.0.0.2", "/other", large()) for _ in range(3)] == [200, 429, 429]
         assert [await call("127.0.0.2", "/other", b"x") for _ in range(6)] == [200] * 6
         assert await call("127.0.0.3", "/other", large()) == 200
-        assert [await call("127.0.0.4", "/v1/rollouts", large()) for _ in range(3)] == [200] * 3
+        assert [await call("127.0.0.4", "/v1/steps", large()) for _ in range(3)] == [200] * 3
 
 
 async def never() -> AsyncIterator[bytes]:

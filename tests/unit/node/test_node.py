@@ -17,15 +17,12 @@ from swarm.lead.learner import LearnerNode
 from swarm.lead.training import train_group
 from swarm.node.bootstrap import read_bootstrap
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
-from swarm.rollout.messages import Answer, Submission
 from swarm.rollout.plane.leases import sample_seed
 from swarm.run.directory import create_run_directory
 from swarm.run.log import RunLog
-from swarm.sampler.client import PORTION_BYTES, portions
 from swarm.settings import LeadConfig
 from swarm.types import GroupId, Score
-from swarm.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
-from tests.builders import ALICE, prompt, ready_group, rollout
+from tests.builders import ALICE, prompt, ready_group
 
 # -- identity ------------------------------------------------------------------------------------------------
 
@@ -203,28 +200,3 @@ def test_only_weights_of_swarms_that_were_left_are_removed(tmp_path: Path) -> No
     (tmp_path / "swarms" / "before").mkdir()
     assert weights_directory(tmp_path, "now") == tmp_path / "swarms" / "now"
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["now", "swarm-photos", "swarms"]
-
-
-def answer_of(tokens: int) -> Answer:
-    return Answer(rollout(tokens=[3] * tokens))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "parts"),
-    [([1000] * 5, [2, 2, 1]), ([3000, 1, 1], [1, 2]), ([1], [1]), ([9000, 9000], [1, 1]), ([1] * 30, [30])],
-)
-def test_a_submission_is_cut_at_its_cap_in_order(tokens: list[int], parts: list[int]) -> None:
-    given = [answer_of(count) for count in tokens]
-    found = portions(given, 20_000)
-    assert [len(part) for part in found] == parts
-    assert [answer for part in found for answer in part] == given
-
-
-def test_rollouts_that_repeat_one_token_are_no_bomb() -> None:
-    """A policy that collapsed compresses a hundredfold; its rollouts have to pass all the same."""
-    size = 300_000
-    answers = [answer_of(16_000) for _ in range(size // 16_000)]
-    for part in portions(answers, PORTION_BYTES):
-        body = compress(encode(Submission(node="alice", answers=tuple(part))))
-        unpacked = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
-        assert len(unpacked) > ROLLOUT_MAX_RATIO * len(body)

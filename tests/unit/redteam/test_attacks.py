@@ -334,7 +334,7 @@ async def test_who_chooses_among_versions_waits_for_a_newer_one(
 
     newer = VersionId(incarnation=0, version=8)
     worker = SimpleNamespace(installed=VERSION if installs_after else newer)
-    leases: list[Any] = [SimpleNamespace(lease=SimpleNamespace(min_version=VERSION))]
+    leases: list[Any] = [SimpleNamespace(_lease=SimpleNamespace(min_version=VERSION))]
     monkeypatch.setattr("swarm.redteam.wire.asyncio.sleep", sleep)
     assert await dawdle(worker, draw, leases) == installed
 

@@ -414,7 +414,7 @@ async def test_more_rollouts_than_a_submission_may_hold_are_refused(learner: Lea
     many = (Answer(rollout(group_id="t0", index=0)),) * (MAX_SUBMITTED + 1)
     body = compress(encode(Submission(node=ALICE, answers=many)))
     with pytest.raises(Exception, match=f"<= {MAX_SUBMITTED}") as refused:
-        await learner.peers[ALICE].post("/v1/rollouts", body, cap_bytes=1 << 20, timeout_s=10.0)
+        await learner.peers[ALICE].post("/v1/steps", body, cap_bytes=1 << 20, timeout_s=10.0)
     assert not isinstance(refused.value, TooLarge)  # the server refused, not our own cap
 
 
@@ -468,7 +468,7 @@ async def test_what_is_not_signed_is_not_looked_at(learner: Learner) -> None:
         client.ask(v(0), 1, WAIT_S, holding=()),
         client.beat(v(0), 0, 0.0),
         client.release((), forget=True),
-        stranger.post("/v1/rollouts", b"", cap_bytes=1000, timeout_s=5.0),
+        stranger.post("/v1/steps", b"", cap_bytes=1000, timeout_s=5.0),
     ):
         with pytest.raises(Unauthorized, match="sign this request"):
             await call
@@ -506,9 +506,9 @@ async def test_whoever_opens_submissions_and_sends_nothing_stands_in_nobody_else
     async with serving(Learner(limits=IntakeLimits(hold_s=0.0))) as learner:
         await learner.open()
         given = {node: answers_to(await leases_for(learner, node, 1)) for node in (ALICE, BOB)}
-        opened = [await learner.begin_submission(ALICE) for _ in range(2)]
-        await learner.shows(lambda status: status["submissions_in_hand"] == 2)
-        with pytest.raises(Busy, match="overloaded: you have two submissions under way"):
+        opened = [await learner.begin_submission(ALICE) for _ in range(4)]
+        await learner.shows(lambda status: status["submissions_in_hand"] == 4)
+        with pytest.raises(Busy, match="overloaded: you have as much under way as one sampler may"):
             await learner.client(ALICE).submit(given[ALICE])
         assert [one.verdict for one in await learner.client(BOB).submit(given[BOB])] == ["accepted"]
         for _, writer in opened:

@@ -39,7 +39,7 @@ async def learner() -> AsyncIterator[Learner]:
 async def answer_to(learner: Learner, body: bytes) -> str:
     """What the learner says of a body; fails if it takes it."""
     with pytest.raises(ProtocolError) as refused:
-        await learner.peers[ALICE].post("/v1/rollouts", body, cap_bytes=1 << 20, timeout_s=20.0)
+        await learner.peers[ALICE].post("/v1/steps", body, cap_bytes=1 << 20, timeout_s=20.0)
     status = learner.service.status()
     assert (status["submissions_in_hand"], status["submission_bytes_in_hand"]) == (0, 0)
     return str(refused.value)

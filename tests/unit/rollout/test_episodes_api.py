@@ -82,7 +82,7 @@ async def lease_for(learner: Learner, node: NodeId) -> TimedLease:
 
 
 async def step(learner: Learner, node: NodeId, *turns: Answer) -> list[Stepped]:
-    return await learner.client(node).step(turns)
+    return await learner.client(node).submit(turns)
 
 
 async def one_step(learner: Learner, node: NodeId, turn: Answer) -> Stepped:
@@ -299,7 +299,7 @@ async def test_a_turn_of_another_nodes_episode_is_refused(learner: Learner) -> N
     assert said.token_ids == b""
     assert learner.plane.leased.held_by(ALICE) == {("t0", 0)}
     with pytest.raises(ProtocolError, match="speaks for"):
-        await learner.client(BOB, named=ALICE).step([turn_of(given, 1)])
+        await learner.client(BOB, named=ALICE).submit([turn_of(given, 1)])
     await ends_unharmed(learner, given)
 
 

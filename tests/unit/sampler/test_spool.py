@@ -11,7 +11,6 @@ import pytest
 
 from swarm.broadcast.store import disk
 from swarm.rollout.messages import Answer
-from swarm.sampler import spool as spool_module
 from swarm.sampler.spool import MAX_AGE_S, Spool
 from tests.builders import ints, rollout
 
@@ -42,23 +41,6 @@ def test_what_is_kept_is_there_for_the_next_life_in_its_order(tmp_path: Path) ->
     assert kept_in(second) == [batch(0), batch(2)]
     second.keep(batch(3))
     assert kept_in(second)[-1] == batch(3)
-
-
-@pytest.mark.parametrize(("cap", "most"), [("SPOOL_FILES", 3), ("SPOOL_BYTES", 600)])
-def test_a_full_spool_keeps_what_it_has_until_that_is_handed_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: str, most: int
-) -> None:
-    monkeypatch.setattr(spool_module, cap, most)
-    said: list[str] = []
-    spool = spool_in(tmp_path, said.append)
-    names = [name for number in range(9) if (name := spool.keep(batch(number))) is not None]
-    assert 1 < len(names) < 9
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*.batch")) <= spool_module.SPOOL_BYTES
-    assert kept_in(spool) == [batch(number) for number in range(len(names))]
-    assert len(said) == 1
-    assert f"holds {len(names)} batches already; until there is room" in said[0]
-    spool.remove(names[0])
-    assert spool.keep(batch(9)) is not None
 
 
 def other_token(content: bytes) -> bytes:

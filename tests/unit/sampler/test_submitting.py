@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from swarm.rollout.messages import Answer, Offer
-from swarm.sampler.session import Batch, SamplerStatus, Session
+from swarm.rollout.messages import Answer, Offer, Stepped
+from swarm.sampler.session import Batch, SamplerStatus, Session, refused
 from tests.builders import rollout
 from tests.unit.wires import many_turns
 
@@ -18,10 +18,10 @@ class Learner:
         self.submitted: list[list[int]] = []
         self.on_its_way = asyncio.Semaphore(0)
 
-    async def submit(self, answers: list[Answer], *, on_refused: object) -> list[object]:
+    async def submit(self, answers: list[Answer]) -> list[Stepped]:
         self.submitted.append([answer.rollout.index for answer in answers])
         await self.on_its_way.acquire()
-        return []
+        return [refused(answer) for answer in answers]
 
     async def release(self, samples: object, *, forget: bool) -> None: ...
 
@@ -49,7 +49,7 @@ async def test_answers_that_came_meanwhile_go_in_one_submission() -> None:
         on_change=lambda: None,
         say=lambda line: None,
     )
-    task = asyncio.create_task(session._submit())
+    task, handing = asyncio.create_task(session._submit()), asyncio.create_task(session._handing.run())
     await session._settled.wait()
     session._in_hand = {name for index in range(3) for name in batch(index).samples}
     for index in range(3):
@@ -65,3 +65,4 @@ async def test_answers_that_came_meanwhile_go_in_one_submission() -> None:
     await session._answers.join()
     assert not session._in_hand
     task.cancel()
+    handing.cancel()

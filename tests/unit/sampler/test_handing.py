@@ -1,4 +1,4 @@
-"""Turns go to the learner together, and come back as their environments answer."""
+"""What was drawn goes to the learner together, and comes back as environments answer."""
 
 from __future__ import annotations
 
@@ -8,29 +8,25 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from swarm.errors import ProtocolError
-from swarm.net.client import SlowLine
-from swarm.rollout.messages import Answer, Stepped
-from swarm.sampler import turns as turns_module
-from swarm.sampler.turns import REQUESTS, Turns
+from swarm.rollout.messages import Answer, Stepped, Submission
+from swarm.sampler import handing
+from swarm.sampler.handing import PORTION_BYTES, REQUESTS, Handing
+from swarm.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
 from tests.builders import rollout
 from tests.unit.wires import many_turns
 
 
 class Learner:
-    """Answers the turns of `ready`, once it is let go on; `faults` come first."""
+    """Answers the turns of `ready`, once it is let go on."""
 
     def __init__(self, *ready: int) -> None:
         self.ready = set(ready)
         self.requests: list[list[int]] = []
-        self.faults: list[Exception] = []
         self.goes_on = asyncio.Event()
 
     async def submit(self, turns: list[Answer]) -> list[Stepped]:
         self.requests.append([one.rollout.index for one in turns])
         await self.goes_on.wait()
-        if self.faults:
-            raise self.faults.pop()
         return [stepped(one) for one in turns if one.rollout.index in self.ready]
 
 
@@ -40,11 +36,11 @@ def stepped(answer: Answer) -> Stepped:
 
 
 @asynccontextmanager
-async def running(learner: Learner, *indices: int) -> AsyncIterator[tuple[Turns, list[asyncio.Task[Stepped]]]]:
+async def running(learner: Learner, *indices: int) -> AsyncIterator[tuple[Handing, list[asyncio.Task[Stepped]]]]:
     """Turns of these samples under way."""
-    turns = Turns(learner.submit)
+    turns = Handing(learner.submit, lambda line: None)
     task = asyncio.create_task(turns.run())
-    asked = [asyncio.create_task(turns.step(Answer(rollout(index=index)))) for index in indices]
+    asked = [asyncio.create_task(turns.hand_in(Answer(rollout(index=index)))) for index in indices]
     await many_turns()
     try:
         yield turns, asked
@@ -65,7 +61,7 @@ async def test_turns_that_are_drawn_together_go_in_one_request() -> None:
 async def test_what_is_not_answered_is_handed_in_again_and_new_turns_do_not_wait_for_it() -> None:
     learner = Learner(1, 2)
     async with running(learner, 0, 1) as (turns, (slow, quick)):
-        later = asyncio.create_task(turns.step(Answer(rollout(index=2))))
+        later = asyncio.create_task(turns.hand_in(Answer(rollout(index=2))))
         await many_turns()
         assert learner.requests == [[0, 1], [2]]
         learner.goes_on.set()
@@ -79,27 +75,34 @@ async def test_only_a_few_requests_are_under_way() -> None:
     async with running(learner) as (turns, _):
         asked = []
         for index in range(REQUESTS + 2):
-            asked.append(asyncio.create_task(turns.step(Answer(rollout(index=index)))))
+            asked.append(asyncio.create_task(turns.hand_in(Answer(rollout(index=index)))))
             await many_turns()
         assert learner.requests == [[index] for index in range(REQUESTS)]
         for one in asked:
             one.cancel()
 
 
-async def test_turns_that_the_learner_does_not_take_end_their_episodes() -> None:
-    learner = Learner(0)
-    learner.faults = [ProtocolError("not these")]
+@pytest.mark.parametrize(
+    ("tokens", "parts"),
+    [([1000] * 5, [2, 2, 1]), ([3000, 1, 1], [1, 2]), ([1], [1]), ([9000, 9000], [1, 1]), ([1] * 30, [30])],
+)
+async def test_a_submission_is_cut_at_its_cap_in_order(
+    monkeypatch: pytest.MonkeyPatch, tokens: list[int], parts: list[int]
+) -> None:
+    monkeypatch.setattr(handing, "PORTION_BYTES", 20_000)
+    monkeypatch.setattr(handing, "REQUESTS", 1)
+    learner = Learner(*range(len(tokens)))
     learner.goes_on.set()
-    async with running(learner, 0) as (_, (asked,)):
-        said = await asked
-        assert (said.verdict, said.ended) == ("malformed", True)
+    async with running(learner) as (turns, _):
+        drawn = [Answer(rollout(index=index, tokens=[3] * count)) for index, count in enumerate(tokens)]
+        assert [one.index for one in await turns.hand_in_all(drawn)] == [*range(len(tokens))]
+    assert [len(request) for request in learner.requests] == parts
+    assert [index for request in learner.requests for index in request] == [*range(len(tokens))]
 
 
-async def test_over_a_slow_line_fewer_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "SLOW_PAUSE_S", 0.0)
-    learner = Learner(0, 1, 2, 3)
-    learner.faults = [SlowLine("slow")] * 14
-    learner.goes_on.set()
-    async with running(learner, 0, 1, 2, 3) as (_, asked):
-        assert {(await one).index for one in asked} == {0, 1, 2, 3}
-        assert min(map(len, learner.requests)) < 4
+def test_rollouts_that_repeat_one_token_are_no_bomb() -> None:
+    """A policy that collapsed compresses a hundredfold; its rollouts have to pass all the same."""
+    drawn = [Answer(rollout(tokens=[3] * 16_000)) for _ in range(PORTION_BYTES // (9 * 16_000))]
+    body = compress(encode(Submission(node="alice", answers=tuple(drawn))))
+    unpacked = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
+    assert len(unpacked) > ROLLOUT_MAX_RATIO * len(body)

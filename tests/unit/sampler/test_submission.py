@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
 
-from swarm.errors import ProtocolError
 from swarm.net.client import PeerClient, binary
-from swarm.rollout.messages import Answer, RolloutVerdict, Submission, SubmissionReply
+from swarm.rollout.messages import Answer, Stepped, StepReply, Submission
+from swarm.sampler import handing
 from swarm.sampler.client import SUBMIT_PATH, RolloutClient
+from swarm.sampler.handing import Handing
 from swarm.types import Address
 from swarm.wire import ROLLOUT_BODY_BYTES, decode, decompress, encode
 from tests.builders import KEY, rollout
 
 
 class Line:
-    """A learner behind a line that carries `carried` rollouts in time, and nothing for the next `stalls` tries.
-
-    The learner does not take what holds the rollout of index `bad`.
-    """
+    """A learner behind a line that carries `carried` rollouts in time, and nothing for the next `stalls` tries."""
 
     def __init__(self) -> None:
         self.carried = 1000
         self.stalls = 0
-        self.bad = -1
         self.tried: list[list[int]] = []
         self.said: list[str] = []
         self.client: RolloutClient
+        self.handing: Handing
 
     async def answer(self, request: web.Request) -> web.Response:
         body = decompress(await request.read(), cap_bytes=ROLLOUT_BODY_BYTES, max_ratio=1e9)
@@ -38,17 +37,15 @@ class Line:
         if self.stalls or len(indices) > self.carried:
             self.stalls = max(0, self.stalls - 1)
             return web.Response(status=408, text="the body came slowly")
-        if self.bad in indices:
-            return web.Response(status=400, text="not this one")
-        verdicts = tuple(RolloutVerdict(rollout_id=str(index), verdict="accepted") for index in indices)
-        return binary(encode(SubmissionReply(verdicts=verdicts)))
+        steps = [Stepped(group_id="t0", index=index, turn=0, verdict="accepted", ended=True) for index in indices]
+        return binary(encode(StepReply(steps=tuple(steps))))
 
     def sizes(self) -> list[int]:
         return [len(indices) for indices in self.tried]
 
 
 @pytest.fixture
-async def line() -> AsyncIterator[Line]:
+async def line(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Line]:
     line = Line()
     app = web.Application()
     app.add_routes([web.post(SUBMIT_PATH, line.answer)])
@@ -56,8 +53,14 @@ async def line() -> AsyncIterator[Line]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with PeerClient(Address(host="127.0.0.1", port=runner.addresses[0][1])) as peer:
-        line.client = RolloutClient(peer, KEY.node_id, say=line.said.append, pause_s=0.0)
+        line.client = RolloutClient(peer, KEY.node_id)
+        monkeypatch.setattr(handing, "SLOW_PAUSE_S", 0.0)
+        monkeypatch.setattr(handing, "REQUESTS", 1)  # Else two share the line, each in its own order.
+        line.handing = Handing(line.client.submit, line.said.append)
+        task = asyncio.create_task(line.handing.run())
         yield line
+        task.cancel()
+        await asyncio.wait([task])
     await runner.cleanup()
 
 
@@ -66,13 +69,13 @@ def answers(count: int) -> list[Answer]:
     return [Answer(rollout(index=index)) for index in range(count)]
 
 
-async def submitted(line: Line, count: int) -> list[str]:
-    return [one.rollout_id for one in await line.client.submit(answers(count))]
+async def submitted(line: Line, count: int) -> list[int]:
+    return [one.index for one in await line.handing.hand_in_all(answers(count))]
 
 
 async def test_what_a_slow_line_does_not_carry_is_sent_in_smaller_portions(line: Line) -> None:
     line.carried = 5
-    assert await submitted(line, 16) == [str(index) for index in range(16)]
+    assert await submitted(line, 16) == [*range(16)]
     assert line.sizes() == [16, 8, 4, 4, 4, 4]
     assert len(line.said) == 1
     assert "fewer at once" in line.said[0]
@@ -80,7 +83,7 @@ async def test_what_a_slow_line_does_not_carry_is_sent_in_smaller_portions(line:
 
 async def test_one_rollout_is_sent_until_it_gets_through(line: Line) -> None:
     line.stalls = 3
-    assert await submitted(line, 2) == ["0", "1"]
+    assert await submitted(line, 2) == [0, 1]
     assert line.tried == [[0, 1], [0], [0], [0], [1]]
 
 
@@ -90,20 +93,8 @@ async def test_portions_stay_small_and_grow_again_with_batches_that_got_through(
     assert line.sizes() == [16, 8, 4, 4, 4, 4]
     line.tried = []
     await submitted(line, 16)
-    assert line.sizes() == [4, 4, 4, 4]
+    assert line.sizes() == [5, 5, 5, 1]
     for _ in range(10):
         line.tried = []
         await submitted(line, 16)
     assert line.sizes() == [16]
-
-
-async def test_of_what_the_learner_does_not_take_the_refused_portion_alone_is_lost(line: Line) -> None:
-    line.carried, line.bad = 2, 3
-    refused: list[tuple[int, str]] = []
-    verdicts = await line.client.submit(
-        answers(8), on_refused=lambda rollouts, fault: refused.append((rollouts, str(fault).partition(": ")[2]))
-    )
-    assert [one.rollout_id for one in verdicts] == ["0", "1", "4", "5", "6", "7"]
-    assert refused == [(2, '"not this one"')]
-    with pytest.raises(ProtocolError, match="not this one"):
-        await line.client.submit(answers(8))
