@@ -1,7 +1,6 @@
-"""`python -m benchmarks.episodes_sampler LOG join ...`: a sampler that writes down what becomes of each turn.
+"""A sampler that notes when each turn came, when it was drawn, and for how long it had a place; run as `join` is.
 
-Nothing else differs from `echo-node join`. A line of LOG is an episodes_figures.Drawn. The engine says how long a turn
-had its place; this process says when it came and when its answer was there. All processes share one monotonic clock.
+python -m benchmarks.episodes_sampler LOG join ...
 """
 
 from __future__ import annotations
@@ -9,52 +8,61 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from swarm.join import sampler
-from swarm.rollout.messages import Answer, SampleName
-from swarm.sampler import feeding, session
+from swarm.rollout.messages import Answer, Stepped
+from swarm.sampler import feeding
 from swarm.sampler.client import TimedLease
-from swarm.sampler.engine import Generated
+from swarm.sampler.engine import Generated, Job, Sampled
+from swarm.sampler.playing import Game
 from swarm.sampler.worker import EngineWorker
 from swarm.types import SampleSpec
 
-CAME: dict[SampleName, float] = {}
+DRAWN: dict[int, float] = {}
+"""Seconds in the engine, by the identity of the job."""
 
 
-class TimedFeed(feeding.SampleFeed):
-    """Notes when leases come."""
+class TimedWorker(EngineWorker):
+    async def _generate(self, jobs: tuple[Job, ...]) -> Generated:
+        generated = await super()._generate(jobs)
+        DRAWN.update((id(job), generated.seconds) for job in jobs)
+        return generated
 
-    def add(self, leases: list[TimedLease]) -> None:
-        CAME.update(dict.fromkeys((name for timed in leases for name in timed.samples()), time.monotonic()))
-        super().add(leases)
 
+class TimedGame(Game):
+    log: Any
 
-def timed_worker(log: TextIO) -> Any:
-    class TimedWorker(EngineWorker):
-        async def _play(self, samples: Sequence[tuple[TimedLease, SampleSpec]]) -> tuple[list[Answer], Generated]:
-            answers, generated = await super()._play(samples)
-            for timed, spec in samples:
-                name = (timed.lease.group_id, spec.index, timed.lease.turn)
-                line = {
-                    "group": name[0],
-                    "index": name[1],
-                    "turn": name[2],
-                    "came_s": CAME.pop(name, time.monotonic()),
-                    "ended_s": time.monotonic(),
-                    "drawn_s": generated.seconds,
-                }
-                log.write(json.dumps(line) + "\n")
-            return answers, generated
+    def __init__(self, timed: TimedLease, spec: SampleSpec) -> None:
+        super().__init__(timed, spec)
+        self._came_s = time.monotonic()
+        self._job: Job | None = None
 
-    return TimedWorker
+    def job(self) -> Job:
+        self._job = super().job()
+        return self._job
+
+    def answer(self, one: Sampled) -> Answer:
+        line = {
+            "group": self.name[0],
+            "index": self.name[1],
+            "turn": self._turn,
+            "came_s": self._came_s,
+            "ended_s": time.monotonic(),
+            "drawn_s": DRAWN.pop(id(self._job)),
+        }
+        self.log.write(json.dumps(line) + "\n")
+        return super().answer(one)
+
+    def goes_on(self, said: Stepped) -> bool:
+        self._came_s = time.monotonic()
+        return super().goes_on(said)
 
 
 def main() -> None:
-    log = open(sys.argv.pop(1), "w", buffering=1)  # noqa: SIM115 - for as long as this process lives
-    setattr(session, "feed_of", TimedFeed)  # noqa: B010 - it is not this module's to export
-    setattr(sampler, "EngineWorker", timed_worker(log))  # noqa: B010
+    TimedGame.log = open(sys.argv.pop(1), "w", buffering=1)  # noqa: SIM115 - for as long as this process lives
+    setattr(feeding, "Game", TimedGame)  # noqa: B010 - it is not this module's to export
+    setattr(sampler, "EngineWorker", TimedWorker)  # noqa: B010
     from swarm.cli.run import run
 
     run()

@@ -27,7 +27,7 @@ Waiting = tuple[Answer, asyncio.Future[Stepped]]
 
 
 class Handing:
-    """Answers that wait for what the learner says. `submit` hands some in; `say` tells a person that the line is slow."""
+    """Answers that wait for what the learner says. `submit` hands some in. `say` tells a person of a slow line."""
 
     def __init__(self, submit: Callable[[list[Answer]], Awaitable[list[Stepped]]], say: Callable[[str], None]) -> None:
         self._submit = submit

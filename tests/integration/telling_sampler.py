@@ -27,5 +27,5 @@ async def _telling(client: RolloutClient, answers: Sequence[Answer]) -> list[Ste
 
 
 if __name__ == "__main__":
-    RolloutClient.submit = _telling  # type: ignore[method-assign]
+    RolloutClient.submit = _telling  # type: ignore[method-assign, assignment]
     main()
