@@ -18,7 +18,7 @@ from swarm.learner.messages import Train, TrainerConfig, TrainGroup, TrainRollou
 from swarm.learner.process import trainer_config
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
-from swarm.rollout.plane.leases import sample_seed
+from swarm.rollout.plane.groups import sample_seed
 from swarm.sampler.engine import EngineOptions, Generate, Install, Job, Sampled, Start
 from swarm.sampler.transformers import TransformersEngine
 from swarm.settings import LeadConfig

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from benchmarks.staleness_rules import BEAT_S, Job, Rule, Sample
-from swarm.rollout.plane.leases import MISSED_BEATS
+from swarm.rollout.plane.nodes import MISSED_BEATS
 
 STEP_S = 60.0
 """Virtual seconds of a learner step: what makes hours, and so deaths, of steps."""

@@ -18,7 +18,7 @@ from swarm.rollout.journal.entries import Entry
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Effect, Granted, Judged, Refused, ScoreWanted
 from swarm.rollout.plane.episodes import EpisodeRules
-from swarm.rollout.plane.leases import Group, LeaseTable, Sample
+from swarm.rollout.plane.groups import Group, LeaseTable, Sample
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import (
     Finish,

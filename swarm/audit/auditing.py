@@ -34,7 +34,8 @@ from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.rollout.plane.effects import Looked
 from swarm.rollout.plane.episodes import part_of, reads_of, seat_seed
-from swarm.rollout.plane.leases import MAX_NODES, Group, Sample
+from swarm.rollout.plane.groups import Group, Sample
+from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.run.directory import write_json
 from swarm.types import GroupId, NodeId, Rollout, Span, Turn, VersionId
 

@@ -13,7 +13,7 @@ from swarm.learner.messages import Prepared
 from swarm.rollout.api import RolloutService
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
-from swarm.rollout.plane.leases import sample_seed
+from swarm.rollout.plane.groups import sample_seed
 from swarm.rollout.scoring import Said
 from swarm.run.prompts import Prompts, Record, longest_completion, longest_turn
 from swarm.run.run import Run

@@ -45,7 +45,7 @@ from swarm.rollout.journal.index import require_database
 from swarm.rollout.journal.journal import DATABASE, Journal
 from swarm.rollout.messages import Beat
 from swarm.rollout.plane.effects import ScoreWanted
-from swarm.rollout.plane.leases import MISSED_BEATS
+from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.plane.rules import publication_period
 from swarm.rollout.scoring import TURN_S

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from swarm.learner.messages import Alarm, AlarmKind
-from swarm.rollout.plane.leases import Group
+from swarm.rollout.plane.groups import Group
 from swarm.tasks.rewards import CORRECTNESS, without_thoughts
 from swarm.types import Rollout, Score
 

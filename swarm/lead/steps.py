@@ -29,8 +29,8 @@ from swarm.learner.messages import Trained
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.plane.effects import Evaluated
+from swarm.rollout.plane.groups import Group
 from swarm.rollout.plane.heldout import held_out_figures
-from swarm.rollout.plane.leases import Group
 from swarm.rollout.plane.rules import is_for_publication, publication_period, staleness
 from swarm.run.directory import CONFIG, read_values, write_json
 from swarm.run.run import Run

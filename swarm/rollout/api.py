@@ -51,7 +51,8 @@ from swarm.rollout.plane.effects import (
     ScoreWanted,
     StepWanted,
 )
-from swarm.rollout.plane.leases import MAX_NODES, Group, Sample
+from swarm.rollout.plane.groups import Group, Sample
+from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.rollout.replies import come_back, refuse, stepped, too_much, within
 from swarm.rollout.scoring import RewardFailures, Said, Scorer, Scoring, Stepper
@@ -301,7 +302,7 @@ class RolloutService:
             raise EchoError("no sampler has answered: `echo-node status` shows who is here") from late
         finally:
             del self._questions[name]
-            self._opened.withdraw_question(name)
+            self._opened.questions.withdraw(name)
         if rollout is None:
             raise EchoError("the samplers' engines do not draw this: ask with another temperature, or for fewer tokens")
         return rollout

@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 from swarm.bounded import Bounded
 from swarm.net.sessions import Claim
 from swarm.rollout.messages import Answer, Submission
-from swarm.rollout.plane.leases import MAX_NODES
+from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.rollout.plane.verdict import token_fault
 from swarm.types import NodeId
 from swarm.wire import (

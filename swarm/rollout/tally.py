@@ -12,10 +12,10 @@ from swarm.bounded import Bounded
 from swarm.rollout.journal.entries import GroupDropped, RolloutAccepted
 from swarm.rollout.messages import DroppedRollouts, Offer
 from swarm.rollout.plane.effects import Judged
-from swarm.rollout.plane.leases import MAX_NODES
+from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.types import NodeId, VersionId
 
-TURNS_WEIGHT = 1 / 64  # Of the last rollout in the mean number of turns: as for lengths in leases.py
+TURNS_WEIGHT = 1 / 64  # Of the last rollout in the mean number of turns: as for lengths in nodes.py
 RECENT_S = 20.0  # What was so long ago counts a third: a few steps of a fast run, a batch or two of a slow sampler
 
 

@@ -33,7 +33,7 @@ from swarm.capacity.plan.scenario import BYTES_PER_MBIT, Departure, Scenario, de
 from swarm.capacity.prices import HOUR_S
 from swarm.capacity.selection import Rules
 from swarm.gossip.records import GossipRules
-from swarm.rollout.plane.leases import MISSED_BEATS
+from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.simulate.desk import BEAT_S, Desk
 from swarm.simulate.downloads import Weights
 from swarm.simulate.learner import Learner, figures_between, tally_of

@@ -20,7 +20,7 @@ from swarm.rollout.messages import Answer
 from swarm.rollout.plane import leases
 from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.effects import Effect, Judged, ScoreWanted
-from swarm.rollout.plane.leases import Group, LeaseTable, Sample
+from swarm.rollout.plane.groups import Group, LeaseTable, Sample
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.plane.rules import Pacing
 from swarm.types import NodeId, Verdict, VersionId

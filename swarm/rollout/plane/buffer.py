@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from swarm.rollout.journal.entries import Record, RolloutAccepted, RolloutReturned, RolloutScored
-from swarm.rollout.plane.leases import Group
+from swarm.rollout.plane.groups import Group
 from swarm.rollout.plane.rules import deadline, is_fresh
 from swarm.types import GroupId, Rollout
 

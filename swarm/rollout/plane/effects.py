@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from swarm.rollout.journal.entries import Record, RolloutReturned, TurnTaken
 from swarm.rollout.messages import Refusal
 from swarm.rollout.plane.episodes import Episode
-from swarm.rollout.plane.leases import Group
+from swarm.rollout.plane.groups import Group
 from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from swarm.rollout.journal.entries import GroupOpened, SamplesLeased
 from swarm.rollout.messages import LEASE_REPLY_BYTES
 from swarm.rollout.plane.effects import StepWanted
-from swarm.rollout.plane.leases import Group, LeaseTable, tokens_of
+from swarm.rollout.plane.groups import Group, LeaseTable, tokens_of
 from swarm.types import Lease, NodeId
 
 TOKEN_BYTES = 5  # Of a token's id in msgpack, at most

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from swarm.rollout.plane.effects import Evaluated
 from swarm.rollout.plane.episodes import EpisodeRules
-from swarm.rollout.plane.leases import Group, LeaseTable
+from swarm.rollout.plane.groups import Group, LeaseTable
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
 WRONG = Score(reward=0.0, exact=False)  # For a prompt that cannot be answered: dropping must not raise the share

@@ -64,8 +64,10 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
 from swarm.rollout.plane.grant import Grant
+from swarm.rollout.plane.groups import Group, LeaseTable, Sample
 from swarm.rollout.plane.heldout import HeldOutRound
-from swarm.rollout.plane.leases import MIN_NEW_HELD, Group, LeaseTable, Sample
+from swarm.rollout.plane.nodes import MIN_NEW_HELD
+from swarm.rollout.plane.questions import Questions
 from swarm.rollout.plane.rules import Pacing, aged_by, is_fresh
 from swarm.rollout.plane.verdict import is_current, token_fault, verdict_on
 from swarm.types import (
@@ -88,7 +90,6 @@ ROUND_STEPS = 0.25  # By how much older a held-out round may make the data, so t
 MAX_PUBLISHED = 1024  # Versions of this life that are remembered; any older one may have been published
 PAUSED = "this run's owner paused it"  # What waiting samplers are told
 MIN_PATIENCE_S, MAX_PATIENCE_S = 1.0, 120.0  # Of a learner whose steps are shorter or longer
-MAX_QUESTIONS = 64  # That wait for an answer: they go before the run's own samples
 MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then the prompt is to blame, not the samplers
 
 
@@ -138,7 +139,7 @@ class RolloutPlane:
         self._opened = 0
         self._replaced = 0  # Groups dropped as NO_VARIANCE since the last batch
         self.round = HeldOutRound(rules.life, rules.rules, samples=rules.eval_samples, episodes=rules.episodes)
-        self._questions = 0
+        self.questions = Questions(self.leased, rules.life)
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.adaptive)
         self._looked_at = 0.0  # When the learner last asked for a batch
         self._taken_at: float | None = None
@@ -288,28 +289,9 @@ class RolloutPlane:
     def question(self, prompt: Prompt, rules: SamplingRules) -> GroupId | None:
         """Have some sampler draw one completion of `prompt`, which is no part of the run: `Answered` has it. Return
         None if nothing is published yet, the run pauses or ends, or too many questions wait."""
-        waiting = sum(group.purpose == "ask" for group in self.leased.groups())
-        if self.newest is None or self.paused or self._ending or waiting >= MAX_QUESTIONS:
+        if self.newest is None or self.paused or self._ending:
             return None
-        self._questions += 1
-        name = GroupId(f"q{self.rules.life}.{self._questions}")
-        asked = Group(
-            group_id=name,
-            order=self._questions,
-            purpose="ask",
-            prompt=prompt,
-            rules=rules,
-            min_version=self.newest,
-            bound=self.max_staleness,
-        )
-        self.leased.open(asked, 1)
-        self.leased.chances += 1
-        return name
-
-    def withdraw_question(self, name: GroupId) -> None:
-        """Forget a question that nobody waits for any more."""
-        if (group := self.leased.group(name)) is not None:
-            self.leased.close(group)
+        return self.questions.ask(prompt, rules, self.newest, bound=self.max_staleness)
 
     def release(self, node: NodeId, group_id: str, index: int, *, now: float) -> None:
         """Take back a sample that a sampler returns unanswered."""

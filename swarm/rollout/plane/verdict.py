@@ -6,7 +6,7 @@ import math
 from array import array
 
 from swarm.rollout.messages import Answer
-from swarm.rollout.plane.leases import Group, Sample
+from swarm.rollout.plane.groups import Group, Sample
 from swarm.rollout.plane.rules import is_fresh, staleness
 from swarm.types import NodeId, Rollout, Verdict, VersionId
 

@@ -37,7 +37,8 @@ from swarm.rollout.plane.effects import (
     LeaseOverdue,
     NodeSilent,
 )
-from swarm.rollout.plane.leases import MISSED_BEATS, Group
+from swarm.rollout.plane.groups import Group
+from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.rollout.plane.plane import MAX_FAILURES, RETURN_S, RolloutPlane
 from swarm.types import Lease, NodeId, Prompt, Rollout, Score, VersionId
 from tests.builders import answering

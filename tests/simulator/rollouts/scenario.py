@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal, cast
 
 from swarm.join.link import MAX_BACK_OFF_S
-from swarm.rollout.plane.leases import MISSED_BEATS
+from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.rollout.plane.plane import RETURN_S
 from swarm.types import NodeId
 

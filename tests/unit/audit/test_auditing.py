@@ -18,7 +18,7 @@ from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules, seat_seed
-from swarm.rollout.plane.leases import Group
+from swarm.rollout.plane.groups import Group
 from swarm.types import NodeId, Observed, Span
 from tests.builders import ALICE, BOB, STOP, answering, ask, ints, new_plane, rollout, submit_and_score, v
 

@@ -24,7 +24,7 @@ from swarm.lead.signal import (
     rewards_failed,
 )
 from swarm.learner.messages import Alarm
-from swarm.rollout.plane.leases import Group, Sample
+from swarm.rollout.plane.groups import Group, Sample
 from swarm.types import GroupId, Score
 from tests.builders import RULES, STOP, prompt, rollout, v
 

@@ -23,7 +23,7 @@ from swarm.learner.messages import Alarm, Trained
 from swarm.rollout.journal.entries import BoundSet, Entry
 from swarm.rollout.journal.journal import JournalFailed
 from swarm.rollout.plane.effects import Evaluated, ScoreWanted
-from swarm.rollout.plane.leases import Group
+from swarm.rollout.plane.groups import Group
 from swarm.rollout.scoring import RewardFailures
 from swarm.rollout.tally import Tally
 from swarm.run.directory import resumed_config, write_config

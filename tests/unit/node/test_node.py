@@ -17,7 +17,7 @@ from swarm.lead.learner import LearnerNode
 from swarm.lead.training import train_group
 from swarm.node.bootstrap import read_bootstrap
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
-from swarm.rollout.plane.leases import sample_seed
+from swarm.rollout.plane.groups import sample_seed
 from swarm.run.directory import create_run_directory
 from swarm.run.log import RunLog
 from swarm.settings import LeadConfig

@@ -17,7 +17,7 @@ from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.journal.entries import BatchTaken, Entry, RolloutScored
 from swarm.rollout.messages import MAX_SUBMITTED, Answer, Submission
 from swarm.rollout.plane.effects import Looked, ScoreWanted, StepWanted
-from swarm.rollout.plane.leases import Group, Sample
+from swarm.rollout.plane.groups import Group, Sample
 from swarm.rollout.scoring import MAX_IN_A_ROW, QUIET_S, RewardFailures
 from swarm.sampler.client import RolloutClient
 from swarm.types import GroupId, NodeId, Rollout, Score, Unscored

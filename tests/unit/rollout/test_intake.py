@@ -6,7 +6,7 @@ import pytest
 
 from swarm.net.sessions import Claim
 from swarm.rollout.intake import Body, Intake, IntakeLimits, Overloaded
-from swarm.rollout.plane.leases import MAX_NODES
+from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.types import NodeId
 from swarm.wire import ROLLOUT_BODY_BYTES
 

@@ -22,7 +22,7 @@ from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Answered, Effect, Evaluated, GenerationFailed, Granted, Judged, StepWanted
 from swarm.rollout.plane.episodes import Episode, EpisodeRules, part_of, reads_of
 from swarm.rollout.plane.grant import MAX_TOKENS
-from swarm.rollout.plane.leases import LEASE_SLACK_S
+from swarm.rollout.plane.groups import LEASE_SLACK_S
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease, NodeId, Observed, Progress, Prompt, Span, Turn
 from tests.builders import (

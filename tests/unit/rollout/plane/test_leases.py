@@ -11,21 +11,16 @@ import pytest
 from msgspec import structs
 
 from swarm.rollout.journal.entries import RecordedLease
-from swarm.rollout.plane.leases import (
-    ALL_FAILED_RETRY_S,
-    LEASE_SLACK_S,
+from swarm.rollout.plane.groups import ALL_FAILED_RETRY_S, LEASE_SLACK_S, RETRY_S, Group, LeaseTable, sample_seed
+from swarm.rollout.plane.nodes import (
     LIMIT_FACTOR,
     MAX_HELD,
     MAX_NODES,
     MIN_LIMIT_S,
     MISSED_BEATS,
     NEW_ANSWERS,
-    RETRY_S,
     SLOWEST_TOKENS_PER_S,
     UNPROVEN_HELD,
-    Group,
-    LeaseTable,
-    sample_seed,
 )
 from swarm.types import GroupId, Lease, NodeId, Score
 from tests.builders import ALICE, BOB, RULES, lease, open_group, rollout, v

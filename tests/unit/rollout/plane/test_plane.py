@@ -20,8 +20,9 @@ from swarm.rollout.plane.effects import (
     NodeSilent,
     ScoreWanted,
 )
+from swarm.rollout.plane.groups import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_LEASED_TO
 from swarm.rollout.plane.heldout import WRONG
-from swarm.rollout.plane.leases import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_LEASED_TO, MAX_NODES
+from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.rollout.plane.plane import MAX_FAILURES, MIN_PATIENCE_S, RolloutPlane
 from swarm.types import Lease, NodeId, Score, Span
 from tests.builders import (

@@ -19,7 +19,8 @@ from swarm.rollout.journal.entries import (
     SamplesLeased,
 )
 from swarm.rollout.plane.effects import Effect, Granted, NodeSilent, ScoreWanted
-from swarm.rollout.plane.leases import LEASE_SLACK_S, MISSED_BEATS
+from swarm.rollout.plane.groups import LEASE_SLACK_S
+from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.types import GroupId, Lease, NodeId, Score
 from tests.builders import ALICE, BOB, answering, answers, failed_rollout, new_plane, prompt, rollout, v, verdict_of

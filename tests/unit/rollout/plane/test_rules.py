@@ -13,7 +13,7 @@ import pytest
 
 from swarm.errors import ProtocolError
 from swarm.rollout.messages import Answer
-from swarm.rollout.plane.leases import LeaseTable
+from swarm.rollout.plane.groups import LeaseTable
 from swarm.rollout.plane.rules import (
     deadline,
     is_for_publication,

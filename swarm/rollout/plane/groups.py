@@ -23,13 +23,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, KeysView, Sequence, ValuesView
+from collections.abc import Collection, Sequence, ValuesView
 from dataclasses import dataclass, field
 
 from swarm.bounded import Bounded
 from swarm.rollout.journal.entries import RecordedLease
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
-from swarm.rollout.plane.rules import deadline, smoothed
+from swarm.rollout.plane.nodes import UNPROVEN_HELD, Nodes
+from swarm.rollout.plane.rules import deadline
 from swarm.types import (
     GroupId,
     Lease,
@@ -44,25 +45,8 @@ from swarm.types import (
 )
 from swarm.wire import digest
 
-MISSED_BEATS = 3  # Beats after which a node counts as gone: one may be lost and one late
-
 LEASE_SLACK_S = 60.0  # Added to a time limit here: the sampler counts from receipt and then has to submit its answer
-LIMIT_FACTOR = 8.0
-"""A lease's time limit is this factor times the time for its longest completion at the sampler's measured rate. It
-leaves room for a shared batch, a weight swap or a slower engine: failing long samples would favour short answers."""
 
-SLOWEST_TOKENS_PER_S = 2.0  # Sets the longest limit of any lease: a slower node would keep samples from others
-
-MIN_LIMIT_S = 30.0  # Shortest time limit of a lease: a short completion may wait behind a batch and an install
-MAX_HELD = 8192  # Samples that a node may hold: twice what it may ask for, since it asks one batch ahead of its engine
-UNPROVEN_HELD = 256
-"""Samples that a node may hold before its first accepted answer: two batches of an ordinary engine. New keys cost
-nothing, and a node that never answers keeps its leases from others for a while."""
-
-NEW_ANSWERS = 64
-"""Answers of a node that is new, and may hold a quarter of a batch only: as many as are audited of it."""
-
-MIN_NEW_HELD = 32  # Or this many: a small engine's places, and few enough to be drawn again
 
 UNMEASURED_SHARE = 0.5
 """Of each training group, for nodes whose class of engine was not measured, while a node of a measured class is here:
@@ -72,9 +56,7 @@ RETRY_S = 60.0  # For this long a node does not get a sample that it failed, unl
 ALL_FAILED_RETRY_S = 1.0  # And if all have: a node that is alone and answers wrongly at once must not do so in a loop
 
 FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its group is dropped: one may lie
-LENGTH_WEIGHT = 1 / 64  # Of the last answer in the mean length of answers
 MAX_LEASED_TO = 64  # Nodes of a sample from which an answer may come late; a new one replaces the first
-MAX_NODES = 4096  # Samplers that the table remembers; the table of publics has the same bound
 
 Rank = tuple[bool, VersionId, float, int, GroupId]
 """Sorts the groups that a node may work on: whether it is for training, its version, its mean length, its number."""
@@ -195,42 +177,20 @@ class Group:
         return deadline(self.oldest_version, max_staleness)
 
 
-@dataclass(slots=True, kw_only=True)
-class NodeState:
-    """What the table knows of one sampler. `held` says when each of its samples is overdue. `tokens_per_s` is its own
-    report of how fast one sample grows (0: unknown). It may hold `most` samples: few while it has given less than
-    NEW_ANSWERS `answers`, and only one after it kept a sample past its limit. `caller` is the address that it calls
-    from, "" if that says nothing. `measured`: the audit knows what honest engines of its class do."""
-
-    heard_at: float
-    measured: bool = False
-    caller: str = ""
-    tokens_per_s: float = 0.0
-    most: int = UNPROVEN_HELD
-    answers: int = 0
-    held: dict[tuple[GroupId, int], float] = field(default_factory=dict)
-
-
-class LeaseTable:
+class LeaseTable(Nodes):
     """The open groups, in the order in which their samples are handed out, and the nodes that hold samples."""
 
     def __init__(
         self, *, run_seed: int, beat_s: float, time_limit_s: float, unproven_held: int = UNPROVEN_HELD
     ) -> None:
-        self._unproven_held = min(unproven_held, UNPROVEN_HELD)
+        super().__init__(beat_s=beat_s, time_limit_s=time_limit_s, unproven_held=unproven_held)
         self._run_seed = run_seed
-        self._max_limit_s = time_limit_s
-        self._silence_s = MISSED_BEATS * beat_s
         self._groups: dict[GroupId, Group] = {}
         self._unfilled: list[Rank] = []  # Groups with waiting samples, in the order in which they are offered
         self._ranks: dict[GroupId, Rank] = {}
         self._ages: Counter[int] = Counter()
-        self._nodes: dict[NodeId, NodeState] = {}
-        self._mean_tokens = math.inf
         self.is_late = False
         """Whether the learner has waited longer for its batch than for others to bind anybody."""
-        self._doubted: dict[NodeId, str] = {}
-        self._left: Bounded[NodeId, str] = Bounded(MAX_NODES)
         self._attempts = 0
         self.chances = 0
         """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
@@ -284,37 +244,6 @@ class LeaseTable:
         """Return the groups with waiting samples that a node with version `held` may work on: held-out prompts first,
         then the oldest version, then the longest answers so far."""
         return [self._groups[rank[-1]] for rank in self._unfilled if rank[1] <= held]
-
-    def held_by(self, node: NodeId) -> Collection[tuple[str, int]]:
-        """Return the samples that are leased to `node` now, by group and index."""
-        state = self._nodes.get(node)
-        return () if state is None else state.held.keys()
-
-    def answer_s(self, node: NodeId) -> float:
-        """Return how long `node` takes for a sample of mean length at its own rate; 0 if either is not known yet."""
-        state = self._nodes.get(node)
-        known = state is not None and state.tokens_per_s > 0 and math.isfinite(self._mean_tokens)
-        return self._mean_tokens / state.tokens_per_s if state is not None and known else 0.0
-
-    def room(self, node: NodeId) -> int:
-        """Return how many more samples `node` may hold. The table must know the node."""
-        state = self._nodes[node]
-        if state.answers < NEW_ANSWERS and state.caller in self._doubted.values():
-            new = [one for one in self._nodes.values() if one.answers < NEW_ANSWERS and one.caller == state.caller]
-            return max(0, 1 - sum(len(one.held) for one in new))
-        return max(0, state.most - len(state.held))
-
-    def doubt(self, node: NodeId) -> None:
-        """Hand newcomers from the address of `node` one sample at a time, to all of them together: it was caught, and
-        may come back under other keys."""
-        state = self._nodes.get(node)
-        caller = self._left.get(node, "") if state is None else state.caller
-        if caller and len(self._doubted) < MAX_NODES:
-            self._doubted[node] = caller
-
-    def trust(self, node: NodeId) -> None:
-        """Undo what `doubt` did."""
-        self._doubted.pop(node, None)
 
     def may_claim(self, group: Group, node: NodeId, *, now: float) -> bool:
         """Return whether a sample of `group` waits that `node` may have."""
@@ -432,20 +361,6 @@ class LeaseTable:
         for group_id, index in [name for name in self.held_by(node) if name not in holding]:
             self.release(node, group_id, index)
 
-    def hear(
-        self, node: NodeId, *, now: float, tokens_per_s: float = 0.0, caller: str = "", measured: bool | None = None
-    ) -> bool:
-        """Note a sign of life, and the node's rate, address and kind of class if they are known. Return False if the
-        table of nodes is full."""
-        if node not in self._nodes and len(self._nodes) >= MAX_NODES:
-            return False
-        state = self._nodes.setdefault(node, NodeState(heard_at=now, most=self._unproven_held))
-        state.heard_at = max(state.heard_at, now)
-        state.tokens_per_s = tokens_per_s or state.tokens_per_s
-        state.caller = caller or state.caller
-        state.measured = state.measured if measured is None else measured
-        return True
-
     def fail(self, node: NodeId, group: Group, index: int, *, now: float) -> bool:
         """Put a sample that `node` failed back to waiting, for others first. Return True if enough nodes failed it."""
         sample = group.samples[index]
@@ -473,10 +388,6 @@ class LeaseTable:
         self.chances += len(state.held)
         return len(state.held)
 
-    def silent(self, *, now: float) -> list[NodeId]:
-        """Return the nodes that were not heard for three beats."""
-        return [node for node, state in self._nodes.items() if now - state.heard_at >= self._silence_s]
-
     def take_overdue(self, *, now: float) -> list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]]:
         """Put back samples past their time limit. Return the nodes that kept them, each with its samples."""
         taken: list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]] = []
@@ -488,16 +399,6 @@ class LeaseTable:
                 state.most = 1
                 taken.append((node, overdue))
         return taken
-
-    def next_due(self) -> float | None:
-        """Return when the next node counts as silent or the next lease as overdue, if nothing is heard until then."""
-        silences = [state.heard_at + self._silence_s for state in self._nodes.values()]
-        limits = [min(state.held.values()) for state in self._nodes.values() if state.held]
-        return min((*silences, *limits), default=None)
-
-    def nodes(self) -> KeysView[NodeId]:
-        """Return the nodes that were heard lately."""
-        return self._nodes.keys()
 
     def _left_for(self, group: Group, node: NodeId) -> int:
         """Return how many samples of a training group `node` may have, whether they wait or not. Where a node of a
@@ -516,21 +417,6 @@ class LeaseTable:
 
     def _all_failed(self, sample: Sample) -> bool:
         return all(node in sample.failed_by for node in self._nodes)
-
-    def _limit_s(self, node: NodeId, max_new_tokens: int) -> float:
-        rate, max_s = self._nodes[node].tokens_per_s, self._longest_s(max_new_tokens)
-        return max_s if rate <= 0 else min(max_s, max(MIN_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
-
-    def _longest_s(self, max_new_tokens: int) -> float:
-        """Return the longest time limit of any lease. It grows with the completion: cutting off long ones is a bias."""
-        return max(self._max_limit_s, max_new_tokens / SLOWEST_TOKENS_PER_S)
-
-    def _credit(self, node: NodeId, tokens: int) -> None:
-        """Note an answer of `tokens` that `node` drew."""
-        if (state := self._nodes.get(node)) is not None:
-            state.answers += 1
-            state.most = self._unproven_held if state.answers < NEW_ANSWERS else MAX_HELD
-        self._mean_tokens = smoothed(self._mean_tokens, tokens, weight=LENGTH_WEIGHT)
 
     def _begin(self, group: Group, index: int) -> None:
         """Begin an attempt at a waiting sample's episode."""
