@@ -17,7 +17,7 @@ import swarm.rollout.plane.rules
 import swarm.rollout.plane.verdict
 from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RecordedRun
 from swarm.rollout.messages import Answer
-from swarm.rollout.plane import leases
+from swarm.rollout.plane import groups
 from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.effects import Effect, Judged, ScoreWanted
 from swarm.rollout.plane.groups import Group, LeaseTable, Sample
@@ -188,7 +188,7 @@ def _lost_grants_stay_leased(patch: pytest.MonkeyPatch) -> None:
     asked = RolloutPlane.ask
     patch.setattr(RolloutPlane, "ask", ask)
     patch.setattr(Books, "forget", lambda *_, **__: 0)
-    patch.setattr(leases, "LEASE_SLACK_S", 1e9)
+    patch.setattr(groups, "LEASE_SLACK_S", 1e9)
 
 
 def _batches_are_never_ready(patch: pytest.MonkeyPatch) -> None:
