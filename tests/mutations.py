@@ -50,8 +50,8 @@ I3 batch-before-record test_a_batch_is_recorded_before_it_is_trained_on
 I3 verdict-before-record test_a_duplicate_is_told_only_once_its_original_is_committed
 - if not await self._committed_soon():
 -             return come_back(SLOW_COMMIT)
--         verdicts
-+ verdicts
+-         found
++ found
 I3 step-out-of-turn test_a_step_that_does_not_follow_the_one_before_is_refused
 - and command.step != trainer.steps_taken:
 + and False:
