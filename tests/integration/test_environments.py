@@ -187,17 +187,6 @@ async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.M
     assert after == await seen(odd, "episode 2", ("1", "2"))
 
 
-async def test_a_step_that_is_given_up_costs_the_others_nothing(odd: RewardPool) -> None:
-    expected = await seen(odd, "episode 0", ("1", "2"))
-    pid = pids(odd)
-    given_up, kept = (asyncio.create_task(seen(odd, f"episode {n}", ("1", "2"))) for n in (1, 0))
-    await asyncio.sleep(0)
-    given_up.cancel()
-    assert await kept == expected
-    assert given_up.cancelled()
-    assert pids(odd) == pid
-
-
 async def test_prints_are_kept_and_stop_nothing(tokenizer: Path, tmp_path: Path) -> None:
     pool = pool_of(tokenizer, logs=tmp_path)
     await seen(pool, "episode 0", ("=7",))
