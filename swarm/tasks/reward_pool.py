@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +23,10 @@ from msgspec.structs import replace
 
 from swarm.errors import ChildFailed, ChildHung, UserError
 from swarm.process import Child, clean_environment
-from swarm.tasks.base import RewardKind, TaskOptions
-from swarm.tasks.reward_child import Begin, Completion, EpisodeOptions, Outcome, StepAsked
+from swarm.tasks.reward_child import Begin, Completion, Outcome, StepAsked
 from swarm.types import Observed, Score, Unscored
 
-__all__ = ["Completion", "EpisodeOptions", "RewardPool", "StepAsked"]
+__all__ = ["Begin", "Completion", "RewardPool", "StepAsked"]
 
 LOAD_S = 600.0  # Longest wait for a process to load the task: libraries, and a data set of some millions of lines
 MAX_DEATHS = 2  # Of processes over one completion; the first may not be its fault (the kernel kills the largest)
@@ -47,31 +44,9 @@ SET = {
 class RewardPool:
     """A few processes that decode completions and score them; each is started when it is first needed."""
 
-    def __init__(
-        self,
-        *,
-        task: TaskOptions,
-        reward: RewardKind,
-        tokenizer: Path | None,
-        stop_token_ids: Sequence[int] = (),
-        timeout_s: float,
-        memory_mb: int = 4096,
-        processes: int = 1,
-        episodes: EpisodeOptions | None = None,
-        logs: Path | None = None,
-    ) -> None:
-        """`tokenizer` is None if completions come as texts. `timeout_s` is for one completion or turn, `memory_mb` in
-        MiB for one process, on Linux alone. What rewards print goes into the directory `logs`, or where the node's own
-        lines go."""
-        begin = Begin(
-            task=task,
-            reward=reward,
-            tokenizer=str(tokenizer.absolute()) if tokenizer is not None else "",
-            stop_token_ids=tuple(stop_token_ids),
-            memory_bytes=memory_mb << 20,
-            path=module_path(),
-            episodes=episodes,
-        )
+    def __init__(self, begin: Begin, *, timeout_s: float, processes: int = 1, logs: Path | None = None) -> None:
+        """`timeout_s` is for one completion or turn. What rewards print goes into the directory `logs`, or where the
+        node's own lines go."""
         log_files = [logs / f"rewards-{i}.log" if logs is not None else None for i in range(processes)]
         self._workers = [_Worker(begin, timeout_s, log) for log in log_files]
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
@@ -168,8 +143,3 @@ class _Worker:
     async def close(self) -> None:
         self._closed = True
         await self._child.kill()
-
-
-def module_path() -> tuple[str, ...]:
-    """Where this process looks for modules, and its working directory, where the user's own are."""
-    return tuple(dict.fromkeys([*map(os.path.abspath, sys.path), os.getcwd()]))

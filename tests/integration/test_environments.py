@@ -22,7 +22,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks import load_task, task_options
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
-from swarm.tasks.reward_pool import EpisodeOptions, RewardPool, StepAsked
+from swarm.tasks.reward_pool import Begin, RewardPool, StepAsked
 from swarm.types import Observed, Prompt, Unscored
 from tests.integration.odd_environment import OddEnvironment
 from tests.integration.test_scoring import EOS, STOP, write_tokenizer
@@ -41,15 +41,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pool_of(tokenizer: Path, **options: Any) -> RewardPool:
-    return RewardPool(
-        task=ODD,
-        reward="task",
-        tokenizer=tokenizer,
-        stop_token_ids=STOP,
-        memory_mb=2048,
-        episodes=EpisodeOptions(began=datetime(2026, 1, 1)),
-        **{"timeout_s": 60.0, **options},
-    )
+    began = datetime(2026, 1, 1)
+    begin = Begin(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP, memory_bytes=2 << 30, began=began)
+    return RewardPool(begin, **{"timeout_s": 60.0, **options})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
