@@ -139,9 +139,7 @@ def findings(arrays: Arrays, learner: str) -> list[Finding]:
     starts = np.flatnonzero(np.diff(arrays["rollout"], prepend=-1))
     errors, margins = (np.split(arrays[f"{name}_{learner}"], starts[1:]) for name in ("error", "margin"))
     sides = np.where(better[starts], 1, -1)
-    return [
-        Finding(rollout_id="", errors=e, margins=m, side=int(s)) for e, m, s in zip(errors, margins, sides, strict=True)
-    ]
+    return [Finding(errors=e, margins=m, side=int(s)) for e, m, s in zip(errors, margins, sides, strict=True)]
 
 
 def largest_sum(arrays: Arrays, learner: str) -> float:

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.audit.auditor import ANY, CUT, HALF, KEPT_EVIDENCE, MIN_ROLLOUTS, Auditor, Caught, Finding, Limits
+from swarm.audit.auditor import ANY, CUT, HALF, MIN_ROLLOUTS, Auditor, Caught, Finding, Limits
 from swarm.bounded import Bounded
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
@@ -43,6 +43,7 @@ TIME_SHARE = 0.015
 """Of the time of all steps, for samplers that are neither new nor suspicious: with those that are it is to be 2 %."""
 NEW_TIME_SHARE = 0.1  # For those that are: a run begins with newcomers alone
 CLASSES = Path(__file__).parents[1] / "audit" / "classes.toml"
+KEPT_EVIDENCE = 16  # Rollouts of each sampler, the last ones that differ
 NOTED = 1e-3  # Nats a token in the mean: rollouts that differ by less are no evidence worth keeping
 CAUGHT = "caught"
 REFUSED = "refused by this run's owner"
@@ -315,7 +316,7 @@ class Auditing:
         if past:
             margins = np.concatenate([margins[:-past], np.full(past, CUT, np.float32)])
         limits = self._auditor.classes.get(class_name, ANY)
-        finding = Finding(rollout_id=one.name, errors=errors, margins=margins, side=one.side)
+        finding = Finding(errors=errors, margins=margins, side=one.side)
         exact = all(part.exact for part in parts)
         verdict = self._auditor.note(one.node, limits if exact else limits.widened(HALF), finding)
         self._remember(one, errors, margins)
@@ -324,8 +325,8 @@ class Auditing:
             looked.caught[one.node] = why
             if len(self._faults) < MAX_NODES:
                 self._faults.setdefault(one.node, verdict.what)
-            self._say_of(verdict, why)
-            evidence = [one for one in self._against.get(verdict.node, ()) if one["rollout"] in verdict.rollouts]
+            evidence = list(self._against.get(verdict.node, ()))
+            self._say_of(verdict, why, [known["rollout"] for known in evidence])
             await asyncio.to_thread(self._write, verdict, why, evidence)
 
     @staticmethod
@@ -373,13 +374,13 @@ class Auditing:
             return
         self._against.setdefault(one.node, deque(maxlen=KEPT_EVIDENCE)).append(one.described(errors, margins))
 
-    def _say_of(self, verdict: Caught, why: str) -> None:
+    def _say_of(self, verdict: Caught, why: str, rollouts: Sequence[str]) -> None:
         self._say(f"sampler {verdict.node} is {why}; echo-node audit shows the evidence")
         self._emit(
             "caught",
             node=verdict.node,
             detector=verdict.detector,
-            rollouts=list(verdict.rollouts),
+            rollouts=rollouts,
             audited=verdict.audited,
             step=self.step,
             engine=self._class_of(verdict.node),

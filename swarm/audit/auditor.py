@@ -19,7 +19,6 @@ as there is time, and their first few rollouts in any case.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -35,7 +34,6 @@ MIN_ROLLOUTS = 4  # Rollouts that it takes to be caught
 NEW_ROLLOUTS = 64  # Audited in full, as far as there is time
 FIRST_ROLLOUTS = 8  # Audited in any case: who lies in all of them is suspicious by then, and audited in full
 SUSPICION = 0.25  # Of the sum that convicts: from here on a sampler is audited in full
-KEPT_EVIDENCE = 16  # Rollouts named in a verdict, the last ones
 MAX_NODES = 65_536  # Samplers that are remembered, 60 MB at most; the oldest is forgotten, and is new again
 
 
@@ -69,7 +67,6 @@ class Finding:
     """What an audit found of one rollout: errors and margins of its tokens, float32 [tokens]. Errors are empty where
     log-probs were not claimed. `side` is 1 if its reward is above its group's mean, -1 if below, else 0."""
 
-    rollout_id: str
     errors: NDArray[np.float32]
     margins: NDArray[np.float32]
     side: int = 0
@@ -89,14 +86,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caught:
-    """A sampler did not do as it was asked, by `detector`, based on `rollouts`, after `audited` audits.
+    """A sampler did not do as it was asked, by `detector`, after `audited` audits.
     `off` is the mean of what was found, in nats a token; `name` says of which tokens."""
 
     node: NodeId
     detector: str
     name: str
     off: float
-    rollouts: tuple[str, ...]
     audited: int
 
     @property
@@ -110,26 +106,21 @@ class Caught:
 
 @dataclass(slots=True)
 class _Sum:
-    """A CUSUM, with the tokens and the sum of x since it was last 0, and the last rollouts that added to it."""
+    """A CUSUM, with the tokens and the sum of x since it was last 0."""
 
     score: float = 0.0
     tokens: int = 0
     total: float = 0.0
-    rollouts: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_EVIDENCE))
 
-    def add(self, values: NDArray[np.float32], limit: float, most: float, rollout_id: str) -> None:
+    def add(self, values: NDArray[np.float32], limit: float, most: float) -> None:
         total = float(values.sum(dtype=np.float64))
         if not math.isfinite(total):
             return  # Weights that are no numbers any more say nothing of samplers.
-        gain = min(most, total - limit * len(values))
-        self.score = max(0.0, self.score + gain)
-        if not self.score:
+        self.score = max(0.0, self.score + min(most, total - limit * len(values)))
+        if self.score:
+            self.tokens, self.total = self.tokens + len(values), self.total + total
+        else:
             self.tokens, self.total = 0, 0.0
-            self.rollouts.clear()
-            return
-        self.tokens, self.total = self.tokens + len(values), self.total + total
-        if gain > 0:
-            self.rollouts.append(rollout_id)
 
 
 @dataclass(slots=True)
@@ -174,12 +165,10 @@ class Auditor:
         limit_of = {"size": limits.size, "draws": limits.margin}
         for name, detector, values in finding.signals():
             one = known.sums.setdefault(name, _Sum())
-            one.add(values, limit_of.get(name, limits.bias), limits.sum / MIN_ROLLOUTS, finding.rollout_id)
+            one.add(values, limit_of.get(name, limits.bias), limits.sum / MIN_ROLLOUTS)
             if one.score >= limits.sum and verdict is None and not known.caught:
-                off, rollouts = one.total / one.tokens, tuple(one.rollouts)
-                verdict = Caught(
-                    node=node, detector=detector, name=name, off=off, rollouts=rollouts, audited=known.audited
-                )
+                off = one.total / one.tokens
+                verdict = Caught(node=node, detector=detector, name=name, off=off, audited=known.audited)
         known.suspicious = any(one.score > SUSPICION * limits.sum for one in known.sums.values())
         known.caught = known.caught or verdict is not None
         return verdict
