@@ -32,7 +32,7 @@ from swarm.audit.auditor import ANY, CUT, HALF, MIN_ROLLOUTS, Auditor, Caught, F
 from swarm.bounded import Bounded
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
-from swarm.rollout.plane.effects import Looked
+from swarm.rollout.plane.effects import AuditResult
 from swarm.rollout.plane.episodes import part_of, reads_of, seat_seed
 from swarm.rollout.plane.groups import Group, Sample
 from swarm.rollout.plane.nodes import MAX_NODES
@@ -48,7 +48,7 @@ NOTED = 1e-3  # Nats a token in the mean: rollouts that differ by less are no ev
 CAUGHT = "caught"
 REFUSED = "refused by this run's owner"
 
-Audit = Callable[[Path, tuple[AuditRollout, ...], bool], Awaitable[Audited]]
+Replay = Callable[[Path, tuple[AuditRollout, ...], bool], Awaitable[Audited]]
 Floats = NDArray[np.float32]
 EMPTY = np.zeros(0, np.float32)
 
@@ -147,14 +147,14 @@ class Part:
 
 
 class Auditing:
-    """Weights are kept in `directory`; `audit` is the trainer's. `class_of` names the class of a sampler's
+    """Weights are kept in `directory`; `replay` has the trainer draw again. `class_of` names the class of a sampler's
     engine."""
 
     def __init__(
         self,
         directory: Path,
         auditor: Auditor,
-        audit: Audit,
+        replay: Replay,
         *,
         class_of: Callable[[NodeId], str],
         emit: Callable[..., None],
@@ -162,7 +162,7 @@ class Auditing:
     ) -> None:
         self._directory = directory
         self._auditor = auditor
-        self._audit = audit
+        self._replay = replay
         self._class_of = class_of
         self._emit = emit
         self._say = say
@@ -195,7 +195,7 @@ class Auditing:
         share = self.spent_s / (self.spent_s + self.trained_s) if self.spent_s else 0.0
         return {"audit/rollouts": float(self.audited), "audit/time_share": share}
 
-    def unseen(self, batch: Sequence[Group]) -> list[Chosen]:
+    def select(self, batch: Sequence[Group]) -> list[Chosen]:
         """Return what of the batch is to be audited and has not been. Held-out answers cost little, so the share of
         them that is audited is audited in any case."""
         drawn: defaultdict[tuple[str, NodeId], list[tuple[Group, Sample, Turn]]] = defaultdict(list)
@@ -220,9 +220,9 @@ class Auditing:
                 found += [self._chosen(name, *part, in_full=share == 1) for part in parts]
         return sorted(found, key=lambda one: one.name)
 
-    async def look(self, chosen: Sequence[Chosen]) -> Looked:
+    async def audit(self, chosen: Sequence[Chosen]) -> AuditResult:
         """Have these drawn again. The caller bars those that are caught, and trains with what is recomputed."""
-        looked = Looked()
+        result = AuditResult()
         by_version: defaultdict[tuple[VersionId, bool], list[tuple[Chosen, Span]]] = defaultdict(list)
         for one in chosen:
             self._seen.add((one.name, one.node))
@@ -233,35 +233,35 @@ class Auditing:
         found: defaultdict[tuple[str, NodeId], list[Part]] = defaultdict(list)
         for (version, is_fast), parts in sorted(by_version.items()):
             replayed = await self._draw_again(version, parts, is_fast)
-            looked.unaudited += 0 if replayed.errors else len(parts)
+            result.unaudited += 0 if replayed.errors else len(parts)
             for (one, span), errors, margins in zip(parts, replayed.errors, replayed.margins, strict=False):
                 own = np.frombuffer(errors, np.float32), np.frombuffer(margins, np.float32)
                 found[one.name, one.node].append(Part(one, span, *own, replayed.exact))
         self.audited += len(found)
         # Of all that a node drew of an episode together: a turn may be a token, which says little.
         for parts_of in found.values():
-            await self._judge(parts_of, looked)
-        return looked
+            await self._judge(parts_of, result)
+        return result
 
-    async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool | None, Looked]:
+    async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool | None, AuditResult]:
         """Return whether an answer is what its seed draws (None if it cannot be drawn again), and who is caught by
         it."""
-        rollout, looked = sample.rollout, Looked()
+        rollout, result = sample.rollout, AuditResult()
         if rollout is None or len(rollout.turns) > 1:
-            return None, looked
+            return None, result
         one = self._chosen(rollout.rollout_id, group, sample, _turns_of(sample)[0], in_full=True)
         parts = []
         for span in rollout.spans:
             replayed = await self._draw_again(span.version, [(one, span)], is_fast=True, is_counted=False)
             if not replayed.margins:
-                return None, looked
+                return None, result
             parts.append(Part(one, span, EMPTY, np.frombuffer(replayed.margins[0], np.float32), replayed.exact))
         margins = np.concatenate([part.margins for part in parts])
         limits = self._auditor.classes.get(self._class_of(one.node), ANY).widened(HALF)
         genuine = float(np.minimum(margins, CUT).sum()) < limits.margin * len(margins) + limits.sum / MIN_ROLLOUTS
         if not genuine:
-            await self._judge(parts, looked)
-        return genuine, looked
+            await self._judge(parts, result)
+        return genuine, result
 
     def fault_of(self, node: NodeId) -> str:
         """Return what a caught sampler is told, whose engine may be broken; "" the second time."""
@@ -304,12 +304,12 @@ class Auditing:
             in_full=in_full,
         )
 
-    async def _judge(self, parts: list[Part], looked: Looked) -> None:
+    async def _judge(self, parts: list[Part], result: AuditResult) -> None:
         """Note what was found of all that a node drew of one rollout."""
         one, class_name = parts[0].chosen, self._class_of(parts[0].chosen.node)
         for part in () if one.seed is None or self._auditor.is_measured(class_name) else parts:
             if len(part.errors):
-                self._replace(looked, part)
+                self._replace(result, part)
         errors = EMPTY if one.seed is None else np.concatenate([part.errors for part in parts])
         margins = np.concatenate([part.margins for part in parts])
         past = sum(chosen.past_its_end() for chosen in {id(part.chosen): part.chosen for part in parts}.values())
@@ -322,7 +322,7 @@ class Auditing:
         self._remember(one, errors, margins)
         if verdict is not None:
             why = _why(verdict.what)
-            looked.caught[one.node] = why
+            result.caught[one.node] = why
             if len(self._faults) < MAX_NODES:
                 self._faults.setdefault(one.node, verdict.what)
             evidence = list(self._against.get(verdict.node, ()))
@@ -330,13 +330,13 @@ class Auditing:
             await asyncio.to_thread(self._write, verdict, why, evidence)
 
     @staticmethod
-    def _replace(looked: Looked, part: Part) -> None:
+    def _replace(result: AuditResult, part: Part) -> None:
         one, name = part.chosen, (part.chosen.group_id, part.chosen.index)
-        held = array("f", looked.own[name][1] if name in looked.own else one.whole.logprobs)
+        held = array("f", result.recomputed[name][1] if name in result.recomputed else one.whole.logprobs)
         claimed = np.frombuffer(one.rollout.logprobs, np.float32)[part.span.start : part.span.end]
         own = array("f", (claimed - part.errors).tobytes())
         held[one.start + part.span.start : one.start + part.span.end] = own
-        looked.own[name] = one.whole, held.tobytes()
+        result.recomputed[name] = one.whole, held.tobytes()
 
     def _room(self) -> float:
         """Return how many rollouts of newcomers there is time for."""
@@ -356,7 +356,7 @@ class Auditing:
         found, path = Audited(), self.place(version)
         if path.exists():
             # Not cancelled with the wait for a batch: that would kill the trainer.
-            found = await asyncio.shield(self._audit(path, tuple(_asked(*part) for part in parts), is_fast))
+            found = await asyncio.shield(self._replay(path, tuple(_asked(*part) for part in parts), is_fast))
         self.spent_s += found.seconds * is_counted
         self.sampled_s += found.seconds * sum(not one.in_full for one, _ in parts) / len(parts)
         if not found.errors:
