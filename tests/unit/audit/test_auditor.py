@@ -47,7 +47,7 @@ def finding(*, errors: object = 0.0, margins: object = 0.0, side: int = 0) -> Fi
 def until_caught(lie: Lie, limits: Limits, most: int, seed: int = 0) -> Caught | None:
     auditor, draw = new_auditor(), np.random.default_rng(seed)
     for number in range(most):
-        if (caught := auditor.note(ALICE, limits, lie(number, draw))) is not None:
+        if (caught := auditor.add(ALICE, limits, lie(number, draw))) is not None:
             return caught
     return None
 
@@ -112,7 +112,7 @@ def test_honest_samplers_are_never_caught(limits: Limits) -> None:
     for number in range(20_000):
         errors = draw.normal(limits.bias / 5, spread, TOKENS)
         margins = draw.exponential(limits.margin / 5, TOKENS)
-        assert auditor.note(ALICE, limits, finding(errors=errors, margins=margins, side=(-1) ** number)) is None
+        assert auditor.add(ALICE, limits, finding(errors=errors, margins=margins, side=(-1) ** number)) is None
 
 
 @pytest.mark.parametrize("limits", EACH)
@@ -124,7 +124,7 @@ def test_what_stays_below_the_limits_is_never_caught(limits: Limits) -> None:
 def test_no_rollout_convicts_alone_however_long_and_wrong_it_is() -> None:
     auditor = new_auditor()
     wrong = Finding(errors=floats([9.0] * 10_000), margins=floats([9.0] * 10_000))
-    assert [auditor.note(ALICE, ANY, wrong) is None for _ in range(MIN_ROLLOUTS)] == [True] * (MIN_ROLLOUTS - 1) + [
+    assert [auditor.add(ALICE, ANY, wrong) is None for _ in range(MIN_ROLLOUTS)] == [True] * (MIN_ROLLOUTS - 1) + [
         False
     ]
 
@@ -132,12 +132,12 @@ def test_no_rollout_convicts_alone_however_long_and_wrong_it_is() -> None:
 def test_one_record_is_kept_of_a_node_whatever_it_calls_its_engine() -> None:
     auditor = new_auditor()
     for _ in range(3):
-        assert auditor.note(ALICE, ANY, finding(errors=-CUT)) is None
-    assert auditor.note(ALICE, HALF, finding(errors=-CUT)) is not None
-    assert auditor.note(ALICE, ANY, finding(errors=-CUT)) is None, "a verdict is given once"
+        assert auditor.add(ALICE, ANY, finding(errors=-CUT)) is None
+    assert auditor.add(ALICE, HALF, finding(errors=-CUT)) is not None
+    assert auditor.add(ALICE, ANY, finding(errors=-CUT)) is None, "a verdict is given once"
     assert auditor.forget(ALICE)
     assert not auditor.forget(ALICE)
-    assert auditor.note(ALICE, ANY, finding(errors=-CUT)) is None
+    assert auditor.add(ALICE, ANY, finding(errors=-CUT)) is None
 
 
 def test_all_of_an_unmeasured_class_is_audited_and_of_others_newcomers_suspects_and_a_share() -> None:
@@ -146,10 +146,10 @@ def test_all_of_an_unmeasured_class_is_audited_and_of_others_newcomers_suspects_
     assert [auditor.share(BOB, "half", chosen=chosen) for chosen in (0, 63, 64)] == [1.0, 1.0, 0.05]
     assert [auditor.share(BOB, "half", chosen=chosen, has_time=False) for chosen in (0, 7, 8)] == [1.0, 1.0, 0.05]
     for _ in range(NEW_ROLLOUTS):
-        auditor.note(ALICE, EXACT, finding())
+        auditor.add(ALICE, EXACT, finding())
     assert [auditor.share(ALICE, name) for name in ("exact", "half", "mlx")] == [0.05, 0.05, 1.0]
     for _ in range(2):
-        auditor.note(ALICE, EXACT, finding(margins=CUT))
+        auditor.add(ALICE, EXACT, finding(margins=CUT))
     assert auditor.share(ALICE, "exact") == 1.0
     assert FIRST_ROLLOUTS >= MIN_ROLLOUTS, "who lies in all of its first rollouts is caught by them"
 
@@ -159,7 +159,7 @@ def test_of_more_samplers_than_are_remembered_the_oldest_is_a_newcomer_again(mon
     auditor = new_auditor()
     for node in (ALICE, BOB, NodeId("carol")):
         for _ in range(NEW_ROLLOUTS):
-            auditor.note(node, EXACT, finding())
+            auditor.add(node, EXACT, finding())
     assert [auditor.share(node, "exact") for node in (ALICE, BOB)] == [1.0, 0.05]
 
 
