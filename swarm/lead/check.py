@@ -39,7 +39,7 @@ from swarm.run.prompts import (
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
 from swarm.tasks.base import Task
-from swarm.tasks.reward_pool import Begin, Completion, RewardPool, StepAsked
+from swarm.tasks.reward_pool import Begin, Completion, RewardPool, StepCall
 from swarm.types import Prompt, Unscored
 
 SCORED_PROMPTS = 32  # Of each side: enough to see a reward that fails, or that cannot read some answers
@@ -188,7 +188,7 @@ async def _check_environment(pool: RewardPool, prompt: Prompt, turns: int, say: 
     earned, count, done = 0.0, 0, False
     while not done and count < turns:
         count += 1
-        played = await pool.step(StepAsked(episode="check", prompt=prompt, drawn=(b"",) * count))
+        played = await pool.step(StepCall(episode="check", prompt=prompt, drawn=(b"",) * count))
         if isinstance(played, Unscored):
             raise UserError(f"the environment failed for prompt {prompt.prompt_id}: {played.reason}")
         earned, done = earned + sum(played.rewards[:1]), played.done
