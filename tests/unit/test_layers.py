@@ -72,7 +72,7 @@ the rule that the rollout plane goes by."""
 
 NODES = ("swarm.node", "swarm.run", "swarm.join", "swarm.audit.auditing", "swarm.lead")
 ABOVE = (*NODES, "swarm.cli", "swarm.dashboard", "swarm.report", "swarm.redteam", "swarm.__main__")
-KNOWN_CIRCLES = {frozenset(("cli", "redteam")), frozenset(("inference", "tasks"))}
+KNOWN_CIRCLES = {frozenset(("inference", "tasks"))}
 ENGINES = tuple(
     f"swarm.sampler.{part}" for part in ("transformers", "growing", "vllm", "mlx", "proving", "room", "weights")
 )
