@@ -34,7 +34,7 @@ from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.scoring import Scorer
 from swarm.tasks import load_task
 from swarm.tasks.base import TaskOptions
-from swarm.tasks.reward_pool import Completion, RewardPool
+from swarm.tasks.reward_pool import Begin, Completion, RewardPool
 from swarm.types import SamplingRules, Score, Unscored, VersionId
 
 VOCAB = 32_768
@@ -133,13 +133,8 @@ class BenchmarkedLearner:
         # The reward process inherits its core.
         os.sched_setaffinity(0, {self._plan.reward_core})
         task = TaskOptions(name="copy")
-        rewards = RewardPool(
-            task=task,
-            reward="task",
-            tokenizer=write_tokenizer(self._plan.directory / "tokenizer.json"),
-            stop_token_ids=(),
-            timeout_s=REWARD_S,
-        )
+        tokenizer = write_tokenizer(self._plan.directory / "tokenizer.json")
+        rewards = RewardPool(Begin(task=task, tokenizer=str(tokenizer)), timeout_s=REWARD_S)
         await rewards.score([Completion(prompt=load_task(task).prompt(0), token_ids=b"\3\0\0\0", seed=0)])
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), {self._plan.core})

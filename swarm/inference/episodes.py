@@ -15,22 +15,12 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-import msgspec
-
 from swarm.errors import EchoError, ProtocolError
 from swarm.rollout.plane.effects import StepWanted
-from swarm.types import Observed, Parts, Rollout, Unscored
+from swarm.tasks.base import SEAT, Ended
+from swarm.types import Observed, Rollout, Unscored
 
-SEAT = 1
 STEP_S = 600.0  # Longest that a program may think: it may build and test something
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended; with a `fault` it has no reward."""
-
-    reward: float = 0.0
-    parts: Parts = {}
-    fault: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

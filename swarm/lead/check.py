@@ -39,7 +39,7 @@ from swarm.run.prompts import (
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
 from swarm.tasks.base import Task
-from swarm.tasks.reward_pool import Completion, EpisodeOptions, RewardPool, StepAsked
+from swarm.tasks.reward_pool import Begin, Completion, RewardPool, StepAsked
 from swarm.types import Prompt, Unscored
 
 SCORED_PROMPTS = 32  # Of each side: enough to see a reward that fails, or that cannot read some answers
@@ -214,19 +214,21 @@ def reward_pool(
 ) -> RewardPool:
     """Return the reward processes of a run, not yet started. `files_dir`, in the run's directory, has the tokenizer,
     which scoring texts does not need; with it, rewards print into the run's logs."""
-    record, episodes = read_record(files_dir.parent) if files_dir is not None else None, None
-    if record is not None:
-        episodes = EpisodeOptions(
-            began=record.began, arguments=config.chat_arguments, chat=config.chat, system_prompt=config.system_prompt
-        )
-    return RewardPool(
+    record = read_record(files_dir.parent) if files_dir is not None else None
+    begin = Begin(
         task=task_options(config),
         reward=config.reward,
-        tokenizer=files_dir / "tokenizer.json" if files_dir is not None else None,
-        stop_token_ids=stop_token_ids,
+        tokenizer=str((files_dir / "tokenizer.json").absolute()) if files_dir is not None else "",
+        stop_token_ids=tuple(stop_token_ids),
+        began=record.began if record is not None else None,
+        arguments=config.chat_arguments,
+        chat=config.chat,
+        system_prompt=config.system_prompt,
+    )
+    return RewardPool(
+        begin,
         timeout_s=config.reward_timeout_s,
         processes=config.resolved_reward_processes,
-        episodes=episodes,
         logs=files_dir.parent / LOGS if files_dir is not None else None,
     )
 

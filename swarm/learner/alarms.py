@@ -30,11 +30,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median, median_low
 
 from msgspec import structs
 
+from swarm.learner.claims import Claim
 from swarm.learner.messages import Alarm, AlarmKind, AlarmState, Reaction, TrainerConfig
 
 GRADIENT_CLIP = 1.0  # Norm to which gradients are clipped; a shorter gradient is never a spike
@@ -168,16 +168,7 @@ class Alarms:
         return structs.replace(state, recent=(*state.recent, one)[-ENTROPY_STEPS:])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """How far a sampler's claims for one rollout are from the learner's log-probs: `nats` over all its `tokens`."""
-
-    sampler: str
-    nats: float
-    tokens: float
-
-
-def typical_mismatch(compared: Sequence[Mismatch], *, rollouts: int) -> float | None:
+def typical_mismatch(compared: Sequence[Claim], *, rollouts: int) -> float | None:
     """Return the median over rollouts or the median over samplers of each sampler's median, whichever is less, in nats
     a token. None if fewer than half of `rollouts` could be compared: a sampler that claims the newest version while
     others lag would be judged alone."""
@@ -190,7 +181,7 @@ def typical_mismatch(compared: Sequence[Mismatch], *, rollouts: int) -> float | 
     return min(of_rollouts, median_low([median_low(own) for own in by_sampler.values()]))
 
 
-def mismatches_of(compared: Sequence[Mismatch]) -> dict[str, tuple[float, float]]:
+def mismatches_of(compared: Sequence[Claim]) -> dict[str, tuple[float, float]]:
     """Return the nats and the tokens of each sampler's rollouts together."""
     found: dict[str, tuple[float, float]] = {}
     for one in compared:

@@ -31,11 +31,14 @@ USUAL_WEIGHT = 0.2  # Of the last step in what is usual: a memory of five steps
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The distance of one rollout."""
+    """The distance of one rollout, and how far it is from the learner's log-probs at equal weights: `nats` over all its
+    `tokens` that were drawn with these weights."""
 
     sampler: str
     staleness: int
     distance: float
+    nats: float = 0.0
+    tokens: float = 0.0
 
 
 class Claims:

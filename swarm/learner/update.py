@@ -12,7 +12,7 @@ import torch
 
 from swarm.learner.adapter import WithoutAdapter
 from swarm.learner.advantages import reward_figures, rows_of
-from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
+from swarm.learner.alarms import GRADIENT_CLIP, Alarms, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, by_prompt, micro_batches, without_weight
 from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.claims import MIN_TOKENS, TOKEN_DISTANCE, Claim, Claims
@@ -55,7 +55,7 @@ class Update:
         self.claims = Claims() if config.audit_share else Claims(math.inf)
         self.withheld = Counter[str]()
         """Rollouts of each sampler that the last step left out because of their claims."""
-        self.compared: list[Mismatch] = []
+        self.compared: list[Claim] = []
         """What the last step compared at equal weights."""
 
     def step(self, groups: Sequence[TrainGroup], step: int) -> tuple[dict[str, float], tuple[Alarm, ...]]:
@@ -127,28 +127,24 @@ class Update:
         config, rollouts = self._config, len(rows) / teaching
         tokens = max(1.0, sum(float(row.mask.sum()) for row in rows)) / teaching
         own: Sums = defaultdict(float)
-        apart: dict[int, torch.Tensor] = {}
-        distances: dict[int, torch.Tensor] = {}
+        claimed: dict[int, torch.Tensor] = {}
         places, parts, idle = self._share(rows)
         passes = [*parts, *idle]
         with self._at.rounded():
             for number, part in enumerate(passes, start=1):
                 shares = token_weights(part.counts, config, tokens=tokens, rollouts=rollouts)
-                read, distance = self._accumulate(part, shares, own, is_last=number == len(passes))
+                figures = self._accumulate(part, shares, own, is_last=number == len(passes))
                 if number <= len(parts):
-                    of_rows = zip(part.numbers, distance.cpu().split(part.voices_of), strict=True)
-                    distances |= {places[row]: own for row, own in of_rows}
-                if is_first and number <= len(parts):
-                    sums_of = _mismatch_sums(read, part, self.alarms.state.unchanged_steps)
-                    apart |= {places[row]: both for row, both in sums_of.items()}
+                    of_rows = zip(part.numbers, figures.split(part.voices_of), strict=True)
+                    claimed |= {places[row]: of_row for row, of_row in of_rows}
                 self._at.progress()
         found = self._at.ranks.add_up(dict(own))
+        claims = self._claims(rows, claimed)
         mismatch = None
         if is_first:
-            compared = self._compared(rows, apart)
-            self.compared = compared
-            found |= _mismatch_figure(compared)
-            mismatch = typical_mismatch(compared, rollouts=sum(len(row.samplers) for row in rows))
+            self.compared = [one for one in claims if one.tokens]
+            found |= _mismatch_figure(self.compared)
+            mismatch = typical_mismatch(self.compared, rollouts=len(claims))
         norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)
         if self.alarms.is_fit(gradient_norm=norm, mismatch_kl=mismatch):
             self._at.optimizer.step()
@@ -159,28 +155,20 @@ class Update:
             sums["finite"] += 1
             for name, value in found.items():
                 sums[name] += value
-        merged = self._at.ranks.merge(distances)
-        return [
-            Claim(sampler, rows[place].staleness, far)
-            for place in sorted(merged)
-            for sampler, far in zip(rows[place].samplers, merged[place].tolist(), strict=True)
-        ]
+        return claims
 
-    def _compared(self, rows: Sequence[Row], own: dict[int, torch.Tensor]) -> list[Mismatch]:
-        """The rows of all ranks that were drawn with the present weights; the same list on every rank."""
+    def _claims(self, rows: Sequence[Row], own: dict[int, torch.Tensor]) -> list[Claim]:
+        """Those of the rows of all ranks; the same list on every rank."""
         found = self._at.ranks.merge(own)
         return [
-            Mismatch(sampler=sampler, nats=nats, tokens=tokens)
+            Claim(sampler, rows[place].staleness, *figures)
             for place in sorted(found)
-            for sampler, (nats, tokens) in zip(rows[place].samplers, found[place].tolist(), strict=True)
-            if tokens
+            for sampler, figures in zip(rows[place].samplers, found[place].tolist(), strict=True)
         ]
 
-    def _accumulate(
-        self, part: MicroBatch, shares: Sequence[float], sums: Sums, *, is_last: bool
-    ) -> tuple[TokenFigures, torch.Tensor]:
-        """Forward and backward of one micro-batch, without claims that are not believed; what the forward pass gave,
-        and how far the claims of each voice are from that. `shares`: what a token of each row counts for."""
+    def _accumulate(self, part: MicroBatch, shares: Sequence[float], sums: Sums, *, is_last: bool) -> torch.Tensor:
+        """Forward and backward of one micro-batch, without claims that are not believed. Return distance, nats and
+        tokens of each voice's claims, [voices, 3]. `shares`: what a token of each row counts for."""
         config = self._config
         read = self._at.policy.read(part)
         distances, believed = _believed(read, part, self.claims)
@@ -209,7 +197,8 @@ class Update:
         figures |= {"loss": loss, "tokens": mask.sum(), "entropy": (read.entropy * mask).sum()}
         for name, value in figures.items():
             sums[name] += float(value.detach())
-        return read, distances
+        compared = _compared(read, part, self.alarms.state.unchanged_steps)
+        return torch.cat([distances[:, None].cpu(), compared], dim=1)
 
     def _figures(self, sums: Sums, minibatches: int) -> dict[str, float]:
         steps = sums.pop("stepped", 0.0)
@@ -256,7 +245,7 @@ def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: 
     return FLOOR + (1 - FLOOR) * left
 
 
-def _mismatch_figure(compared: Sequence[Mismatch]) -> dict[str, float]:
+def _mismatch_figure(compared: Sequence[Claim]) -> dict[str, float]:
     """The mean over all tokens, if there are any."""
     tokens = sum(one.tokens for one in compared)
     return {"mismatch_kl": sum(one.nats for one in compared) / tokens} if tokens else {}
@@ -276,8 +265,8 @@ def _believed(read: TokenFigures, part: MicroBatch, claims: Claims) -> tuple[tor
 
 
 @torch.no_grad()
-def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> dict[int, torch.Tensor]:
-    """Distance between the engine's and the learner's log-probs, for each row: [samplers, 2], its sum and its tokens.
+def _compared(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> torch.Tensor:
+    """Distance between the engine's and the learner's log-probs, for each voice: [voices, 2], its sum and its tokens.
     Only tokens drawn with the learner's present weights count: their version is at most `unchanged_steps` old.
 
     The estimator r - 1 - log r of KL(behaviour, learner) is never negative (Schulman's k3). It is bounded, so that no
@@ -286,7 +275,6 @@ def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -
     same = part.mask * (part.staleness <= unchanged_steps)
     log_ratio = read.logprobs - part.behaviour
     kl = (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
-    sums, voices = part.by_row(torch.stack([kl * same, same], dim=1).cpu()), part.by_row(part.voices.cpu())
-    for row, values in sums.items():
-        sums[row] = torch.stack([values[voices[row] == voice].sum(0) for voice in voices[row].unique()])
-    return sums
+    # On the CPU, which adds up in the same order in every replay.
+    both = torch.stack([kl * same, same], dim=1).cpu()
+    return torch.zeros(sum(part.voices_of), 2).index_add_(0, part.voices.cpu(), both)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from swarm.environments.base import Environment
-from swarm.types import Prompt, Score
+from swarm.types import Parts, Prompt, Score
 
 RewardKind = Literal["task", "random"]
 Boards = Callable[[Prompt, Sequence[str]], Sequence[str]]
@@ -30,6 +30,17 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     held_out_share: float = 0.05
     stop: tuple[str, ...] = ()
     task_options: dict[str, Any] = {}
+
+
+SEAT = 1  # The player of an episode that another program plays; the first one's stream would begin with the prompt
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How an episode that another program played has ended; with a `fault` it has no reward."""
+
+    reward: float = 0.0
+    parts: Parts = {}
+    fault: str = ""
 
 
 class Task(Protocol):

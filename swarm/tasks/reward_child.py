@@ -32,27 +32,28 @@ MAX_FIGURE = 1e9  # Of a reward or a part of it: sums and squares of a step's ha
 MAX_LIVE = 1024  # Environments at hand: about what a step has open; an episode more only takes longer
 
 
-class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How episodes are played. `chat` replaces what the environment says; a chat template has its own `arguments`, and
-    is told that the run `began` when it asks for the date."""
-
-    began: datetime
-    arguments: dict[str, bool | int | str] = {}
-    chat: bool | None = None
-    system_prompt: str | None = None
+def module_path() -> tuple[str, ...]:
+    """Where this process looks for modules, and its working directory, where the user's own are."""
+    return tuple(dict.fromkeys([*map(os.path.abspath, sys.path), os.getcwd()]))
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """Which reward, and its limits. `tokenizer` is in the directory of the model's small files; "" if completions come
-    as texts. `path` is where to look for modules, `memory_bytes` limits the process (RLIMIT_DATA), on Linux alone."""
+    """Which task, which reward, and its limits. `tokenizer` is a file among the model's small ones; "" if completions
+    come as texts. `path` is where to look for modules. `memory_bytes` limits the process (RLIMIT_DATA), on Linux alone.
+
+    The rest is for episodes, which are played only if it is known when the run `began`: a chat template that asks for
+    the date is told that time, and has its own `arguments`. `chat` replaces what the environment says."""
 
     task: TaskOptions
-    reward: RewardKind
-    tokenizer: str
-    stop_token_ids: tuple[int, ...]
-    memory_bytes: int
-    path: tuple[str, ...]
-    episodes: EpisodeOptions | None = None
+    reward: RewardKind = "task"
+    tokenizer: str = ""
+    stop_token_ids: tuple[int, ...] = ()
+    memory_bytes: int = 4 << 30
+    path: tuple[str, ...] = msgspec.field(default_factory=module_path)
+    began: datetime | None = None
+    arguments: dict[str, bool | int | str] = {}
+    chat: bool | None = None
+    system_prompt: str | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -123,10 +124,10 @@ class Episode:
 class Episodes:
     """The episodes of this process. Of more than MAX_LIVE, the one that was not asked for the longest is forgotten."""
 
-    def __init__(self, begin: Begin, options: EpisodeOptions, task: Task, tokenizer: Tokenizer) -> None:
-        chat, files_dir = task.chat if options.chat is None else options.chat, Path(begin.tokenizer).parent
-        template = load_chat_template(files_dir, began=options.began, arguments=options.arguments) if chat else None
-        self._text = TurnText(tokenizer, template, begin.stop_token_ids, options.system_prompt)
+    def __init__(self, begin: Begin, began: datetime, task: Task, tokenizer: Tokenizer) -> None:
+        chat, files_dir = task.chat if begin.chat is None else begin.chat, Path(begin.tokenizer).parent
+        template = load_chat_template(files_dir, began=began, arguments=begin.arguments) if chat else None
+        self._text = TurnText(tokenizer, template, begin.stop_token_ids, begin.system_prompt)
         self._task, self._is_control = task, begin.reward == "random"
         self.live: Bounded[str, Episode] = Bounded(MAX_LIVE)
 
@@ -181,8 +182,8 @@ class Rewards:
         try:
             self._task = load_task(begin.task)
             self._tokenizer = Tokenizer.from_file(begin.tokenizer) if begin.tokenizer else None
-            if begin.episodes and self._tokenizer and self._task.player is not None:
-                self._episodes = Episodes(begin, begin.episodes, self._task, self._tokenizer)
+            if begin.began and self._tokenizer and self._task.player is not None:
+                self._episodes = Episodes(begin, begin.began, self._task, self._tokenizer)
         except Exception as error:  # noqa: BLE001 - a user's task may raise anything
             return Outcome(fault=said(error))
         return Outcome()

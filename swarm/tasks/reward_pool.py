@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +23,10 @@ from msgspec.structs import replace
 
 from swarm.errors import ChildFailed, ChildHung, UserError
 from swarm.process import Child, clean_environment
-from swarm.tasks.base import RewardKind, TaskOptions
-from swarm.tasks.reward_child import Begin, Completion, EpisodeOptions, Outcome, StepAsked
+from swarm.tasks.reward_child import Begin, Completion, Outcome, StepAsked
 from swarm.types import Observed, Score, Unscored
 
-__all__ = ["Completion", "EpisodeOptions", "RewardPool", "StepAsked"]
+__all__ = ["Begin", "Completion", "RewardPool", "StepAsked"]
 
 LOAD_S = 600.0  # Longest wait for a process to load the task: libraries, and a data set of some millions of lines
 MAX_DEATHS = 2  # Of processes over one completion; the first may not be its fault (the kernel kills the largest)
@@ -43,40 +40,15 @@ SET = {
 }
 """Defaults for variables that the node's environment does not set: the trainer needs the cores as well."""
 
-CLOSED = "the rewards are closed"
-
 
 class RewardPool:
     """A few processes that decode completions and score them; each is started when it is first needed."""
 
-    def __init__(
-        self,
-        *,
-        task: TaskOptions,
-        reward: RewardKind,
-        tokenizer: Path | None,
-        stop_token_ids: Sequence[int] = (),
-        timeout_s: float,
-        memory_mb: int = 4096,
-        processes: int = 1,
-        episodes: EpisodeOptions | None = None,
-        logs: Path | None = None,
-    ) -> None:
-        """`tokenizer` is None if completions come as texts. `timeout_s` is for one completion or turn, `memory_mb` in
-        MiB for one process, on Linux alone. What rewards print goes into the directory `logs`, or where the node's own
-        lines go."""
-        begin = Begin(
-            task=task,
-            reward=reward,
-            tokenizer=str(tokenizer.absolute()) if tokenizer is not None else "",
-            stop_token_ids=tuple(stop_token_ids),
-            memory_bytes=memory_mb << 20,
-            path=module_path(),
-            episodes=episodes,
-        )
+    def __init__(self, begin: Begin, *, timeout_s: float, processes: int = 1, logs: Path | None = None) -> None:
+        """`timeout_s` is for one completion or turn. What rewards print goes into the directory `logs`, or where the
+        node's own lines go."""
         log_files = [logs / f"rewards-{i}.log" if logs is not None else None for i in range(processes)]
         self._workers = [_Worker(begin, timeout_s, log) for log in log_files]
-        self._closed = False
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in self._workers:
             self._free.put_nowait(worker)
@@ -99,30 +71,23 @@ class RewardPool:
                 outcomes.append(outcome.score or Unscored(reason=outcome.fault[:MAX_REASON]))
         finally:
             self._free.put_nowait(worker)
-        self._cancel_if_closed()
         return outcomes
 
     async def step(self, asked: StepAsked) -> Observed | Unscored:
         """Have an environment answer the last turn, or begin. Steps wait for those before them without a limit: pacing
         bounds the callers."""
-        outcome = await self._workers[crc32(asked.episode.encode()) % len(self._workers)].step(asked)
-        self._cancel_if_closed()
+        outcome = await self._workers[crc32(asked.episode.encode()) % len(self._workers)].outcome(asked)
         return Unscored(reason=outcome.fault[:MAX_REASON]) if outcome.fault else outcome.observed
-
-    def _cancel_if_closed(self) -> None:
-        """A process that we ended ourselves must not be recorded as a failure of the reward."""
-        if self._closed:
-            raise asyncio.CancelledError
 
     async def close(self) -> None:
         """End the processes and cancel those who wait for them."""
-        self._closed = True
         for worker in self._workers:
             await worker.close()
 
 
 class _Worker:
-    """One process, which answers one call at a time: so it is known which of them it died of."""
+    """One process, which answers one call at a time: so it is known which of them it died of. Once it is closed every
+    call raises CancelledError: a process that we ended ourselves is no failure of the reward."""
 
     def __init__(self, begin: Begin, timeout_s: float, log: Path | None) -> None:
         self._begin = begin
@@ -134,8 +99,7 @@ class _Worker:
             environment=lambda given: {**SET, **clean_environment(given)},
         )
         self._turn = asyncio.Lock()
-        self._steps: set[asyncio.Task[Outcome]] = set()
-        self.closed = False
+        self._closed = False
 
     async def begin(self) -> str:
         """Start the process if it is not running, and have it load the task. Return why it cannot, or ""."""
@@ -153,35 +117,29 @@ class _Worker:
                     return await self._child.call(sent, Outcome)
                 except ChildFailed as error:
                     await self._child.kill()  # What it started may have outlived it
+                    self._cancel_if_closed()
                     if death == MAX_DEATHS or isinstance(error, ChildHung):
                         return Outcome(fault=str(error))
         raise AssertionError
 
-    async def step(self, asked: StepAsked) -> Outcome:
-        """Return the outcome of a step. One that is given up is answered all the same."""
-        step = asyncio.create_task(self.outcome(asked))
-        self._steps.add(step)
-        step.add_done_callback(self._steps.discard)
-        return await asyncio.shield(step)
-
     async def _begun(self) -> str:
-        if self._child.is_running or self.closed:
-            return CLOSED if self.closed else ""
+        self._cancel_if_closed()
+        if self._child.is_running:
+            return ""
         try:
             await self._child.start()
-            # `close` may have been called before there was a process to end.
-            fault = CLOSED if self.closed else (await self._child.call(self._begin, Outcome, hang_s=LOAD_S)).fault
+            fault = (await self._child.call(self._begin, Outcome, hang_s=LOAD_S)).fault
         except ChildFailed as error:
             fault = str(error)
-        if fault:
+        if fault or self._closed:  # `close` may have been called before there was a process to end
             await self._child.kill()
+        self._cancel_if_closed()
         return f"a reward process cannot load the task {self._begin.task.name!r}: {fault}" if fault else ""
 
+    def _cancel_if_closed(self) -> None:
+        if self._closed:
+            raise asyncio.CancelledError
+
     async def close(self) -> None:
-        self.closed = True
+        self._closed = True
         await self._child.kill()
-
-
-def module_path() -> tuple[str, ...]:
-    """Where this process looks for modules, and its working directory, where the user's own are."""
-    return tuple(dict.fromkeys([*map(os.path.abspath, sys.path), os.getcwd()]))

@@ -18,9 +18,8 @@ import msgspec
 from swarm.environments.base import Environment, Messages, Step
 from swarm.errors import ChildFailed, UserError
 from swarm.extras import how_to_have
-from swarm.inference.episodes import SEAT, Ended
 from swarm.process import Child, clean_environment
-from swarm.tasks.base import Task, TaskOptions
+from swarm.tasks.base import SEAT, Ended, Task, TaskOptions
 from swarm.types import MAX_TURNS, Prompt, Score
 
 ELSEWHERE = "a taskset of verifiers is played by its own process, through the learner's endpoint alone"

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from swarm.errors import UserError
-from swarm.inference.episodes import Ended
 from swarm.process import ChildChannel
+from swarm.tasks.base import Ended
 from swarm.tasks.questions import is_held_out
 from swarm.tasks.verifiers import Begin, Play
 from swarm.types import MAX_PARTS, PART_NAME_LENGTH, Prompt

@@ -22,7 +22,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks import load_task, task_options
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
-from swarm.tasks.reward_pool import EpisodeOptions, RewardPool, StepAsked
+from swarm.tasks.reward_pool import Begin, RewardPool, StepAsked
 from swarm.types import Observed, Prompt, Unscored
 from tests.integration.odd_environment import OddEnvironment
 from tests.integration.test_scoring import EOS, STOP, write_tokenizer
@@ -41,15 +41,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pool_of(tokenizer: Path, **options: Any) -> RewardPool:
-    return RewardPool(
-        task=ODD,
-        reward="task",
-        tokenizer=tokenizer,
-        stop_token_ids=STOP,
-        memory_mb=2048,
-        episodes=EpisodeOptions(began=datetime(2026, 1, 1)),
-        **{"timeout_s": 60.0, **options},
-    )
+    began = datetime(2026, 1, 1)
+    begin = Begin(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP, memory_bytes=2 << 30, began=began)
+    return RewardPool(begin, **{"timeout_s": 60.0, **options})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -185,17 +179,6 @@ async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.M
     wrong, after = await asyncio.gather(hangs, odd.step(asked("episode 2", ("1", "2"))))
     assert fault(wrong) == "the reward process made no progress for 1 s and was killed"
     assert after == await seen(odd, "episode 2", ("1", "2"))
-
-
-async def test_a_step_that_is_given_up_costs_the_others_nothing(odd: RewardPool) -> None:
-    expected = await seen(odd, "episode 0", ("1", "2"))
-    pid = pids(odd)
-    given_up, kept = (asyncio.create_task(seen(odd, f"episode {n}", ("1", "2"))) for n in (1, 0))
-    await asyncio.sleep(0)
-    given_up.cancel()
-    assert await kept == expected
-    assert given_up.cancelled()
-    assert pids(odd) == pid
 
 
 async def test_prints_are_kept_and_stop_nothing(tokenizer: Path, tmp_path: Path) -> None:

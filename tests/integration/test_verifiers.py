@@ -12,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from swarm.errors import UserError
-from swarm.inference.episodes import SEAT, ExternalEpisodes
+from swarm.inference.episodes import ExternalEpisodes
 from swarm.inference.server import Endpoint, serving
 from swarm.rollout.plane.effects import StepWanted
-from swarm.tasks.base import TaskOptions
+from swarm.tasks.base import SEAT, TaskOptions
 from swarm.tasks.turns import TurnText
 from swarm.tasks.verifiers import Begin, VerifiersRuns, VerifiersTask
 from swarm.types import GroupId, Observed, Prompt, Rollout, SamplingRules, Unscored

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import ChildFailed, ProtocolError
-from swarm.inference.episodes import SEAT, Ended, ExternalEpisodes
+from swarm.inference.episodes import ExternalEpisodes
 from swarm.rollout.plane.effects import StepWanted
+from swarm.tasks.base import SEAT, Ended
 from swarm.types import GroupId, Observed, Prompt, Rollout, Unscored
 
 Program = Callable[[Callable[[Sequence[int]], Awaitable[list[int]]]], Awaitable[Ended]]

@@ -10,12 +10,13 @@ from typing import Any, cast
 import pytest
 
 from swarm.errors import ProtocolError, UserError
-from swarm.inference.episodes import Ended, ExternalEpisodes
+from swarm.inference.episodes import ExternalEpisodes
 from swarm.lead.answering import Answering, episode_rules, sampling_rules
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.run.prompts import open_task
 from swarm.settings import LeadConfig
+from swarm.tasks.base import Ended
 from swarm.types import GroupId, SamplingRules
 from tests.builders import prompt
 from tests.unit.runs import run_in

@@ -23,9 +23,9 @@ from swarm.learner.alarms import (
     NORMS_KEPT,
     NOT_FINITE_STEPS,
     Alarms,
-    Mismatch,
     typical_mismatch,
 )
+from swarm.learner.claims import Claim
 from swarm.learner.messages import Alarm, AlarmState, Save, Train, TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from tests.builders import floats, ints
@@ -134,9 +134,9 @@ def test_one_step_of_agreement_breaks_the_row() -> None:
     assert step(alarms, mismatch_kl=1.0)[1] == [("mismatch_kl", "skip")]
 
 
-def claims(**samplers: Sequence[float]) -> list[Mismatch]:
+def claims(**samplers: Sequence[float]) -> list[Claim]:
     """Rollouts of each sampler, each so many nats a token apart."""
-    return [Mismatch(sampler=name, nats=4 * kl, tokens=4) for name, own in samplers.items() for kl in own]
+    return [Claim(name, 0, 0.0, nats=4 * kl, tokens=4) for name, own in samplers.items() for kl in own]
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ def claims(**samplers: Sequence[float]) -> list[Mismatch]:
         (claims(**{f"many{number}": [5.0] for number in range(10)}, b=[0.0] * 20), False),
         (claims(a=[5.0] * 4, b=[0.0] * 4), False),
         (claims(alone=[5.0, 5.0, 0.0]), True),
-        ([Mismatch(sampler="a", nats=5e4, tokens=10_000), *claims(b=[0.0], c=[0.0])], False),
+        ([Claim("a", 0, 0.0, nats=5e4, tokens=10_000), *claims(b=[0.0], c=[0.0])], False),
     ],
     ids=["most", "a tenth", "one that answers most", "many with few answers", "half", "alone", "one long"],
 )
-def test_to_be_off_takes_most_rollouts_and_most_samplers(compared: list[Mismatch], is_off: bool) -> None:
+def test_to_be_off_takes_most_rollouts_and_most_samplers(compared: list[Claim], is_off: bool) -> None:
     found = typical_mismatch(compared, rollouts=len(compared))
     assert found == (5.0 if is_off else 0.0)
 

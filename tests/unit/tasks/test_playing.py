@@ -15,7 +15,7 @@ from swarm.environments.base import Environment, Messages, Step
 from swarm.tasks import reward_child
 from swarm.tasks.base import RewardKind, TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
-from swarm.tasks.reward_child import Begin, Episode, EpisodeOptions, Episodes, StepAsked, said
+from swarm.tasks.reward_child import Begin, Episode, Episodes, StepAsked, said
 from swarm.tasks.turns import TurnText
 from swarm.types import MAX_TOKENS, Observed, Prompt
 from tests.integration.odd_environment import OddEnvironment
@@ -47,17 +47,8 @@ def words(observed: Observed) -> str:
 
 
 def opened(reward: RewardKind = "task") -> Episodes:
-    options = EpisodeOptions(began=datetime(2026, 1, 1))
-    begin = Begin(
-        task=TaskOptions(name="odd"),
-        reward=reward,
-        tokenizer="tokenizer.json",
-        stop_token_ids=(),
-        memory_bytes=1 << 30,
-        path=(),
-        episodes=options,
-    )
-    return Episodes(begin, options, TASK, TOKENIZER)
+    begin = Begin(task=TaskOptions(name="odd"), reward=reward, tokenizer="tokenizer.json")
+    return Episodes(begin, datetime(2026, 1, 1), TASK, TOKENIZER)
 
 
 def asked(name: int, drawn: Turns) -> StepAsked:
