@@ -250,21 +250,6 @@ class Learn(Section):
     turn_discount: Annotated[
         float, Field(ge=0, le=1), Key('What a turn\'s reward is worth to the turn before it, with credit = "turn".')
     ] = 1.0
-    alarm_mismatch_kl: Annotated[
-        float,
-        Field(gt=0, le=100),
-        Key("Nats a token between samplers and learner above which an alarm goes off."),
-        RESUMED,
-    ] = 0.5
-    alarm_entropy: Annotated[
-        float,
-        Field(ge=0, le=1),
-        Key("Share of the first steps' entropy below which an alarm goes off; 0 is never."),
-        RESUMED,
-    ] = 0.1
-    alarm_gradient_spike: Annotated[
-        float, Field(gt=1, le=1e9), Key("Medians of the gradient's norm above which an alarm goes off."), RESUMED
-    ] = 10.0
 
     @property
     def resolved_clip(self) -> tuple[float, float]:
