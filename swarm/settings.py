@@ -189,7 +189,6 @@ class Task(Section):
     answer_column: Annotated[str, Field(min_length=1, max_length=256), Key("Column of the answers in a data set.")] = (
         "answer"
     )
-    held_out_share: Annotated[float, Field(gt=0, le=0.5), Key("Share of the questions that is held out.")] = 0.05
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600), Key("Seconds that a reward may take."), RESUMED] = 10.0
     reward_processes: Annotated[
         int | None,
