@@ -79,7 +79,6 @@ LAKE = Show(
     by_hand="--model tiny --task frozen-lake",
     settings="""[task]
 task = "frozen-lake"
-held_out_share = 0.1
 [learn]
 schedule = "linear"
 steps = 140

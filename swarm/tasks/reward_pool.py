@@ -49,6 +49,7 @@ class RewardPool:
         node's own lines go."""
         log_files = [logs / f"rewards-{i}.log" if logs is not None else None for i in range(processes)]
         self._workers = [_Worker(begin, timeout_s, log) for log in log_files]
+        self.processes = processes
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in self._workers:
             self._free.put_nowait(worker)
@@ -99,7 +100,6 @@ class _Worker:
             environment=lambda given: {**SET, **clean_environment(given)},
         )
         self._turn = asyncio.Lock()
-        self._closed = False
 
     async def begin(self) -> str:
         """Start the process if it is not running, and have it load the task. Return why it cannot, or ""."""
