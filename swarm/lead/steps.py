@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from swarm.aio import unless_stopped
-from swarm.audit.auditing import REFUSED, Auditing, bar_file, note_refused
+from swarm.audit.auditing import REFUSED, Auditing, bar_file, write_refusal
 from swarm.errors import UserError
 from swarm.lead.dials import described
 from swarm.lead.provisioning import Provisioning
@@ -242,7 +242,7 @@ class Steps:
             case "refuse":
                 if (why := self._rollouts.barred.get(value)) is not None:
                     raise UserError(f"node {value} is barred already: {why}")
-                note_refused(self._run.directory, value, step=self.step)
+                write_refusal(self._run.directory, value, step=self.step)
                 self._rollouts.bar(value, REFUSED)
             case "let_in":
                 was_known = self._auditing is not None and self._auditing.let_in(value)

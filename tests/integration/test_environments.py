@@ -135,11 +135,11 @@ async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None
     assert [fault(one) for one in found] == [
         "it raised ValueError: this environment raises",
         "it raised ValueError: reward 1 is nan, which is not a finite number up to 1e+09",
-        f"it raised TypeError: step() of {ODD.name} gave no Step and no (messages, reward, done)",
+        f"it raised TypeError: step() of {ODD.name} returned neither a Step nor (messages, reward, done)",
         "it raised ValueError: a Step of 2 players has 1 rewards and seat 2 next",
         "it raised SystemExit: enough",
         "it raised TypeError: messages are (role, content) pairs of texts",
-        "it needs more memory than the 2048 MiB that a reward may have",
+        "it needs more memory than the 2048 MiB that a reward may use",
     ]
     assert right == await seen(odd, "episode 0", ("1", "2"))
     assert pids(odd) == pid

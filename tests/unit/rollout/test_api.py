@@ -16,7 +16,7 @@ from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.journal.entries import BatchTaken, Entry, RolloutScored
 from swarm.rollout.messages import MAX_SUBMITTED, Answer, Submission
-from swarm.rollout.plane.effects import Looked, ScoreWanted, StepWanted
+from swarm.rollout.plane.effects import AuditResult, ScoreWanted, StepWanted
 from swarm.rollout.plane.groups import Group, Sample
 from swarm.rollout.scoring import MAX_IN_A_ROW, QUIET_S, RewardFailures
 from swarm.sampler.client import RolloutClient
@@ -73,7 +73,7 @@ class Accuser:
     def is_measured(self, node: NodeId) -> bool:
         return True
 
-    def unseen(self, batch: Sequence[Group]) -> Sequence[Group]:
+    def select(self, batch: Sequence[Group]) -> Sequence[Group]:
         return batch if len(self.batches) == 1 else []
 
     def fault_of(self, node: NodeId) -> str:
@@ -82,13 +82,13 @@ class Accuser:
     def forgive(self, node: NodeId, why: str) -> bool:
         return node in self.told
 
-    async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool, Looked]:
+    async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool, AuditResult]:
         self.asked.append(f"{group.group_id}/{group.samples.index(sample)}")
-        return False, Looked()
+        return False, AuditResult()
 
-    async def look(self, chosen: Sequence[Group]) -> Looked:
+    async def audit(self, chosen: Sequence[Group]) -> AuditResult:
         self.batches.append(chosen)
-        return Looked(caught=dict.fromkeys(self.caught, "it lied"), own=self.own, unaudited=self.unaudited)
+        return AuditResult(caught=dict.fromkeys(self.caught, "it lied"), recomputed=self.own, unaudited=self.unaudited)
 
 
 @pytest.mark.parametrize(("local", "most"), [(True, 4), (False, 1)])
@@ -98,7 +98,7 @@ async def test_newcomers_from_the_address_of_one_who_was_caught_come_one_at_a_ti
     monkeypatch.setattr("swarm.rollout.api.is_loopback", lambda host: local)
     await learner.open()
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
-    learner.service._look = Accuser(ALICE)
+    learner.service._auditor = Accuser(ALICE)
     waiting = asyncio.create_task(learner.service.next_batch())
     try:
         await learner.shows(lambda status: ALICE in learner.plane.barred)
@@ -110,7 +110,7 @@ async def test_newcomers_from_the_address_of_one_who_was_caught_come_one_at_a_ti
 async def test_log_probs_that_were_recomputed_are_trained_with_and_journaled(learner: Learner) -> None:
     await learner.open()
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
-    learner.service._look = accuser = Accuser()
+    learner.service._auditor = accuser = Accuser()
     await learner.shows(lambda status: status["groups_ready"] == 2)
     own = floats(*[-0.25] * 6)
     first, second = (group for group in learner.plane._buffer.groups())
@@ -130,13 +130,13 @@ async def test_log_probs_that_were_recomputed_are_trained_with_and_journaled(lea
 
 async def test_a_held_out_round_with_a_liar_in_it_is_drawn_again_by_others(learner: Learner) -> None:
     await learner.open()
-    learner.service._look = Accuser(ALICE)
+    learner.service._auditor = Accuser(ALICE)
     asked = asyncio.create_task(learner.service.evaluate(v(0), [prompt(0)]))
     await learner.shows(lambda status: learner.plane.round.open)
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 1)))
     await learner.shows(lambda status: ALICE in learner.plane.barred)
     await learner.shows(lambda status: learner.plane.round.open)
-    learner.service._look.caught = ()
+    learner.service._auditor.caught = ()
     await learner.client(BOB).submit(answers_to(await leases_for(learner, BOB, 1)))
     done = await asked
     assert not done.unaudited
@@ -145,7 +145,7 @@ async def test_a_held_out_round_with_a_liar_in_it_is_drawn_again_by_others(learn
 
 async def test_a_caught_sampler_hears_what_is_wrong_and_may_begin_again_once(learner: Learner) -> None:
     await learner.open()
-    learner.service._look = accuser = Accuser()
+    learner.service._auditor = accuser = Accuser()
     accuser.told = {ALICE}
     learner.service.bar(ALICE, "barred: its log-probs are off")
     assert (await learner.client(ALICE).beat(v(0), 0, 0.0)).wrong == "its log-probs are off"
@@ -163,7 +163,7 @@ async def test_a_held_out_round_that_nobody_can_audit_says_so(learner: Learner) 
     unable = Accuser()
     unable.unaudited = 1
     for look in (None, unable):
-        learner.service._look = look
+        learner.service._auditor = look
         asked = asyncio.create_task(learner.service.evaluate(v(0), [prompt(0)]))
         await learner.shows(lambda status: learner.plane.round.open)
         await learner.client(BOB).submit(answers_to(await leases_for(learner, BOB, 1)))
@@ -362,7 +362,7 @@ async def test_a_failed_answer_that_nobody_drew_is_drawn_by_others_from_its_seed
     monkeypatch.setattr("swarm.rollout.scoring.ASKED_FROM", 2)
     async with serving(Learner()) as learner:
         await learner.open()
-        learner.service._look = accuser = Accuser()
+        learner.service._auditor = accuser = Accuser()
         learner.unscorable = {"t0/0", "t0/1"}
         given = await leases_for(learner, ALICE, 2)
         await learner.client(BOB).beat(v(0), 0, 0.0)
