@@ -75,8 +75,8 @@ HANDLING_S = 0.1
 POINT_POINTS = 5.0
 """Most that one point may be off."""
 
-LEARNING_RATE = 1e-2
-"""Enough that versions go on changing."""
+LEARNING_RATE = 1e-4
+"""Enough that versions go on changing, and so little that the model stays near what the engines claim."""
 
 BITS = 8e-6
 """Megabits in a byte."""
@@ -243,11 +243,9 @@ class _Swarm:
             "groups_per_step": GROUPS,
             "group_size": GROUP_SIZE,
             "max_new_tokens": MAX_TOKENS,
-            # What a scripted engine draws has no task's reward, so no gradient, and versions would be of nothing. What
-            # it claims means nothing either.
+            # What a scripted engine draws has no task's reward, so no gradient, and versions would be of nothing.
             "reward": "random",
             "audit_share": 0.0,
-            "alarm_mismatch_kl": 100.0,
             "activate": "all",
             "beat_s": 0.5,
             "steps": 1_000_000,

@@ -122,7 +122,7 @@ def lead_settings(path: Path, case: Case) -> None:
         "group_size": GROUP_SIZE,
         "reward": "random",  # What is drawn means nothing.
         "audit_share": 0.0,
-        "alarm_mismatch_kl": 100.0,
+        "learning_rate": 1e-5,  # The model stays near what the engines claim
         "activate": "all",
         "beat_s": 2.0,
         "steps": 1_000_000,

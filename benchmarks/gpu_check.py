@@ -115,7 +115,8 @@ FLOAT32_KL = 1e-4
 error is a thousandth of that."""
 
 FP8_KL = 0.5
-"""Nats a token, the default of alarm_mismatch_kl: a learner leaves out steps with more. What it is, is written down."""
+"""Nats a token, as MISMATCH_KL in swarm/learner/alarms.py: a learner leaves out steps with more. The value itself is
+recorded."""
 
 SEEN = Limit(path="moved_kl", least=5 * BF16_KL, everywhere=True)
 """What the mismatch would be with the version before: without this the limit on it would show nothing."""

@@ -24,6 +24,7 @@ import msgspec
 import torch
 
 from benchmarks.sampler_models import Size, random_model
+from swarm.learner import alarms
 from swarm.learner.adapter import attach
 from swarm.learner.alarms import GRADIENT_CLIP
 from swarm.learner.memory import Setting, shape_of, step_bytes
@@ -101,8 +102,9 @@ def our_step(
     work: Work, model: Any, rules: TrainerConfig, *, in_chunks: bool = True
 ) -> Callable[[Sequence[TrainGroup]], float]:
     """Takes a learner step of one optimiser step; its seconds."""
-    # Nobody drew the rollouts with this model, so what they claim would have the step left out.
-    given: dict[str, Any] = {"alarm_mismatch_kl": math.inf, "audit_share": 0.0}
+    # No model drew the rollouts, so what they claim would have the step left out.
+    alarms.MISMATCH_KL = math.inf
+    given: dict[str, Any] = {"audit_share": 0.0}
     given |= {"device": work.device, "learning_rate": LEARNING_RATE, "warmup_steps": 0, "minibatches": 1}
     config = rules.model_copy(update=given)
     device = pick_device(work.device)

@@ -28,7 +28,7 @@ from swarm.process import Child
 from swarm.rollout.messages import Answer, SampleName, Stepped
 from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineDtype, EngineKind, EngineOptions, Job
-from swarm.sampler.feeding import feed_of
+from swarm.sampler.feeding import Feed
 from swarm.sampler.spool import Spool
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.worker import EngineWorker
@@ -199,7 +199,7 @@ async def _never(answer: Answer) -> Stepped:
 
 async def _through_node(worker: EngineWorker, spool: Spool, jobs: tuple[Job, ...]) -> Repeat:
     """From the first lease to the last answer on disk."""
-    feed = feed_of(worker, _never)
+    feed = Feed(worker, _never)
     missing = len(jobs)
     tokens = 0
     over = asyncio.Event()

@@ -55,14 +55,12 @@ SLIPS = Curriculum(steps=60, batch=32, learning_rate=1e-3, warmup_steps=10)
 """First boards alone: in whole games with slips from the start, nothing was learned of them in 600 steps of 32. In the
 last part half of the words are drawn, so that the model, which knows better, still fails at most boards."""
 
-HELD_OUT_SHARE = 0.1
 SAMPLERS, STEPS = 2, 400
 STEP_LIMIT_S = 30.0
 """A run that takes longer for a step has hung."""
 
 SETTINGS = {
     "task": TASK,
-    "held_out_share": HELD_OUT_SHARE,
     "max_turns": TURNS,
     "max_new_tokens": 5,  # Up to four moves and the end
     "groups_per_step": 16,
@@ -83,7 +81,7 @@ def boards() -> Iterator[tuple[Sokoban, str]]:
     for seed in count():
         environment = Sokoban()
         messages = tuple(environment.reset(seed))
-        if not is_held_out(Prompt(prompt_id="-", text="", answer="", messages=messages), HELD_OUT_SHARE):
+        if not is_held_out(Prompt(prompt_id="-", text="", answer="", messages=messages)):
             yield environment, messages[0][1]
 
 

@@ -7,7 +7,6 @@ one line here, and one in docs/settings.md, which tests/settings_page.py writes.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -76,7 +75,6 @@ Threads = Annotated[int, Field(ge=1, le=256)]
 Nickname = Annotated[str, Field(max_length=32)]
 LogFormat = Literal["text", "json"]
 LOG_FORMAT = "json: each line that the node says is one object."
-NICKNAME = "What others see beside this node's id."
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or per 1e9 bytes, in the swarm's one currency; 0 is free
 
@@ -189,14 +187,7 @@ class Task(Section):
     answer_column: Annotated[str, Field(min_length=1, max_length=256), Key("Column of the answers in a data set.")] = (
         "answer"
     )
-    held_out_share: Annotated[float, Field(gt=0, le=0.5), Key("Share of the questions that is held out.")] = 0.05
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600), Key("Seconds that a reward may take."), RESUMED] = 10.0
-    reward_processes: Annotated[
-        int | None,
-        Field(ge=1, le=256),
-        Key("Processes that score answers.", "a quarter of the cores, at most 8"),
-        RESUMED,
-    ] = None
 
 
 class Learn(Section):
@@ -250,21 +241,6 @@ class Learn(Section):
     turn_discount: Annotated[
         float, Field(ge=0, le=1), Key('What a turn\'s reward is worth to the turn before it, with credit = "turn".')
     ] = 1.0
-    alarm_mismatch_kl: Annotated[
-        float,
-        Field(gt=0, le=100),
-        Key("Nats a token between samplers and learner above which an alarm goes off."),
-        RESUMED,
-    ] = 0.5
-    alarm_entropy: Annotated[
-        float,
-        Field(ge=0, le=1),
-        Key("Share of the first steps' entropy below which an alarm goes off; 0 is never."),
-        RESUMED,
-    ] = 0.1
-    alarm_gradient_spike: Annotated[
-        float, Field(gt=1, le=1e9), Key("Medians of the gradient's norm above which an alarm goes off."), RESUMED
-    ] = 10.0
 
     @property
     def resolved_clip(self) -> tuple[float, float]:
@@ -320,7 +296,6 @@ class LeadSwarm(Section):
     tls: Annotated[bool | None, Flag("Encrypt.", "unless on loopback"), RESUMED] = None
     lan: Annotated[bool | None, Flag("Allow private addresses.", "only on one machine"), RESUMED] = None
     bootstrap: Annotated[Bootstrap, Flag("A member of a swarm that exists already."), RESUMED] = ()
-    nickname: Annotated[Nickname, Flag(NICKNAME), RESUMED] = ""
     max_upload: Annotated[Mbit | None, Flag("Most upload that weights may use, in Mbit/s."), RESUMED] = None
     dashboard: Annotated[
         PageAddress,
@@ -349,7 +324,6 @@ class Storage(Section):
         RESUMED,
     ] = None
     checkpoint_every_steps: Annotated[Whole, Flag("Steps between two checkpoints."), RESUMED] = 50
-    keep_checkpoints: Annotated[int, Field(ge=1, le=1000), Flag("Newest checkpoints that stay on disk."), RESUMED] = 3
     keep_rollouts: Annotated[
         int | None, Field(ge=0), Flag("Steps whose rollouts keep their tokens on disk.", "all"), RESUMED
     ] = None
@@ -397,9 +371,6 @@ class LeadMoney(Section):
         Flag("All samplers, or the cheapest that suffice.", "cheapest if there are prices"),
         RESUMED,
     ] = None
-    idle_target: Annotated[
-        float, Field(gt=0, lt=1), Key("Share of its time that the learner may wait for batches."), RESUMED
-    ] = 0.02
     budget_per_hour: Annotated[
         float | None, Field(gt=0, le=1e6), Flag("Most that the active samplers may cost per hour."), RESUMED
     ] = None
@@ -479,11 +450,6 @@ class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task
         return self
 
     @property
-    def resolved_reward_processes(self) -> int:
-        """By default a quarter of the cores, at most 8: the trainer and the network need the rest."""
-        return self.reward_processes or max(1, min(8, (os.cpu_count() or 1) // 4))
-
-    @property
     def resolved_learning_rate(self) -> float:
         """By default the rate in EMBEDDED, or 1e-6, which is usual for post-training a real model; for an adapter ten
         times as much, as others found; docs/learner.md has a small model for which it is too much."""
@@ -551,7 +517,7 @@ class JoinSwarm(Section):
     ] = None
     tls: Annotated[bool | None, Flag("Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag("Allow private addresses.", "only on one machine")] = None
-    nickname: Annotated[Nickname, Flag(NICKNAME)] = ""
+    nickname: Annotated[Nickname, Flag("What others see next to this node's id.")] = ""
     log_format: Annotated[LogFormat, Flag(LOG_FORMAT)] = "text"
     grace: Annotated[
         float, Field(ge=0, le=86_400), Flag("Seconds that samples under way get to end when asked to stop.")

@@ -16,8 +16,6 @@ from array import array
 from asyncio import Semaphore, sleep, to_thread
 from random import Random
 
-from tokenizers import Tokenizer
-
 from swarm.broadcast.version.manifest import Layout
 from swarm.process import PROGRESS_S
 from swarm.sampler import engine_child
@@ -54,7 +52,6 @@ class ScriptedEngine:
         self._tokens_per_s = self._noise = 0.0
         self._places = Semaphore(1)
         self._directory = ""
-        self._tokenizer: Tokenizer | None = None
 
     async def start(self, command: Start, progress: Told) -> Started:
         self._layout, self._directory = command.layout, command.directory
@@ -105,8 +102,7 @@ class ScriptedEngine:
             tokens[-1] = stops[0]
         end = None
         if job.rules.stop:
-            self._tokenizer = self._tokenizer or load_tokenizer(self._directory)
-            end = StopStrings(self._tokenizer, job.rules.stop).end(tokens)
+            end = StopStrings(load_tokenizer(self._directory), job.rules.stop).end(tokens)
         tokens = tokens[:end]
         return Sampled(
             token_ids=array("i", tokens).tobytes(),
@@ -118,6 +114,6 @@ class ScriptedEngine:
 
 if __name__ == "__main__":
     engine_child._make = lambda kind: ScriptedEngine
-    room = Reckoned(places=CPU_PLACES, said="room: no model needs any")
+    room = Reckoned(places=CPU_PLACES, dtype="none", said="room: no model needs any")
     engine_child.reckon = lambda *_: room  # type: ignore[attr-defined]
     engine_child.main()

@@ -24,7 +24,6 @@ from typing import Any
 from rich.console import Console
 
 from swarm.broadcast.publishing import base_of_file
-from swarm.broadcast.store.place import sweep
 from swarm.broadcast.version.manifest import read_layout
 from swarm.cli.runs import readers_of, verify_directory
 from swarm.dashboard.server import url_of
@@ -36,18 +35,17 @@ from swarm.report.live import LiveView
 from swarm.report.samples import last_episode
 from swarm.rollout.journal.verify import Report
 from swarm.run.directory import ABILITY, LOGS, resumed_config
+from swarm.run.local import last_words, learner_url, printed, start_node, stop_nodes
 from swarm.sampler.choice import choose_engine, gpu_build
 from swarm.settings import TINY_WARM, DemoConfig, LeadConfig
 from swarm.settings_file import load_config
 
 POLL_S = 0.25
-START_S = 60.0
 
 VLLM_START_S = 300.0
 """Two engines that load vLLM side by side take half a minute on two quiet cores, and minutes on busy ones."""
 
 VLLM_MEMORY = 0.8  # Share of the GPU's memory for all engines of the demo together; the learner's model is tiny
-STOP_S = 20.0  # Before a node that was asked to stop is killed: a sampler takes 10 s to drain, 6 to hand over
 EVAL_PROMPTS = 500  # A share of 0.95 is then known to 0.02 (two standard deviations); with 100, the default, to 0.04
 
 
@@ -81,7 +79,6 @@ LAKE = Show(
     by_hand="--model tiny --task frozen-lake",
     settings="""[task]
 task = "frozen-lake"
-held_out_share = 0.1
 [learn]
 schedule = "linear"
 steps = 140
@@ -275,7 +272,7 @@ class Demo:
             raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
 
     def _is_out(self, number: int) -> bool:
-        words = self._said(f"sampler-{number}")
+        words = self._printed(f"sampler-{number}")
         return bool(self._nodes[1 + number].returncode) or (bool(words) and words[-1].startswith("paused for "))
 
     def _note(self, status: dict[str, Any]) -> None:
@@ -398,8 +395,8 @@ class Demo:
     def _log_tail(self, name: str) -> str:
         return last_words(self._logs / f"{name}.log")
 
-    def _said(self, name: str) -> list[str]:
-        return said(self._logs / f"{name}.log")
+    def _printed(self, name: str) -> list[str]:
+        return printed(self._logs / f"{name}.log")
 
 
 def show_of(options: DemoConfig) -> Show:
@@ -440,58 +437,6 @@ def largest_fall(held_out: Sequence[dict[str, float]]) -> float:
     """Return by how much the share of right answers fell most from one evaluation to the next, from step 20 on."""
     late = [one["exact_match"] for one in held_out if one["version"] >= 20]
     return max([0.0, *(before - after for before, after in pairwise(late))])
-
-
-async def start_node(log: Path, *arguments: str, module: str = "swarm") -> asyncio.subprocess.Process:
-    """Start `python -m MODULE ARGUMENTS`, which ends when this process does. What it prints goes to `log`."""
-    # For its owner alone: a learner prints its page's address with the token.
-    await asyncio.to_thread(log.touch, mode=0o600)
-    with log.open("wb") as output:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *arguments, "--stop-with-stdin"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            # Several engines share the cores; more threads each would only wait for one another.
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-
-
-async def learner_url(run_dir: Path, learner: asyncio.subprocess.Process, log: Path) -> str:
-    """Wait until the learner listens, and return where. Raise EchoError if it does not."""
-    path = run_dir / "node.json"
-    until = time.monotonic() + START_S
-    while not path.exists():
-        if learner.returncode is not None or time.monotonic() > until:
-            raise EchoError(f"the learner did not start: {last_words(log)}")
-        await asyncio.sleep(0.05)
-    return str(json.loads(path.read_text())["url"])
-
-
-async def stop_nodes(nodes: Sequence[asyncio.subprocess.Process]) -> None:
-    """Ask every node to end, and kill it after STOP_S."""
-    for process in nodes:
-        if process.returncode is None:
-            process.terminate()
-    try:
-        async with asyncio.timeout(STOP_S):
-            await asyncio.gather(*(process.wait() for process in nodes))
-    except (TimeoutError, asyncio.CancelledError):
-        for process in nodes:
-            if process.returncode is None:
-                process.kill()
-        await asyncio.gather(*(process.wait() for process in nodes))
-    await asyncio.to_thread(sweep)  # Those that were killed left their weights in memory
-
-
-def said(log: Path) -> list[str]:
-    """Return the lines that a node has printed."""
-    return log.read_text(errors="replace").strip().splitlines()
-
-
-def last_words(log: Path) -> str:
-    return f"{' | '.join(said(log)[-2:]) or 'it said nothing'} (log: {log})"
 
 
 def verdict(did: str, *, learned: bool, control: bool, steps: int) -> str:

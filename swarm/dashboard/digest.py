@@ -128,7 +128,7 @@ def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
         "cost": part(status, "cost").get("cost_per_hour"),
     }
     tones = {
-        "busy": "warn" if (idle or 0.0) > max(LITTLE, number(capacity, "idle_target")) else "",
+        "busy": "warn" if (idle or 0.0) > LITTLE else "",
         "staleness": "bad" if number(metrics, "staleness/max") > bound else "",
         "discarded": "warn" if lost > LITTLE * (lost + accepted) else "",
     }
@@ -147,7 +147,7 @@ def _rows(status: Mapping[str, Any], config: Mapping[str, Any], *, live: bool) -
     gone = {} if live else {"state": "gone", **no_rates}
     silent_s = SILENT_BEATS * number(config, "beat_s")
     own = {name: status.get(name) for name in ("node", "state", "version", "up_bytes_per_s")}
-    name = words(config, "nickname", 64) or words(status, "node", ID_LENGTH)
+    name = words(status, "node", ID_LENGTH)
     yield _row(
         {**own, "name": name, "role": "learner", "lag": 0, "last_seen_s": 0, "why": status.get("waits_for"), **no_rates}
     )

@@ -39,13 +39,13 @@ class PublicState:
 def public_state(status: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Samplers have the names that their owners chose, else the beginning of their ids. What they gave counts since the
     run began; those that are barred are left out."""
-    card = card_of(words(config, "model"), words(config, "task"), words(config, "nickname", NAME_LENGTH))
+    card = card_of(words(config, "model"), words(config, "task"))
     cost, leaders, barred = part(status, "cost"), status.get("leaders"), status.get("barred")
     given = [one for one in leaders if isinstance(one, list) and len(one) == 4] if isinstance(leaders, list) else []
     named = [dict(zip(("node", "name", "rollouts", "tokens"), one, strict=True)) for one in given]
     tested: list[Mapping[str, Any]] = parts(status, "held_out") or [{}]
     return {
-        "run": card.led_by or f"{card.model} on {card.task}",
+        "run": f"{card.model} on {card.task}",
         "model": card.model,
         "task": card.task,
         "what": purpose(card),

@@ -74,7 +74,6 @@ class Answering:
                 began=record.began if template is not None else None,
                 arguments=self._config.chat_arguments,
                 system_prompt=self._config.system_prompt,
-                held_out_share=self._config.held_out_share,
             )
             runs = VerifiersRuns(begin, endpoint.token, self._run_dir / "environment.log")
             exits.push_async_callback(runs.close)

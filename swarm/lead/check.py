@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import msgspec
 from swarm.broadcast.store.disk import SPARE_BYTES, free_bytes
 from swarm.errors import ChildFailed, UserError
 from swarm.lead.answering import episode_rules
+from swarm.lead.training import KEPT_CHECKPOINTS
 from swarm.learner.checkpoint.files import newest_whole
 from swarm.learner.messages import Prepared, TrainGroup, TrainRollout
 from swarm.learner.process import TrainerProcess, torchrun_options
@@ -46,6 +48,7 @@ SCORED_PROMPTS = 32  # Of each side: enough to see a reward that fails, or that 
 CHECKPOINT_BYTES = 12  # Bytes per trained parameter in a checkpoint: fp32 weights and two moments
 TRIED_GROUPS, TRIED_TOKENS = 2, 4096  # Of the step that is tried: seconds, on a GPU or with a small model
 LARGE_PARAMETERS, SMALL_PARAMETERS = 500_000_000, 10_000_000
+PROCESSES = max(1, min(8, (os.cpu_count() or 1) // 4))  # For rewards: the trainer and the network need the rest
 COPIES = 4  # Approximate copies of the published weights on disk: staged, mapped, held for audits, and served versions
 
 
@@ -154,14 +157,12 @@ def _random_group(prompt: Prompt, size: int, length: int, vocab_size: int, draw:
 
 
 def _check_disk(config: LeadConfig, prepared: Prepared, place: Path, say: Callable[[str], None]) -> None:
-    checkpoints = (config.keep_checkpoints + 2) * CHECKPOINT_BYTES * prepared.trained
+    checkpoints = (KEPT_CHECKPOINTS + 2) * CHECKPOINT_BYTES * prepared.trained
     needed = checkpoints + COPIES * prepared.layout.total_bytes + SPARE_BYTES
     free = free_bytes(place)
-    said = (
-        f"about {needed / 1e9:.1f} GB for weights and {config.keep_checkpoints} checkpoints, {free / 1e9:.1f} GB free"
-    )
+    said = f"about {needed / 1e9:.1f} GB for weights and {KEPT_CHECKPOINTS} checkpoints, {free / 1e9:.1f} GB free"
     if free < needed:
-        raise UserError(f"the disk of {place} is too small: {said}; pass a --run-dir elsewhere or --keep-checkpoints 1")
+        raise UserError(f"the disk of {place} is too small: {said}; pass a --run-dir elsewhere")
     say(f"disk     {said}")
 
 
@@ -211,6 +212,7 @@ def reward_pool(
     config: LeadConfig,
     files_dir: Path | None = None,
     stop_token_ids: Sequence[int] = (),
+    processes: int = PROCESSES,
 ) -> RewardPool:
     """Return the reward processes of a run, not yet started. `files_dir`, in the run's directory, has the tokenizer,
     which scoring texts does not need; with it, rewards print into the run's logs."""
@@ -228,7 +230,7 @@ def reward_pool(
     return RewardPool(
         begin,
         timeout_s=config.reward_timeout_s,
-        processes=config.resolved_reward_processes,
+        processes=processes,
         logs=files_dir.parent / LOGS if files_dir is not None else None,
     )
 

@@ -301,8 +301,8 @@ class LearnerNode:
     def _sign_card(self, weights_bytes: int) -> None:
         config, network = self._config, self._network
         longest = config.max_prompt_tokens + self._max_new_tokens if config.max_prompt_tokens else 0
-        names = config.model, config.task, config.nickname
-        network.card = sign_card(card_of(*names, weights_bytes=weights_bytes, sample_tokens=longest), network.key)
+        card = card_of(config.model, config.task, weights_bytes=weights_bytes, sample_tokens=longest)
+        network.card = sign_card(card, network.key)
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -456,8 +456,8 @@ class LearnerNode:
             restored += plane.bar(node, why)
         if (auditing := self._auditing()) is not None:
             self._publication.kept_at = auditing.place
-        processes = config.resolved_reward_processes
-        self._rollouts.open(plane, score, self._life.journal, restored, self._answering.step, processes, auditing)
+        step, processes = self._answering.step, rewards.processes
+        self._rollouts.open(plane, score, self._life.journal, restored, step, processes, auditing)
         sweeping = asyncio.create_task(self._answering.sweep(plane.leased.attempts))
         self._exits.callback(sweeping.cancel)
         return Steps(

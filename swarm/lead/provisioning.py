@@ -77,9 +77,7 @@ class Provisioning(SamplerWatch):
         self._book = CostBook(
             learner_cost_per_hour=config.cost_per_hour, learner_up_cost_per_gb=config.egress_cost_per_gb, now=clock()
         )
-        self._rules = Rules(
-            activate=self._mode(priced=False), idle_target=config.idle_target, budget_per_hour=config.budget_per_hour
-        )
+        self._rules = Rules(activate=self._mode(priced=False), budget_per_hour=config.budget_per_hour)
         self._activation = Activation(self._rules)
         self._offers: dict[NodeId, Offer] = {}
         self._held: dict[NodeId, VersionId] = {}
@@ -386,7 +384,6 @@ class Provisioning(SamplerWatch):
             "activate": self._rules.activate,
             "active": len(self._active),
             "standby": len(self._standby),
-            "idle_target": self._config.idle_target,
             "idle_share": round(idle, 4) if idle is not None else None,
             **chosen,
             "inputs": self._inputs(),

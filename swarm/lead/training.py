@@ -46,6 +46,7 @@ from swarm.run.timeline import LEARNER
 from swarm.types import MAX_PARTS, NodeId, Prompt, Rollout, Score
 from swarm.wire import Digest
 
+KEPT_CHECKPOINTS = 3  # The newest stay on disk
 MAX_FAULTS = 3  # Trainers in a row that end without a learner step: then the machine or the model is to blame
 
 R = TypeVar("R")
@@ -316,10 +317,10 @@ class Training:
             return
         self.saved_step, self.save_fault = saved.step, ""
         self._run.log.event("checkpoint", step=saved.step)
-        await asyncio.to_thread(prune, self._root, self._run.config.keep_checkpoints)
+        await asyncio.to_thread(prune, self._root, KEPT_CHECKPOINTS)
         kept = await asyncio.to_thread(whole_checkpoints, self._root)
         # The best checkpoint may be far older than the others, and needs no rollouts to go on from.
-        oldest = min(sorted(one.step for one in kept)[-self._run.config.keep_checkpoints :], default=0)
+        oldest = min(sorted(one.step for one in kept)[-KEPT_CHECKPOINTS:], default=0)
         # Prune a batch at a time, so that the journal's thread is never busy for long.
         while await self._run.journal.prune(oldest_step=oldest, keep_rollouts=self._run.config.keep_rollouts):
             pass

@@ -6,11 +6,11 @@ The alarms, in order of precedence:
     not_finite      the gradient's norm is NaN or infinite                       skip that optimiser step
                     three learner steps in a row of nothing but such ones        stop
     mismatch_kl     most rollouts, and most samplers, claim log-probs further    skip all of the learner step
-                    than `mismatch_kl` from the learner's own at equal weights
+                    than MISMATCH_KL from the learner's own at equal weights
                     ten such learner steps in a row                              stop
-    gradient_spike  the norm is above `gradient_spike` medians of the last 50    skip that optimiser step
+    gradient_spike  the norm is above GRADIENT_SPIKE medians of the last 50      skip that optimiser step
                     and would have to be clipped
-    entropy         it has fallen to the share `entropy` of what it was at       halve the learning rate, at most
+    entropy         it has fallen to ENTROPY_SHARE of what it was at             halve the learning rate, at most
                     first, and the reward has not risen for it                   every ten steps and to an eighth
 
 A step that cannot be judged neither counts nor breaks a row: one with no group to learn from and, for mismatch_kl, one
@@ -35,8 +35,11 @@ from statistics import fmean, median, median_low
 from msgspec import structs
 
 from swarm.learner.claims import Claim
-from swarm.learner.messages import Alarm, AlarmKind, AlarmState, Reaction, TrainerConfig
+from swarm.learner.messages import Alarm, AlarmKind, AlarmState, Reaction
 
+MISMATCH_KL = 0.5  # Nats a token
+GRADIENT_SPIKE = 10.0  # Medians of the last norms
+ENTROPY_SHARE = 0.1
 GRADIENT_CLIP = 1.0  # Norm to which gradients are clipped; a shorter gradient is never a spike
 NORMS_KEPT = 50  # Of 25 learner steps of two minibatches; spikes are among them, so a lasting change becomes normal
 NORMS_BEFORE = 20  # Norms before any counts as a spike: the first ones of a run, under warm-up, are few and small
@@ -61,7 +64,7 @@ REASONS: dict[tuple[AlarmKind, Reaction], str] = {
         "versions of transformers and vLLM, the samplers' dtype, and the chat template; look for one odd sampler in "
         "`echo-node status`"
     ),
-    ("gradient_spike", "skip"): "the gradient is far larger than it was of late: this optimiser step is left out",
+    ("gradient_spike", "skip"): "the gradient is far larger than the last ones: this optimiser step is left out",
     ("entropy", "lower"): "the policy has lost its entropy and gained no reward for it: the learning rate is halved",
 }
 
@@ -70,8 +73,7 @@ class Alarms:
     """`is_fit` judges every optimiser step before it is made, `stepped` every learner step after it. A checkpoint holds
     `state`."""
 
-    def __init__(self, config: TrainerConfig, state: AlarmState | None = None) -> None:
-        self._config = config
+    def __init__(self, state: AlarmState | None = None) -> None:
         self.state = state or AlarmState()
         self._mismatch: float | None = None
         self._optimizer_steps = 0
@@ -89,7 +91,7 @@ class Alarms:
             self._broken = gradient_norm
             return False
         self._is_finite_seen = True
-        limit = max(GRADIENT_CLIP, self._config.alarm_gradient_spike * self._usual_norm())
+        limit = max(GRADIENT_CLIP, GRADIENT_SPIKE * self._usual_norm())
         self.state = structs.replace(self.state, norms=(*self.state.norms, gradient_norm)[-NORMS_KEPT:])
         if self._is_mismatched:
             return False
@@ -135,14 +137,14 @@ class Alarms:
         if not count:
             return []
         reaction: Reaction = "stop" if count >= MISMATCH_STEPS else "skip"
-        return [_alarm("mismatch_kl", reaction, self._mismatch, self._config.alarm_mismatch_kl)]
+        return [_alarm("mismatch_kl", reaction, self._mismatch, MISMATCH_KL)]
 
     def _collapsed(self, figures: Mapping[str, float]) -> list[Alarm]:
         self.state = state = self._with_figures(figures)
-        if len(state.recent) < ENTROPY_STEPS or len(state.first) < ENTROPY_STEPS or not self._config.alarm_entropy:
+        if len(state.recent) < ENTROPY_STEPS or len(state.first) < ENTROPY_STEPS:
             return []
         entropy, reward = _mean(state.recent, 0), _mean(state.recent, 1)
-        limit = self._config.alarm_entropy * _mean(state.first, 0)
+        limit = ENTROPY_SHARE * _mean(state.first, 0)
         paid_for = reward >= _mean(state.first, 1) + PAID_FOR * _mean(state.first, 2)
         may_lower = state.learning_rate_scale > MIN_SCALE and state.steps_since_lowered >= LOWER_EVERY_STEPS
         if entropy >= limit or paid_for or not may_lower:
@@ -154,7 +156,7 @@ class Alarms:
 
     @property
     def _is_mismatched(self) -> bool:
-        return self._mismatch is not None and self._mismatch > self._config.alarm_mismatch_kl
+        return self._mismatch is not None and self._mismatch > MISMATCH_KL
 
     def _usual_norm(self) -> float:
         norms = self.state.norms

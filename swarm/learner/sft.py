@@ -88,7 +88,7 @@ class Tuner(Trainer):
             except (UserError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: {' '.join(str(error).split())}") from error
             question = Prompt(prompt_id="-", text=str(row.token_ids[: row.prompt_tokens].tolist()), answer="")
-            sides[is_held_out(question, config.held_out_share)].append(row)
+            sides[is_held_out(question)].append(row)
         if not all(sides):
             raise UserError(f"{path} has {len(sides[0])} examples to train on and {len(sides[1])} held out: add some")
         return sides

@@ -51,7 +51,7 @@ class Update:
         self.learning_rate = config.resolved_learning_rate  # The peak; the owner may change it during the run
         self.objective = OBJECTIVES[config.objective]
         learning.policy.module.entropy_pulls = config.entropy_weight > 0
-        self.alarms = Alarms(config)
+        self.alarms = Alarms()
         self.claims = Claims() if config.audit_share else Claims(math.inf)
         self.withheld = Counter[str]()
         """For each sampler, how many rollouts the last step left out because of their claims."""

@@ -22,7 +22,7 @@ from swarm.net.client import (
     other_protocol,
 )
 from swarm.net.signing import PublicKeyField, SigningKey, swarm_id_of, unseal
-from swarm.types import Count, Id, Nickname, Role, Seconds, SwarmId, quoted
+from swarm.types import Count, Id, Role, Seconds, SwarmId, quoted
 from swarm.wire import PROTOCOL, Message, decode, encode
 
 HELLO_PATH = "/v1/hello"
@@ -35,12 +35,11 @@ Name = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Card(Message, frozen=True):
-    """The model, what it learns, who leads, the size of its weights (0 while the learner has not loaded them), and how
+    """The model, what it learns, the size of its weights (0 while the learner has not loaded them), and how
     long a sample with its prompt may be; 0 if it may be as long as the model can read."""
 
     model: Name
     task: Name
-    led_by: Nickname = ""
     weights_bytes: Count = 0
     sample_tokens: Count = 0
 
@@ -50,14 +49,13 @@ def sign_card(card: Card, key: SigningKey) -> bytes:
     return key.seal(CARD_CONTEXT, encode(card))
 
 
-def card_of(model: str, task: str, led_by: str, *, weights_bytes: int = 0, sample_tokens: int = 0) -> Card:
+def card_of(model: str, task: str, *, weights_bytes: int = 0, sample_tokens: int = 0) -> Card:
     """Return what is told of a run: of paths on this machine only the last part."""
     kind, colon, rest = task.partition(":")
     told = f"{kind}{colon}{_without_directory(rest)}"
     return Card(
         model=_without_directory(model)[:64],
         task=told[:64],
-        led_by=led_by,
         weights_bytes=weights_bytes,
         sample_tokens=sample_tokens,
     )
@@ -78,8 +76,7 @@ def open_card(sealed: bytes, learner_key: bytes) -> Card | None:
 
 
 def purpose(card: Card) -> str:
-    by = f", led by {quoted(card.led_by)}" if card.led_by else ""
-    return f"this swarm trains {quoted(card.model)} on the task {quoted(card.task)}{by}"
+    return f"this swarm trains {quoted(card.model)} on the task {quoted(card.task)}"
 
 
 def card_lines(card: Card, *, draws: bool, has_base: bool) -> Iterator[str]:

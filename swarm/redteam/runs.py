@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from swarm.audit.auditing import evidence_in
-from swarm.cli.demo import EVAL_PROMPTS, learner_url, start_node, stop_nodes
 from swarm.node.identity import load_or_create_key
 from swarm.redteam.sampler import ENGINES, HANGING, NOTED, RAISING
 from swarm.redteam.wire import RELAYS, WIRE, Client
+from swarm.run.local import learner_url, start_node, stop_nodes
 from swarm.tasks.digits import CopyTask
 from swarm.types import NodeId, Prompt, Score
 
 LIMIT_S, LIMIT_PER_STEP_S = 120.0, 4.0  # A run that takes longer has hung; a step takes a second beside a dozen nodes
 MAX_STALENESS = 2
+EVAL_PROMPTS = 500  # Where the accuracy at the end counts: a share of 0.95 is then known to 0.02
 FLATTERED_EVERY = 20  # Steps: answers to held-out prompts can flatter only until the model itself knows them
 SETTINGS = """\
 [swarm]

@@ -98,14 +98,14 @@ def tell_least(self: Any, honest: Any) -> Job:
     return replace(job, rules=replace(job.rules, stop_token_ids=stops))
 
 
-CHOOSING = (EngineWorker, "draw_batch", dawdle), (Game, "job", tell_least)
+CHOOSING = (EngineWorker, "draw", dawdle), (Game, "job", tell_least)
 NODES: dict[str, tuple[Change, ...]] = {
     "old-version": ((RolloutClient, "ask", lag),),
     "class-hopper": ((RolloutClient, "ask", hop),),
     "stolen-answers": ((RolloutClient, "ask", asking_for(HALF)),),
     "best-of-versions": CHOOSING,
     "spliced-spans": CHOOSING,
-    "hoarded-leases": ((RolloutClient, "ask", asking_for(HOARD)), (EngineWorker, "draw_batch", never)),
+    "hoarded-leases": ((RolloutClient, "ask", asking_for(HOARD)), (EngineWorker, "draw", never)),
     "equivocation": ((RolloutClient, "submit", equivocate),),
 }
 

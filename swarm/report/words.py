@@ -19,7 +19,7 @@ MAX_CHARACTERS = 400  # Of anybody's words in one place
 MAX_COUNTED = 16  # Reasons told beside one another
 ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
 JOIN_LENGTH = 4096  # A join line names eight addresses at most
-BUSY = 0.05  # Idle share up to which nobody asks what a learner waits for, unless its user set a higher target
+BUSY = 0.05  # Idle share up to which nobody asks what a learner waits for
 
 
 def finite(value: object) -> float | None:
@@ -135,7 +135,7 @@ def bottleneck(status: Mapping[str, Any] | None) -> str:
         return f"all {counted(standby, 'sampler')} wait on standby: {next(filter(None, reasons), 'none is chosen')}"
     if idle is None:
         return "what binds is known after the second step"
-    if idle <= max(BUSY, number(capacity, "idle_target")):
+    if idle <= BUSY:
         return f"nothing binds: the learner is busy {_share(1 - idle)} of the time"
     return f"learner idle {_share(idle)}: {_rewards(status) or _binds(status, capacity)}"
 

@@ -6,7 +6,8 @@ restarted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -51,9 +52,10 @@ class Reckon(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reckoned(msgspec.Struct, frozen=True):
-    """How many samples fit side by side, and a line for the machine's owner."""
+    """How many samples fit side by side, in which dtype, and a line for the machine's owner."""
 
     places: int
+    dtype: str
     said: str
 
 
@@ -159,6 +161,15 @@ class Sampled(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
+def drawn(token_ids: Sequence[int], logprobs: Sequence[float], spans: tuple[Span, ...], finish: Finish) -> Sampled:
+    ids, floats = array("i", token_ids).tobytes(), array("f", logprobs).tobytes()
+    return Sampled(token_ids=ids, logprobs=floats, spans=spans, finish=finish)
+
+
+def failed(fault: str) -> Sampled:
+    return Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault=fault)
+
+
 class Generated(msgspec.Struct, frozen=True):
     """Answers in the order of the jobs. `steps` is the length of the longest sample, finished or not, drawn in
     `seconds`; if not all were drawn side by side, it is summed over the batches."""
@@ -168,6 +179,7 @@ class Generated(msgspec.Struct, frozen=True):
     steps: int
 
 
+TIME_LIMIT = "time limit"  # Why a sample failed
 ASSUMED_SAMPLE_TOKENS = 4096
 """Prompt and completion of a sample without a limit: contexts of 40,000 tokens and more are seldom used, and an engine
 that reserved them would draw one sample at a time."""

@@ -1,7 +1,7 @@
-"""How leases enter an engine and answers leave it: a batch at a time, or each sample on its own.
+"""How leases enter an engine and answers leave it: each sample on its own, or a batch at a time.
 
-A feed holds leases until they are drawn. `room` waits until it can take more, so a feed holds at most the engine's
-places and a share ahead of them.
+A feed holds leases until they are drawn. `room` waits until it can take more. So a feed holds at most the engine's
+places and a share ahead of them, or in lockstep one batch in the engine and one ahead of it.
 """
 
 from __future__ import annotations
@@ -42,67 +42,27 @@ def spare_of(places: int) -> int:
     return -(-places // AHEAD)
 
 
-class BatchFeed:
-    """One batch in the engine and one ahead of it. `running` counts the samples in the engine."""
-
-    def __init__(self, engine: EngineWorker, step: Step) -> None:
-        self._engine, self._step = engine, step
-        self._next: asyncio.Queue[list[Game]] = asyncio.Queue(1)
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.running = 0
-
-    async def room(self) -> Room:
-        """Wait until more leases may be added."""
-        await self._next.join()
-        return Room(self._engine.places, 0)
-
-    def add(self, leases: list[TimedLease]) -> None:
-        self._next.put_nowait(games_of(leases))
-
-    def take_back(self) -> set[SampleName]:
-        """Forget the samples that have not started, and return them."""
-        games = [] if self._next.empty() else self._next.get_nowait()
-        return {game.name for game in games}
-
-    async def run(self, done: Done) -> None:
-        """Draw until cancelled. Raise ChildFailed if the engine breaks. `done` is awaited before more answers come."""
-        follows = False
-        while True:
-            games = await self._next.get()
-            self._idle.clear()
-            self.running = len(games)
-            self._next.task_done()
-            answers = await self._engine.draw_batch(games, self._step, follows=follows)
-            follows = not self._next.empty()
-            await done({game.name for game in games}, answers)
-            self.running = 0
-            self._idle.set()
-
-    async def idle(self) -> None:
-        """Return when nothing is running and `done` has all answers."""
-        await self._idle.wait()
-
-
-class SampleFeed:
+class Feed:
     """Each sample starts when a place is free; answers that arrive together are handed on together. Half of the samples
-    ahead wait in the engine itself, so that its next step fills a free place.
+    ahead wait in the engine itself, so that its next step fills a free place. An engine in lockstep gets all that wait
+    once it has drawn its batch, at most as many as it has places.
 
     An episode whose environment is to answer has no place: another sample is asked for, and takes it. When it comes
-    back it is the first to get one."""
+    back it is the first to get one. `step` hands in its turns."""
 
     def __init__(self, engine: EngineWorker, step: Step) -> None:
         self._engine, self._step = engine, step
         self._waiting: deque[Game] = deque()
         self._ended: list[tuple[SampleName, Answer | None]] = []
         self._in_engine = engine.places + spare_of(engine.places) // 2
-        self._is_closing = self._plays = False
+        self._is_closing = self._plays = self._follows = False
         # Each event has one waiter, which checks the state itself.
         self._beginnable, self._answered, self._roomy, self._idle = (asyncio.Event() for _ in range(4))
         self._idle.set()
         self.running = self._thinking = 0
 
     async def room(self) -> Room:
+        """Wait until more leases may be added."""
         while 2 * (room := self._room()).capacity < spare_of(self._engine.places):
             self._roomy.clear()
             await self._roomy.wait()
@@ -115,51 +75,69 @@ class SampleFeed:
         self._beginnable.set()
 
     def take_back(self) -> set[SampleName]:
+        """Forget the samples that have not started, and return them."""
         names = {game.name for game in self._waiting}
         self._waiting.clear()
         self._is_closing = True
         return names
 
     async def run(self, done: Done) -> None:
+        """Draw until cancelled. Raise ChildFailed if the engine breaks. `done` is awaited before it gets more."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hand_on(done))
             while True:
                 await self._beginnable.wait()
                 self._beginnable.clear()
-                while self._waiting and self.running < self._in_engine:
-                    self.running += 1
+                while games := self._next():
+                    self.running += len(games)
                     self._idle.clear()
-                    group.create_task(self._play(self._waiting.popleft()))
+                    self._roomy.set()
+                    group.create_task(self._draw(games))
 
     async def idle(self) -> None:
+        """Return when nothing is running and `done` has all answers."""
         await self._idle.wait()
 
     def _room(self) -> Room:
+        if self._engine.lockstep:
+            return Room(0 if self._waiting or self._ended else self._engine.places, 0)
         room = room_of(self._engine.places, self.running + len(self._waiting) + len(self._ended))
         # A turn is short: a place falls free before the answer to a question is here.
         return Room(room.capacity, room.capacity) if self._plays else room
 
-    async def _play(self, game: Game) -> None:
-        """Draw what is next of a game, and let its environment answer without a place in the engine."""
-        answer = game.answer(await self._engine.draw(game.job()))
-        self.running -= 1
+    def _next(self) -> list[Game]:
+        """Take the samples that begin now in one call of the engine."""
+        if self._engine.lockstep:
+            count = 0 if self.running else self._engine.places
+        else:
+            count = 1 if self.running < self._in_engine else 0
+        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+
+    async def _draw(self, games: list[Game]) -> None:
+        """Draw what is next of some games, and let their environments answer without places in the engine."""
+        drawn = await self._engine.draw(games, follows=self._follows)
+        self._follows = bool(self._waiting)
+        self.running -= len(games)
         self._beginnable.set()
-        if not game.is_episode:
-            self._end(game, answer)
-            return
-        self._thinking += 1
+        answers = [(game, game.answer(one)) for game, one in zip(games, drawn, strict=True)]
+        self._end([(game.name, answer) for game, answer in answers if not game.is_episode])
+        turns = [self._go_on(game, answer) for game, answer in answers if game.is_episode]
+        self._thinking += len(turns)
         self._roomy.set()
-        said = await self._step(answer)
+        await asyncio.gather(*turns)
+
+    async def _go_on(self, game: Game, turn: Answer) -> None:
+        said = await self._step(turn)
         self._thinking -= 1
         if not game.goes_on(said):
-            self._end(game, None)
+            self._end([(game.name, None)])
         elif not self._is_closing:
             self._waiting.appendleft(game)
             self._beginnable.set()
         self._answered.set()
 
-    def _end(self, game: Game, answer: Answer | None) -> None:
-        self._ended.append((game.name, answer))
+    def _end(self, ended: list[tuple[SampleName, Answer | None]]) -> None:
+        self._ended += ended
         self._answered.set()
 
     async def _hand_on(self, done: Done) -> None:
@@ -176,11 +154,3 @@ class SampleFeed:
 
 def games_of(leases: Sequence[TimedLease]) -> list[Game]:
     return [Game(timed, spec) for timed in leases for spec in timed.lease.samples]
-
-
-Feed = BatchFeed | SampleFeed
-
-
-def feed_of(engine: EngineWorker, step: Step) -> Feed:
-    """Return the feed for a loaded engine. `step` hands in turns of episodes."""
-    return BatchFeed(engine, step) if engine.lockstep else SampleFeed(engine, step)

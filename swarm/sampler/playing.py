@@ -6,17 +6,16 @@ is what the next turn continues. Only the learner knows when the episode has end
 
 from __future__ import annotations
 
-import asyncio
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
 from swarm.rollout.messages import Answer, SampleName, Stepped
 from swarm.rollout.plane.episodes import seat_seed
 from swarm.sampler.client import TimedLease
-from swarm.sampler.engine import Generated, Job, Sampled
+from swarm.sampler.engine import Job, Sampled
 from swarm.types import Rollout, SampleSpec
 
 Step = Callable[[Answer], Awaitable[Stepped]]
@@ -72,31 +71,3 @@ class Game:
         while len(self._streams) <= seat:
             self._streams.append(bytearray())
         return self._streams[seat]
-
-
-async def play_together(
-    games: Sequence[Game], draw: Callable[[tuple[Job, ...]], Awaitable[Generated]], step: Step
-) -> tuple[list[Answer], Generated]:
-    """Draw the next turns of all games that go on, until none does. Return the completions, and all that was drawn as
-    one generation, whose time includes the environments'."""
-    answers: list[Answer] = []
-    began, steps, samples = time.monotonic(), 0, list[Sampled]()
-    seconds = 0.0
-    going, thinking = list(games), dict[asyncio.Task[Stepped], Game]()
-    while going or thinking:
-        if going:
-            generated = await draw(tuple(game.job() for game in going))
-            steps, samples = steps + generated.steps, samples + list(generated.samples)
-            seconds += generated.seconds
-            for game, one in zip(going, generated.samples, strict=True):
-                answer = game.answer(one)
-                if game.is_episode:
-                    thinking[asyncio.ensure_future(step(answer))] = game
-                else:
-                    answers.append(answer)
-        # What was handed in together comes back together, so the next batch is full again.
-        done = (await asyncio.wait(thinking, return_when=asyncio.FIRST_COMPLETED))[0] if thinking else set()
-        going = [game for task in done if (game := thinking.pop(task)).goes_on(task.result())]
-    if any(game.is_episode for game in games):
-        seconds = time.monotonic() - began
-    return answers, Generated(samples=tuple(samples), seconds=seconds, steps=steps)

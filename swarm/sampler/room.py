@@ -146,18 +146,24 @@ def places(shape: Shape, device: Device, options: EngineOptions) -> int:
 
 def reckon(kind: EngineKind, layout: Layout, options: EngineOptions) -> Reckoned:
     """Return how many samples fit here, and what is said of that. Raise UserError if there is no room for a few."""
-    shape, device = shape_of_layout(layout), measured(kind, options)
+    shape = shape_of_layout(layout)
+    device = measured(kind, options, shape.parameters)
+    if device.dtype == "float16" and kind != "vllm" and any(spec.dtype == "BF16" for spec in layout.tensors):
+        raise UserError(
+            "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
+            "choose --dtype bfloat16 or float32"
+        )
     beside = adapters_bytes(layout, options, device.dtype) if kind == "vllm" else 0
     if kind == "mlx":
         # An install holds all experts as they came beside those that it had, until they are stacked.
         beside = sum(tensor.nbytes for tensor in layout.tensors if len(tensor.shape) > 2)
-    device = dataclasses.replace(device, free_bytes=device.free_bytes - beside)
-    if layout.adapter is not None and kind != "mlx":
-        device = dataclasses.replace(device, lighter="")
+    lighter = "" if layout.adapter is not None and kind != "mlx" else device.lighter
+    device = dataclasses.replace(device, free_bytes=device.free_bytes - beside, lighter=lighter)
     count, tokens = places(shape, device, options), sample_tokens(shape, options)
     held = weights_bytes(shape, device.dtype, options.precision)
     return Reckoned(
         places=count,
+        dtype=device.dtype,
         said=f"room: {size(device.free_bytes)} free on {device.where}, of which the engine's weights take "
         f"{size(held)} and up to {count} samples of {tokens:,} tokens "
         f"{size(count * sample_bytes(shape, tokens, device.dtype))}",
@@ -167,13 +173,13 @@ def reckon(kind: EngineKind, layout: Layout, options: EngineOptions) -> Reckoned
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
-def measured(kind: EngineKind, options: EngineOptions) -> Device:
-    """Ask this machine what is free where an engine of this kind would run now."""
+def measured(kind: EngineKind, options: EngineOptions, parameters: int) -> Device:
+    """Ask this machine what is free where an engine of this kind would run a model of that size now."""
     if kind == "mlx":
         return _measured_for_mlx(options)
     import torch
 
-    from swarm.models.device import pick_device
+    from swarm.models.device import is_cpu_fast_in_half, pick_device
 
     is_vllm, count = kind == "vllm", options.tensor_parallel_size
     device = torch.device("cuda" if torch.version.cuda else "cpu") if is_vllm else pick_device(options.device)
@@ -190,7 +196,7 @@ def measured(kind: EngineKind, options: EngineOptions) -> Device:
         free_bytes=free,
         share=share,
         max_places=GPU_PLACES if is_gpu else CPU_PLACES,
-        dtype=dtype_of(options, is_gpu=is_gpu),
+        dtype=dtype_of(options, is_gpu=is_gpu or (not is_vllm and is_cpu_fast_in_half(device, parameters))),
         lighter=LIGHTER[is_vllm] if is_gpu or is_vllm else "",
     )
 

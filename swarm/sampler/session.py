@@ -34,7 +34,7 @@ from swarm.broadcast.receiver import Receiver
 from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
 from swarm.rollout.messages import Answer, DroppedRollouts, Offer, SampleName, Stepped
 from swarm.sampler.client import RolloutClient
-from swarm.sampler.feeding import Feed, feed_of
+from swarm.sampler.feeding import Feed
 from swarm.sampler.handing import Handing
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
@@ -240,7 +240,7 @@ class Session:
         if started.exposed and started.exposed != self._status.exposed:
             self._say(started.exposed)
         self._status.exposed = started.exposed
-        self._feed = feed_of(self._engine, self._handing.hand_in)
+        self._feed = Feed(self._engine, self._handing.hand_in)
 
     # -- rollouts --------------------------------------------------------------------------------------------
 

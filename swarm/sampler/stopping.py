@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -31,6 +32,7 @@ class StopStrings:
         return next((count for count, done in enumerate(self.reached(prefixes), 1) if done), None)
 
 
+@cache
 def load_tokenizer(directory: str) -> Tokenizer:
-    """Load the model's own tokenizer, which every learner publishes with it."""
+    """Return the model's own tokenizer, which every learner publishes with it."""
     return Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))

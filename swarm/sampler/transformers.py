@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby
-from math import prod
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 import torch
-from tokenizers import Tokenizer
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
 from swarm.learner.policy import PROBE_ERROR
-from swarm.models.device import SMALL_MODEL_PARAMETERS, is_cpu_fast_in_half, pick_device
+from swarm.models.device import SMALL_MODEL_PARAMETERS, pick_device
 from swarm.models.draws import gumbel
 from swarm.sampler.engine import (
-    EngineDtype,
+    TIME_LIMIT,
     Generate,
     Generated,
     Install,
@@ -35,6 +32,8 @@ from swarm.sampler.engine import (
     Start,
     Started,
     Told,
+    drawn,
+    failed,
 )
 from swarm.sampler.growing import can_grow, grow
 from swarm.sampler.room import reckon
@@ -63,26 +62,14 @@ class TransformersEngine:
         self._version: VersionId | None = None
         self._sums: list[int] = []  # Of the tensors as this engine holds them
         self._directory = ""
-        self._tokenizer: Tokenizer | None = None
         self._takes_filling: bool | None = None  # Whether prompts of other lengths may share a batch; not known yet
 
     def start(self, command: Start, progress: Told) -> Started:
         if command.options.precision != "none":
             raise UserError("--precision rounds the weights of other engines: transformers takes them as they are")
         device = pick_device(command.options.device)
-        options = command.options
-        if options.dtype == "auto" and is_cpu_fast_in_half(
-            device, sum(prod(spec.shape) for spec in command.layout.tensors)
-        ):
-            options = msgspec.structs.replace(options, dtype="bfloat16")
-        dtype = _dtype(options.dtype, device)
-        if dtype == torch.float16 and any(spec.dtype == "BF16" for spec in command.layout.tensors):
-            raise UserError(
-                "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
-                "choose --dtype bfloat16 or float32"
-            )
-        room = reckon("transformers", command.layout, options)
-        model = build_model(command.directory, command.layout, dtype)
+        room = reckon("transformers", command.layout, command.options)
+        model = build_model(command.directory, command.layout, getattr(torch, room.dtype))
         model.to(device).eval()
         # The model's own defaults (such as a repetition penalty) would distort the distribution that the lease asks
         # for.
@@ -95,7 +82,7 @@ class TransformersEngine:
         return Started(
             engine="transformers",
             device=str(device),
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=room.dtype,
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             places=room.places,
             context_tokens=min(filter(None, (context_tokens, command.options.max_model_len)), default=0),
@@ -168,9 +155,9 @@ class TransformersEngine:
         for _, batch in groupby(order, key=keys.__getitem__):
             places = list(batch)
             spent_s = time.monotonic() - began
-            answers, drawn = self._generate_batch([command.jobs[i] for i in places], spent_s, progress)
+            answers, length = self._generate_batch([command.jobs[i] for i in places], spent_s, progress)
             samples.update(zip(places, answers, strict=True))
-            steps += drawn
+            steps += length
         ordered = tuple(samples[i] for i in range(len(command.jobs)))
         return Generated(samples=ordered, seconds=time.monotonic() - began, steps=steps)
 
@@ -180,8 +167,8 @@ class TransformersEngine:
         draw = SeededDraw(jobs, self._model.device, progress)
         stopping = self._stopping(jobs)
         time_s = max(0.0, min(job.time_limit_s for job in jobs) - spent_s)
-        drawn = self._drawn_as_a_tree if can_grow(self._model) else self._drawn_apart
-        completions = drawn(jobs, draw, stopping, time_s).cpu().tolist()
+        draw_all = self._drawn_as_a_tree if can_grow(self._model) else self._drawn_apart
+        completions = draw_all(jobs, draw, stopping, time_s).cpu().tolist()
         logprobs = torch.stack(draw.logprobs, dim=1).cpu().tolist()
         ends = stopping.ends if stopping else [None] * len(jobs)
         sampled = [self._sampled(*row) for row in zip(jobs, completions, logprobs, ends, strict=True)]
@@ -240,8 +227,7 @@ class TransformersEngine:
     def _stopping(self, jobs: list[Job]) -> StopsRows | None:
         if not (stops := jobs[0].rules.stop):
             return None
-        self._tokenizer = self._tokenizer or load_tokenizer(self._directory)
-        return StopsRows(StopStrings(self._tokenizer, stops), len(jobs))
+        return StopsRows(StopStrings(load_tokenizer(self._directory), stops), len(jobs))
 
     def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float], end: int | None) -> Sampled:
         """Cut the completion. `end` is the number of tokens after which a stop string was reached."""
@@ -250,13 +236,9 @@ class TransformersEngine:
         length = next((i + 1 for i, token in enumerate(token_ids[:end]) if token in stops), end or len(token_ids))
         finish: Finish = "stop" if token_ids[length - 1] in stops or length == end else "length"
         if finish == "length" and length < job.rules.max_new_tokens:
-            return Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
-        return Sampled(
-            token_ids=array("i", token_ids[:length]).tobytes(),
-            logprobs=array("f", logprobs[:length]).tobytes(),
-            spans=(Span(version=self._version, start=0, end=length),),
-            finish=finish,
-        )
+            return failed(TIME_LIMIT)
+        spans = (Span(version=self._version, start=0, end=length),)
+        return drawn(token_ids[:length], logprobs[:length], spans, finish)
 
 
 class Blocking(Protocol):
@@ -355,14 +337,6 @@ class StopsRows:
             if reached and self.ends[row] is None:
                 self.ends[row] = completions.shape[1]
         return torch.tensor([end is not None for end in self.ends], device=completions.device)
-
-
-def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
-    if wanted != "auto":
-        named: torch.dtype = getattr(torch, wanted)
-        return named
-    # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def _batch_key(job: Job) -> tuple[int, tuple[int, ...], tuple[str, ...]]:

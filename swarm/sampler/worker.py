@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from swarm.broadcast.version.manifest import ChunkTable, Head, Layout
 from swarm.capacity.fleet import Lengths, mean_longest
 from swarm.errors import ChildFailed, UserError
 from swarm.process import Child, clean_environment
-from swarm.rollout.messages import MAX_DID, Answer, Did, Doing
+from swarm.rollout.messages import MAX_DID, Did, Doing
 from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import (
     EngineKind,
@@ -26,7 +25,6 @@ from swarm.sampler.engine import (
     Generated,
     Install,
     Installed,
-    Job,
     NotInstalled,
     Reckon,
     Reckoned,
@@ -34,7 +32,7 @@ from swarm.sampler.engine import (
     Start,
     Started,
 )
-from swarm.sampler.playing import Game, Step, play_together
+from swarm.sampler.playing import Game
 from swarm.sampler.weights import CONFIG, write_model_files
 from swarm.types import VersionId
 
@@ -245,36 +243,23 @@ class EngineWorker:
         self.doings.now("draw" if self._drawing else "wait")
         return None
 
-    async def draw_batch(self, games: Sequence[Game], step: Step, *, follows: bool = False) -> list[Answer]:
-        """Draw all games to their ends, in as many calls as the longest has turns. `follows`: they were at hand when
-        the last batch ended, so the time between (an install, the spool) counts as part of this batch's time."""
+    async def draw(self, games: Sequence[Game], *, follows: bool = False) -> tuple[Sampled, ...]:
+        """Draw what is next of one game, or in lockstep of a batch. `follows`: they were at hand when the last batch
+        ended, so the time between (an install) counts as part of this batch's time."""
         between_s = time.monotonic() - self._ended_at if follows else 0.0
-        with self._draws():
-            answers, generated = await play_together(games, self._generate, step)
-        self._ended_at = time.monotonic()
-        self.rates.batch(generated, between_s)
-        return answers
-
-    async def draw(self, job: Job) -> Sampled:
-        """Draw a completion, or a turn."""
-        with self._draws():
-            generated = await self._generate((job,))
-            (sampled,) = generated.samples
-            self.rates.sample(generated, self._drawing)
-        return sampled
-
-    async def _generate(self, jobs: tuple[Job, ...]) -> Generated:
-        return await self._child.call(Generate(jobs=jobs), Generated)
-
-    @contextmanager
-    def _draws(self) -> Iterator[None]:
-        self._drawing += 1
+        self._drawing += len(games)
         self.doings.now("draw")
         try:
-            yield
+            generated = await self._child.call(Generate(jobs=tuple(game.job() for game in games)), Generated)
+            if self.lockstep:
+                self.rates.batch(generated, between_s)
+            else:
+                self.rates.sample(generated, self._drawing)
         finally:
-            self._drawing -= 1
+            self._drawing -= len(games)
             self.doings.now("draw" if self._drawing else "wait")
+        self._ended_at = time.monotonic()
+        return generated.samples
 
     def check_fits(self, leases: list[TimedLease]) -> None:
         """Raise UserError if a sample is longer than this engine can draw. Submitting it as failed would spoil its

@@ -27,7 +27,6 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     lenient: bool = False
     prompt_column: str = "prompt"
     answer_column: str = "answer"
-    held_out_share: float = 0.05
     stop: tuple[str, ...] = ()
     task_options: dict[str, Any] = {}
 

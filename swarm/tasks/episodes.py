@@ -17,7 +17,7 @@ from swarm.tasks.drawn import HELD_OUT_BEGINS, DrawnTask
 from swarm.types import Prompt, Score
 from swarm.wire import digest
 
-FEW_STARTS = 64  # With fewer, a held-out share of 0.05 might be no start at all, or one that training needs
+FEW_STARTS = 64  # With fewer, 5 % held out might be no start at all, or one that training needs
 
 
 class EnvironmentTask(DrawnTask):
@@ -27,14 +27,14 @@ class EnvironmentTask(DrawnTask):
     player: Environment
 
     def __init__(self, options: TaskOptions, make: Callable[[], Environment]) -> None:
-        self.name, self._wanted_share, self._make, self.player = options.name, options.held_out_share, make, make()
+        self.name, self._make, self.player = options.name, make, make()
         self.description, self.max_new_tokens = self.player.description, self.player.max_new_tokens
         self.chat = self.player.is_chat
         self._first = int.from_bytes(digest(f"episodes/{options.seed}".encode())[:6], "big")
 
     def held_out(self, count: int) -> Sequence[Prompt]:
         numbers = range(HELD_OUT_BEGINS, HELD_OUT_BEGINS + count)
-        return super().held_out(count) if self._share else [self._prompt(number) for number in numbers]
+        return super().held_out(count) if self._has_many_starts else [self._prompt(number) for number in numbers]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         raise TypeError(f"an episode of {self.name} is scored turn by turn, by its environment")
@@ -43,9 +43,11 @@ class EnvironmentTask(DrawnTask):
         return self._make()
 
     @cached_property
-    def _share(self) -> float:  # type: ignore[override]
-        starts = {self._prompt(seed).messages for seed in range(2 * FEW_STARTS)}
-        return 0.0 if len(starts) < FEW_STARTS else self._wanted_share
+    def _has_many_starts(self) -> bool:
+        return len({self._prompt(seed).messages for seed in range(2 * FEW_STARTS)}) >= FEW_STARTS
+
+    def _is_held_out(self, prompt: Prompt) -> bool:
+        return self._has_many_starts and super()._is_held_out(prompt)
 
     def _prompt(self, number: int) -> Prompt:
         messages = tuple(self.player.reset(number))

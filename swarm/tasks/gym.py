@@ -47,7 +47,6 @@ class GymTask(DrawnTask):
         if len(dict(pairs)) < len(pairs) or (pairs and options.task_options):
             raise UserError(f"{self.name} sets an option twice, or both in its name and in task_options")
         self.description = f"questions of reasoning-gym's {self._gym}"
-        self._share = options.held_out_share
         # Entry i of seed s is entry i - 1 of seed s + 1, so a run begins at a multiple of CHUNK.
         self._first = CHUNK * (int.from_bytes(digest(f"gym/{options.seed}".encode())[:8], "big") % (1 << 40))
         self._dataset = lru_cache(4)(self._make_dataset)

@@ -27,6 +27,7 @@ from swarm.types import Prompt, Score
 from swarm.wire import digest, encode
 
 MAX_QUESTIONS = 1_000_000  # Of a data set: about a kilobyte each in memory, and more than 30,000 steps use
+HELD_OUT_SHARE = 0.05  # Of the questions, where the data itself does not say which are held out
 MAX_ID_LENGTH = 64  # As in types.Id
 MAX_BYTES = 4 << 30  # Of a file: a million questions of a page each
 ROLES = ("system", "user", "assistant")
@@ -89,7 +90,7 @@ class QuestionTask(Task):
 
 def split(questions: Questions, options: TaskOptions) -> tuple[list[Prompt], list[Prompt]]:
     """The training questions, and the held-out ones in the order of their digests. UserError if a side is empty."""
-    name, share = options.name, options.held_out_share
+    name = options.name
     if not questions.train and not questions.held_out:
         raise UserError(f"{name} is empty: it has no question")
     if questions.held_out is not None:
@@ -97,18 +98,18 @@ def split(questions: Questions, options: TaskOptions) -> tuple[list[Prompt], lis
         known = {question_digest(prompt) for prompt in held_out}
         train = [prompt for prompt in questions.train if question_digest(prompt) not in known]
     else:
-        held_out = sorted((p for p in questions.train if is_held_out(p, share)), key=question_digest)
-        train = [prompt for prompt in questions.train if not is_held_out(prompt, share)]
+        held_out = sorted((p for p in questions.train if is_held_out(p)), key=question_digest)
+        train = [prompt for prompt in questions.train if not is_held_out(prompt)]
     for side, words in ((held_out, "held out"), (train, "left to train on")):
         if not side:
-            has = f"it has {len(questions.train)}, and held_out_share is {share:g}; add questions or set another share"
+            has = f"it has {len(questions.train)}; add questions, or say in their lines which are held_out"
             own = "the file itself says which are held out: change that, or remove held_out from all lines"
             raise UserError(f"no question of {name} is {words}: {has if questions.held_out is None else own}")
     return train, held_out
 
 
-def is_held_out(prompt: Prompt, share: float) -> bool:
-    return int.from_bytes(question_digest(prompt)[:8], "big") < share * 2.0**64
+def is_held_out(prompt: Prompt) -> bool:
+    return int.from_bytes(question_digest(prompt)[:8], "big") < HELD_OUT_SHARE * 2.0**64
 
 
 def question_digest(prompt: Prompt) -> bytes:

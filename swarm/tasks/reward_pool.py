@@ -50,6 +50,7 @@ class RewardPool:
         node's own lines go."""
         log_files = [logs / f"rewards-{i}.log" if logs is not None else None for i in range(processes)]
         self._workers = [_Worker(begin, timeout_s, log) for log in log_files]
+        self.processes = processes
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in self._workers:
             self._free.put_nowait(worker)

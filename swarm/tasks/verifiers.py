@@ -39,7 +39,6 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     began: datetime | None = None
     arguments: dict[str, Any] = {}
     system_prompt: str | None = None
-    held_out_share: float = 0.05
 
 
 class Play(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,14 +84,14 @@ def _open(begin: Begin, directory: str) -> Any:
     return EnvServer(resolve_env_config({"taskset": {"id": begin.module}, **roles}), f"ipc://{directory}/server")
 
 
-def _sides(taskset: Any, share: float) -> dict[str, list[dict[str, Any]]]:
+def _sides(taskset: Any) -> dict[str, list[dict[str, Any]]]:
     """Return the tasks to train on and those held out. The digest of a task decides, not its position."""
     sides: dict[str, list[dict[str, Any]]] = {"train": [], "heldout": []}
     for task in islice(taskset, MAX_TASKS):
         question = Prompt(prompt_id="-", text=task.data.model_dump_json(exclude={"idx"}), answer="")
-        sides["heldout" if is_held_out(question, share) else "train"].append(task.data.model_dump(mode="json"))
+        sides["heldout" if is_held_out(question) else "train"].append(task.data.model_dump(mode="json"))
     if not all(sides.values()):
-        raise UserError("all tasks of the taskset are on one side: it needs more, or another held_out_share")
+        raise UserError("all tasks of the taskset are on one side: it needs more")
     return sides
 
 
@@ -111,7 +111,7 @@ async def _serve(begin: Begin, channel: ChildChannel) -> None:
 
     with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
         server = _open(begin, directory)
-        sides, client = _sides(server.env.taskset, begin.held_out_share), EnvClient(server.address)
+        sides, client = _sides(server.env.taskset), EnvClient(server.address)
         renderer = CustomRendererConfig(import_path="swarm.tasks.verifiers_child.RunRenderer")
         given = {"base_url": f"{begin.url}/v1", "renderer": renderer, "renderer_model_name": begin.files}
         serving = asyncio.create_task(server.run())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.tasks.base import Task
+from swarm.tasks.digits import CopyTask
 from swarm.types import Prompt, Score
 
 
@@ -96,3 +97,12 @@ class FailingTask(OddTask):
 
     def held_out(self, count: int) -> Sequence[Prompt]:
         return [Prompt(prompt_id="odd-held", text="1", answer="0")]
+
+
+class BrittleCopy(CopyTask):
+    """Its reward raises for what begins with a 7: for enough of all answers that an alarm goes off."""
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        if completion.startswith("7"):
+            raise ValueError("a seven")
+        return super().score(prompt, completion)

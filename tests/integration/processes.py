@@ -191,8 +191,9 @@ class Swarm:
             "group_size": 4,
             "eval_prompts": 8,
             "round_s": round_s,
-            # What samplers without a model claim and draw is of no model's.
-            "alarm_mismatch_kl": 100.0,
+            # What samplers without a model claim and draw is of no model's. At this rate the learner's model stays so
+            # near to the untrained one, whose log-probs they claim, that no alarm goes off.
+            "learning_rate": 1e-5,
             "audit_share": 0.0,
         }
         self.lead_with()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from pathlib import Path
@@ -69,8 +70,9 @@ def test_lead_refuses_a_task_before_anything_is_trained(
     tmp_path: Path, lines: int, arguments: tuple[str, ...], words: str
 ) -> None:
     data, run_dir = tmp_path / "sums.jsonl", tmp_path / "run"
-    data.write_text("".join(f'{{"prompt": "{n}=", "answer": {n}}}\n' for n in range(lines)))
-    (tmp_path / "lead.toml").write_text("[task]\nheld_out_share = 0.3\nmax_new_tokens = 8\n")
+    rows = [{"prompt": f"{n}=", "answer": n, "held_out": n % 4 == 0} for n in range(lines)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "lead.toml").write_text("[task]\nmax_new_tokens = 8\n")
     given = ("--port", "0", "--run-dir", str(run_dir), "--task", f"jsonl:{data}", *arguments)
     assert words in _refused("lead", "--config", str(tmp_path / "lead.toml"), *given)
     assert not run_dir.exists()

@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from swarm.errors import ChildFailed
-from swarm.rollout.messages import Answer, Stepped
 from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.feeding import games_of
@@ -37,10 +36,6 @@ async def engine(module: str, tmp_path: Path) -> AsyncIterator[EngineWorker]:
     await engine.stop()
 
 
-async def never(answer: Answer) -> Stepped:
-    raise AssertionError
-
-
 async def work(engine: EngineWorker, directory: Path) -> None:
     """All that a session asks of an engine."""
     publisher = Publisher(directory / "learner")
@@ -49,7 +44,7 @@ async def work(engine: EngineWorker, directory: Path) -> None:
     await engine.load(MIXED_LAYOUT)
     await engine.install(held.head, held.table, publisher.directory / "versions" / "weights.bin")
     timed = TimedLease(lease=lease(indices=range(8)), deadline=time.monotonic() + 60.0)
-    assert len(await engine.draw_batch(games_of([timed]), never)) == 8
+    assert len(await engine.draw(games_of([timed]))) == 8
 
 
 @pytest.mark.parametrize("module", ["tests.integration.hanging_engine"])

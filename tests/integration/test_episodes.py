@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[Swarm]:
     with swarm_in(tmp_path) as processes:
-        processes.lead_with(audit_share=1.0, reward_processes=1, reward_timeout_s=120, eval_prompts=4)
+        processes.lead_with(audit_share=1.0, reward_timeout_s=120, eval_prompts=4)
         yield processes
 
 

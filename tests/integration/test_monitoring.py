@@ -118,8 +118,9 @@ def test_every_alert_fires_once_and_every_panel_shows_something(swarm: Swarm, pr
         eventually(look, node, f"{alert} fires")
         fired.add(alert)
 
-    # Alone. Any gradient will count as a spike later on, which skips optimizer steps and does no harm.
-    swarm.lead_with(alarm_gradient_spike=1.0001, cost_per_hour=36_000, checkpoint_every_steps=20, eval_every_steps=2)
+    # Alone. Some rewards will fail later on, which is an alarm.
+    brittle = "python:tests.integration.odd_reward:BrittleCopy"
+    swarm.lead_with(task=brittle, cost_per_hour=36_000, checkpoint_every_steps=20, eval_every_steps=2)
     learner = swarm.lead("--port", "0", "--steps", "1000000", "--log-format", "json")
     prometheus.scrape("echo-node-learner", learner)
     fires("EchoNodeNoSampler", learner)

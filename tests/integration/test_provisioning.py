@@ -41,7 +41,7 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
 
 def _lead(swarm: Swarm, *arguments: str, groups_per_step: int, step_s: float) -> Learner:
     """A learner that behaves as if its model were large, as scripted samplers to come will."""
-    swarm.lead_with(groups_per_step=groups_per_step, max_new_tokens=8, idle_target=IDLE_TARGET)
+    swarm.lead_with(groups_per_step=groups_per_step, max_new_tokens=8)
     swarm.draw_at(8.0, NOISE)
     module = f"tests.slow_steps {step_s} {NOISE}"
     return swarm.lead("--port", "0", "--steps", "100000", *arguments, module=module)

@@ -242,7 +242,7 @@ def _damage(path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm, tmp_path: Path) -> None:
-    learner = swarm.lead("--port", "0", "--keep-checkpoints", "2", *OFTEN, *ENDLESS)
+    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS)
     sampler = swarm.scripted(learner.url(), name="sampler")
     url = learner.url()
     eventually(lambda: _has_taken(learner, 12), learner, "two checkpoints and more")

@@ -16,7 +16,7 @@ BASE = ("--model", "tiny-warm", "--task", "sort", "--port", "0")
 
 
 def settings(swarm: Swarm) -> None:
-    swarm.lead_with(groups_per_step=32, group_size=8, eval_prompts=100)
+    swarm.lead_with(learning_rate=3e-4, groups_per_step=32, group_size=8, eval_prompts=100)
 
 
 def finish(swarm: Swarm, learner: Learner, life: str) -> list[dict[str, Any]]:

@@ -234,7 +234,7 @@ def test_a_relay_tells_newcomers_what_the_run_is_about_and_that_a_router_does_no
     network: Hosts, volunteers: Volunteers, tmp_path: Path
 ) -> None:
     one, two = network
-    learner = Learner(tmp_path, one, "--lan", "--nickname", "Ann")
+    learner = Learner(tmp_path, one, "--lan")
     volunteers.nodes.append(learner)
     relay = volunteers.join(one, learner.bootstrap(), "--role", "relay", "--lan", "--port", "7701")
     eventually(lambda: relay.says("found swarm"), relay, "it can be asked")
@@ -242,7 +242,7 @@ def test_a_relay_tells_newcomers_what_the_run_is_about_and_that_a_router_does_no
     asks = ("--role", "relay", "--lan", "--nickname", "Bob")
     newcomer = volunteers.join(two, f"{one.address}:7701", *asks)
     eventually(lambda: newcomer.says("which is usual behind a router"), newcomer, "nobody could call it back")
-    assert newcomer.says('this swarm trains "tiny" on the task "copy", led by "Ann"')
+    assert newcomer.says('this swarm trains "tiny" on the task "copy"')
     assert newcomer.output().count("usual behind a router") == 1
 
 

@@ -2,7 +2,7 @@
 
 Theory of operation. A sampler holds episodes, draws as many turns side by side as it has places, hands each turn in,
 and goes on with what comes back; an episode that is away has no place. It has one question open at a time, as
-SampleFeed and Session do. What it draws names sample and turn, so that the checks see whose token is where. An
+Feed and Session do. What it draws names sample and turn, so that the checks see whose token is where. An
 environment's answer follows from what was said to it. Every answer of the plane that must not be lost is read into a
 ledger before anything rests on it, and a learner that crashes begins its next life from there.
 
@@ -319,7 +319,7 @@ class _Sampler:
 
     @property
     def room(self) -> Room:
-        """As SampleFeed has it."""
+        """As Feed has it."""
         missing = room_of(self._swarm.scenario.places, len(self._running) + len(self._waiting)).capacity
         return Room(missing, missing)
 

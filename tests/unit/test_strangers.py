@@ -123,11 +123,11 @@ def test_a_learners_words_stand_in_quotes_that_they_cannot_close() -> None:
     said: list[str] = []
     session: Any = SimpleNamespace(_status=SamplerStatus(), _say=said.append)
     Session._hear_standby(session, COMMAND)
-    card = Card(model=COMMAND, task="copy", led_by="ada", weights_bytes=0, sample_tokens=0)
+    card = Card(model=COMMAND, task="copy", weights_bytes=0, sample_tokens=0)
     dropped = Drops().hear([DroppedRollouts(reason=COMMAND, rollouts=1)], now=0.0)
     assert said == [f"standby: the learner says {QUOTED}"]
     assert session._status.standby == f"the learner says {QUOTED}"
-    assert purpose(card) == f'this swarm trains {QUOTED} on the task "copy", led by "ada"'
+    assert purpose(card) == f'this swarm trains {QUOTED} on the task "copy"'
     assert dropped == f"the learner dropped 1 of our rollouts: {QUOTED}"
 
 

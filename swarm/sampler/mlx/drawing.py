@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
-from swarm.sampler.engine import Job, Sampled, Told
+from swarm.sampler.engine import TIME_LIMIT, Job, Sampled, Told, drawn, failed
 from swarm.sampler.mlx.draws import gumbel
 from swarm.sampler.stopping import StopStrings
 from swarm.types import Finish, Span, VersionId
@@ -43,13 +42,9 @@ class Row:
 
     def sampled(self, version: VersionId) -> Sampled:
         if self.finish == "failed":
-            return Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
-        return Sampled(
-            token_ids=array("i", self.token_ids).tobytes(),
-            logprobs=array("f", self.logprobs).tobytes(),
-            spans=(Span(version=version, start=0, end=len(self.token_ids)),),
-            finish=self.finish,
-        )
+            return failed(TIME_LIMIT)
+        spans = (Span(version=version, start=0, end=len(self.token_ids)),)
+        return drawn(self.token_ids, self.logprobs, spans, self.finish)
 
 
 class Float32Logits:
@@ -98,13 +93,13 @@ class Drawing:
             while self._alive:
                 self._give_up_late(time.monotonic() - began)
                 self._prepare_noise()
-                reading, drawn = self._generator.next()
+                reading, came = self._generator.next()
                 progress()
-                steps += bool(drawn)
-                if self._alive and not reading and not drawn:
+                steps += bool(came)
+                if self._alive and not reading and not came:
                     raise RuntimeError("mlx-lm has lost a sample")
-                if drawn:
-                    self._take(drawn)
+                if came:
+                    self._take(came)
         finally:
             self._generator.close()
         return steps
@@ -128,13 +123,13 @@ class Drawing:
             scaled = scaled + self._noise[self._at[row]]
         return mx.argmax(scaled, axis=-1)
 
-    def _take(self, drawn: Sequence[Any]) -> None:
+    def _take(self, came: Sequence[Any]) -> None:
         """Hand a step's tokens to their rows, and let go of the rows that have ended."""
-        rows = [self._alive[one.uid] for one in drawn]
-        scaled = mx.stack([one.logprobs for one in drawn]) / mx.array([[row.temperature] for row in rows])
-        chosen = mx.take_along_axis(scaled, mx.array([[one.token] for one in drawn]), axis=-1)
+        rows = [self._alive[one.uid] for one in came]
+        scaled = mx.stack([one.logprobs for one in came]) / mx.array([[row.temperature] for row in rows])
+        chosen = mx.take_along_axis(scaled, mx.array([[one.token] for one in came]), axis=-1)
         logprobs = (chosen - mx.logsumexp(scaled, axis=-1, keepdims=True)).squeeze(-1).tolist()
-        ended = [one for one, row, value in zip(drawn, rows, logprobs, strict=True) if row.take(one.token, value)]
+        ended = [one for one, row, value in zip(came, rows, logprobs, strict=True) if row.take(one.token, value)]
         for one in ended:
             del self._alive[one.uid]
         # Those at their limit mlx-lm has let go of itself.

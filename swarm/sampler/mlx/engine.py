@@ -7,14 +7,12 @@ in the first rollouts and tells the sampler by how much its log-probs are off.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import mlx.core as mx
 import torch
 
 from swarm.errors import UserError
 from swarm.sampler.engine import (
-    EngineOptions,
     Generate,
     Generated,
     Install,
@@ -44,25 +42,25 @@ class MlxEngine:
         self._version: VersionId | None = None
         self._sums: tuple[int, ...] = ()
         self._directory = ""
-        self._tokenizer: Any = None
 
     def start(self, command: Start, progress: Told) -> Started:
         options = command.options
         if options.tensor_parallel_size > 1:
             raise UserError("mlx draws on one device: leave --tensor-parallel-size out")
+        if options.precision == "fp8":
+            raise UserError("mlx rounds to int8 or int4, not to fp8: choose --precision int8")
         device = _pick_device(options.device)
-        dtype = _dtype(options, device)
+        room = reckon("mlx", command.layout, options)
         made_of, _ = planned_model(command.directory, command.layout, torch.float32)
         self._frozen = [at for at, spec in enumerate(command.layout.tensors) if spec.frozen]
-        self._model = HeldModel(made_of, command.layout, dtype, options.precision)
-        room = reckon("mlx", command.layout, options)
+        self._model = HeldModel(made_of, command.layout, getattr(mx, room.dtype), options.precision)
         self._directory, config = command.directory, made_of.get_text_config()
         limits = options.max_model_len, getattr(config, "max_position_embeddings", 0)
         context_tokens = min(filter(None, limits), default=0)
         self._started = Started(
             engine="mlx",
             device=device,
-            dtype=str(dtype).removeprefix("mlx.core."),
+            dtype=room.dtype,
             device_name=str(mx.device_info().get("device_name", "")) if device != "cpu" else "",
             places=room.places,
             context_tokens=context_tokens,
@@ -90,15 +88,13 @@ class MlxEngine:
         self._version, self._sums = None, sums
         if (wrong := self._model.take(command.path, sums, progress, only_trained=has_base)) is not None:
             return NotInstalled("engine", wrong)
-        reloaded = time.monotonic()
         self._version = command.version
-        ended, by_value = time.monotonic(), self._started.precision == "none" or has_base
+        seconds, by_value = time.monotonic() - began, self._started.precision == "none" or has_base
         proof: Proof = "sums" if by_value else "rounding"
         return Installed(
-            seconds=ended - began,
-            pause_s=ended - began,
-            reload_s=reloaded - began,
-            proof_s=ended - reloaded,
+            seconds=seconds,
+            pause_s=seconds,
+            reload_s=seconds,
             proof=proof if has_base or self._model.is_proven_by_itself else "some sums",
         )
 
@@ -116,8 +112,7 @@ class MlxEngine:
     def _stops(self, job: Job) -> StopStrings | None:
         if not job.rules.stop:
             return None
-        self._tokenizer = self._tokenizer or load_tokenizer(self._directory)
-        return StopStrings(self._tokenizer, job.rules.stop)
+        return StopStrings(load_tokenizer(self._directory), job.rules.stop)
 
 
 def _pick_device(wanted: str) -> str:
@@ -129,16 +124,3 @@ def _pick_device(wanted: str) -> str:
     if wanted in ("auto", "mps") and has_gpu:
         return "mps"
     raise UserError(f"mlx draws on Apple's GPU (mps, {'here' if has_gpu else 'not here'}) or a cpu, not on {wanted}")
-
-
-def _dtype(options: EngineOptions, device: str) -> Any:
-    if options.precision == "fp8":
-        raise UserError("mlx rounds to int8 or int4, not to fp8: choose --precision int8")
-    if options.dtype == "float16":
-        raise UserError(
-            "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
-            "choose --dtype bfloat16 or float32"
-        )
-    if options.dtype == "auto":
-        return mx.float32 if device == "cpu" else mx.bfloat16
-    return getattr(mx, options.dtype)

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-from array import array
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from swarm.errors import UserError
 from swarm.models.device import SMALL_MODEL_PARAMETERS
 from swarm.sampler.engine import (
+    TIME_LIMIT,
     Generate,
     Generated,
     Install,
@@ -30,6 +30,8 @@ from swarm.sampler.engine import (
     Start,
     Started,
     Told,
+    drawn,
+    failed,
 )
 from swarm.sampler.proving import Reference
 from swarm.sampler.room import reckon
@@ -40,7 +42,6 @@ from swarm.types import Span, VersionId
 
 START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
 GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even confirm that, it is left alone
-TIME_LIMIT = "time limit"
 
 
 class VllmEngine:
@@ -113,15 +114,15 @@ class VllmEngine:
         assert self._swaps.version is not None or self._swaps.unproven
         self._progress = progress
         began = time.perf_counter()
-        drawn = await asyncio.gather(*(self._sample(self._swaps, job) for job in command.jobs))
+        answers = await asyncio.gather(*(self._sample(self._swaps, job) for job in command.jobs))
         seconds = time.perf_counter() - began
-        steps = max((tokens for _, tokens in drawn), default=0)
-        return Generated(samples=tuple(sampled for sampled, _ in drawn), seconds=seconds, steps=steps)
+        steps = max((tokens for _, tokens in answers), default=0)
+        return Generated(samples=tuple(sampled for sampled, _ in answers), seconds=seconds, steps=steps)
 
     async def _sample(self, swaps: Swaps, job: Job) -> tuple[Sampled, int]:
         """Return one completion and how many tokens were drawn, also if it failed."""
         if fault := swaps.unproven or self._why_not(job):
-            return _failed(fault), 0
+            return failed(fault), 0
         if job.rules.stop:
             vllm_versions.have_tokenizer(self._engine, self._directory)
         self._requests += 1
@@ -143,9 +144,10 @@ class VllmEngine:
             self._watch.end()
             fault = self._running.pop(request)
         if output is None or not output.finished:
-            return _failed(fault or "vLLM gave no answer"), 0
-        drawn = output.outputs[0]
-        return (_failed(fault) if fault else _sampled(swaps, job, drawn, adapter.version)), len(drawn.token_ids)
+            return failed(fault or "vLLM gave no answer"), 0
+        completion = output.outputs[0]
+        sampled = failed(fault) if fault else _sampled(swaps, job, completion, adapter.version)
+        return sampled, len(completion.token_ids)
 
     def _why_not(self, job: Job) -> str:
         """Return why vLLM cannot draw this job as the lease says, or "" if it can."""
@@ -195,27 +197,18 @@ class VllmEngine:
         os._exit(70)
 
 
-def _sampled(swaps: Swaps, job: Job, drawn: Any, adapter: VersionId | None) -> Sampled:
-    token_ids, logprobs = list(drawn.token_ids), vllm_versions.drawn_logprobs(drawn)
+def _sampled(swaps: Swaps, job: Job, completion: Any, adapter: VersionId | None) -> Sampled:
+    token_ids, logprobs = list(completion.token_ids), vllm_versions.drawn_logprobs(completion)
     whole = () if adapter is None else (Span(version=adapter, start=0, end=len(token_ids)),)
-    spans = whole or vllm_versions.version_spans(drawn)
+    spans = whole or vllm_versions.version_spans(completion)
     if spans is None or len(logprobs) != len(token_ids):
-        return _failed("vLLM's account of its tokens has a gap")
+        return failed("vLLM's account of its tokens has a gap")
     if swaps.touched(spans):
-        return _failed(UNPROVEN)
-    stopped = token_ids[-1] in job.rules.stop_token_ids or (bool(job.rules.stop) and drawn.finish_reason == "stop")
+        return failed(UNPROVEN)
+    stopped = token_ids[-1] in job.rules.stop_token_ids or (bool(job.rules.stop) and completion.finish_reason == "stop")
     if not stopped and len(token_ids) != job.rules.max_new_tokens:
-        return _failed(f"vLLM ended it after {len(token_ids)} tokens: {drawn.finish_reason}")
-    return Sampled(
-        token_ids=array("i", token_ids).tobytes(),
-        logprobs=array("f", logprobs).tobytes(),
-        spans=spans,
-        finish="stop" if stopped else "length",
-    )
-
-
-def _failed(fault: str) -> Sampled:
-    return Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault=fault[:200])
+        return failed(f"vLLM ended it after {len(token_ids)} tokens: {completion.finish_reason}")
+    return drawn(token_ids, logprobs, spans, "stop" if stopped else "length")
 
 
 def _retrieve(done: asyncio.Future[None]) -> None:

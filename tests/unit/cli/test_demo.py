@@ -13,9 +13,10 @@ from typing import Literal
 
 import pytest
 
-from swarm.cli.demo import REAL, Demo, largest_fall, show_of, start_node, verdict
+from swarm.cli.demo import REAL, Demo, largest_fall, show_of, verdict
 from swarm.errors import EchoError, UserError
 from swarm.rollout.journal.verify import Report
+from swarm.run.local import start_node
 from swarm.settings import DemoConfig, LeadConfig
 from swarm.settings_file import load_config
 

@@ -26,7 +26,7 @@ def files(**config: Any) -> Known:
     return cast(Known, SimpleNamespace(config=config, began=1000.0))
 
 
-CONFIG = {"model": "tiny", "task": "digits", "nickname": "ada", "beat_s": 1.0, "target": 0.9}
+CONFIG = {"model": "tiny", "task": "digits", "beat_s": 1.0, "target": 0.9}
 
 
 def test_a_recorded_status_has_every_key_of_the_page() -> None:
@@ -138,7 +138,7 @@ def test_a_node_s_row_has_what_the_learner_knows_of_it() -> None:
     samplers = [RECORD["samplers"][0], late]
     rows = digest({**RECORD, "samplers": samplers, "publics": []}, files(**CONFIG), now=0.0)["nodes"]["rows"]
     learner, first, second = (dict(zip(COLUMNS, row, strict=True)) for row in rows)
-    assert (learner["role"], learner["name"], learner["version"]) == ("learner", "ada", RECORD["version"])
+    assert (learner["role"], learner["name"], learner["version"]) == ("learner", RECORD["node"][:12], RECORD["version"])
     assert (first["state"], second["state"], second["name"]) == ("active", "silent", "bob")
     assert (second["stale"], second["invalid"], second["last_seen_s"]) == (2, 1, 2.5)
     assert first["up_bytes_per_s"] is not None
@@ -166,7 +166,7 @@ PATHS = [path for path in _paths(RECORD) if path]
 
 @given(
     st.lists(st.tuples(st.sampled_from(PATHS), ANYTHING), max_size=6),
-    st.dictionaries(st.sampled_from(("model", "task", "nickname", "target", "beat_s")), ANYTHING),
+    st.dictionaries(st.sampled_from(("model", "task", "target", "beat_s")), ANYTHING),
 )
 @settings(max_examples=40, deadline=None)
 def test_any_status_gives_bounded_json(changes: list[tuple[tuple[Any, ...], Any]], config: dict[str, Any]) -> None:
@@ -209,8 +209,9 @@ def test_the_public_page_shows_nothing_private(tmp_path: Path) -> None:
     private.mkdir(parents=True)
     config = {**CONFIG, "model": str(private), "task": f"examples:{private}/data.jsonl", "run_dir": str(tmp_path)}
     shown = public_state({**RECORD, "run_dir": str(tmp_path)}, config)
-    assert (shown["model"], shown["task"], shown["run"]) == ("secret-lab", "examples:data.jsonl", "ada")
-    assert shown["what"] == 'this swarm trains "secret-lab" on the task "examples:data.jsonl", led by "ada"'
+    assert (shown["model"], shown["task"]) == ("secret-lab", "examples:data.jsonl")
+    assert shown["run"] == "secret-lab on examples:data.jsonl"
+    assert shown["what"] == 'this swarm trains "secret-lab" on the task "examples:data.jsonl"'
     text = json.dumps(shown)
     assert str(tmp_path) not in text
     others = [url for sampler in RECORD["publics"] for url in [sampler["address"]]]

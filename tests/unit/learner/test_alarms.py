@@ -26,12 +26,10 @@ from swarm.learner.alarms import (
     typical_mismatch,
 )
 from swarm.learner.claims import Claim
-from swarm.learner.messages import Alarm, AlarmState, Save, Train, TrainerConfig, TrainGroup, TrainRollout
+from swarm.learner.messages import Alarm, AlarmState, Save, Train, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from tests.builders import floats, ints
 from tests.unit.trainers import group, trainer_in
-
-RULES = TrainerConfig(alarm_mismatch_kl=0.5, alarm_entropy=0.1, alarm_gradient_spike=10.0)
 
 
 def step(
@@ -51,9 +49,9 @@ def step(
     return fit, [(alarm.kind, alarm.reaction) for alarm in raised]
 
 
-def after(steps: int, rules: TrainerConfig = RULES, **values: Any) -> Alarms:
+def after(steps: int, **values: Any) -> Alarms:
     """Alarms that have seen so many ordinary steps."""
-    alarms = Alarms(rules)
+    alarms = Alarms()
     for _ in range(steps):
         assert step(alarms, **values)[1] == []
     return alarms
@@ -113,11 +111,11 @@ def test_a_lasting_change_becomes_the_new_regime() -> None:
 
 @pytest.mark.parametrize(("mismatch", "fit"), [(0.5, True), (0.51, False)])
 def test_a_mismatch_in_the_first_minibatch_skips_the_whole_step(mismatch: float, fit: bool) -> None:
-    assert step(Alarms(RULES), mismatch_kl=mismatch) == ([fit, fit], [] if fit else [("mismatch_kl", "skip")])
+    assert step(Alarms(), mismatch_kl=mismatch) == ([fit, fit], [] if fit else [("mismatch_kl", "skip")])
 
 
 def test_ten_steps_of_mismatch_stop_and_what_cannot_be_compared_does_not_count() -> None:
-    alarms = Alarms(RULES)
+    alarms = Alarms()
     for number in range(MISMATCH_STEPS - 1):
         assert step(alarms, mismatch_kl=1.0)[1] == [("mismatch_kl", "skip")]
         assert step(alarms, ())[1] == []
@@ -126,7 +124,7 @@ def test_ten_steps_of_mismatch_stop_and_what_cannot_be_compared_does_not_count()
 
 
 def test_one_step_of_agreement_breaks_the_row() -> None:
-    alarms = Alarms(RULES)
+    alarms = Alarms()
     for _ in range(MISMATCH_STEPS - 1):
         step(alarms, mismatch_kl=1.0)
     assert step(alarms, mismatch_kl=0.1) == ([True, True], [])
@@ -176,13 +174,9 @@ def test_lost_entropy_halves_the_learning_rate_every_ten_steps_down_to_an_eighth
     assert alarms.state.learning_rate_scale == MIN_SCALE
 
 
-@pytest.mark.parametrize(
-    ("entropy", "reward", "share"), [(0.25, 0.0, 0.1), (0.1, 0.11, 0.1), (0.0, 0.0, 0.0)], ids=["kept", "paid", "off"]
-)
-def test_entropy_that_is_there_or_was_paid_for_or_not_watched_is_no_alarm(
-    entropy: float, reward: float, share: float
-) -> None:
-    alarms = after(ENTROPY_STEPS, RULES.model_copy(update={"alarm_entropy": share}))
+@pytest.mark.parametrize(("entropy", "reward"), [(0.25, 0.0), (0.1, 0.11)], ids=["kept", "paid"])
+def test_entropy_that_is_there_or_was_paid_for_is_no_alarm(entropy: float, reward: float) -> None:
+    alarms = after(ENTROPY_STEPS)
     for _ in range(50):
         assert step(alarms, entropy=entropy, reward=reward)[1] == []
 
@@ -206,7 +200,7 @@ def test_what_is_remembered_passes_through_a_checkpoint_and_decides_alike() -> N
     step(first, (math.nan,))
     held = msgspec.json.decode(msgspec.json.encode(first.state), type=AlarmState)
     assert held == first.state
-    again = Alarms(RULES, held)
+    again = Alarms(held)
     for norms, entropy in [((2.0, 30.0), 2.0), ((math.nan,), 0.1), ((2.0, 2.0), 0.0), ((50.0,), 0.0)] * 10:
         assert step(again, norms, entropy=entropy) == step(first, norms, entropy=entropy)
 

@@ -11,8 +11,8 @@ from tests.builders import KEY, OTHER_KEY
 
 
 def test_only_the_learners_card_is_shown() -> None:
-    card = card_of("tiny", "copy", "Ann", weights_bytes=10**9, sample_tokens=35)
-    assert card == Card(model="tiny", task="copy", led_by="Ann", weights_bytes=10**9, sample_tokens=35)
+    card = card_of("tiny", "copy", weights_bytes=10**9, sample_tokens=35)
+    assert card == Card(model="tiny", task="copy", weights_bytes=10**9, sample_tokens=35)
     sealed = sign_card(card, KEY)
     assert open_card(sealed, KEY.public_bytes) == card
     assert open_card(sealed, OTHER_KEY.public_bytes) is None
@@ -33,14 +33,14 @@ def test_paths_of_the_learners_machine_are_not_told(
     monkeypatch: pytest.MonkeyPatch, model: str, task: str, told: tuple[str, str]
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
-    card = open_card(sign_card(card_of(model, task, ""), KEY), KEY.public_bytes)
+    card = open_card(sign_card(card_of(model, task), KEY), KEY.public_bytes)
     assert card is not None
     assert (card.model, card.task) == told
 
 
 def test_the_longest_card_fits_its_cap() -> None:
     name = "\U0001f600" * 90
-    sealed = sign_card(card_of(name, name, name[:32], weights_bytes=2**53, sample_tokens=2**53), KEY)
+    sealed = sign_card(card_of(name, name, weights_bytes=2**53, sample_tokens=2**53), KEY)
     assert len(sealed) <= CARD_BYTES
     assert open_card(sealed, KEY.public_bytes) is not None
 
@@ -57,5 +57,5 @@ def test_a_volunteer_is_told_the_bytes_before_they_come() -> None:
 
 
 def test_a_card_with_escapes_is_shown_without_them() -> None:
-    card = Card(model="\x1b[2Jm", task="t\nrm -rf", led_by="\x1b[1mBob")
+    card = Card(model="\x1b[2Jm", task="t\nrm -rf")
     assert all(line.isprintable() for line in card_lines(card, draws=False, has_base=False))

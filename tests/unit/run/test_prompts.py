@@ -89,12 +89,13 @@ def template(run_dir: Path) -> None:
 @pytest.fixture
 def sums(tmp_path: Path) -> Path:
     path = tmp_path / "sums.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(40)))
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1), "held_out": n % 5 == 0} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def _config(path: Path, **settings: Any) -> LeadConfig:
-    return LeadConfig(**{"task": f"jsonl:{path}", "max_new_tokens": 8, "held_out_share": 0.2, **settings})
+    return LeadConfig(**{"task": f"jsonl:{path}", "max_new_tokens": 8, **settings})
 
 
 def _prepared(**changes: Any) -> Prepared:

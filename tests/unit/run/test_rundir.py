@@ -102,9 +102,9 @@ def test_a_bad_value_of_a_file_is_named_by_its_line_when_a_run_is_resumed_too(tm
 
 def test_a_file_changes_what_may_change_and_flags_go_before_it(tmp_path: Path) -> None:
     path, file = made(tmp_path, task="sort"), tmp_path / "more.toml"
-    file.write_text('[task]\ntask = "sort"\n[learn]\nalarm_mismatch_kl = 2.0\nsteps = 300\n')
+    file.write_text('[task]\ntask = "sort"\n[eval]\ntarget = 0.5\n[learn]\nsteps = 300\n')
     again = resumed_config(path, {"steps": 400}, file)
-    assert (again.alarm_mismatch_kl, again.steps) == (2.0, 400)
+    assert (again.target, again.steps) == (0.5, 400)
     file.write_text("[task]\nmax_prompt_tokens = 99\n")
     with pytest.raises(UserError, match="--max-prompt-tokens cannot change when a run is resumed"):
         resumed_config(path, {}, file)

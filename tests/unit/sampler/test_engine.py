@@ -382,6 +382,21 @@ def test_an_adapter_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
         TransformersEngine().start(msgspec.structs.replace(staged.start(), layout=wider), silent)
 
 
+def test_without_stop_ids_it_draws_on_after_the_models_own_end(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By both ways of drawing: transformers' own would end, and fill up with other tokens than were drawn."""
+    jobs = [job(seed, stops=(), limit=20) for seed in range(12)]
+    grown = draw(engine, *jobs)
+    monkeypatch.setattr("swarm.sampler.transformers.can_grow", lambda model: False)
+    apart = draw(engine, *jobs)
+    assert any(STOP in tokens(sampled)[:-1] for sampled in apart)
+    for one, other in zip(grown, apart, strict=True):
+        assert tokens(one) == tokens(other)
+        assert other.finish == "length"
+        assert logprobs(other) == pytest.approx(logprobs(one), abs=1e-4)
+
+
 @pytest.mark.parametrize(("family", "apart"), [("recurrent_gemma", True), ("mamba", False)])
 def test_prompts_of_other_lengths_share_a_batch_where_filling_does_no_harm(
     tmp_path: Path, family: str, apart: bool

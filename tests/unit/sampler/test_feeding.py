@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from swarm.errors import ChildFailed
 from swarm.rollout.messages import MAX_SAMPLES_PER_ASK, Answer, SampleName, Stepped
 from swarm.sampler.client import TimedLease
-from swarm.sampler.engine import Job, Sampled
-from swarm.sampler.feeding import Room, SampleFeed, room_of, spare_of
-from swarm.sampler.playing import Step
+from swarm.sampler.engine import Sampled
+from swarm.sampler.feeding import Feed, Room, room_of, spare_of
+from swarm.sampler.playing import Game, Step
 from swarm.sampler.worker import Rates
 from swarm.types import Progress
 from tests.builders import lease, rollout
@@ -33,16 +33,21 @@ class Gated:
 
     places = PLACES
 
-    def __init__(self) -> None:
+    def __init__(self, *, lockstep: bool = False) -> None:
+        self.lockstep = lockstep
         self.rates = Rates(PLACES)
         self.drawing: dict[int, asyncio.Future[None]] = {}
+        self.calls: list[tuple[list[int], bool]] = []
 
-    async def draw(self, job: Job) -> Sampled:
+    async def draw(self, games: Sequence[Game], *, follows: bool) -> list[Sampled]:
         """The seed of a sample is its index, as in builders.lease."""
-        gate = self.drawing[job.seed] = asyncio.get_running_loop().create_future()
-        await gate
+        names = [game.name[1] for game in games]
+        self.calls.append((names, follows))
+        gates = [asyncio.get_running_loop().create_future() for _ in names]
+        self.drawing.update(zip(names, gates, strict=True))
+        await asyncio.gather(*gates)
         one = rollout()
-        return Sampled(one.token_ids, one.logprobs, one.spans, one.finish)
+        return [Sampled(one.token_ids, one.logprobs, one.spans, one.finish)] * len(names)
 
     async def end(self, *indices: int) -> None:
         for index in indices:
@@ -50,8 +55,8 @@ class Gated:
         await many_turns()
 
 
-def leased(count: int, *, episode: Progress | None = None) -> list[TimedLease]:
-    one = replace(lease(indices=range(count)), episode=episode)
+def leased(count: int, *, first: int = 0, episode: Progress | None = None) -> list[TimedLease]:
+    one = replace(lease(indices=range(first, first + count)), episode=episode)
     return [TimedLease(lease=one, deadline=time.monotonic() + 60.0)]
 
 
@@ -60,9 +65,9 @@ async def never(answer: Answer) -> Stepped:
 
 
 @asynccontextmanager
-async def running(engine: Gated, step: Step = never) -> AsyncIterator[tuple[SampleFeed, list[list[int]]]]:
+async def running(engine: Gated, step: Step = never) -> AsyncIterator[tuple[Feed, list[list[int]]]]:
     """A feed of `engine`, and what it handed on."""
-    feed = SampleFeed(cast(Any, engine), step)
+    feed = Feed(cast(Any, engine), step)
     handed: list[list[int]] = []
 
     async def done(samples: set[SampleName], answers: list[Answer]) -> None:
@@ -128,7 +133,7 @@ async def test_what_has_not_begun_is_taken_back_and_what_has_ends() -> None:
 
 async def test_while_answers_cannot_be_handed_on_nothing_new_is_asked_for() -> None:
     engine, stuck = Gated(), asyncio.Event()
-    feed = SampleFeed(cast(Any, engine), never)
+    feed = Feed(cast(Any, engine), never)
 
     async def done(samples: set[SampleName], answers: list[Answer]) -> None:
         await stuck.wait()
@@ -152,7 +157,7 @@ async def test_while_answers_cannot_be_handed_on_nothing_new_is_asked_for() -> N
 
 async def test_an_engine_that_breaks_ends_the_feed() -> None:
     engine = Gated()
-    feed = SampleFeed(cast(Any, engine), never)
+    feed = Feed(cast(Any, engine), never)
 
     async def done(samples: set[SampleName], answers: list[Answer]) -> None: ...
 
@@ -206,6 +211,70 @@ async def test_an_episode_that_comes_back_after_the_rest_was_taken_back_is_left_
         said.set()
         await idle
         assert (handed, feed.running) == ([], 0)
+
+
+async def test_in_lockstep_one_batch_is_in_the_engine_and_one_ahead_of_it() -> None:
+    engine = Gated(lockstep=True)
+    async with running(engine) as (feed, handed):
+        assert await feed.room() == Room(PLACES, 0)
+        feed.add(leased(3))
+        assert await feed.room() == Room(PLACES, 0)
+        feed.add(leased(PLACES, first=3))
+        asking = asyncio.create_task(feed.room())
+        await many_turns()
+        assert (engine.calls, feed.running, asking.done()) == ([([0, 1, 2], False)], 3, False)
+        await engine.end(1)
+        assert handed == []
+        await engine.end(0, 2)
+        assert ([sorted(one) for one in handed], await asking) == ([[0, 1, 2]], Room(PLACES, 0))
+        assert engine.calls[1:] == [(list(range(3, 3 + PLACES)), True)]
+        feed.add(leased(2, first=20))
+        assert {index for _, index in feed.take_back()} == {20, 21}
+        await engine.end(*range(3, 3 + PLACES))
+        await feed.idle()
+
+
+async def test_in_lockstep_a_batch_is_not_asked_for_while_the_last_one_cannot_be_handed_on() -> None:
+    engine, stuck = Gated(lockstep=True), asyncio.Event()
+    feed = Feed(cast(Any, engine), never)
+
+    async def done(samples: set[SampleName], answers: list[Answer]) -> None:
+        await stuck.wait()
+
+    task = asyncio.create_task(feed.run(done))
+    for first in (0, 2, 4):
+        feed.add(leased(2, first=first))
+        await many_turns()
+        if first < 4:
+            await engine.end(first, first + 1)
+    asking = asyncio.create_task(feed.room())
+    await many_turns()
+    assert not asking.done()
+    stuck.set()
+    assert await asking == Room(PLACES, 0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_in_lockstep_episodes_that_were_answered_together_go_on_together_and_wait_for_no_other() -> None:
+    engine, slow = Gated(lockstep=True), asyncio.Event()
+
+    async def step(answer: Answer) -> Stepped:
+        group_id, index = answer.sample
+        if index == 2:
+            await slow.wait()
+        return Stepped(group_id=group_id, index=index, turn=answer.turn, verdict="accepted", ended=answer.turn == 1)
+
+    async with running(engine, step) as (feed, handed):
+        feed.add(leased(3, episode=Progress(max_tokens=100)))
+        await many_turns()
+        await engine.end(0, 1, 2)
+        slow.set()
+        await many_turns()
+        await engine.end(0, 1)
+        await engine.end(2)
+        assert [sorted(names) for names, _ in engine.calls] == [[0, 1, 2], [0, 1], [2]]
+        assert [sorted(one) for one in handed] == [[0, 1], [2]]
 
 
 @given(places=st.integers(1, 512), held=st.integers(0, 600))

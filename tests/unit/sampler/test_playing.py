@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from msgspec.structs import replace
@@ -10,8 +9,8 @@ from msgspec.structs import replace
 from swarm.rollout.messages import Answer, Stepped
 from swarm.rollout.plane.episodes import seat_seed
 from swarm.sampler.client import TimedLease
-from swarm.sampler.engine import Generated, Job, Sampled
-from swarm.sampler.playing import Game, play_together
+from swarm.sampler.engine import Sampled
+from swarm.sampler.playing import Game
 from swarm.types import Lease, Progress, Span
 from tests.builders import STOP, floats, ints, lease, v
 
@@ -72,45 +71,3 @@ def test_an_episode_of_a_lost_sampler_goes_on_where_it_stood() -> None:
     (game,) = games(episode(ints(4, STOP, 7), ints(9), turn=3, seat=1))
     assert game.job().prompt_token_ids == (9,)
     assert game.answer(drawn(5, STOP)).turn == 3
-
-
-class Engine:
-    """Draws one token and the stop token for each job, and notes the jobs of each call."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[tuple[int, ...]]] = []
-
-    async def __call__(self, jobs: tuple[Job, ...]) -> Generated:
-        self.asked.append([job.prompt_token_ids for job in jobs])
-        return Generated(samples=tuple(drawn(4, STOP) for _ in jobs), seconds=2.0, steps=2)
-
-
-async def never(answer: Answer) -> Stepped:
-    raise AssertionError
-
-
-async def test_completions_are_drawn_in_one_call() -> None:
-    engine = Engine()
-    answers, generated = await play_together(games(lease(indices=(0, 1))), engine, never)
-    assert [one.sample for one in answers] == [("t0", 0), ("t0", 1)]
-    assert (len(engine.asked), generated.seconds, generated.steps) == (1, 2.0, 2)
-
-
-async def test_episodes_go_on_together_and_do_not_wait_for_a_slow_environment() -> None:
-    engine, slow = Engine(), asyncio.Event()
-
-    async def step(answer: Answer) -> Stepped:
-        if answer.sample[1] == 2:
-            if len(engine.asked) == 3:
-                slow.set()
-            await slow.wait()
-        elif answer.turn == 2:
-            slow.set()
-        return said(answer, 7, ended=answer.turn == 2)
-
-    answers, generated = await play_together(
-        games(replace(episode(), samples=lease(indices=range(3)).samples)), engine, step
-    )
-    assert answers == []
-    assert [len(jobs) for jobs in engine.asked] == [3, 2, 2, 1, 1]
-    assert (len(generated.samples), generated.steps) == (9, 10)

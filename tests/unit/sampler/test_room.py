@@ -14,6 +14,7 @@ from swarm.broadcast.version.manifest import Layout, ModelFile
 from swarm.errors import UserError
 from swarm.learner.memory import shape_of
 from swarm.learner.tiny import tiny_model
+from swarm.models import device
 from swarm.models.memory import Shape, sample_bytes, weights_bytes
 from swarm.sampler import room
 from swarm.sampler.engine import EngineOptions
@@ -218,3 +219,13 @@ def test_vllm_has_room_for_a_few_versions_of_an_adapter(
     with pytest.raises(UserError, match="too little memory") as caught:
         reckon("vllm", adapted, asked)
     assert "--precision" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("has_units", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_a_cpu_that_multiplies_bf16_is_reckoned_to_hold_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_units: bool, dtype: str
+) -> None:
+    """It was reckoned with float32 before the weights were fetched, so a machine with half of that was sent away."""
+    monkeypatch.setattr(device, "is_cpu_fast_in_half", lambda *_: has_units)
+    model = stage_model(tiny_model(0), tmp_path).layout
+    assert reckon("transformers", model, EngineOptions(device="cpu")).dtype == dtype

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from swarm.errors import UserError
-from swarm.tasks import KINDS, check_task, load_task, rewards
+from swarm.tasks import KINDS, check_task, load_task, questions, rewards
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.expressions import evaluate
 from swarm.tasks.hub import fetch
@@ -24,7 +24,12 @@ from swarm.tasks.questions import is_held_out, permutation, prompt_id, read_ques
 from swarm.tasks.reward_child import checked
 from swarm.types import Prompt, Score
 
-SHARE = 0.2
+SHARE = 0.2  # Of few questions more must be held out than a run would
+
+
+@pytest.fixture(autouse=True)
+def _share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "HELD_OUT_SHARE", SHARE)
 
 
 def _file(path: Path, rows: list[Any]) -> Path:
@@ -37,7 +42,7 @@ def _rows(count: int) -> list[dict[str, Any]]:
 
 
 def _task(path: Path, **options: Any) -> Task:
-    return load_task(TaskOptions(**{"name": f"jsonl:{path}", "held_out_share": SHARE, **options}))
+    return load_task(TaskOptions(**{"name": f"jsonl:{path}", **options}))
 
 
 def _all(task: Task, epoch: int = 0) -> list[str]:
@@ -73,10 +78,9 @@ def test_a_file_may_say_itself_which_questions_are_held_out(tmp_path: Path) -> N
     rows = [{**row, "held_out": place % 4 == 0} if place % 2 == 0 else row for place, row in enumerate(_rows(40))]
     # A question that is held out in one line is trained on by no other.
     file = _file(tmp_path / "own.jsonl", [*rows, {"prompt": "0+1=", "answer": "1"}])
-    tasks = [_task(file, held_out_share=share) for share in (0.05, 0.5)]
-    for task in tasks:
-        assert {prompt.text for prompt in task.held_out(99)} == {f"{n}+1=" for n in range(0, 40, 4)}
-        assert sorted(_all(task)) == sorted(f"{n}+1=" for n in range(40) if n % 4)
+    task = _task(file)
+    assert {prompt.text for prompt in task.held_out(99)} == {f"{n}+1=" for n in range(0, 40, 4)}
+    assert sorted(_all(task)) == sorted(f"{n}+1=" for n in range(40) if n % 4)
 
 
 def test_an_epoch_asks_everything_once_in_an_order_of_its_own(path: Path) -> None:
@@ -100,7 +104,7 @@ def test_a_permutation_is_one() -> None:
 def test_ids_fit_whatever_the_file_says(tmp_path: Path) -> None:
     long = ["x" * 63 + str(n) * 40 for n in range(2)]
     rows = [{"prompt": "a", "answer": "b", "id": name} for name in (*long, "short", 7)]
-    task = _task(_file(tmp_path / "ids.jsonl", [*rows, *_rows(50)]), held_out_share=0.5)
+    task = _task(_file(tmp_path / "ids.jsonl", [*rows, *_rows(50)]))
     prompts = [task.prompt(i) for i in range(task.size or 0)] + list(task.held_out(99))
     ids = [msgspec.convert(msgspec.to_builtins(prompt), Prompt).prompt_id for prompt in prompts]
     assert len(set(ids)) == 54
@@ -173,7 +177,7 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
         (b'{"prompt": "a", "answer": "b", "held_out": false}\n', r"is held out: the file itself says"),
         (b"", r"is empty: it has no question"),
         (b"\n\n", r"is empty: it has no question"),
-        (b'{"prompt": "a", "answer": "b"}\n', r"no question of .* is (held out|left to train on): it has 1, and"),
+        (b'{"prompt": "a", "answer": "b"}\n', r"no question of .* is (held out|left to train on): it has 1; add"),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, content: bytes, words: str) -> None:
@@ -279,7 +283,7 @@ def test_text_files_are_read_as_they_are_written(tmp_path: Path, name: str) -> N
             rows += ['{"prompt": "12?", "answer": 28.50}', '{"prompt": "13?", "answer": 12345678901234567890123}']
             file.write("\n".join(rows) if path.suffix == ".jsonl" else f"[{','.join(rows)}]")
     expected = AS_WRITTEN if path.suffix == ".csv" else [*AS_WRITTEN, "28.50", "12345678901234567890123"]
-    task = load_task(TaskOptions(name=f"hf:{path}", held_out_share=0.2))
+    task = load_task(TaskOptions(name=f"hf:{path}"))
     assert task.size is not None
     found = {p.text: p.answer for p in (*(task.prompt(i) for i in range(task.size)), *task.held_out(99))}
     assert found == {f"{n}?": text for n, text in enumerate(expected)}
@@ -290,7 +294,7 @@ def test_a_file_of_the_librarys_own_format_may_have_signs_in_its_name(tmp_path: 
     path = tmp_path / "odd[1]@2:3.parquet"
     rows = {"prompt": [f"{n}?" for n in range(20)], "answer": [f"{n:03}" for n in range(20)]}
     datasets.Dataset.from_dict(rows).to_parquet(str(path))
-    task = load_task(TaskOptions(name=f"hf:{path}", held_out_share=0.3))
+    task = load_task(TaskOptions(name=f"hf:{path}"))
     assert {p.text: p.answer for p in task.held_out(99)}.items() <= dict(zip(*rows.values(), strict=True)).items()
 
 
@@ -306,7 +310,7 @@ def test_a_file_of_the_librarys_own_format_may_have_signs_in_its_name(tmp_path: 
 )
 def test_other_columns_of_a_data_set_do_no_harm(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    task = load_task(TaskOptions(name=f"hf:{tmp_path / name}", held_out_share=0.5))
+    task = load_task(TaskOptions(name=f"hf:{tmp_path / name}"))
     with suppress(UserError):  # Both may be on one side
         task.held_out(1)
     found = task._questions  # type: ignore[attr-defined]
@@ -395,7 +399,7 @@ def test_reasoning_gym_asks_and_scores() -> None:
     assert "4 of 5" in told[-1]
     assert list(task.held_out(5)) == list(held_out)
     assert len({p.text for p in held_out} - {p.text for p in trained}) == 5
-    assert not any(is_held_out(p, 0.05) for p in trained)
+    assert not any(is_held_out(p) for p in trained)
     prompt = trained[0]
     for completion in (prompt.answer, f"<think>3 legs</think>so\n<answer> {prompt.answer} </answer>."):
         assert again.score(prompt, completion).exact
