@@ -56,7 +56,7 @@ def test_log_probs_are_those_of_each_row_alone(name: str) -> None:
         alone = logprobs_of(model, tokens[: one.prompt_tokens], tokens[one.prompt_tokens :], temperature=TEMPERATURE)
         assert logprobs.tolist() == pytest.approx(alone, abs=2e-5)
     assert policy.module.in_chunks is (name not in ("capped", "scaled"))
-    assert any("computed whole" in line for line in said) is not policy.module.in_chunks
+    assert any("for all tokens at once" in line for line in said) is not policy.module.in_chunks
     assert rules.packing is False
 
 
