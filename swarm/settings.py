@@ -67,6 +67,12 @@ def _as_weights(value: Any) -> Any:
     return {name: weight if equals else 1.0 for name, equals, weight in (str(one).partition("=") for one in value)}
 
 
+def _as_words(value: Any) -> Any:
+    """Split words that came with commas, from a flag or from `echo-node limits`."""
+    given = [value] if isinstance(value, str) else value
+    return [word.strip() for one in given for word in str(one).split(",")] if isinstance(given, list) else given
+
+
 Whole = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Tokens of a prompt or a completion
@@ -381,7 +387,7 @@ class LeadMoney(Section):
         RESUMED,
     ] = None
     cost_per_hour: Annotated[Price, Flag("Price of this machine per hour."), RESUMED] = 0.0
-    egress_cost_per_gb: Annotated[Price, Flag("Price of metered traffic, per 1e9 bytes."), RESUMED] = 0.0
+    traffic_cost_per_gb: Annotated[Price, Flag("Price of metered traffic, per 1e9 bytes."), RESUMED] = 0.0
 
 
 class Heeded(NamedTuple):
@@ -497,8 +503,11 @@ class Limits(Section):
         AfterValidator(lambda text: text if read_hours(text) else ""),
         Flag("When to draw, by this machine's clock: 22:00-08:00,12:00-13:30.", "always"),
     ] = ""
-    only_on_mains: Annotated[bool, Flag("Draw nothing while on battery.")] = False
-    only_when_idle: Annotated[bool, Flag("Draw nothing while somebody uses the desktop.")] = False
+    only_when: Annotated[
+        tuple[Literal["mains", "idle"], ...],
+        BeforeValidator(_as_words),
+        Flag("mains: draw nothing while on battery; idle: nothing while somebody uses the desktop."),
+    ] = ()
 
 
 class JoinSwarm(Section):
@@ -570,8 +579,7 @@ class JoinMoney(Section):
         Flag("Kind of device, for prices and speeds.", "what the device says"),
     ] = None
     cost_per_hour: Annotated[Price, Flag("Price of this machine per hour.")] = 0.0
-    down_cost_per_gb: Annotated[Price, Flag("Price of metered incoming traffic, per 1e9 bytes.")] = 0.0
-    up_cost_per_gb: Annotated[Price, Flag("Price of metered outgoing traffic, per 1e9 bytes.")] = 0.0
+    traffic_cost_per_gb: Annotated[Price, Flag("Price of metered traffic, per 1e9 bytes.")] = 0.0
 
 
 OF_JOIN = (

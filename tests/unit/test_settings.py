@@ -308,7 +308,7 @@ def test_every_option_of_an_engine_is_in_the_guide_for_owners_of_gpus() -> None:
 
 
 @pytest.mark.parametrize("price", [-1.0, math.nan, math.inf, 2e6])
-@pytest.mark.parametrize("name", ["cost_per_hour", "egress_cost_per_gb"])
+@pytest.mark.parametrize("name", ["cost_per_hour", "traffic_cost_per_gb"])
 def test_a_price_that_is_none_is_refused(name: str, price: float) -> None:
     assert f"--{name.replace('_', '-')} {price}: " in fault(LeadConfig, None, **{name: price})
 
