@@ -29,7 +29,6 @@ from swarm.lead.check import check_model, check_period, reward_pool
 from swarm.lead.dials import checked
 from swarm.lead.provisioning import Provisioning
 from swarm.lead.publication import ROOM_S, InstallTracker, Publication
-from swarm.lead.signal import LearningSignal
 from swarm.lead.steps import PAUSE, Steps
 from swarm.lead.training import Training
 from swarm.learner.messages import Prepared
@@ -468,7 +467,6 @@ class LearnerNode:
             self._rollouts,
             self._provisioning,
             self._held_out,
-            LearningSignal(self._prompts.decode, self._max_new_tokens),
             auditing,
         )
 
