@@ -82,7 +82,7 @@ FROM = "Begin a new run with the model and the settings of that run; each may be
 ForkFrom = Annotated[Path | None, typer.Option("--from", help=FROM)]
 ForkStep = Annotated[int | None, typer.Option("--step", min=0, help="With --from: of that checkpoint, not the newest.")]
 ForkBest = Annotated[bool, typer.Option("--best", help="With --from: its checkpoint nearest to the best result.")]
-CHECK = "Look at all that the run needs, say what was found, and start nothing."
+CHECK = "Prepare all that the run needs, say what is wrong with it, and end where it would begin."
 Check = Annotated[bool, typer.Option("--check", help=CHECK)]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
@@ -121,7 +121,7 @@ def lead(
 
     if resume is not None and "log_format" not in flags:
         _lines.role = "learner" if read_values(resume).get("log_format") == "json" else ""
-    _refuse_mixed(flags, resume=resume, from_run=from_run, picks=best or step is not None, check=check)
+    _refuse_mixed(flags, resume=resume, from_run=from_run, picks=best or step is not None)
     origin = None
     if from_run is not None:
         settings, origin = forked_config(from_run, flags, config, step=step, best=best)
@@ -134,15 +134,13 @@ def lead(
     from swarm.dashboard import server as dashboard_server
     from swarm.dashboard.public import PublicState
     from swarm.dashboard.source import STARTING, Run
-    from swarm.lead.check import check_run
     from swarm.lead.learner import LearnerNode
     from swarm.report.live import LiveView
 
     _lines.role = "learner" if settings.log_format == "json" else ""
     if check:
-        run_to_end(
-            until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin)
-        )
+        checking = LearnerNode(settings, _say, resume=resume is not None, origin=origin, only_check=True)
+        run_to_end(until_signalled(checking.run(), stop_with_stdin=stop_with_stdin))
         return
 
     @asynccontextmanager
@@ -173,9 +171,7 @@ def _without_token(line: str) -> str:
     return f"{address} (dashboard.json in the run directory has its token)" if _lines.role and token else line
 
 
-def _refuse_mixed(
-    flags: dict[str, Any], *, resume: Path | None, from_run: Path | None, picks: bool, check: bool
-) -> None:
+def _refuse_mixed(flags: dict[str, Any], *, resume: Path | None, from_run: Path | None, picks: bool) -> None:
     """Raise UserError for options of `lead` that exclude one another."""
     if resume is not None and "run_dir" in flags:
         raise UserError("--resume says which run directory: leave --run-dir out")
@@ -183,10 +179,6 @@ def _refuse_mixed(
         raise UserError("--resume goes on with a run and --from begins another one: give one of them")
     if from_run is None and picks:
         raise UserError("--step and --best say which model of a run to begin with: name the run with --from")
-    if from_run is not None and check:
-        raise UserError(
-            "--check looks at a new run or one to resume: leave --from out, and name a checkpoint as --model"
-        )
 
 
 @app.command(cls=Sections, epilog=JOIN_EXAMPLES)
