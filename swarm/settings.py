@@ -187,12 +187,10 @@ class Task(Section):
     max_episode_tokens: Annotated[
         Tokens | None, Flag("Most tokens of an episode after its prompt.", "the environment's")
     ] = None
-    prompt_column: Annotated[
-        str, Field(min_length=1, max_length=256), Key("Column of the questions in a data set.")
-    ] = "prompt"
-    answer_column: Annotated[str, Field(min_length=1, max_length=256), Key("Column of the answers in a data set.")] = (
-        "answer"
-    )
+    columns: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], Annotated[str, Field(min_length=1, max_length=256)]],
+        Key("Columns of the questions and of the answers in a data set."),
+    ] = ("prompt", "answer")
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600), Key("Seconds that a reward may take."), RESUMED] = 10.0
 
 
@@ -217,11 +215,9 @@ class Learn(Section):
     ] = "constant"
     minibatches: Annotated[int, Field(ge=1, le=64), Key("Optimiser steps in a learner step.")] = 2
     objective: Annotated[ObjectiveName, Flag("Explained in docs/learner.md.")] = "grpo"
-    clip_low: Annotated[
-        float | None, Field(gt=0, lt=1), Key("How far below 1 a token's ratio counts.", "0.2; gspo 3e-4")
-    ] = None
-    clip_high: Annotated[
-        float | None, Field(gt=0, le=9), Key("How far above 1 a token's ratio counts.", "0.28; gspo 4e-4")
+    clip: Annotated[
+        tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0, le=9)]] | None,
+        Key("How far below and above 1 a token's ratio counts.", "[0.2, 0.28]; gspo [3e-4, 4e-4]"),
     ] = None
     loss_normalisation: Annotated[
         Normalisation | None, Flag("What the loss is divided by.", "tokens; gspo rollouts")
@@ -251,8 +247,7 @@ class Learn(Section):
     @property
     def resolved_clip(self) -> tuple[float, float]:
         """By default DAPO's, of single tokens, or GSPO's own, whose ratio is a mean over many and moves far less."""
-        low, high = (3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28)
-        return self.clip_low or low, self.clip_high or high
+        return self.clip or ((3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28))
 
     @property
     def resolved_normalisation(self) -> Normalisation:
@@ -414,7 +409,7 @@ def _kind(config: LeadConfig) -> str:
 
 OF_LEAD = (
     Heeded(
-        ("rewards", "lenient", "prompt_column", "answer_column"),
+        ("rewards", "lenient", "columns"),
         lambda c: _kind(c) in ("jsonl", "hf"),
         "with questions of one's own (jsonl: and hf:); other tasks have rewards of their own",
     ),
@@ -426,8 +421,7 @@ OF_LEAD = (
     ),
     Heeded(("turn_discount",), lambda c: c.credit == "turn", 'with credit = "turn"'),
     Heeded(("chat_arguments", "system_prompt"), lambda c: c.chat is not False, "in a chat, without --no-chat"),
-    Heeded(("clip_low",), lambda c: c.objective not in ("cispo", "tis"), "with an objective that clips"),
-    Heeded(("clip_high",), lambda c: c.objective != "tis", "with an objective that clips"),
+    Heeded(("clip",), lambda c: c.objective != "tis", "with an objective that clips"),
     Heeded(("base_precision",), lambda c: c.adapter is not None, "beside an adapter (give a rank with --adapter)"),
     Heeded(("trainer_meeting",), lambda c: c.trainer_machines > 1, "with trainer_machines above 1"),
 )

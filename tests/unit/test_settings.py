@@ -55,7 +55,7 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant_or_all(file: 
     file.write_text("# mine\n[swarm]\nmax_stalenes = 2\n")
     said = f"{file}, line 3: swarm.max_stalenes is no setting: did you mean max_staleness, in [swarm]?"
     assert fault(LeadConfig, file) == said
-    file.write_text("[eval]\ncolour = 2\n")
+    file.write_text("[eval]\nwhere = 2\n")
     assert fault(LeadConfig, file).endswith("known: target, eval_every_steps, eval_prompts, eval_samples")
     file.write_text("[colours]\nred = 2\n")
     assert "line 1: colours is no setting; known: [model], [task], [learn], " in fault(LeadConfig, file)
@@ -253,8 +253,8 @@ QUESTIONS = {"task": "jsonl:x"}
         ),
         (
             LeadConfig,
-            {"answer_column": "x", "task": "frozen-lake"},
-            {"answer_column": "x", "task": "hf:x"},
+            {"columns": ("x", "y"), "task": "frozen-lake"},
+            {"columns": ("x", "y"), "task": "hf:x"},
             "questions",
         ),
         (LeadConfig, {"task_options": {"a": 1}}, {"task_options": {"a": 1}, "task": "gym:x"}, "a task gym:NAME"),
@@ -262,8 +262,12 @@ QUESTIONS = {"task": "jsonl:x"}
         (LeadConfig, {"max_turns": 3, **QUESTIONS}, {"max_turns": 3, "task": "frozen-lake"}, "turns"),
         (LeadConfig, {"turn_discount": 0.5}, {"turn_discount": 0.5, "credit": "turn", "task": "frozen-lake"}, "credit"),
         (LeadConfig, {"system_prompt": "Go", "chat": False}, {"system_prompt": "Go"}, "in a chat"),
-        (LeadConfig, {"clip_low": 0.1, "objective": "cispo"}, {"clip_low": 0.1}, "an objective that clips"),
-        (LeadConfig, {"clip_high": 0.1, "objective": "tis"}, {"clip_high": 0.1, "objective": "cispo"}, "that clips"),
+        (
+            LeadConfig,
+            {"clip": (0.1, 0.1), "objective": "tis"},
+            {"clip": (0.1, 0.1), "objective": "cispo"},
+            "that clips",
+        ),
         (LeadConfig, {"base_precision": "nf4"}, {"base_precision": "nf4", "adapter": 8}, "give a rank with --adapter"),
         (LeadConfig, {"trainer_meeting": "a:1"}, {"trainer_meeting": "a:1", "trainer_machines": 2}, "machines above 1"),
         (JoinConfig, {"batch_samples": 2, "role": "relay"}, {"batch_samples": 2}, "--role sampler"),
