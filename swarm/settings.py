@@ -79,8 +79,6 @@ Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Tokens of a prompt or a comp
 Bound = Annotated[int, Field(ge=0, le=1024)]  # Largest staleness in learner steps: older rollouts teach nothing
 Threads = Annotated[int, Field(ge=1, le=256)]
 Nickname = Annotated[str, Field(max_length=32)]
-LogFormat = Literal["text", "json"]
-LOG_FORMAT = "json: each line that the node says is one object."
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or per 1e9 bytes, in the swarm's one currency; 0 is free
 
@@ -306,7 +304,6 @@ class LeadSwarm(Section):
     public_page: Annotated[PageAddress, Flag("HOST:PORT of a page for volunteers, plain HTTP, or off."), RESUMED] = (
         "off"
     )
-    log_format: Annotated[LogFormat, Flag(LOG_FORMAT), RESUMED] = "text"
     beat_s: Annotated[float, Field(ge=0.2, le=60), Key("Seconds between two signs of life of a sampler.")] = 5.0
     round_s: Annotated[float, Field(ge=0.05, le=60), Key("Seconds of a round of gossip.")] = 2.0
     lease_time_limit_s: Annotated[
@@ -521,7 +518,6 @@ class JoinSwarm(Section):
     tls: Annotated[bool | None, Flag("Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag("Allow private addresses.", "only on one machine")] = None
     nickname: Annotated[Nickname, Flag("What others see next to this node's id.")] = ""
-    log_format: Annotated[LogFormat, Flag(LOG_FORMAT)] = "text"
     grace: Annotated[
         float, Field(ge=0, le=86_400), Flag("Seconds that samples under way get to end when asked to stop.")
     ] = 10.0

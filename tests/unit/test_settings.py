@@ -55,10 +55,10 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant_or_all(file: 
     file.write_text("# mine\n[swarm]\nmax_stalenes = 2\n")
     said = f"{file}, line 3: swarm.max_stalenes is no setting: did you mean max_staleness, in [swarm]?"
     assert fault(LeadConfig, file) == said
-    file.write_text("[eval]\nwhere = 2\n")
+    file.write_text("[eval]\nquux = 2\n")
     assert fault(LeadConfig, file).endswith("known: target, eval_every_steps, eval_prompts, eval_samples")
-    file.write_text("[colours]\nred = 2\n")
-    assert "line 1: colours is no setting; known: [model], [task], [learn], " in fault(LeadConfig, file)
+    file.write_text("[quuxes]\nred = 2\n")
+    assert "line 1: quuxes is no setting; known: [model], [task], [learn], " in fault(LeadConfig, file)
 
 
 @pytest.mark.parametrize("text", ["max_staleness = 4\n", "[learn]\nmax_staleness = 4\n"])
