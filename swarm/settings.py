@@ -22,7 +22,6 @@ from swarm.types import (
     Normalisation,
     ObjectiveName,
     OptimizerStates,
-    Rounding,
     Schedule,
 )
 
@@ -541,8 +540,10 @@ class Engine(Section):
         Flag("auto is vllm with a GPU, mlx on Apple silicon, if its package is there."),
     ] = "auto"
     device: Annotated[str, Flag("auto, cpu, cuda, cuda:1, mps, ...")] = "auto"
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag("Type of the weights.")] = "auto"
-    precision: Annotated[Rounding, Flag("Round the matrices, to fit a smaller memory.")] = "none"
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8", "int4"],
+        Flag("Type of the weights; fp8, int8 and int4 round the matrices, to fit a smaller memory."),
+    ] = "auto"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag("GPUs that share the model.")] = 1
     max_model_len: Annotated[
         int | None,
@@ -563,11 +564,6 @@ class JoinMoney(Section):
     """Prices."""
 
     table: ClassVar[str] = "money"
-    device_class: Annotated[
-        str | None,
-        Field(min_length=1, max_length=64),
-        Flag("Kind of device, for prices and speeds.", "what the device says"),
-    ] = None
     cost_per_hour: Annotated[Price, Flag("Price of this machine per hour.")] = 0.0
     traffic_cost_per_gb: Annotated[Price, Flag("Price of metered traffic, per 1e9 bytes.")] = 0.0
 
@@ -599,8 +595,13 @@ class JoinConfig(JoinMoney, Limits, Engine, JoinSwarm):
         from swarm.sampler.engine import EngineOptions
 
         named = {"arguments": "engine_arguments", "places": "batch_samples"}
-        asked = set(EngineOptions.__struct_fields__) - {"sample_tokens", "hang_s"}  # Which nobody asks for
-        return EngineOptions(**{name: getattr(self, named.get(name, name)) for name in asked})
+        asked = set(EngineOptions.__struct_fields__) - {"sample_tokens", "hang_s", "dtype", "precision"}
+        given = {name: getattr(self, named.get(name, name)) for name in asked}
+        match self.precision:
+            case "fp8" | "int8" | "int4":
+                return EngineOptions(**given, precision=self.precision)
+            case dtype:
+                return EngineOptions(**given, dtype=dtype)
 
 
 class DemoConfig(BaseModel):

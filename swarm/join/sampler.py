@@ -264,7 +264,7 @@ class SamplerNode(JoiningNode):
         """Return what this node is and costs, so that the learner can choose."""
         config = self._config
         return Offer(
-            device_class=(config.device_class or engine.device_class)[:DEVICE_CLASS_LENGTH],
+            device_class=engine.device_class[:DEVICE_CLASS_LENGTH],
             samples_at_once=engine.places,
             lockstep=engine.lockstep,
             full_rollouts_per_s=float(f"{engine.rates.full_rollouts_per_s:.3g}"),
@@ -274,7 +274,7 @@ class SamplerNode(JoiningNode):
             sent_bytes=self._network.station.upload.total_bytes,
             received_bytes=self._network.station.download.total_bytes,
             nickname=config.nickname,
-            precision=config.precision,
+            precision=config.engine_options.precision,
             downlink_bytes_per_s=config.max_download * 1e6 / 8 if config.max_download else 0.0,
         )
 

@@ -131,7 +131,7 @@ def places(shape: Shape, device: Device, options: EngineOptions) -> int:
     if count >= few:
         return min(options.places or device.max_places, count)
     changes = [
-        "--dtype bfloat16" if device.dtype == "float32" else "",
+        "--precision bfloat16" if device.dtype == "float32" and options.precision == "none" else "",
         device.lighter,
         f"--batch-samples {count}" if count > 0 else "",
         "a smaller --max-model-len, end what else runs there, or help with --role relay",

@@ -79,7 +79,7 @@ class TransformersEngine:
         if dtype == torch.float16 and any(spec.dtype == "BF16" for spec in command.layout.tensors):
             raise UserError(
                 "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
-                "choose --dtype bfloat16 or float32"
+                "choose --precision bfloat16 or float32"
             )
         room = reckon("transformers", command.layout, options)
         model = build_model(command.directory, command.layout, dtype)

@@ -185,6 +185,7 @@ class Swarm:
     def __init__(self, directory: Path, *, round_s: float = 0.5) -> None:
         self.directory = directory
         self.nodes: list[Node] = []
+        self._drawn: dict[str, Any] = {}
         self._leads: dict[str, object] = {
             "beat_s": 0.5,
             "groups_per_step": 4,
@@ -207,8 +208,7 @@ class Swarm:
     def draw_at(self, tokens_per_s: float, noise: float = 0.0, **settings: object) -> None:
         """The pace of samplers without a model to come (tests/scripted_engine.py), and more of their settings."""
         pace = {"engine_arguments": {"tokens_per_s": tokens_per_s, "noise": noise}}
-        drawn = {"engine": "vllm", "batch_samples": 8, **pace, **settings}
-        self._scripted = self._write("scripted.toml", JoinConfig, drawn)
+        self._drawn = {"engine": "vllm", "batch_samples": 8, **pace, **settings}
 
     def lead(self, *arguments: str, name: str = "run", place: Sequence[str] = (), module: str = "swarm") -> Learner:
         given = ("--config", str(self._lead), *arguments)
@@ -236,10 +236,18 @@ class Swarm:
         return self.join(bootstrap, "--role", "relay", *arguments, name=name, place=place)
 
     def scripted(
-        self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = (), module: str = "swarm"
+        self,
+        bootstrap: str,
+        *arguments: str,
+        name: str,
+        place: Sequence[str] = (),
+        module: str = "swarm",
+        device_name: str = "",
     ) -> Node:
-        """A sampler without a model."""
-        given, module = ("--config", str(self._scripted), *arguments), f"tests.scripted {module}"
+        """A sampler without a model, on a device that has this name."""
+        device = {**self._drawn["engine_arguments"], "device_name": device_name}
+        config = self._write(f"{name}.toml", JoinConfig, {**self._drawn, "engine_arguments": device})
+        given, module = ("--config", str(config), *arguments), f"tests.scripted {module}"
         return self.join(bootstrap, *given, name=name, place=place, module=module)
 
     def linked_relays(self, learner: Node, count: int, *arguments: str) -> list[Node]:

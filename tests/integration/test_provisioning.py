@@ -48,8 +48,8 @@ def _lead(swarm: Swarm, *arguments: str, groups_per_step: int, step_s: float) ->
 
 
 def _join(swarm: Swarm, learner: Learner, kind: str, price: float, count: int) -> list[Node]:
-    asked = ("--cost-per-hour", str(price), "--device-class", kind)
-    return [swarm.scripted(learner.url(), *asked, name=f"{kind}-{number}") for number in range(count)]
+    asked, names = ("--cost-per-hour", str(price)), [f"{kind}-{number}" for number in range(count)]
+    return [swarm.scripted(learner.url(), *asked, name=name, device_name=kind) for name in names]
 
 
 def _join_when_it_runs(swarm: Swarm, learner: Learner, kind: str) -> Node:

@@ -215,16 +215,19 @@ def test_an_engine_is_chosen_unless_one_is_named_and_gets_its_options(file: Path
         '[swarm]\nbootstrap = "127.0.0.1"\n[engine]\nengine = "vllm"\nmax_model_len = 4096\n'
         "[engine.engine_arguments]\nblock_size = 32\n"
     )
-    options: dict[str, Any] = {"dtype": "bfloat16", "tensor_parallel_size": 2, "gpu_memory_share": 0.5}
-    asked = load_config(JoinConfig, file, options).engine_options
-    assert asked == EngineOptions(**options, max_model_len=4096, arguments={"block_size": 32})
+    options: dict[str, Any] = {"tensor_parallel_size": 2, "gpu_memory_share": 0.5}
+    kept: dict[str, Any] = {**options, "max_model_len": 4096, "arguments": {"block_size": 32}}
+    asked = load_config(JoinConfig, file, {**options, "precision": "bfloat16"}).engine_options
+    assert asked == EngineOptions(**kept, dtype="bfloat16")
+    rounded = load_config(JoinConfig, file, {**options, "precision": "int8"}).engine_options
+    assert rounded == EngineOptions(**kept, precision="int8")
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
         ("engine", "sglang"),
-        ("dtype", "int8"),
+        ("precision", "int2"),
         ("tensor_parallel_size", 0),
         ("tensor_parallel_size", 65),
         ("gpu_memory_share", 0.0),
@@ -306,7 +309,9 @@ def test_every_option_of_an_engine_is_in_the_guide_for_owners_of_gpus() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     asked = {"arguments": "engine_arguments", "places": "batch_samples"}
     names = [
-        asked.get(name, name) for name in EngineOptions.__struct_fields__ if name not in ("sample_tokens", "hang_s")
+        asked.get(name, name)
+        for name in EngineOptions.__struct_fields__
+        if name not in ("sample_tokens", "hang_s", "dtype")
     ]
     assert [n for n in names if n not in guide and f"--{n.replace('_', '-')}" not in guide] == []
 

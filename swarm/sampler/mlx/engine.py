@@ -137,7 +137,7 @@ def _dtype(options: EngineOptions, device: str) -> Any:
     if options.dtype == "float16":
         raise UserError(
             "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
-            "choose --dtype bfloat16 or float32"
+            "choose --precision bfloat16 or float32"
         )
     if options.dtype == "auto":
         return mx.float32 if device == "cpu" else mx.bfloat16
