@@ -217,4 +217,4 @@ def test_vllm_has_room_for_a_few_versions_of_an_adapter(
     monkeypatch.setattr(room, "measured", lambda *_: less)
     with pytest.raises(UserError, match="too little memory") as caught:
         reckon("vllm", adapted, asked)
-    assert "--precision" not in str(caught.value)
+    assert "--precision int4" not in str(caught.value)
