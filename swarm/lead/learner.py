@@ -73,6 +73,7 @@ from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import NodeId, Score, Unscored
 from swarm.wire import encode
 
+ROUND_BEATS = 0.4  # Beats in a round of gossip
 TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
 
@@ -197,7 +198,7 @@ class LearnerNode:
             self._sign_card(0)
             beat_s, accept = self._config.beat_s, self._broadcast.accept
             await network.start(routes, self._status_for_all, on_stream=accept, beat_s=beat_s)
-            async with network.swarm(network.key.public_bytes, self._config.round_s):
+            async with network.swarm(network.key.public_bytes, ROUND_BEATS * self._config.beat_s):
                 # First of all: if others announced our own earlier version to us, it would look like a later life's.
                 network.published(newest_head(self._run_dir / "versions", network.key.public_bytes))
                 return await self._take_part()

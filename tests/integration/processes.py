@@ -182,7 +182,7 @@ class Publisher(Node):
 class Swarm:
     """The processes of one test. Quick beats and rounds, so that silence is noticed in seconds."""
 
-    def __init__(self, directory: Path, *, round_s: float = 0.5) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.nodes: list[Node] = []
         self._drawn: dict[str, Any] = {}
@@ -191,7 +191,6 @@ class Swarm:
             "groups_per_step": 4,
             "group_size": 4,
             "eval_prompts": 8,
-            "round_s": round_s,
             # What samplers without a model claim and draw is of no model's. At this rate the learner's model stays so
             # near to the untrained one, whose log-probs they claim, that no alarm goes off.
             "learning_rate": 1e-5,
@@ -281,8 +280,8 @@ def fetch_status(url: str) -> dict[str, Any]:
 
 
 @contextmanager
-def swarm_in(directory: Path, *, round_s: float = 0.5) -> Iterator[Swarm]:
-    swarm = Swarm(directory, round_s=round_s)
+def swarm_in(directory: Path) -> Iterator[Swarm]:
+    swarm = Swarm(directory)
     try:
         yield swarm
     finally:
