@@ -131,7 +131,7 @@ def places(shape: Shape, device: Device, options: EngineOptions) -> int:
     if count >= few:
         return min(options.places or device.max_places, count)
     changes = [
-        "--dtype bfloat16" if device.dtype == "float32" else "",
+        "--precision bfloat16" if device.dtype == "float32" and options.precision == "none" else "",
         device.lighter,
         f"--batch-samples {count}" if count > 0 else "",
         "a smaller --max-model-len, end what else runs there, or help with --role relay",
@@ -151,7 +151,7 @@ def reckon(kind: EngineKind, layout: Layout, options: EngineOptions) -> Reckoned
     if device.dtype == "float16" and kind != "vllm" and any(spec.dtype == "BF16" for spec in layout.tensors):
         raise UserError(
             "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
-            "choose --dtype bfloat16 or float32"
+            "choose --precision bfloat16 or float32"
         )
     beside = adapters_bytes(layout, options, device.dtype) if kind == "vllm" else 0
     if kind == "mlx":

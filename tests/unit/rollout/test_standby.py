@@ -241,8 +241,8 @@ async def test_free_places_of_an_engine_are_not_asked_ahead() -> None:
     [
         {"cost_per_hour": -1.0},
         {"cost_per_hour": math.nan},
-        {"down_cost_per_gb": math.inf},
-        {"up_cost_per_gb": 2e6},
+        {"traffic_cost_per_gb": math.inf},
+        {"traffic_cost_per_gb": 2e6},
         {"full_rollouts_per_s": math.nan},
         {"samples_at_once": 0},
         {"device_class": "x" * 65},
