@@ -62,7 +62,7 @@ class Learner(SamplerWatch):
 
     def client(self, node: NodeId, *, named: NodeId | None = None, engine: str = "") -> RolloutClient:
         """Calls signed by `node`, which name it, or `named` in its place, and this class of engine."""
-        return RolloutClient(self.peers[node], named or node, engine_class=lambda: engine)
+        return RolloutClient(self.peers[node], named or node, engine)
 
     async def open(self, stepper: Stepper | None = None) -> None:
         self.service.open(self.plane, self._score, self.journal, stepper=stepper)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -57,19 +57,12 @@ class TimedLease:
 
 
 class RolloutClient:
-    """Calls of `node` to one learner. They raise what PeerClient raises. `say` tells a person that the line is slow;
-    after a slow submission the client waits `pause_s`."""
+    """Calls of `node` to one learner, with an engine of the class that it names. They raise what PeerClient raises."""
 
-    def __init__(
-        self,
-        peer: Peer,
-        node: NodeId,
-        *,
-        engine_class: Callable[[], str] = lambda: "",
-    ) -> None:
+    def __init__(self, peer: Peer, node: NodeId, engine_class: str = "") -> None:
         self._peer = peer
         self._node = node
-        self._engine_class = engine_class
+        self.engine_class = engine_class
 
     async def ask(
         self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName], at_once: int = 0
@@ -82,7 +75,7 @@ class RolloutClient:
             capacity=capacity,
             wait_s=wait_s,
             at_once=at_once,
-            engine=self._engine_class(),
+            engine=self.engine_class,
         )
         data = await self._peer.post(
             "/v1/leases", encode(request), cap_bytes=LEASE_REPLY_BYTES, timeout_s=wait_s + CALL_S

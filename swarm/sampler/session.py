@@ -21,14 +21,12 @@ waited for, and the engine ends before anybody is told.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from swarm.aio import Changes, unless_stopped
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
@@ -91,30 +89,19 @@ class SamplerStatus:
 
 
 class Ending:
-    """Whether a session has to end, and until when samples under way may finish and be submitted."""
+    """Whether a session is `asked` to end, and whether the time is `up` within which samples under way may finish and
+    be submitted."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self._sooner = asyncio.Event()
-        self._until = math.inf
+        self.asked, self.up = asyncio.Event(), asyncio.Event()
 
     def ask(self, grace_s: float) -> None:
         """Ask for the end within `grace_s`; what was asked for before holds if it is sooner."""
-        self._until = min(self._until, time.monotonic() + grace_s)
         self.asked.set()
-        self._sooner.set()
-
-    @property
-    def left_s(self) -> float:
-        return max(0.0, self._until - time.monotonic())
-
-    async def over(self) -> None:
-        """Wait until the time is up."""
-        while self.left_s:
-            self._sooner.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.left_s):
-                    await self._sooner.wait()
+        if grace_s > 0:
+            asyncio.get_running_loop().call_later(grace_s, self.up.set)
+        else:
+            self.up.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +149,7 @@ class Session:
         self._spooled: set[SampleName] = set()
         self._answers: asyncio.Queue[Batch] = asyncio.Queue(maxsize=2)
         self._settled = asyncio.Event()
-        self._installed = asyncio.Condition()
+        self._installs = Changes()
         self._over = asyncio.Event()
 
     async def run(self, ending: Ending) -> bool:
@@ -172,11 +159,12 @@ class Session:
                 asking = group.create_task(self._ask())
                 handing = [group.create_task(work()) for work in (self._submit, self._handing.run)]
                 drawing = [group.create_task(work()) for work in (self._refresh, self._generate, self._beat)]
-                await _first_of(ending.asked.wait(), self._over.wait())
+                await unless_stopped(ending.asked, self._over.wait())
                 self._status.state = "leaving"
                 asking.cancel()
-                if not self._over.is_set() and ending.left_s:
-                    await self._drain(ending)
+                if not self._over.is_set() and not ending.up.is_set():
+                    # A run that is over takes nothing more.
+                    await unless_stopped(ending.up, unless_stopped(self._over, self._drain()))
                 for task in drawing:
                     task.cancel()
                 await asyncio.wait(drawing)
@@ -220,8 +208,7 @@ class Session:
         if refused is None:
             self._receiver.note_time(version.head.version, "installed_s")
             self._on_change()
-            async with self._installed:
-                self._installed.notify_all()
+            self._installs.tell()
         elif refused.fault == "file":
             if await self._receiver.recheck() == 0:
                 # Nothing to repair: the table's sums contradict the signed regions, so the learner is wrong.
@@ -239,7 +226,7 @@ class Session:
         self._say(f"engine: {started.engine} on {started.device} in {started.dtype}, {at_once}{longest}")
         if started.exposed and started.exposed != self._status.exposed:
             self._say(started.exposed)
-        self._status.exposed = started.exposed
+        self._status.exposed, self._client.engine_class = started.exposed, started.engine_class
         self._feed = Feed(self._engine, self._handing.hand_in)
 
     # -- rollouts --------------------------------------------------------------------------------------------
@@ -274,8 +261,7 @@ class Session:
             await self._news(held, max(0.05, answer.retry_after_s))
 
     async def _generate(self) -> None:
-        async with self._installed:
-            await self._installed.wait_for(lambda: self._engine.installed is not None)
+        await self._news(None, None)
         assert self._feed is not None
         await self._feed.run(self._keep)
 
@@ -354,25 +340,17 @@ class Session:
         if bool(why) != bool(before):
             self._say(f"standby: {self._status.standby}" if why else "active again")
 
-    async def _news(self, known: VersionId | None, patience_s: float) -> None:
+    async def _news(self, known: VersionId | None, patience_s: float | None) -> None:
         """Wait until a version other than `known` is installed, at most for `patience_s`."""
-        try:
-            async with asyncio.timeout(patience_s), self._installed:
-                await self._installed.wait_for(lambda: self._engine.installed != known)
-        except TimeoutError:
-            pass
+        if self._engine.installed == known:
+            await self._installs.wait(self._installs.count, patience_s)
 
     # -- leaving ---------------------------------------------------------------------------------------------
 
-    async def _drain(self, ending: Ending) -> None:
-        """Hand back what has not started, then let running samples finish and be submitted until time is up."""
+    async def _drain(self) -> None:
+        """Hand back what has not started, then let running samples finish and be submitted."""
         if self._feed is not None:
-            await _first_of(self._hand_back(self._feed.take_back(), forget=False), ending.over(), self._over.wait())
-        # A run that is over takes nothing more.
-        await _first_of(self._idle(), ending.over(), self._over.wait())
-
-    async def _idle(self) -> None:
-        if self._feed is not None:
+            await self._hand_back(self._feed.take_back(), forget=False)
             await self._feed.idle()
         await self._answers.join()
 
@@ -416,15 +394,3 @@ def verdicts_of(answers: Iterable[Answer], said: Iterable[Stepped]) -> dict[Samp
         sample: "failed" if verdict == "accepted" and sample in failed else verdict
         for sample, verdict in verdicts.items()
     }
-
-
-async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Wait for the first of `works` to end, and cancel the others."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()

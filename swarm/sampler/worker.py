@@ -178,7 +178,6 @@ class EngineWorker:
         self._files_dir = directory / "model"
         self._options = options
         self._started: Started | None = None
-        self.engine_class = ""
         computes_with = dict.fromkeys(THREADS, str(threads)) if threads else {}
         self._child = Child(
             "engine",
@@ -214,7 +213,7 @@ class EngineWorker:
         await asyncio.to_thread(write_model_files, self._files_dir, layout)
         command = Start(directory=str(self._files_dir), layout=layout, options=self._options)
         started = await self._child.call(command, Started)
-        self.engine_class, self.device_class = started.engine_class, started.device_class
+        self.device_class = started.device_class
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)
         self._started = started
