@@ -19,8 +19,8 @@ from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.scoring import Stepper
 from swarm.rollout.tally import SamplerWatch
-from swarm.sampler.client import RolloutClient, TimedLease
-from swarm.types import Address, NodeId, Score, Unscored
+from swarm.sampler.client import RolloutClient
+from swarm.types import Address, Lease, NodeId, Score, Unscored
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY, ListJournal, answering, answers, new_plane, v
 
@@ -124,11 +124,11 @@ async def serving(learner: Learner) -> AsyncIterator[Learner]:
     await runner.cleanup()
 
 
-async def leases_for(learner: Learner, node: NodeId, capacity: int) -> list[TimedLease]:
+async def leases_for(learner: Learner, node: NodeId, capacity: int) -> list[Lease]:
     given = await learner.client(node).ask(v(0), capacity, WAIT_S, holding=())
     assert isinstance(given, list), given
     return given
 
 
-def answers_to(given: list[TimedLease]) -> list[Answer]:
-    return [answering(*one) for one in answers([one.lease for one in given], 0)]
+def answers_to(given: list[Lease]) -> list[Answer]:
+    return [answering(*one) for one in answers(given, 0)]

@@ -182,7 +182,7 @@ async def invented(client: RolloutClient) -> list[Answer]:
         version = await newest(client)
         granted = await client.ask(version, 16, AGAIN_S, holding=())
         if not isinstance(granted, Refused):
-            return [answer for one in granted for answer in _answers(one.lease, version)]
+            return [answer for one in granted for answer in _answers(one, version)]
         await asyncio.sleep(AGAIN_S)
 
 

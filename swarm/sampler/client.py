@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -45,17 +43,6 @@ class Refused(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedLease:
-    """A lease, and its end by our monotonic clock."""
-
-    lease: Lease
-    deadline: float
-
-    def samples(self) -> list[SampleName]:
-        return [(self.lease.group_id, spec.index) for spec in self.lease.samples]
-
-
 class RolloutClient:
     """Calls of `node` to one learner, with an engine of the class that it names. They raise what PeerClient raises."""
 
@@ -66,7 +53,7 @@ class RolloutClient:
 
     async def ask(
         self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName], at_once: int = 0
-    ) -> list[TimedLease] | Refused:
+    ) -> list[Lease] | Refused:
         """Return leases for up to `capacity` samples, or why there are none. LeaseRequest explains `at_once`."""
         request = LeaseRequest(
             node=self._node,
@@ -85,8 +72,7 @@ class RolloutClient:
             return Refused(reply.refusal, reply.retry_after_s, reply.detail)
         if sum(len(lease.samples) for lease in reply.leases) > capacity:
             raise ProtocolError("the learner gave out more samples than were asked for")
-        now = time.monotonic()
-        return [TimedLease(lease=lease, deadline=now + lease.time_limit_s) for lease in reply.leases]
+        return list(reply.leases)
 
     async def beat(
         self,
@@ -122,6 +108,10 @@ class RolloutClient:
         """Give samples back unfinished."""
         release = Release(node=self._node, samples=by_group(samples), forget=forget)
         await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
+
+
+def samples_of(leases: Iterable[Lease]) -> list[SampleName]:
+    return [(lease.group_id, spec.index) for lease in leases for spec in lease.samples]
 
 
 def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:

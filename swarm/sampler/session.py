@@ -31,7 +31,7 @@ from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
 from swarm.rollout.messages import Answer, DroppedRollouts, Offer, SampleName, Stepped
-from swarm.sampler.client import RolloutClient
+from swarm.sampler.client import RolloutClient, samples_of
 from swarm.sampler.feeding import Feed
 from swarm.sampler.handing import Handing
 from swarm.sampler.spool import Spool
@@ -244,7 +244,7 @@ class Session:
             answer = await self._client.ask(held, room.capacity, wait_s, holding=self._in_hand, at_once=room.at_once)
             if isinstance(answer, list):
                 self._status.state = "sampling"
-                self._in_hand |= {name for timed in answer for name in timed.samples()}
+                self._in_hand.update(samples_of(answer))
                 self._engine.check_fits(answer)
                 self._feed.add(answer)
                 continue
