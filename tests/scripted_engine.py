@@ -69,7 +69,7 @@ class ScriptedEngine:
             return NotInstalled("file", wrong)
         self._version = command.version
         seconds = time.perf_counter() - began
-        return Installed(seconds=seconds, check_s=seconds)
+        return Installed(seconds=seconds)
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
         assert self._version is not None
