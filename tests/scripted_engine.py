@@ -102,7 +102,9 @@ class ScriptedEngine:
             tokens[-1] = stops[0]
         end = None
         if job.rules.stop:
-            end = StopStrings(load_tokenizer(self._directory), job.rules.stop).end(tokens)
+            strings = StopStrings(load_tokenizer(self._directory), job.rules.stop)
+            reached = strings.reached([tokens[:count] for count in range(1, len(tokens) + 1)])
+            end = next((count for count, done in enumerate(reached, 1) if done), None)
         tokens = tokens[:end]
         return Sampled(
             token_ids=array("i", tokens).tobytes(),

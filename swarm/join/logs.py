@@ -1,4 +1,4 @@
-"""What a node said: on its terminal, and in node.log in a state directory, for `echo-node logs`, which shows it beside
+"""What a node said: on its terminal, and in node.log in a state directory, for `echo-node logs`, which shows it next to
 the engine's log."""
 
 from __future__ import annotations

@@ -45,22 +45,20 @@ class Drops:
     """The learner's counts of dropped rollouts by reason, and when to report them. `counts` run since its start."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-        self._said: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self._said: Counter[str] = Counter()
         self._said_at: float | None = None
 
     def hear(self, told: Iterable[DroppedRollouts], *, now: float) -> str | None:
         """Take the newest counts. Return a line for the terminal if they grew since the last line, at most one per
         SAID_AGAIN_S. `now` is in monotonic seconds."""
-        self.counts = {printable(one.reason): one.rollouts for one in told}
-        # A restarted learner counts from zero.
-        self._said = {reason: min(count, self.counts.get(reason, 0)) for reason, count in self._said.items()}
-        grown = {reason: count - self._said.get(reason, 0) for reason, count in sorted(self.counts.items())}
-        grown = {reason: more for reason, more in grown.items() if more}
+        self.counts = Counter({printable(one.reason): one.rollouts for one in told})
+        self._said &= self.counts  # A restarted learner counts from zero.
+        grown = self.counts - self._said
         if not grown or (self._said_at is not None and now - self._said_at < SAID_AGAIN_S):
             return None
-        self._said, self._said_at = dict(self.counts), now
-        words = {quoted(reason): more for reason, more in grown.items()}
+        self._said, self._said_at = self.counts, now
+        words = {quoted(reason): more for reason, more in sorted(grown.items())}
         by_reason = ", ".join(reason if len(words) == 1 else f"{more} {reason}" for reason, more in words.items())
         return f"the learner dropped {sum(grown.values())} of our rollouts: {by_reason}"
 

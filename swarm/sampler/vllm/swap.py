@@ -186,7 +186,7 @@ class Swaps:
         return proof
 
     async def _load(self, command: Install, path: Path, progress: Told) -> Proof:
-        """Load an adapter beside the others, prove it and have new samples drawn with it. If that fails, give up every
+        """Load an adapter next to the others, prove it and have new samples drawn with it. If that fails, give up every
         sample, and raise Unproven or TookTooLong."""
 
         async def call(work: Awaitable[R], what: str) -> R:
