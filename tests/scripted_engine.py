@@ -77,7 +77,7 @@ class ScriptedEngine:
             return NotInstalled("file", wrong)
         self._version = command.version
         seconds = time.perf_counter() - began
-        return Installed(seconds=seconds, check_s=seconds)
+        return Installed(seconds=seconds)
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
         assert self._version is not None
@@ -110,7 +110,9 @@ class ScriptedEngine:
             tokens[-1] = stops[0]
         end = None
         if job.rules.stop:
-            end = StopStrings(load_tokenizer(self._directory), job.rules.stop).end(tokens)
+            strings = StopStrings(load_tokenizer(self._directory), job.rules.stop)
+            reached = strings.reached([tokens[:count] for count in range(1, len(tokens) + 1)])
+            end = next((count for count, done in enumerate(reached, 1) if done), None)
         tokens = tokens[:end]
         return Sampled(
             token_ids=array("i", tokens).tobytes(),

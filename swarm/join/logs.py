@@ -1,5 +1,4 @@
-"""What a node said, in node.log in a state directory, for `echo-node logs`, which shows it beside
-the engine's log."""
+"""What a node said, in node.log in a state directory, for `echo-node logs`, which shows it next to the engine's log."""
 
 from __future__ import annotations
 

@@ -230,11 +230,7 @@ class SamplerNode(JoiningNode):
             if hello is None:
                 return False
             session = Session(
-                client=RolloutClient(
-                    link,
-                    self._network.node,
-                    engine_class=lambda: engine.engine_class,
-                ),
+                client=RolloutClient(link, self._network.node),
                 beat_s=hello.beat_s,
                 engine=engine,
                 launch=launch,

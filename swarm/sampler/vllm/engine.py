@@ -109,7 +109,7 @@ class VllmEngine:
     # -- samples -----------------------------------------------------------------------------------------------
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
-        """Draw the jobs beside all others. Raise vLLM's EngineDeadError if its processes are gone."""
+        """Draw the jobs side by side with all others. Raise vLLM's EngineDeadError if its processes are gone."""
         assert self._swaps is not None
         assert self._swaps.version is not None or self._swaps.unproven
         self._progress = progress
