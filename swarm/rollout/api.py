@@ -241,8 +241,7 @@ class RolloutService:
         seen = self._ready.count
         while not plane.can_take(now=time.monotonic()):
             self._tell_chances()
-            until = plane.hold_until()
-            await self._ready.wait(seen, None if until is None else max(0.0, until - time.monotonic()))
+            await self._ready.wait(seen, None)
             seen = self._ready.count
 
     @property

@@ -96,15 +96,13 @@ MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneRules:
     """The user's settings. `rules` apply to training, and to held-out prompts if `eval_samples` is above 1; a single
-    held-out sample is drawn greedily. `life` is the learner's generation. A full batch waits up to `hold_s` for
-    samples that would become stale if it were taken. `adaptive` is the setting `freshness`. With `dynamic_sampling`
-    others are drawn for groups that teach nothing under `credit`. `episodes` says how long episodes are, if the task
-    has turns."""
+    held-out sample is drawn greedily. `life` is the learner's generation. `adaptive` is the setting `freshness`. With
+    `dynamic_sampling` others are drawn for groups that teach nothing under `credit`. `episodes` says how long episodes
+    are, if the task has turns."""
 
     run_seed: int
     life: int = 0
     max_staleness: int
-    hold_s: float = 0.0
     adaptive: bool = True
     groups_per_step: int
     group_size: int
@@ -140,7 +138,7 @@ class RolloutPlane:
         self._replaced = 0  # Groups dropped as NO_VARIANCE since the last batch
         self.round = HeldOutRound(rules.life, rules.rules, samples=rules.eval_samples, episodes=rules.episodes)
         self.questions = Questions(self.leased, rules.life)
-        self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.adaptive)
+        self._pacing = Pacing(batch_groups=rules.groups_per_step, adaptive=rules.adaptive)
         self._looked_at = 0.0  # When the learner last asked for a batch
         self._taken_at: float | None = None
         self._waits_since = self._step_s = 0.0  # When it began to wait, and how long its last step took
@@ -382,23 +380,17 @@ class RolloutPlane:
         self.leased.trust(node)
 
     def can_take(self, *, now: float) -> bool:
-        """Return whether batch `next_batch` is full and has waited for leased samples that it would make stale."""
+        """Return whether batch `next_batch` is full."""
         if self.paused:
             return False
         self._looked_at, waited = now, self._pacing.waits
-        may = self._may_take(now)
+        ready = self._buffer.count(self.next_batch, self.max_staleness)
+        may = self._pacing.is_whole(ready, self.max_staleness)
         if not waited:
             self._waits_since, self._step_s = now, 0.0 if self._taken_at is None else now - self._taken_at
         # A waiting learner lets samplers have what pacing refused them.
         self.leased.chances += not (may or waited)
         return may
-
-    def _may_take(self, now: float) -> bool:
-        if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness), self.max_staleness):
-            return False
-        batch = self._buffer.first(self.next_batch, self.max_staleness)
-        due = Counter(group.deadline(self.max_staleness) for group in batch)
-        return self._pacing.may_take(self._by_deadline() - due, due, self.next_batch, now=now)
 
     def full_batch(self) -> list[Group]:
         """Return what `take` would, if `can_take`."""
@@ -407,10 +399,6 @@ class RolloutPlane:
     def correct(self, own: Mapping[tuple[GroupId, int], tuple[Rollout, bytes]]) -> list[Record]:
         """Train on these log-probs of these rollouts instead of those that were claimed; the records of it."""
         return self._buffer.correct(own)
-
-    def hold_until(self) -> float | None:
-        """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
-        return None if self.paused else self._pacing.hold_until()
 
     def take(self) -> tuple[list[Group], list[Effect]]:
         """Take batch `next_batch`, which must be ready, and drop groups that are too old for the next one."""
