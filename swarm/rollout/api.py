@@ -301,7 +301,7 @@ class RolloutService:
             raise EchoError("no sampler has answered: `echo-node status` shows who is here") from late
         finally:
             del self._questions[name]
-            self._opened.questions.withdraw(name)
+            self._opened.forget_question(name)
         if rollout is None:
             raise EchoError("the samplers' engines do not draw this: ask with another temperature, or for fewer tokens")
         return rollout
