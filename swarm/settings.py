@@ -276,12 +276,6 @@ class LeadSwarm(Section):
         Flag("adaptive keeps rollouts as young as the fleet allows, off opens them as early as S allows."),
         RESUMED,
     ] = "adaptive"
-    hold_s: Annotated[
-        float,
-        Field(ge=0),
-        Flag("Longest wait for samples that would otherwise become stale; inf drops none."),
-        RESUMED,
-    ] = 0.0
     audit_share: Annotated[
         float,
         Field(ge=0, le=1),

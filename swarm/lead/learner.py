@@ -455,7 +455,6 @@ class LearnerNode:
             run_seed=config.seed,
             life=self._network.generation,
             max_staleness=bound.max_staleness,
-            hold_s=config.hold_s,
             adaptive=config.freshness == "adaptive",
             groups_per_step=config.groups_per_step,
             group_size=config.group_size,

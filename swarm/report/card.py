@@ -13,7 +13,7 @@ from swarm.settings import CHANGEABLE, EMBEDDED, LeadConfig
 from swarm.settings_file import as_toml
 
 ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults too
-DECIDE = ("max_staleness", "publish_every_steps", "hold_s", "steps", "target")
+DECIDE = ("max_staleness", "publish_every_steps", "steps", "target")
 """Settings that the weights depend on although they may change when a run is resumed."""
 
 OF_THE_NETWORK = ("beat_s", "lease_time_limit_s", "reward_timeout_s")

@@ -26,7 +26,8 @@ from swarm.net.hosts import caller_of, is_loopback
 from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.intake import Body, Claimed, Intake, IntakeLimits, is_small, open_submission
-from swarm.rollout.journal.entries import Entry, GroupDropped, Record, RolloutScored
+from swarm.rollout.journal.entries import GroupDropped, Record, RolloutScored
+from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import (
     WHY_LENGTH,
     Beat,
@@ -80,19 +81,6 @@ than the time limit of the sampler's call (client.CALL_S), so the sampler hears 
 
 MAX_ROUNDS = 3  # Held-out rounds in a row in which somebody was caught
 QUESTION_S = 120.0  # A long answer of a slow engine; who asked has lost patience by then
-FAULT_CHECK_S = 1.0  # Time between two checks whether the journal can write again; the journal tries as often
-
-
-class Recorder(Protocol):
-    """Where records go (journal.Journal). `fault` says why nothing can be written now ("" if it can).
-    `pending_bytes` of payloads wait to be written."""
-
-    fault: str
-    pending_bytes: int
-
-    async def write(self, entries: Sequence[Entry]) -> None: ...
-
-    def enqueue(self, entries: Sequence[Entry]) -> None: ...
 
 
 class BatchAuditor(Protocol):
@@ -138,7 +126,7 @@ class RolloutService:
         self._caught: set[NodeId] = set()  # During the held-out round under way; they may be forgiven before it ends
         self._scoring: Scoring | None = None
         self.failures = RewardFailures(emit)
-        self._journal: Recorder | None = None
+        self._journal: Journal | None = None
         self._journal_error: EchoError | None = None
         self._intake = Intake(limits)
         self._commit_s = commit_s
@@ -156,7 +144,7 @@ class RolloutService:
         self,
         plane: RolloutPlane,
         scorer: Scorer,
-        journal: Recorder,
+        journal: Journal,
         effects: Sequence[Effect] = (),
         stepper: Stepper | None = None,
         processes: int = 1,
@@ -241,8 +229,7 @@ class RolloutService:
         seen = self._ready.count
         while not plane.can_take(now=time.monotonic()):
             self._tell_chances()
-            until = plane.hold_until()
-            await self._ready.wait(seen, None if until is None else max(0.0, until - time.monotonic()))
+            await self._ready.wait(seen, None)
             seen = self._ready.count
 
     @property
@@ -302,7 +289,7 @@ class RolloutService:
             raise EchoError("no sampler has answered: `echo-node status` shows who is here") from late
         finally:
             del self._questions[name]
-            self._opened.questions.withdraw(name)
+            self._opened.forget_question(name)
         if rollout is None:
             raise EchoError("the samplers' engines do not draw this: ask with another temperature, or for fewer tokens")
         return rollout
@@ -383,12 +370,7 @@ class RolloutService:
             seen = self._chances.count
             left = until - time.monotonic()
             if self._recorder.fault:
-                # Open no group that cannot be recorded. Nothing tells us when the fault is over, so poll.
-                if left <= 0:
-                    break
-                self._plane.beat(node, now=time.monotonic())
-                await self._chances.wait(seen, min(left, FAULT_CHECK_S))
-                continue
+                return come_back(self._recorder.fault)  # Open no group that cannot be recorded.
             if self._prompts and not self._prompts.has(-(-ask.capacity // self._plane.rules.group_size)):
                 if left <= 0:
                     break
@@ -665,7 +647,7 @@ class RolloutService:
         return self._plane
 
     @property
-    def _recorder(self) -> Recorder:
+    def _recorder(self) -> Journal:
         assert self._journal is not None
         return self._journal
 

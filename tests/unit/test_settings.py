@@ -78,7 +78,7 @@ def test_every_setting_has_one_section_and_what_is_written_is_read_back(file: Pa
     for kind in (LeadConfig, JoinConfig):
         assert sections(kind).keys() == kind.model_fields.keys()
         assert len(headings(kind)) <= 9
-    written = {"steps": 7, "rewards": {"numeric": 1.0}, "stop": ["\n"], "hold_s": math.inf, "chat": False, "model": "x"}
+    written = {"steps": 7, "rewards": {"numeric": 1.0}, "stop": ["\n"], "chat": False, "model": "x"}
     file.write_text(as_toml(LeadConfig, written))
     assert read_settings(LeadConfig, file) == written
 

@@ -32,6 +32,7 @@ from swarm.rollout.plane.episodes import Episode, EpisodeRules
 from swarm.rollout.plane.nodes import UNPROVEN_HELD, Nodes
 from swarm.rollout.plane.rules import deadline
 from swarm.types import (
+    Credit,
     GroupId,
     Lease,
     NodeId,
@@ -109,6 +110,15 @@ class Sample:
         drew = {NodeId(turn.node) for turn in self.rollout.turns} if self.rollout else set()
         drew |= set(self.episode.nodes) if self.episode and self.rollout is None else set()
         return drew | ({self.author} if self.author is not None else set())
+
+    def returns(self, credit: Credit) -> tuple[float, tuple[float, ...]]:
+        """Return what teaches of it: its reward, and what each player was given, or each turn with its credit."""
+        assert self.rollout is not None
+        assert self.score is not None
+        turns, seats = self.rollout.turns, range(len(self.rollout.seats))
+        if credit == "turn":
+            return self.score.reward, tuple(turn.reward for turn in turns)
+        return self.score.reward, tuple(sum(turn.reward for turn in turns if turn.seat == seat) for seat in seats)
 
 
 @dataclass(slots=True, kw_only=True)

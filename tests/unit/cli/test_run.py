@@ -95,10 +95,10 @@ def test_flags_reach_the_settings_and_nothing_else_does(monkeypatch: pytest.Monk
         raise UserError("enough")
 
     monkeypatch.setattr(cli, "load_config", load)
-    words = ["--steps", "7", "--no-chat", "--rewards", "exact=1", "--rewards", "math", "--hold-s", "inf"]
+    words = ["--steps", "7", "--no-chat", "--rewards", "exact=1", "--rewards", "math", "--temperature", "2"]
     with pytest.raises(UserError):
         app(["lead", *words], standalone_mode=False)
-    flags = {"steps": "7", "chat": False, "rewards": ["exact=1", "math"], "hold_s": "inf"}
+    flags = {"steps": "7", "chat": False, "rewards": ["exact=1", "math"], "temperature": "2"}
     assert given == [(LeadConfig, None, flags)]
 
 

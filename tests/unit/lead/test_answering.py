@@ -75,4 +75,4 @@ async def test_a_program_whose_episode_was_given_up_hears_of_it(
     assert await heard == "given up: this episode was given up"
     sweeping.cancel()
     with pytest.raises(ProtocolError, match="drawn already"):
-        await answering.continue_episode("open", [1])
+        await played.continue_episode("open", [1])

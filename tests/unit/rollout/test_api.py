@@ -606,27 +606,19 @@ async def test_leases_that_are_not_recorded_in_time_are_not_given_out() -> None:
         assert again.group_id == "t0"
 
 
-async def test_while_the_disk_is_full_nothing_is_taken_or_opened_and_questions_wait(learner: Learner) -> None:
+async def test_while_the_disk_is_full_nothing_is_taken_or_opened_and_samplers_come_back(learner: Learner) -> None:
     await learner.open()
     answers = answers_to(await leases_for(learner, ALICE, 2))
     learner.journal.fault = "the disk is full: free 3 MB"
     with pytest.raises(Busy, match="the disk is full: free 3 MB"):
         await learner.client(ALICE).submit(answers)
-    waiting = asyncio.create_task(leases_for(learner, BOB, 1))
-    await learner.knows(BOB)
-    await learner.service.published(v(1))
+    with pytest.raises(Busy, match="the disk is full: free 3 MB"):
+        await leases_for(learner, BOB, 1)
     assert learner.plane.counts()["groups_open"] == 1
     learner.journal.fault = ""
-    await learner.service.published(v(2))
-    (one,) = await waiting
+    (one,) = await leases_for(learner, BOB, 1)
     assert one.group_id == "t1"
     assert [one.verdict for one in await learner.client(ALICE).submit(answers)] == ["accepted"] * 2
-
-
-async def test_a_question_is_not_held_longer_than_it_asks_for_by_a_full_disk(learner: Learner) -> None:
-    await learner.open()
-    learner.journal.fault = "the disk is full"
-    assert (await learner.client(ALICE).ask(v(0), 1, 0.0, holding=()))[0] == "paced"
 
 
 class BrokenJournal(ListJournal):

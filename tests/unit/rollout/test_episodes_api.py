@@ -11,7 +11,7 @@ from swarm.errors import EchoError, ProtocolError, UserError
 from swarm.rollout import api, replies, stepping
 from swarm.rollout.journal.entries import RolloutAccepted, RolloutScored, TurnTaken
 from swarm.rollout.messages import Answer, Stepped
-from swarm.rollout.plane import questions
+from swarm.rollout.plane import plane
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.scoring import Said
@@ -269,7 +269,7 @@ async def test_a_question_that_samplers_cannot_answer_fails(learner: Learner) ->
 
 
 async def test_only_so_many_questions_wait(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "MAX_QUESTIONS", 1)
+    monkeypatch.setattr(plane, "MAX_QUESTIONS", 1)
     question = await asking(learner)
     with pytest.raises(EchoError, match="too many questions wait"):
         await learner.service.ask((1, 5), RULES)

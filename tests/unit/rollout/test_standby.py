@@ -111,7 +111,7 @@ def test_a_paused_run_leases_nothing_takes_in_what_is_leased_and_takes_no_batch(
 @pytest.mark.parametrize("pauses", [False, True])
 def test_a_pause_is_not_taken_for_a_long_step(pauses: bool) -> None:
     """Or groups would be taken for young that take many steps."""
-    pacing = Pacing(batch_groups=1, hold_s=0.0, adaptive=True)
+    pacing = Pacing(batch_groups=1, adaptive=True)
     for now in (0.0, 10.0, 20.0):
         pacing.taken(now=now)
     if pauses:
