@@ -348,12 +348,9 @@ class Trainer(Section):
     ] = "float32"
     trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag("GPUs that share the training."), RESUMED] = 1
     trainer_machines: Annotated[
-        int, Field(ge=1, le=1024), Key("Machines that share the training, each with --trainer-ranks GPUs."), RESUMED
-    ] = 1
-    trainer_meeting: Annotated[
         str | None,
-        Field(pattern=r"^[^\s:]+:[0-9]{1,5}$"),
-        Key("host:port of this machine at which the others meet it.", "none"),
+        Field(pattern=r"^[1-9][0-9]{0,3}@[^\s:@]+:[0-9]{1,5}$"),
+        Key("COUNT@HOST:PORT of this machine: how many share the training, and where they meet.", "none"),
         RESUMED,
     ] = None
 
@@ -418,7 +415,6 @@ OF_LEAD = (
     Heeded(("chat_arguments", "system_prompt"), lambda c: c.chat is not False, "in a chat, without --no-chat"),
     Heeded(("clip",), lambda c: c.objective != "tis", "with an objective that clips"),
     Heeded(("base_precision",), lambda c: c.adapter is not None, "beside an adapter (give a rank with --adapter)"),
-    Heeded(("trainer_meeting",), lambda c: c.trainer_machines > 1, "with trainer_machines above 1"),
 )
 
 
@@ -430,13 +426,9 @@ class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         _refuse_ignored(self, OF_LEAD)
-        if self.adapter is not None and (self.trainer_ranks > 1 or self.trainer_machines > 1):
+        if self.adapter is not None and (self.trainer_ranks > 1 or self.trainer_machines):
             raise ValueError(
                 "an adapter is trained by one rank: leave --trainer-ranks and trainer_machines out, or --adapter"
-            )
-        if self.trainer_machines > 1 and self.trainer_meeting is None:
-            raise ValueError(
-                "trainer_machines above 1 needs trainer_meeting, a host:port of this machine that the others reach"
             )
         if self.model not in EMBEDDED and "task" not in self.model_fields_set:
             raise ValueError(

@@ -213,7 +213,7 @@ class LearnerNode:
         """Prepare all that the run needs. Raise UserError for the first thing that is wrong."""
         await check_port(self._config.host, self._config.port)
         try:
-            if self._config.trainer_machines > 1:
+            if self._config.trainer_machines:
                 self._say("the model is not loaded: that takes the trainers of all machines")
             else:
                 await self._start_rewards(await self._prepare())

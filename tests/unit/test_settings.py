@@ -272,7 +272,6 @@ QUESTIONS = {"task": "jsonl:x"}
             "that clips",
         ),
         (LeadConfig, {"base_precision": "nf4"}, {"base_precision": "nf4", "adapter": 8}, "give a rank with --adapter"),
-        (LeadConfig, {"trainer_meeting": "a:1"}, {"trainer_meeting": "a:1", "trainer_machines": 2}, "machines above 1"),
         (JoinConfig, {"batch_samples": 2, "role": "relay"}, {"batch_samples": 2}, "--role sampler"),
         (JoinConfig, {"base": "x", "role": "relay"}, {"base": "x"}, "--role sampler"),
         (JoinConfig, {"tensor_parallel_size": 2, "engine": "mlx"}, {"tensor_parallel_size": 2}, "--engine vllm"),
@@ -323,9 +322,9 @@ def test_a_price_that_is_none_is_refused(name: str, price: float) -> None:
 
 
 def test_several_trainer_machines_need_a_place_to_meet() -> None:
-    assert "trainer_meeting" in fault(LeadConfig, trainer_machines=2)
-    assert "--trainer-meeting" in fault(LeadConfig, trainer_machines=2, trainer_meeting="nowhere")
-    assert load_config(LeadConfig, None, {"trainer_machines": 2, "trainer_meeting": "10.0.0.1:29500"})
+    for wrong in (2, "2", "2@nowhere", "10.0.0.1:29500"):
+        assert "--trainer-machines" in fault(LeadConfig, trainer_machines=wrong)
+    assert load_config(LeadConfig, None, {"trainer_machines": "2@10.0.0.1:29500"})
 
 
 def test_the_document_about_settings_is_what_the_settings_say() -> None:
