@@ -34,6 +34,8 @@ TINY, TINY_WARM = "tiny", "tiny-warm"
 EMBEDDED = {TINY: 1e-3, TINY_WARM: 3e-4}
 """Models that are built in place instead of loaded, with a suitable learning rate for each"""
 
+RANDOM = "random"  # The reward of a control
+
 TASKS = (
     "--task jsonl:FILE (your own questions and answers), --task hf:DATASET (those of the Hugging Face hub), --task "
     "gym:leg_counting (questions without end)"
@@ -157,9 +159,13 @@ class Task(Section):
         Key("Options of a task gym:NAME, such as { min_terms = 2 }.", "the data set's"),
     ] = {}
     rewards: Annotated[
-        Rewards, Flag("NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed.", "the task's")
+        Rewards,
+        Flag(
+            "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed. With random among them, for every "
+            "task, a control that must not learn.",
+            "the task's",
+        ),
     ] = {}
-    reward: Annotated[Literal["task", "random"], Flag("random is a control that must not learn.")] = "task"
     lenient: Annotated[bool, Flag("exact and math ignore case, final dots and 'The answer is'.")] = False
     system_prompt: Annotated[str | None, Field(max_length=65_536), Flag("The system message of a chat.")] = None
     chat: Annotated[bool | None, Flag("Give prompts as a chat.", "if the model has a template")] = None
@@ -189,6 +195,15 @@ class Task(Section):
         Key("Columns of the questions and of the answers in a data set."),
     ] = ("prompt", "answer")
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600), Key("Seconds that a reward may take."), RESUMED] = 10.0
+
+    @property
+    def is_control(self) -> bool:
+        """Whether what is trained on is random, so that nothing can be learned."""
+        return RANDOM in self.rewards
+
+    @property
+    def own_rewards(self) -> dict[str, float]:
+        return {name: weight for name, weight in self.rewards.items() if name != RANDOM}
 
 
 class Learn(Section):
@@ -401,7 +416,12 @@ def _kind(config: LeadConfig) -> str:
 
 OF_LEAD = (
     Heeded(
-        ("rewards", "lenient", "columns"),
+        ("rewards",),
+        lambda c: _kind(c) in ("jsonl", "hf") or c.own_rewards == {},
+        "with questions of one's own (jsonl: and hf:); other tasks have rewards of their own",
+    ),
+    Heeded(
+        ("lenient", "columns"),
         lambda c: _kind(c) in ("jsonl", "hf"),
         "with questions of one's own (jsonl: and hf:); other tasks have rewards of their own",
     ),

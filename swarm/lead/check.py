@@ -31,7 +31,7 @@ def reward_pool(
         )
     return RewardPool(
         task=task_options(config),
-        reward=config.reward,
+        reward="random" if config.is_control else "task",
         tokenizer=files_dir / "tokenizer.json" if files_dir is not None else None,
         stop_token_ids=stop_token_ids,
         timeout_s=config.reward_timeout_s,

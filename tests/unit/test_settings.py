@@ -148,7 +148,6 @@ up = 1
         ("learning_rate", -1.0),
         ("target", 1.5),
         ("seed", -1),
-        ("reward", "bribe"),
         ("port", "seven"),
         ("port", "a\nb"),
         ("beat_s", float("inf")),
