@@ -319,9 +319,6 @@ class LeadSwarm(Section):
         "off"
     )
     beat_s: Annotated[float, Field(ge=0.2, le=60), Key("Seconds between two signs of life of a sampler.")] = 5.0
-    lease_time_limit_s: Annotated[
-        float, Field(gt=0, le=86_400), Key("Seconds that a sampler has for a completion, or longer for a long one.")
-    ] = 600.0
 
 
 class Storage(Section):

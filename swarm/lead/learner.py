@@ -73,6 +73,7 @@ from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import NodeId, Score, Unscored
 from swarm.wire import encode
 
+LEASE_LIMIT_S = 600.0  # For a completion, or longer for a long one (docs/staleness.md)
 ROUND_BEATS = 0.4  # Beats in a round of gossip
 TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
@@ -465,7 +466,7 @@ class LearnerNode:
             rules=sampling_rules(config, self._task, prepared.stop_token_ids),
             vocab_size=prepared.vocab_size,
             beat_s=config.beat_s,
-            lease_time_limit_s=config.lease_time_limit_s,
+            lease_time_limit_s=LEASE_LIMIT_S,
             episodes=self._episodes,
         )
         plane = RolloutPlane(rules, prompts=self._ahead)
