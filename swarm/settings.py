@@ -93,14 +93,13 @@ def dashboard_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_page(given: Any) -> str:
-    # Once public_page was true or false: a run of then goes on without, or is told what to give.
-    if (text := str(given or "off")) != "off":
+def _check_page(text: str) -> str:
+    if text != "off":
         dashboard_address(text)
     return text
 
 
-PageAddress = Annotated[str, BeforeValidator(_check_page)]
+PageAddress = Annotated[str, AfterValidator(_check_page)]
 Option = bool | int | float | str
 
 Rewards = Annotated[

@@ -45,9 +45,9 @@ def test_a_flag_overrides_the_file_and_a_flag_not_given_does_not(file: Path) -> 
 
 @pytest.mark.parametrize("name", ["dashboard", "public_page"])
 def test_a_page_has_an_address_or_is_off(name: str) -> None:
-    for given, kept in (("[::1]:8080", "[::1]:8080"), ("off", "off"), (False, "off")):
-        assert load_config(LeadConfig, None, {name: given}).model_dump()[name] == kept
-    for wrong in (True, "8080", "here:x", ":1"):
+    for given in ("[::1]:8080", "off"):
+        assert load_config(LeadConfig, None, {name: given}).model_dump()[name] == given
+    for wrong in ("8080", "here:x", ":1"):
         assert "give HOST:PORT, such as 127.0.0.1:0, or off" in fault(LeadConfig, None, **{name: wrong})
 
 
