@@ -31,8 +31,8 @@ def episode_rules(config: LeadConfig, task: Task, *, context_tokens: int) -> Epi
     if (environment := task.player) is None:
         return None
     turns, tokens = config.max_turns or environment.max_turns, longest_completion(config, task, context_tokens)
-    if task.is_external and config.reward == "random":
-        raise UserError(f"{config.task} gives its rewards itself: there is no control for it, leave --reward out")
+    if task.is_external and config.is_control:
+        raise UserError(f"{config.task} gives its rewards itself: there is no control for it, leave --rewards out")
     return EpisodeRules(max_turns=turns, max_tokens=tokens, begins=task.is_external)
 
 

@@ -206,7 +206,7 @@ async def test_the_settings_of_a_run_and_its_record_reach_the_environment(tmp_pa
     write_tokenizer(tmp_path / "model")
     record = Record(data_digest="", most_tokens=64, began=datetime(2026, 1, 1))
     write_json(tmp_path / RECORD, msgspec.to_builtins(record))
-    config = LeadConfig(model="tiny", task="frozen-lake", reward="random")
+    config = LeadConfig(model="tiny", task="frozen-lake", rewards={"random": 1.0})
     prompt = load_task(task_options(config)).prompt(0)
     pool = reward_pool(config, tmp_path / "model", STOP, processes=1)
     first = StepCall(episode="lake", prompt=prompt, seed=7, drawn=(array("i", [5, EOS]).tobytes(),))
