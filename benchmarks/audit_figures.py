@@ -139,9 +139,7 @@ def findings(arrays: Arrays, learner: str) -> list[Finding]:
     starts = np.flatnonzero(np.diff(arrays["rollout"], prepend=-1))
     errors, margins = (np.split(arrays[f"{name}_{learner}"], starts[1:]) for name in ("error", "margin"))
     sides = np.where(better[starts], 1, -1)
-    return [
-        Finding(rollout_id="", errors=e, margins=m, side=int(s)) for e, m, s in zip(errors, margins, sides, strict=True)
-    ]
+    return [Finding(errors=e, margins=m, side=int(s)) for e, m, s in zip(errors, margins, sides, strict=True)]
 
 
 def largest_sum(arrays: Arrays, learner: str) -> float:
@@ -149,7 +147,7 @@ def largest_sum(arrays: Arrays, learner: str) -> float:
     limits = limits_for(str(arrays["engine_class"]), learner)
     auditor, largest = Auditor({}, secret=b"", share=1.0), 0.0
     for finding in findings(arrays, learner):
-        auditor.note(SAMPLER, limits, finding)
+        auditor.add(SAMPLER, limits, finding)
         largest = max(largest, *(one.score for one in auditor._known[SAMPLER].sums.values()))
     return largest / limits.sum
 
@@ -180,7 +178,7 @@ def until_caught(
             tokens += len(finding.errors)
             margins = np.where(draw.random(len(nll[at])) < replaced, other_margins(nll[at], draw), finding.margins)
             lie = dataclasses.replace(finding, errors=finding.errors + np.float32(shift), margins=margins)
-            if auditor.note(SAMPLER, limits, lie) is not None:
+            if auditor.add(SAMPLER, limits, lie) is not None:
                 taken.append(tokens)
                 break
     least = "never" if len(taken) < RUNS else f"{max(taken):,}"

@@ -1,4 +1,4 @@
-"""Waiting: for a change, until a node is stopped, for work in a thread."""
+"""Helpers to wait: for a change, for work in a thread, or until a node is stopped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ R = TypeVar("R")
 
 
 class Changes:
-    """Wakes all tasks that wait for the next change, in the order of their `rank`, and then of their coming."""
+    """Wakes all tasks that wait for the next change, ordered by `rank`, then by arrival."""
 
     def __init__(self) -> None:
         self.count = 0
         self._waiting: dict[asyncio.Future[None], float] = {}
 
     def tell(self) -> None:
-        """Note a change."""
+        """Announce a change."""
         self.count += 1
         for future in sorted(self._waiting, key=self._waiting.__getitem__):
             if not future.done():
@@ -42,7 +42,8 @@ class Changes:
 
 
 async def in_thread(work: Callable[[], R]) -> R:
-    """Return or raise what `work` does. If this is cancelled, `work` continues until it or the process ends."""
+    """Run `work` in a thread and return its result. If this is cancelled, the thread goes on until `work` or the
+    process ends."""
     done: Future[R] = Future()
     # From now on a cancellation reaches only the awaiting task.
     done.set_running_or_notify_cancel()
@@ -58,7 +59,7 @@ async def in_thread(work: Callable[[], R]) -> R:
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:
-    """Return the result of `work`, or None if `stop` is set first; `work` has ended then."""
+    """Return the result of `work`. If `stop` is set first, cancel `work` and return None."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:

@@ -1,4 +1,4 @@
-"""Plain data that several parts of the swarm share, without behaviour beyond reading its own fields."""
+"""Plain data that several parts of the swarm share, with no behaviour beyond reading its own fields."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ GroupId = NewType("GroupId", str)
 
 OptimizerStates = Literal["float32", "8bit", "host"]  # How and where AdamW keeps its two moments
 Schedule = Literal["constant", "linear", "cosine", "wsd"]  # Of the learning rate; wsd: warm up, stay, decay
-Freshness = Literal["adaptive", "off"]  # Rollouts as young as the fleet allows, or as early as the bound allows
-Normalisation = Literal["tokens", "rollouts", "constant"]  # What the loss of a minibatch is divided by
-Credit = Literal["episode", "turn"]  # What the advantage of an episode's tokens is made of
+Freshness = Literal["adaptive", "off"]  # Groups open as late as the fleet allows, or as early as the bound allows
+Normalisation = Literal["tokens", "rollouts", "constant"]  # Divisor of the loss of a minibatch
+Credit = Literal["episode", "turn"]  # Whether an episode has one advantage, or one for each turn
 ObjectiveName = Literal[
     "grpo", "gspo", "decoupled_ppo", "icepop", "cispo", "tis"
 ]  # The formulas are in learner/objective.py
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-Nickname = Annotated[str, msgspec.Meta(max_length=32)]  # What a node's owner wants it to be called; only ever shown
+Nickname = Annotated[str, msgspec.Meta(max_length=32)]  # Chosen by a node's owner; only ever displayed
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
@@ -42,18 +42,18 @@ Purpose = Literal["train", "eval", "ask"]
 Finish = Literal["stop", "length", "failed"]
 BasePrecision = Literal["bf16", "nf4"]
 Rounding = Literal["none", "fp8", "int8", "int4"]
-"""To what an engine rounds its matrices at each install; the rest keeps the engine's number format."""
+"""The format to which an engine rounds its matrices at each install; other weights keep the engine's number format."""
 Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "barred", "overloaded"]
 
 
 def printable(words: str) -> str:
-    """Return the words of others for a terminal or a log: one line, without escapes or marks that reverse it."""
-    # Nearly all are: asked as a whole that takes a hundredth of the time.
+    """Make text from other nodes safe for a terminal or a log: one line, without escapes or direction marks."""
+    # Nearly all text is, and testing the whole string takes a hundredth of the time.
     return words if words.isprintable() else "".join(c if c.isprintable() else "?" for c in words)
 
 
 def quoted(words: str) -> str:
-    """Return the words of another node in quotation marks, so that no line of ours passes for its, or its for ours."""
+    """Return text from another node in quotation marks, so that it cannot be taken for a line of our own."""
     return '"' + printable(words).replace('"', "'") + '"'
 
 
@@ -90,7 +90,8 @@ StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 class SamplingRules(Message, frozen=True):
     """How to draw a completion. top_p is 1 and nothing is truncated, so the log-probs are the policy's own.
 
-    A completion ends with a stop token, or with the token that completes a string of `stop`; either belongs to it.
+    A completion ends with a stop token, or with the token that completes one of the strings `stop`. That last token is
+    part of it.
     """
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)]
@@ -100,8 +101,8 @@ class SamplingRules(Message, frozen=True):
 
 
 class SampleSpec(Message, frozen=True):
-    """One sample of a group: its place and its random seed. `attempt` counts how often it failed or was withdrawn
-    before this lease, so that one failure is not counted twice."""
+    """One sample of a group, with its index and random seed. `attempt` counts how often it failed or was withdrawn
+    before this lease, so that no failure is counted twice."""
 
     index: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -109,8 +110,8 @@ class SampleSpec(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Where an episode stands: turn number `turn` is next, player `seat` draws it. `streams` hold the token ids (int32)
-    that each player has read and said, the first player's after the prompt. None may have more than `max_tokens`."""
+    """The state of an episode: player `seat` draws turn number `turn` next. `streams` are the token ids (int32) that
+    each player has read and drawn, the first player's without the prompt. None may be longer than `max_tokens`."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
     turn: Count = 0
@@ -146,7 +147,7 @@ class Span(Message, frozen=True):
 
 
 class Turn(Message, frozen=True):
-    """Tokens start..end (exclusive) of an episode: what `node` drew in one go as player `seat`. `reward` is what the
+    """Tokens start..end (exclusive) of an episode, which `node` drew in one go as player `seat`. `reward` is what the
     environment gave this player from then until its next turn."""
 
     start: Count
@@ -161,10 +162,10 @@ class Rollout(Message, frozen=True):
 
     A failed generation has finish "failed", no tokens and a reason; it is never trained on.
 
-    An episode of several turns names them in order; its other tokens are the environment's, which no span covers and
-    whose log-probs are 0. Its players' tokens stand one player after the other, and `seats` says where each begins. The
-    first player's tokens follow the prompt, every other's are all that it reads. It is finished by "length" if it
-    reached a limit of turns or tokens.
+    An episode of several turns lists them in order. Its other tokens are the environment's: no span covers them, and
+    their log-probs are 0. The tokens are stored player by player, and `seats` are the indices at which each player's
+    begin. The first player's tokens follow the prompt; another player reads no prompt. An episode that reached a limit
+    of turns or tokens finished with "length".
     """
 
     group_id: Id
@@ -183,18 +184,18 @@ class Rollout(Message, frozen=True):
 
     @property
     def length(self) -> int:
-        """Completion tokens, an environment's included."""
+        """The number of completion tokens, including an environment's."""
         return len(self.token_ids) // 4
 
     @property
     def drawn(self) -> int:
-        """Tokens that samplers drew."""
+        """The number of tokens that samplers drew."""
         return sum(turn.end - turn.start for turn in self.turns) if self.turns else self.length
 
     @property
     def oldest(self) -> int | None:
         """The version number of its oldest token; None for a failed generation. Staleness ignores the incarnation: a
-        version that was lost and made again is as old as before."""
+        version that was lost and computed again is as old as before."""
         return min((span.version.version for span in self.spans), default=None)
 
     def tokens(self) -> array[int]:
@@ -202,8 +203,8 @@ class Rollout(Message, frozen=True):
 
 
 class Prompt(Message, frozen=True):
-    """A question of a task. The model sees `text`, inside the chat template if there is one; only the reward sees
-    `answer`. For a chat of several turns, `messages` holds (role, content) pairs, and `text` is the last content."""
+    """A question of a task. The model reads `text`, inside the chat template if there is one; only the reward reads
+    `answer`. For a chat of several turns, `messages` are (role, content) pairs, and `text` is the last content."""
 
     prompt_id: Id
     text: str
@@ -221,9 +222,9 @@ class Score(Message, frozen=True):
 
 
 class Observed(Message, frozen=True):
-    """What an environment says to a turn, or to begin with. It is `seat`'s turn next, after it has read `token_ids`:
-    what is appended to its stream. `rewards` are by player; missing ones are 0. At the end it is `done`, and `exact` if
-    it was solved; `parts` are figures of the episode so far, such as counts of tool errors."""
+    """An environment's answer to a turn, or its beginning. Player `seat` is next, and reads `token_ids`, which are
+    appended to its stream. `rewards` are by player; missing ones are 0. At the end it is `done`, and `exact` if it was
+    solved. `parts` are figures of the episode so far, such as the number of tool errors."""
 
     token_ids: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)] = b""
     seat: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEATS - 1)] = 0
@@ -234,7 +235,7 @@ class Observed(Message, frozen=True):
 
 
 class Unscored(Message, frozen=True):
-    """Why a completion has no reward. `genuine` is whether its sampler's seed draws it, if that is known."""
+    """The reason why a completion has no reward. `genuine`: whether its sampler's seed draws it, or None if unknown."""
 
     reason: str
     genuine: bool | None = None

@@ -2,8 +2,8 @@
 
 Every message is a frozen struct that is encoded as a msgpack array in field order, so no key can occur twice. msgpack
 packs and unpacks, and msgspec checks that what was unpacked has the shape of the type (docs/decisions/0001). Before
-anything is unpacked, a pass over the body refuses what would become far more objects than its type needs. A field may
-be added at the end with a default; any other change raises PROTOCOL.
+unpacking, a pass over the body refuses one that would become far more objects than its type needs. A field may be added
+at the end with a default; any other change raises PROTOCOL.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ ROLLOUT_BODY_BYTES = 8 * 1024 * 1024  # Largest compressed body of rollouts
 ROLLOUT_UNPACKED_BYTES = 32 * 1024 * 1024
 """Largest body of rollouts after decompression: 400 rollouts of 8,192 tokens at 9 bytes a token."""
 
-ROLLOUT_MAX_RATIO = 50  # Varied rollouts compress about twofold; a large body that claims more than this is a bomb
+ROLLOUT_MAX_RATIO = 50  # Real rollouts compress about twofold; a large body that claims more than this is a bomb
 
 RATIO_FREE_BYTES = 4 * 1024 * 1024
-"""Up to this size any ratio is allowed: a policy that repeats one token honestly compresses a hundredfold."""
+"""Up to this size any ratio is allowed: rollouts of a policy that repeats one token compress a hundredfold."""
 
 ZSTD_WINDOW_BYTES = 8 * 1024 * 1024  # Largest window that a decoder allocates for a peer
 Digest = NewType("Digest", bytes)  # BLAKE3, 32 bytes
 DigestField = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # A digest inside a message
 
-MAX_DEPTH = 16  # Arrays in arrays; a submission has eight
-MIN_OBJECTS = 256  # Allowed whatever the cap: the largest hello has 60
+MAX_DEPTH = 16  # Of nested arrays; a submission has eight
+MIN_OBJECTS = 256  # Allowed with any cap: the largest hello has 60
 
 BYTES_PER_OBJECT = 64
-"""One object is allowed for this many bytes of a cap. An object takes 72 bytes, or 200 as a string of 28 wide
-characters: so all that is unpacked takes less than four times the cap."""
+"""One object is allowed for each of these many bytes of a cap. An object takes 72 bytes, or 200 as a string of 28 wide
+characters, so an unpacked message takes less than four times the cap."""
 
-WIDE_BYTES = 32  # For this many bytes, a string with other characters than ASCII's counts as one more object
+WIDE_BYTES = 32  # A string with non-ASCII characters counts as one more object for each of these many bytes
 
 SIZES = (
     *([1] * 128 + [0] * 16 + [1] * 16),  # Small numbers; maps; arrays
@@ -53,7 +53,8 @@ SIZES = (
     *([1, 0, 1, 1] + [0] * 6 + [5, 9] + [2, 3, 5, 9] * 2 + [0] * 5),  # None, bools; bytes; floats, integers; extensions
     *([0] * 3 + [3, 5] + [0, 0] + [1] * 32),  # Strings; arrays; maps; small negative numbers
 )
-"""Bytes of an object by its first byte: of an array its header alone, 0 if that does not say or no message has it."""
+"""Size of an object by its first byte, of an array that of its header. 0: the first byte does not tell, or no message
+has such an object."""
 
 ARRAYS = {**dict.fromkeys(range(0x90, 0xA0), 0), 0xDC: 2, 0xDD: 4}  # Bytes that state how many objects follow
 STRINGS = frozenset({0xD9, 0xDA, 0xDB})  # Those of 32 bytes and more
@@ -64,8 +65,7 @@ _reading = Lock()
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The base of every message between nodes. A type of many small objects raises `max_objects` above what its cap
-    allows."""
+    """The base of every message between nodes. A type with many small objects allows more of them by `max_objects`."""
 
     max_objects: ClassVar[int] = MIN_OBJECTS
 
@@ -96,7 +96,7 @@ def decode(data: bytes | memoryview, kind: type[M], *, cap_bytes: int) -> M:
 
 def _refuse_bomb(data: bytes | memoryview, max_objects: int) -> None:
     """Raise ValueError for more than `max_objects`, for arrays deeper than MAX_DEPTH, and for types that no message
-    has. msgpack makes room for as many objects as an array's header promises, so those count."""
+    has. msgpack allocates as many objects as an array's header promises, so those are counted."""
     at, left, promised = 0, 1, 1
     above: list[int] = []
     while left or above:
@@ -126,8 +126,8 @@ def _size(data: bytes | memoryview, at: int) -> int:
 
 
 def _read_type(kind: type[Message]) -> None:
-    """msgspec 0.22 reads the fields of a type at its first use, and shows them half read to other threads, which crash.
-    So only one thread has it read types."""
+    """Have msgspec 0.22 read the fields of a type before its first use. It does so lazily, and another thread that uses
+    the type meanwhile sees half of them and crashes, so this takes a lock."""
     if kind not in _read:
         with _reading:
             msgspec.msgpack.Decoder(kind)
@@ -140,7 +140,7 @@ def compress(data: bytes, *, level: int = 1) -> bytes:
 
 
 def stated_size(data: bytes | memoryview) -> int:
-    """Return the content size in a zstd frame's header. Raise ProtocolError if there is no frame or it does not say."""
+    """Return the content size in a zstd frame's header. Raise ProtocolError if there is no frame, or no size in it."""
     try:
         size = zstandard.frame_content_size(bytes(data[:64]))
     except zstandard.ZstdError as error:
@@ -162,8 +162,8 @@ def decompress(data: bytes | memoryview, *, cap_bytes: int, max_ratio: float) ->
         if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN:
             raise ProtocolError("a zstd frame must state its content size")
         if frame.content_size == 0:
-            # zstandard looks at nothing behind an empty frame, and no message is empty.
-            raise ProtocolError("an empty zstd frame is no message")
+            # zstandard ignores what follows an empty frame, and no message is empty.
+            raise ProtocolError("an empty zstd frame is not a message")
         if frame.content_size > cap_bytes or frame.content_size > max(RATIO_FREE_BYTES, max_ratio * len(data)):
             raise TooLarge(f"{len(data)} bytes claim to unpack to {frame.content_size}")
         if frame.window_size > max(ZSTD_WINDOW_BYTES, 1024):

@@ -19,8 +19,8 @@ from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.scoring import Stepper
 from swarm.rollout.tally import SamplerWatch
-from swarm.sampler.client import RolloutClient, TimedLease
-from swarm.types import Address, NodeId, Score, Unscored
+from swarm.sampler.client import RolloutClient
+from swarm.types import Address, Lease, NodeId, Score, Unscored
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY, ListJournal, answering, answers, new_plane, v
 
@@ -62,7 +62,7 @@ class Learner(SamplerWatch):
 
     def client(self, node: NodeId, *, named: NodeId | None = None, engine: str = "") -> RolloutClient:
         """Calls signed by `node`, which name it, or `named` in its place, and this class of engine."""
-        return RolloutClient(self.peers[node], named or node, engine_class=lambda: engine)
+        return RolloutClient(self.peers[node], named or node, engine)
 
     async def open(self, stepper: Stepper | None = None) -> None:
         self.service.open(self.plane, self._score, self.journal, stepper=stepper)
@@ -124,11 +124,11 @@ async def serving(learner: Learner) -> AsyncIterator[Learner]:
     await runner.cleanup()
 
 
-async def leases_for(learner: Learner, node: NodeId, capacity: int) -> list[TimedLease]:
+async def leases_for(learner: Learner, node: NodeId, capacity: int) -> list[Lease]:
     given = await learner.client(node).ask(v(0), capacity, WAIT_S, holding=())
     assert isinstance(given, list), given
     return given
 
 
-def answers_to(given: list[TimedLease]) -> list[Answer]:
-    return [answering(*one) for one in answers([one.lease for one in given], 0)]
+def answers_to(given: list[Lease]) -> list[Answer]:
+    return [answering(*one) for one in answers(given, 0)]

@@ -1,1 +1,1 @@
-"""Whether samplers did what they were asked to: pure, fed by the learner with what it computes."""
+"""Checks that samplers did what they were asked to, by drawing some of their rollouts again."""

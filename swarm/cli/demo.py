@@ -220,7 +220,7 @@ class Demo:
     async def _join(self, url: str, number: int, engine: str, *arguments: str) -> None:
         name = f"sampler-{number}"
         flags = ("--bootstrap", url, "--state-dir", str(self._logs / name), "--lan", "--engine", engine)
-        await self._start(name, "join", *flags, "--device-class", engine, *arguments)
+        await self._start(name, "join", *flags, *arguments)
 
     async def _wait_for_vllm(self, url: str, wanted: int) -> None:
         """Wait until `wanted` vLLM samplers hold weights, or the run ends without them."""
@@ -278,7 +278,7 @@ class Demo:
     def _note(self, status: dict[str, Any]) -> None:
         for sampler in status["samplers"]:
             counts = {f"rollouts_{name}": sampler["verdicts"].get(name, 0) for name in ("accepted", "duplicate")}
-            self._by_sampler[sampler["node"]] = {"engine": sampler["device_class"], **counts}
+            self._by_sampler[sampler["node"]] = {"engine": sampler["engine"].partition("/")[0], **counts}
         # In the middle of learning: half of the steps or half of the reward, whichever comes first.
         half_way = status["step"] >= status["steps"] // 2 or status["metrics"].get("reward", 0.0) >= 0.5
         if self._options.kill_one and not self._killed and half_way:

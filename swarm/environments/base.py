@@ -1,7 +1,8 @@
-"""What an environment is: it begins from a seed, reads what the model says, and answers until the episode is over.
+"""The interface of an environment: it begins from a seed, reads what the model says, and answers until the episode
+ends.
 
-Plain data goes in and comes out, and an episode is a pure function of its seed and of what was said: one that was lost
-is played again from the texts of its turns, and one that a sampler played is checked in the same way.
+Its input and output are plain data, and an episode is a pure function of its seed and the texts of its turns. So an
+episode that was lost can be played again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ Messages = Sequence[tuple[str, str]]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment's answer to a turn. `messages` are for the player in `seat`, whose turn is next. `rewards` are by
-    player, the first one's first. At the end it is `done`, and `solved` if the first player did what was asked. `parts`
-    are counts of what happened in this step, such as {"tool_errors": 1}."""
+    """An environment's answer to a turn. `messages` are for the player in `seat`, whose turn is next. `rewards` are in
+    the order of the players. At the end it is `done`, and `solved` if the first player did what was asked. `parts` are
+    counts of what happened in this step, such as {"tool_errors": 1}."""
 
     messages: Messages = ()
     rewards: Sequence[float] = (0.0,)
@@ -29,11 +30,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(Protocol):
-    """One episode at a time. A class that names Environment as its base has the defaults.
+    """Plays one episode at a time. A class inherits the defaults if Environment is its base.
 
-    An episode ends after `max_turns` turns of all players together, each of up to `max_new_tokens`; `max_tokens` bounds
-    each player's stream, the environment's words included (None: the learner chooses). `seats` players are the same
-    policy. `is_chat`: messages are put into the model's chat template if it has one.
+    An episode ends after `max_turns` turns of all players together, each of up to `max_new_tokens`. `max_tokens` limits
+    each player's stream, including what the environment says (None: the learner chooses). All `seats` players are the
+    same policy. `is_chat`: messages are put into the model's chat template if it has one.
     """
 
     name: str
@@ -45,13 +46,13 @@ class Environment(Protocol):
     is_chat: bool = True
 
     def reset(self, seed: int) -> Messages:
-        """Begin the episode of this seed, and return what the first player reads."""
+        """Begin the episode with this seed, and return what the first player reads."""
         ...
 
     def step(self, text: str) -> Step:
-        """Answer what the player whose turn it is has said. A new player's first messages are all that it reads."""
+        """Answer what the player whose turn it is has said. A player reads nothing before the first messages for it."""
         ...
 
     def board(self) -> str:
-        """Draw how things stand, for people; "" if the messages show it."""
+        """Draw the present state, for people; "" if the messages show it."""
         return ""

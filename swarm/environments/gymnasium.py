@@ -1,4 +1,5 @@
-"""`gymnasium:ENV_ID`: an environment of gymnasium in words, if it has discrete actions and words for what one sees."""
+"""`gymnasium:ENV_ID`: an environment of gymnasium in words, if its actions are discrete and its observations can be
+written as text."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from swarm.environments.base import Environment, Messages, Step
 from swarm.errors import UserError
 from swarm.extras import require
 
-MAX_TURNS = 50  # Of an environment that sets no limit itself
+MAX_TURNS = 50  # For an environment that sets no limit itself
 
 
 class GymnasiumText(Environment):
-    """What one sees is drawn, if the environment draws text, and printed. The last action that a turn names counts. A
-    turn that names none takes a random one, because to do nothing may be worth something. An episode is solved if it
-    ends with a reward over 0."""
+    """Shows the environment's drawing, if it draws text, and the observation. The last action that a turn names counts.
+    A turn that names none takes a random action, because doing nothing might be rewarded. An episode is solved if its
+    last reward is over 0."""
 
     description = "an environment of gymnasium with discrete actions, in words: gymnasium:ENV_ID"
     max_new_tokens = 256
@@ -40,18 +41,18 @@ class GymnasiumText(Environment):
     def reset(self, seed: int) -> Messages:
         self._draw = Random(f"gymnasium/{seed}")
         seen, _ = self._env.reset(seed=seed)
-        return [("user", f"{self._look(seen)}\nEach turn, say the number of one action: {', '.join(self._actions)}.")]
+        return [("user", f"{self._view(seen)}\nEach turn, say the number of one action: {', '.join(self._actions)}.")]
 
     def step(self, text: str) -> Step:
-        said = [word for word in re.findall(r"-?\w+", text) if word in self._actions]
-        action = said[-1] if said else self._draw.choice(self._actions)
+        named = [word for word in re.findall(r"-?\w+", text) if word in self._actions]
+        action = named[-1] if named else self._draw.choice(self._actions)
         seen, reward, terminated, truncated, _ = self._env.step(int(action))
-        messages, parts = [("user", f"You did {action}.\n{self._look(seen)}")], {"invalid_moves": float(not said)}
+        messages, parts = [("user", f"You did {action}.\n{self._view(seen)}")], {"invalid_moves": float(not named)}
         ends = {"done": terminated or truncated, "solved": terminated and reward > 0}
         return Step(messages=messages, rewards=(float(reward),), parts=parts, **ends)
 
-    def _look(self, seen: Any) -> str:
-        """The drawing, with brackets around what is coloured, and the observation."""
+    def _view(self, seen: Any) -> str:
+        """The drawing, with brackets around coloured parts, and the observation."""
         drawn = "" if self._env.render_mode is None else self._env.render().rstrip() + "\n"
         # Colours may be nested: the passenger's within the taxi's.
         return re.sub(r"(?:\x1b\[[0-9;]*m)+([^\x1b]+)(?:\x1b\[0m)+", r"[\1]", drawn) + f"You see {seen}"

@@ -130,7 +130,7 @@ class Endpoint:
         asked = msgspec.json.decode(await request.read(), type=Chat)
         token_ids = self._text.opening([(said.role, said.content) for said in asked.messages])
         drawn = await self._ask(token_ids, asked.rules(self._rules, self._room(token_ids)))
-        said = {"role": "assistant", "content": self._text.said(drawn.tokens())}
+        said = {"role": "assistant", "content": self._text.text_of(drawn.tokens())}
         key, kind = ("delta", "chat.completion.chunk") if asked.stream else ("message", "chat.completion")
         answer = {
             **{"id": drawn.rollout_id, "object": kind, "created": 0, "model": "policy"},

@@ -78,8 +78,8 @@ def holds(limits: Limits, *, minute: int, on_battery: bool | None, in_use: bool 
     """Return for each source of a hold why nothing may be drawn now; "" if it may. `minute` is since midnight."""
     return {
         "hours": _outside(limits.hours, minute),
-        "battery": "on battery" if limits.only_on_mains and on_battery else "",
-        "desktop": "somebody uses this machine" if limits.only_when_idle and in_use else "",
+        "battery": "on battery" if "mains" in limits.only_when and on_battery else "",
+        "desktop": "somebody uses this machine" if "idle" in limits.only_when and in_use else "",
     }
 
 
@@ -95,8 +95,8 @@ def _outside(hours: str, minute: int) -> str:
 def unknown(limits: Limits, *, on_battery: bool | None, in_use: bool | None) -> list[str]:
     """Return a line for each limit that cannot be kept here."""
     silent = (
-        (limits.only_on_mains and on_battery is None, "whether it is on battery: only-on-mains"),
-        (limits.only_when_idle and in_use is None, "(by loginctl or xprintidle) who uses it: only-when-idle"),
+        ("mains" in limits.only_when and on_battery is None, "whether it is on battery: only-when=mains"),
+        ("idle" in limits.only_when and in_use is None, "(by loginctl or xprintidle) who uses it: only-when=idle"),
     )
     return [f"this machine does not say {what} has no effect" for wanted, what in silent if wanted]
 
@@ -120,8 +120,9 @@ def flag_of(name: str) -> str:
 
 
 def _said(value: Any) -> str:
-    words = {"None": NONE, "": NONE, "True": "yes", "False": "no"}
-    return words.get(str(value), f"{value:g}" if isinstance(value, float) else str(value))
+    if isinstance(value, tuple):
+        value = ",".join(value)
+    return NONE if value in (None, "") else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def read_limits(path: Path) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
                 known = list(map(flag_of, Limits.model_fields))
                 meant = closest(flag_of(name), known) or f"; there are {', '.join(known)}"
                 raise UserError(f"{flag_of(name)} is no limit{meant}")
-            if value in (None, NONE) and (default := Limits.model_fields[name].default) in (None, ""):
+            if value in (None, NONE) and (default := Limits.model_fields[name].default) in (None, "", ()):
                 values[name] = default
             elif value != RESET:
                 values[name] = getattr(load_config(Limits, None, {name: value}), name)

@@ -230,11 +230,7 @@ class SamplerNode(JoiningNode):
             if hello is None:
                 return False
             session = Session(
-                client=RolloutClient(
-                    link,
-                    self._network.node,
-                    engine_class=lambda: engine.engine_class,
-                ),
+                client=RolloutClient(link, self._network.node),
                 beat_s=hello.beat_s,
                 engine=engine,
                 launch=launch,
@@ -264,18 +260,17 @@ class SamplerNode(JoiningNode):
         """Return what this node is and costs, so that the learner can choose."""
         config = self._config
         return Offer(
-            device_class=(config.device_class or engine.device_class)[:DEVICE_CLASS_LENGTH],
+            device_class=engine.device_class[:DEVICE_CLASS_LENGTH],
             samples_at_once=engine.places,
             lockstep=engine.lockstep,
             full_rollouts_per_s=float(f"{engine.rates.full_rollouts_per_s:.3g}"),
             cost_per_hour=config.cost_per_hour,
-            down_cost_per_gb=config.down_cost_per_gb,
-            up_cost_per_gb=config.up_cost_per_gb,
+            traffic_cost_per_gb=config.traffic_cost_per_gb,
             uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}"),
             sent_bytes=self._network.station.upload.total_bytes,
             received_bytes=self._network.station.download.total_bytes,
             nickname=config.nickname,
-            precision=config.precision,
+            precision=config.engine_options.precision,
             downlink_bytes_per_s=config.max_download * 1e6 / 8 if config.max_download else 0.0,
         )
 

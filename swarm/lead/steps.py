@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from swarm.aio import unless_stopped
-from swarm.audit.auditing import REFUSED, Auditing, bar_file, note_refused
+from swarm.audit.auditing import REFUSED, Auditing, bar_file, write_refusal
 from swarm.errors import UserError
 from swarm.lead.dials import described
 from swarm.lead.provisioning import Provisioning
@@ -58,7 +58,6 @@ class Steps:
         rollouts: RolloutService,
         provisioning: Provisioning,
         held_out_prompts: Sequence[Prompt],
-        signal: LearningSignal,
         auditing: Auditing | None = None,
     ) -> None:
         self._run = run
@@ -70,7 +69,7 @@ class Steps:
         self._recorded_at = self._waiting_since = self._waited_s = 0.0
         self._said_at = -math.inf
         self._held_out_prompts = held_out_prompts
-        self._signal = signal
+        self._signal = LearningSignal()
         self._auditing = auditing
         self._save_failed_at = 0.0
         self._alarms = AlarmLog(emit=run.log.event, say=run.say)
@@ -242,7 +241,7 @@ class Steps:
             case "refuse":
                 if (why := self._rollouts.barred.get(value)) is not None:
                     raise UserError(f"node {value} is barred already: {why}")
-                note_refused(self._run.directory, value, step=self.step)
+                write_refusal(self._run.directory, value, step=self.step)
                 self._rollouts.bar(value, REFUSED)
             case "let_in":
                 was_known = self._auditing is not None and self._auditing.let_in(value)
@@ -465,9 +464,8 @@ class Steps:
     def _look(self, batch: list[Group], figures: Mapping[str, float]) -> None:
         """Raise alarms if the step taught nothing, or if rewards failed."""
         failed = rewards_failed(self.last["reward_failed_share"], self._rollouts.failures.reason)
-        self._alarms.told([failed] if failed else [], step=self.step)
-        if (alarm := self._signal.stepped(batch, figures)) is not None:
-            self._alarms.explained(alarm, lambda: self._signal.explain(batch), step=self.step)
+        taught = self._signal.stepped(batch, figures)
+        self._alarms.told([alarm for alarm in (failed, taught) if alarm is not None], step=self.step)
 
 
 def _held_out_line(figures: Mapping[str, float]) -> str:

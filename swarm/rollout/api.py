@@ -45,13 +45,13 @@ from swarm.rollout.messages import (
 )
 from swarm.rollout.plane.effects import (
     Answered,
+    AuditResult,
     Effect,
     Evaluated,
     GenerationFailed,
     Granted,
     Judged,
     LeaseOverdue,
-    Looked,
     NodeSilent,
     Refused,
     ScoreWanted,
@@ -87,16 +87,16 @@ MAX_ROUNDS = 3  # Held-out rounds in a row in which somebody was caught
 QUESTION_S = 120.0  # A long answer of a slow engine; who asked has lost patience by then
 
 
-class Look(Protocol):
-    """Who looks at a batch before it is taken (audit/auditing.py)."""
+class BatchAuditor(Protocol):
+    """Audits a batch before it is taken (audit/auditing.py)."""
 
     def is_measured(self, node: NodeId) -> bool: ...
 
-    def unseen(self, batch: Sequence[Group]) -> Sequence[Any]: ...
+    def select(self, batch: Sequence[Group]) -> Sequence[Any]: ...
 
-    async def look(self, chosen: Sequence[Any]) -> Looked: ...
+    async def audit(self, chosen: Sequence[Any]) -> AuditResult: ...
 
-    async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool | None, Looked]: ...
+    async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool | None, AuditResult]: ...
 
     def fault_of(self, node: NodeId) -> str: ...
 
@@ -126,7 +126,7 @@ class RolloutService:
         self._heard = heard
         self._prompts = prompts
         self._plane: RolloutPlane | None = None
-        self._look: Look | None = None
+        self._auditor: BatchAuditor | None = None
         self._caught: set[NodeId] = set()  # During the held-out round under way; they may be forgiven before it ends
         self._scoring: Scoring | None = None
         self.failures = RewardFailures(emit)
@@ -152,13 +152,13 @@ class RolloutService:
         effects: Sequence[Effect] = (),
         stepper: Stepper | None = None,
         processes: int = 1,
-        look: Look | None = None,
+        auditor: BatchAuditor | None = None,
     ) -> None:
         """Begin to serve `plane`; until now samplers were told to wait. `effects` came from restoring the plane.
         Episodes need a `stepper`. `look` audits what a batch would be before it is taken, and answers on which one of
         the reward `processes` failed."""
         self._plane = plane
-        self._look = look
+        self._auditor = auditor
         given = scorer, processes, self._genuine, self.samplers
         self._scoring = Scoring(
             *given,
@@ -197,10 +197,10 @@ class RolloutService:
         plane = self._opened
         while True:
             await self._until_full()
-            if self._look is None or not (unseen := self._look.unseen(plane.full_batch())):
+            if self._auditor is None or not (chosen := self._auditor.select(plane.full_batch())):
                 break
-            found = await self._audited(unseen)
-            if records := plane.correct(found.own):
+            found = await self._audited(chosen)
+            if records := plane.correct(found.recomputed):
                 self._recorder.enqueue(records)
         batch, effects = plane.take()
         self._perform(effects)
@@ -209,22 +209,22 @@ class RolloutService:
         self._chances.tell()
         return batch
 
-    async def _audited(self, chosen: Sequence[Any]) -> Looked:
-        assert self._look is not None
-        found = await self._look.look(chosen)
+    async def _audited(self, chosen: Sequence[Any]) -> AuditResult:
+        assert self._auditor is not None
+        found = await self._auditor.audit(chosen)
         self._bar_all(found)
         return found
 
-    def _bar_all(self, found: Looked) -> None:
+    def _bar_all(self, found: AuditResult) -> None:
         for node, why in found.caught.items():
             self._caught.add(node)
             self.bar(node, why)
 
     async def _genuine(self, asked: ScoreWanted) -> bool | None:
         group = self._opened.leased.group(asked.group_id)
-        if self._look is None or group is None:
+        if self._auditor is None or group is None:
             return None
-        genuine, found = await self._look.is_genuine(group, group.samples[asked.index])
+        genuine, found = await self._auditor.is_genuine(group, group.samples[asked.index])
         self._bar_all(found)
         return genuine
 
@@ -307,9 +307,9 @@ class RolloutService:
             self._perform(self._opened.evaluate(version, prompts))
             self._chances.tell()
             done = await self._evaluated
-            if self._look is None:
+            if self._auditor is None:
                 return done
-            found = await self._audited(self._look.unseen(done.groups))
+            found = await self._audited(self._auditor.select(done.groups))
             done = replace(done, unaudited=bool(found.unaudited))
             authors = {node for group in done.groups for sample in group.samples for node in sample.authors}
             if not authors & (self.barred.keys() | self._caught):
@@ -368,7 +368,7 @@ class RolloutService:
         question = stats.questions
         until = (asked_at := time.monotonic()) + min(ask.wait_s, MAX_WAIT_S)
         holding: set[tuple[str, int]] | None = {(group.group_id, i) for group in ask.holding for i in group.indices}
-        measured = self._look is None or self._look.is_measured(node)
+        measured = self._auditor is None or self._auditor.is_measured(node)
         # A node that left, fell silent or asked again does not hear this reply, so leases in it would be lost.
         while self.samplers.get(node) is stats and stats.questions == question:
             seen = self._chances.count
@@ -426,7 +426,7 @@ class RolloutService:
             dropped=dropped,
             standby=standby,
             elsewhere=elsewhere,
-            wrong=self._look.fault_of(node) if self._look and self._is_barred(node) else "",
+            wrong=self._auditor.fault_of(node) if self._auditor and self._is_barred(node) else "",
         )
         return binary(encode(reply))
 
@@ -514,7 +514,7 @@ class RolloutService:
             if release.forget:
                 self._plane.leave(node)
                 why = self.barred.get(node, "")
-                if self._look and why and not self._plane.owes(node) and self._look.forgive(node, why):
+                if self._auditor and why and not self._plane.owes(node) and self._auditor.forgive(node, why):
                     self.unbar(node)
         if release.forget and self.samplers.pop(node, None) is not None:
             self._emit("sampler_left", node=node, samples_released=sum(len(held.indices) for held in release.samples))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -45,35 +43,17 @@ class Refused(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedLease:
-    """A lease, and its end by our monotonic clock."""
-
-    lease: Lease
-    deadline: float
-
-    def samples(self) -> list[SampleName]:
-        return [(self.lease.group_id, spec.index) for spec in self.lease.samples]
-
-
 class RolloutClient:
-    """Calls of `node` to one learner. They raise what PeerClient raises. `say` tells a person that the line is slow;
-    after a slow submission the client waits `pause_s`."""
+    """Calls of `node` to one learner, with an engine of the class that it names. They raise what PeerClient raises."""
 
-    def __init__(
-        self,
-        peer: Peer,
-        node: NodeId,
-        *,
-        engine_class: Callable[[], str] = lambda: "",
-    ) -> None:
+    def __init__(self, peer: Peer, node: NodeId, engine_class: str = "") -> None:
         self._peer = peer
         self._node = node
-        self._engine_class = engine_class
+        self.engine_class = engine_class
 
     async def ask(
         self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName], at_once: int = 0
-    ) -> list[TimedLease] | Refused:
+    ) -> list[Lease] | Refused:
         """Return leases for up to `capacity` samples, or why there are none. LeaseRequest explains `at_once`."""
         request = LeaseRequest(
             node=self._node,
@@ -82,7 +62,7 @@ class RolloutClient:
             capacity=capacity,
             wait_s=wait_s,
             at_once=at_once,
-            engine=self._engine_class(),
+            engine=self.engine_class,
         )
         data = await self._peer.post(
             "/v1/leases", encode(request), cap_bytes=LEASE_REPLY_BYTES, timeout_s=wait_s + CALL_S
@@ -92,8 +72,7 @@ class RolloutClient:
             return Refused(reply.refusal, reply.retry_after_s, reply.detail)
         if sum(len(lease.samples) for lease in reply.leases) > capacity:
             raise ProtocolError("the learner gave out more samples than were asked for")
-        now = time.monotonic()
-        return [TimedLease(lease=lease, deadline=now + lease.time_limit_s) for lease in reply.leases]
+        return list(reply.leases)
 
     async def beat(
         self,
@@ -129,6 +108,10 @@ class RolloutClient:
         """Give samples back unfinished."""
         release = Release(node=self._node, samples=by_group(samples), forget=forget)
         await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
+
+
+def samples_of(leases: Iterable[Lease]) -> list[SampleName]:
+    return [(lease.group_id, spec.index) for lease in leases for spec in lease.samples]
 
 
 def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:

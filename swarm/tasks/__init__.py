@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """Tasks that are named KIND:REST: how to write REST, what they are, and how to make one."""
+    """A kind of task, named KIND:REST: what REST looks like, a description, and the function that makes the task."""
 
     rest: str
     description: str
@@ -44,20 +44,20 @@ KINDS: dict[str, Kind] = {
 }
 
 ENVIRONMENTS = {"frozen-lake": "frozen_lake:FrozenLake", "gymnasium": "gymnasium:GymnasiumText"}
-"""Modules and classes of swarm/environments/, imported when they are asked for. NAME:KEY=VALUE,... sets options."""
+"""Modules and classes in swarm/environments/, imported only when used. NAME:KEY=VALUE,... sets options."""
 
-DEFAULT_NEW_TOKENS = 1024  # Longest completion if neither the user nor the task says: a few paragraphs of reasoning
+DEFAULT_NEW_TOKENS = 1024  # Longest completion if neither the user nor the task sets one: some paragraphs of reasoning
 
 
 def task_options(config: LeadConfig) -> TaskOptions:
-    """What a run's task needs of its settings, which have the same names."""
+    """The settings of a run that its task needs; they have the same names."""
     same = {name: getattr(config, name) for name in TaskOptions.__struct_fields__ if name != "name"}
     return TaskOptions(name=config.task, **same)
 
 
 def load_task(options: TaskOptions) -> Task:
-    """The task that `options` name; a data set is read when the first question is asked for. UserError for an unknown
-    task or reward, with the names of those that exist."""
+    """The task that `options` name. A data set is not read before its first question is asked for. UserError for an
+    unknown task or reward, with the names of the known ones."""
     name, colon, rest = options.name.partition(":")
     if colon and name in KINDS:
         return KINDS[name].make(options, rest)
@@ -70,7 +70,7 @@ def load_task(options: TaskOptions) -> Task:
 
 
 def check_task(task: Task) -> None:
-    """Ask for a question of each side, which reads a data set. UserError if a side has none."""
+    """Ask for a training and a held-out prompt, which reads the data set. UserError if there is none."""
     if task.size == 0:
         raise UserError(f"the task {task.name} is empty: it has no training prompt")
     task.prompt(0)

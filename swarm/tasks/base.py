@@ -1,4 +1,4 @@
-"""What a task is, how one is asked for, and the control reward that no policy can learn from."""
+"""The interface of a task, its options, and the control reward that no policy can learn from."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from swarm.types import Parts, Prompt, Score
 RewardKind = Literal["task", "random"]
 Boards = Callable[[Prompt, Sequence[str]], Sequence[str]]
 Read = tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str], Boards]
-"""A run's prompts by number, the text of token ids, and the boards after the turns of an episode, if it has any."""
+"""Three functions of a run: prompt by number, text of token ids, and the boards after the turns of an episode."""
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A task's name and settings. Plain data, which is sent to the reward processes. `rewards` are weights by name,
-    empty for the task's own choice. The columns are those of a data set, and `task_options` reasoning-gym's."""
+    """A task's name and settings, as plain data that can be sent to the reward processes. `rewards` are weights by
+    name; if empty, the task chooses. The columns are those of a data set; `task_options` are for reasoning-gym."""
 
     name: str
     seed: int = 0
     rewards: dict[str, float] = {}
     lenient: bool = False
-    prompt_column: str = "prompt"
-    answer_column: str = "answer"
+    columns: tuple[str, str] = ("prompt", "answer")
     stop: tuple[str, ...] = ()
     task_options: dict[str, Any] = {}
 
 
-SEAT = 1  # The player of an episode that another program plays; the first one's stream would begin with the prompt
+SEAT = 1  # The player in an episode that another program plays; player 0's tokens would have to follow the prompt
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How an episode that another program played has ended; with a `fault` it has no reward."""
+    """The result of an episode that another program played; with a `fault` it has no reward."""
 
     reward: float = 0.0
     parts: Parts = {}
@@ -43,18 +42,18 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(Protocol):
-    """Prompts with a train and held-out split, and a reward. A class that names Task as its base has the defaults.
+    """Prompts with a train and held-out split, and a reward. A class inherits the defaults if Task is its base.
 
-    `max_new_tokens`: the longest completion that makes sense; None if only the user can say. `chat`: the prompts are
-    questions, to be put into the model's chat template if it has one. `size`: how many training prompts there are, None
-    if they never end; from number `size` on they come again, in another order. `data_digest`: of data that was read, so
-    that a resumed run is refused other data; "" for a task that makes its prompts.
+    `max_new_tokens`: the longest completion that makes sense; None if only the user can know. `chat`: the prompts are
+    questions, to be put into the model's chat template if it has one. `size`: the number of training prompts, after
+    which they come again in another order; None if they never end. `data_digest`: digest of the data that was read, so
+    that a run cannot be resumed with other data; "" for a task that makes its own prompts.
 
-    `player`: an environment of this task, to ask for its limits and never to be played; None for a task of one turn.
-    `is_external`: its episodes are played by a program that asks the learner's endpoint for turns.
+    `player`: an environment that is only asked for its limits, never played; None for a task of one turn.
+    `is_external`: episodes are played by a program that asks the learner's endpoint for turns.
 
-    The caller sets `progress`; a task that takes long to answer calls it now and then. If it raises, the work ends. A
-    task imports no model library: rewards run in small processes, which make the task and only ask it for scores.
+    The caller sets `progress`; a task calls it now and then while it works for long, and stops if it raises. A task
+    imports no model library: rewards run in small processes, which create the task and only ask it for scores.
     """
 
     name: str
@@ -74,11 +73,12 @@ class Task(Protocol):
         return ""
 
     def prompt(self, index: int) -> Prompt:
-        """The index-th training prompt: a pure function of the seed and `index`, so that a cursor is one number."""
+        """The training prompt number `index`: a pure function of it and the seed, so that a run's position is one
+        number."""
         ...
 
     def held_out(self, count: int) -> Sequence[Prompt]:
-        """Up to `count` prompts that `prompt` never gives; fewer if there are fewer."""
+        """Up to `count` prompts that `prompt` never returns; fewer if there are not as many."""
         ...
 
     def score(self, prompt: Prompt, completion: str) -> Score:
@@ -86,7 +86,7 @@ class Task(Protocol):
         ...
 
     def environment(self) -> Environment:
-        """A new environment that an episode is played in; to make one may take long, or start a process."""
+        """A new environment for one episode at a time. Making it may take long, or start a process."""
         raise TypeError(f"{self.name} has no environment: its completions are scored")
 
 

@@ -1,8 +1,9 @@
-"""The chat template of a model, rendered as transformers renders it, without transformers.
+"""Renders the chat template of a model as transformers does, but without importing it, since a node imports no model
+library.
 
-A node imports no model library. A template gets what transformers would give it: a sandboxed Jinja environment with
-trimmed blocks, loop controls, `{% generation %}`, `tojson` that escapes no HTML, `raise_exception` and `strftime_now`.
-The last tells when the run began, since a prompt is a pure function of its number.
+A template gets what transformers would give it: a sandboxed Jinja environment with trimmed blocks, loop controls,
+`{% generation %}`, a `tojson` that does not escape HTML, `raise_exception` and `strftime_now`. The last one returns the
+time at which the run began: with the present time a prompt would not be a pure function of its number.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 
 
 class ChatTemplate:
-    """Turns a chat into the text that a model reads. `arguments` are the template's own, such as enable_thinking."""
+    """Turns a chat into the text that a model reads. `arguments` are extra variables for the template, such as
+    enable_thinking."""
 
     def __init__(
         self, source: str, *, tokens: Mapping[str, str], began: datetime, arguments: Mapping[str, Any] | None = None
@@ -45,17 +47,17 @@ class ChatTemplate:
         self._given = {**tokens, **(arguments or {})}
 
     def render(self, messages: Sequence[tuple[str, str]]) -> str:
-        """The chat up to where the assistant begins to speak. UserError for messages that the template refuses."""
+        """The chat up to where the assistant's answer begins. UserError for messages that the template refuses."""
         try:
             text, fault = self._rendered([{"role": role, "content": content} for role, content in messages]), None
         except Exception as error:  # noqa: BLE001 - a template is somebody else's program
             text, fault = None, error
         if text is None or not is_printed(messages, text):
-            # One for images, too, goes through the parts of a message, and finds none in a string.
+            # A template for images expects a list of parts, and would print nothing of a string.
             parts = [{"role": role, "content": [{"type": "text", "text": content}]} for role, content in messages]
             with suppress(Exception):
                 if is_printed(messages, found := self._rendered(parts)) and "{'type'" not in found:
-                    return found  # Else it prints the list itself
+                    return found  # Other templates would print the list itself
         if text is None:
             raise UserError(f"the model's chat template refuses it: {fault or type(fault).__name__}") from fault
         return text
@@ -67,7 +69,8 @@ class ChatTemplate:
 
 
 def is_printed(messages: Sequence[tuple[str, str]], text: str) -> bool:
-    """Whether a rendered chat has what was said in it, or nearly all words of that; thoughts may be left out."""
+    """Whether a rendered chat contains every message, or nearly all of its words. The assistant's messages do not
+    count, since a template may leave thoughts out."""
     shown = set(re.findall(r"\w+", text))
     asked = [(content, set(re.findall(r"\w+", content))) for role, content in messages if role != "assistant"]
     return all(content.strip() in text or (words and len(words & shown) > 0.8 * len(words)) for content, words in asked)
@@ -92,7 +95,7 @@ def load_chat_template(directory: Path, *, began: datetime, arguments: Mapping[s
 
 
 def _default(templates: Any) -> str | None:
-    """The template for plain chats, if a model has several by name."""
+    """The template named "default", if a model has several."""
     if isinstance(templates, list):
         templates = {one.get("name"): one.get("template") for one in templates if isinstance(one, dict)}
     if isinstance(templates, dict):
@@ -101,7 +104,7 @@ def _default(templates: Any) -> str | None:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant said for other programs; here the text is rendered unchanged."""
+    """`{% generation %}` marks the assistant's text for training programs; here it is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja has it
 

@@ -1,12 +1,12 @@
-"""Tasks on four digits, for the tiny models that are made on the spot: `copy` and `sort`.
+"""Tasks on four digits, for the tiny models that need no download: `copy` and `sort`.
 
 `copy` is the smallest task that a random model learns by reinforcement alone, in a minute on a CPU. Its reward is
-shaped: with exact match alone a random model never sees a reward. It shows that the whole loop works and says nothing
+shaped: with exact match alone a random model would never get a reward. It shows that the whole loop works, and nothing
 about the skills of a real model.
 
-`sort` elicits a skill that the base has; it does not teach a new one. The base `tiny-warm` was taught four SKILLS that
-its prompts do not tell apart. The only reward is exact match, which says which skill is wanted. It cannot teach a model
-that never succeeds, so `tiny` learns nothing from this task.
+`sort` elicits a skill that the base model has; it does not teach a new one. The base `tiny-warm` was taught four
+SKILLS, and its prompts do not say which one is wanted. Only the reward does, which is exact match. It cannot teach a
+model that never succeeds, so `tiny` learns nothing from this task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SKILLS: dict[str, Callable[[str], str]] = {
     "reverse": lambda number: number[::-1],
     "sort descending": lambda number: "".join(sorted(number, reverse=True)),
 }
-"""What the base answers to `3141=`, each a quarter of the time: 1134, 3141, 1413 or 4311."""
+"""To `3141=` the base answers 1134, 3141, 1413 or 4311, each a quarter of the time."""
 
 
 class _DigitsTask(Task):
@@ -53,7 +53,7 @@ class CopyTask(_DigitsTask):
     description = "copy four digits; a random model learns it by reinforcement alone"
 
     def score(self, prompt: Prompt, completion: str) -> Score:
-        """0.2 for four digits, 0.5 for the share of right places, 0.3 for an exact copy."""
+        """0.2 for any four digits, 0.5 times the share of right digits, and 0.3 for an exact copy."""
         right = sum(a == b for a, b in zip(completion, prompt.answer, strict=False))
         well_formed = len(completion) == DIGITS and completion.isascii() and completion.isdecimal()
         exact = completion == prompt.answer
@@ -72,12 +72,12 @@ class SortTask(_DigitsTask):
 
 
 def is_held_out(number: str) -> bool:
-    """One number in ten. The split goes by digest, so that it is the same for every seed."""
+    """Whether a number is held out, as one in ten is. The digest decides, so the split is the same for every seed."""
     return digest(number.encode())[0] % 10 == 0
 
 
 def draw_number(draw: random.Random) -> str:
-    """A number that is not held out; the base was taught with none that is."""
+    """A number that is not held out. The base model was taught with such numbers only."""
     while is_held_out(number := f"{draw.randrange(10**DIGITS):0{DIGITS}}"):
         pass
     return number

@@ -1,4 +1,4 @@
-"""Tasks that draw questions by number, without end."""
+"""Base of tasks with endless questions, each drawn from its number."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from swarm.tasks.base import Task
 from swarm.tasks.questions import is_held_out
 from swarm.types import Prompt
 
-HELD_OUT_BEGINS = 1 << 62  # Every run looks for its held-out questions among the entries from here on
-HELD_OUT_DRAWS = 100  # Entries looked at for each held-out question wanted, before it is said that there are no more
-DRAWS = 16  # Entries that a training prompt may be one of. All are held out once in 1e20 prompts.
-DRAW_STRIDE = 1 << 52  # Between these entries: consecutive prompts come from one data set, and some take long to make
+HELD_OUT_BEGINS = 1 << 62  # First number among which every run looks for its held-out questions
+HELD_OUT_DRAWS = 100  # Numbers tried for each held-out question, before there are said to be no more
+DRAWS = 16  # Numbers tried for one training prompt. With 5 % held out, all are held out once in 1e20 prompts.
+DRAW_STRIDE = 1 << 52  # From one try to the next: consecutive prompts come from one data set, which may be slow to make
 
 
 class DrawnTask(Task):
-    """A question is on the held-out side by its digest, so that the sides never meet, whatever seed drew it."""
+    """A question's digest decides whether it is held out, so no question is on both sides, whichever seed drew it."""
 
     _first: int
 
@@ -25,7 +25,7 @@ class DrawnTask(Task):
             prompt = self._prompt(self._first + index + draw * DRAW_STRIDE)
             if not self._is_held_out(prompt):
                 return prompt
-        raise UserError(f"{self.name} has too few questions: those drawn are all held out")
+        raise UserError(f"{self.name} has too few questions: {DRAWS} were drawn, and all are held out")
 
     def held_out(self, count: int) -> Sequence[Prompt]:
         found: dict[str, Prompt] = {}

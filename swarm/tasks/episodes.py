@@ -1,4 +1,4 @@
-"""Tasks whose samples are episodes: an environment's starts as prompts, and its options as `NAME:KEY=VALUE,...`."""
+"""Tasks whose samples are episodes: the starts of an environment are the prompts, `NAME:KEY=VALUE,...` its options."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from swarm.tasks.drawn import HELD_OUT_BEGINS, DrawnTask
 from swarm.types import Prompt, Score
 from swarm.wire import digest
 
-FEW_STARTS = 64  # With fewer, none of them might be held out, or one that training cannot do without
+FEW_STARTS = 64  # With fewer, 5 % held out might be no start at all, or one that training needs
 
 
 class EnvironmentTask(DrawnTask):
-    """A prompt is the start of an episode, whose seed is the number after the last "-" of the prompt's id. If there are
-    fewer than FEW_STARTS, other seeds are held out instead of other starts."""
+    """A prompt is the start of an episode. Its id ends with "-" and the seed. If the environment has fewer than
+    FEW_STARTS starts, other seeds are held out instead of other starts."""
 
     player: Environment
 
@@ -64,8 +64,8 @@ def environment_task(options: TaskOptions, path: str, text: str) -> Task:
 
 
 def options_of(name: str, kind: Any, text: str) -> dict[str, Any]:
-    """`text` is KEY=VALUE,... for the keyword-only arguments of `kind`, of which the first may stand without its key.
-    UserError if it does not fit their annotations."""
+    """Parse `text`, KEY=VALUE,..., as the keyword-only arguments of `kind`. The first may stand without its key.
+    UserError if a value does not fit the annotation."""
     known = [p for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
     hints = {p.name: str for p in known} | get_type_hints(kind.__init__, include_extras=True)
     fields = [(p.name, hints[p.name]) if p.default is p.empty else (p.name, hints[p.name], p.default) for p in known]

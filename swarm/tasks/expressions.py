@@ -1,6 +1,6 @@
-"""eval() for expressions that a model wrote: what only computes is evaluated, all other code is refused.
+"""A safe eval() for expressions that a model wrote: it evaluates arithmetic and refuses all other code.
 
-It bounds what code may do, not how long it computes: an answer can make it recurse or compute for ever.
+It limits what the code may do, not how long it runs: an answer can make it recurse or compute for ever.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EVALUATED = (
 
 
 def evaluate(source: Any, *spaces: Any) -> Any:
-    """eval() of an expression made of EVALUATED that calls nothing but CALLED. ValueError for any other."""
+    """eval() of an expression that has only nodes in EVALUATED and calls only functions in CALLED; else ValueError."""
     if not isinstance(source, str):
         raise ValueError("only the text of an expression is evaluated")
     try:
@@ -40,4 +40,4 @@ def evaluate(source: Any, *spaces: Any) -> Any:
         called = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in CALLED)
         if called or not isinstance(node, EVALUATED):
             raise ValueError(f"an answer may hold only numbers and functions, no {type(node).__name__}")
-    return builtins.eval(code, *(spaces or ({"__builtins__": {}},)))  # noqa: S307 - each part of it was looked at
+    return builtins.eval(code, *(spaces or ({"__builtins__": {}},)))  # noqa: S307 - each part of it was checked

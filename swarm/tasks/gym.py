@@ -1,10 +1,10 @@
-"""`gym:NAME`: questions that reasoning-gym makes and whose answers it scores, without end. `gym:NAME?KEY=VALUE&...` and
-the setting task_options give the options of its data set.
+"""`gym:NAME`: endless questions that reasoning-gym makes and scores. `gym:NAME?KEY=VALUE&...` or the setting
+task_options give the options of its data set.
 
-Some of its scorers hand an answer to eval(), others to sympy's parse_expr, which does the same: any sampler could run
-programs on the learner's machine. While a score is computed, both get `evaluate` instead, which computes expressions
-and refuses all other code. A score is computed aside, since an answer can make a scorer recurse or compute for ever:
-brackets, `9**(9**9)`, or a formula with more variables than a truth table can hold.
+Some of its scorers pass an answer to eval(), others to sympy's parse_expr, which does the same: any sampler could run
+programs on the learner's machine. While a score is computed, both use `evaluate` instead, which computes expressions
+and refuses all other code. A score is computed in a child process, since an answer can make a scorer recurse or compute
+for ever: nested brackets, `9**(9**9)`, or a formula with more variables than a truth table can hold.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from swarm.tasks.rewards import EXTRA, aside, without_thoughts
 from swarm.types import Prompt, Score
 from swarm.wire import digest
 
-CHUNK = 1000  # Entries of one data set of reasoning-gym. Some make all of theirs at once, and refuse to make many.
+CHUNK = 1000  # Size of a reasoning-gym data set. Some make all entries at once, and refuse to make many.
 
-CHOSEN_HERE = ("seed", "size")  # Options of every data set that a run does not set
+CHOSEN_HERE = ("seed", "size")  # Options of every data set that a user cannot set
 
 
 class GymTask(DrawnTask):
-    """The answer is what stands in the last <answer></answer>, or all that follows the thoughts if that is missing."""
+    """The answer is the content of the last <answer></answer>, or, without one, everything after the thoughts."""
 
     max_new_tokens = None
     chat = True
@@ -58,12 +58,13 @@ class GymTask(DrawnTask):
         number = int(prompt.prompt_id.rpartition("-")[2])
         dataset, entry = self._dataset(number // CHUNK), self._entry(number)
         self._own_score(number)
-        # Some scorers fail on an answer of another form, or never end: that is a wrong answer.
+        # Some scorers fail on an answer of an unexpected form, or never end: such an answer is wrong.
         reward = aside(lambda: _score(dataset, entry, completion)) or 0.0
         return Score(reward=reward, exact=reward >= 1.0)
 
     def _score_own(self, number: int) -> float:
-        """Score the data set's own answer, so that all that its scorer loads is loaded before a sampler's is scored."""
+        """Score the data set's own answer first: so everything that the scorer loads is loaded before a sampler's
+        answer."""
         import_module("sympy.parsing.sympy_parser")
         entry = self._entry(number)
         return float(self._dataset(number // CHUNK).score_answer(entry["answer"], entry))
@@ -104,7 +105,7 @@ EVALUATING = ("reasoning_gym.", "sympy.parsing.")  # Modules by the beginning of
 
 
 def _score(dataset: Any, entry: dict[str, Any], completion: str) -> float:
-    """The score, in a process of its own: from now on its modules in EVALUATING use `evaluate` as their eval."""
+    """The score. Called in a child process, since from here on its modules in EVALUATING use `evaluate` as eval()."""
     from reasoning_gym.utils import extract_answer
 
     for name, module in sys.modules.items():

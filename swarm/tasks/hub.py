@@ -1,7 +1,7 @@
-"""`hf:DATASET[:CONFIG][@SPLIT]`: a data set of the Hugging Face hub, or a directory or a file in a format it knows.
+"""`hf:DATASET[:CONFIG][@SPLIT]`: a data set of the Hugging Face hub, or a local directory or file in a known format.
 
-A process of its own reads it and writes the questions as JSON Lines: the libraries for it are 130 MB that the node
-would carry through the run.
+A child process reads it and writes the questions as JSON Lines: the libraries for it take 130 MB, which the node would
+otherwise keep in memory through the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,27 +23,28 @@ from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, as_written, read_lines, read_questions
 from swarm.tasks.rewards import EXTRA
 
-FETCH_S = 4 * 3600.0  # Longest wait for a data set: a large one over a slow line. Nothing else runs meanwhile.
+FETCH_S = 4 * 3600.0  # Longest wait for a data set: a large one over a slow line. Nothing else happens meanwhile.
 FORMATS = (".csv", ".json", ".jsonl", ".parquet", ".arrow")
-"""Files that are a data set by themselves. Text is read here: the library makes 7 of 007, and nothing of None."""
+"""Files that are a whole data set. This module reads the text formats itself: the library reads 007 as 7, and None as
+no value."""
 
 TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"  # HELD_OUT only if there is a test or validation split
-MAX_SHOWN = 300  # Characters of a library's message that a fault repeats
+MAX_SHOWN = 300  # Characters of a library's error message that are shown
 _NAME = re.compile(r"(?P<path>.+?)(?::(?P<config>[\w.+-]+))?(?:@(?P<split>[\w.]+))?\Z")
 
 
 def hub_task(options: TaskOptions, name: str) -> Task:
-    """The task of the data set `name`, which is fetched when its first question is asked for."""
+    """The task of the data set `name`, which is not fetched before its first question is asked for."""
     if find_spec("datasets") is None:
         raise UserError(f"the task {options.name} needs a package that is not installed: {EXTRA}")
     if (match := _NAME.match(name)) is None:
         raise UserError(f"{options.name} names no data set: write hf:DATASET, hf:DATASET:CONFIG or hf:DATASET@SPLIT")
-    # A file may have such signs in its name.
+    # The name of a file may contain ":" or "@".
     where = (name, None, None) if Path(name).exists() else match.group("path", "config", "split")
 
     def read(options: TaskOptions) -> Questions:
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
-            _run((*where, options.prompt_column, options.answer_column, directory), options.name)
+            _run((*where, options.columns, directory), options.name)
             train = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
             if not (path := Path(directory, HELD_OUT)).exists():
                 return train
@@ -53,8 +54,8 @@ def hub_task(options: TaskOptions, name: str) -> Task:
     return QuestionTask(options, f"questions of the data set {name}", read)
 
 
-def _run(wanted: tuple[str | None, ...], name: str) -> None:
-    # Not -m: this module is loaded by its package, and would be there twice.
+def _run(wanted: tuple[str | Sequence[str] | None, ...], name: str) -> None:
+    # Not -m: the package imports this module, so it would be loaded twice.
     program = "from swarm.tasks.hub import main; main()"
     command = [sys.executable, "-c", program, json.dumps(wanted)]
     try:
@@ -78,12 +79,9 @@ def main() -> None:
         sys.exit(f"it cannot be read: {error}")
 
 
-def fetch(
-    path: str, config: str | None, split: str | None, prompt_column: str, answer_column: str, directory: str
-) -> None:
-    """Write the rows to train on, of `split` or of a train split, and those to hold out if there is a split for them.
-    UserError in one line."""
-    columns = {"prompt_column": prompt_column, "answer_column": answer_column}
+def fetch(path: str, config: str | None, split: str | None, columns: Sequence[str], directory: str) -> None:
+    """Write the rows to train on, from `split` or else the train split, and the rows to hold out if there is a test or
+    validation split. UserError in one line."""
     if Path(path).is_file() and (read := TEXTS.get(Path(path).suffix)) is not None:
         _write(read(Path(path)), columns, Path(directory, TRAIN))
         return
@@ -117,12 +115,12 @@ def _load(name: str, config: str | None) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 
-def _rows(rows: Any, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield what the columns hold, of classes their names."""
+def _rows(rows: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows with these columns only; a number of a class becomes the name of the class."""
     if len(rows) > MAX_QUESTIONS:
-        raise UserError(f"it has {len(rows):,} rows; {MAX_QUESTIONS:,} is the most that a task may have")
+        raise UserError(f"it has {len(rows):,} rows; a task may have at most {MAX_QUESTIONS:,}")
     _check_columns(rows.column_names, columns)
-    kept = rows.select_columns([column for column in columns.values() if column != "id"])
+    kept = rows.select_columns([column for column in columns if column != "id"])
     names = {column: kind.int2str for column, kind in kept.features.items() if hasattr(kind, "int2str")}
     for column in names:
         print(f"{column!r} holds numbers of classes: the answer is the name of a class")
@@ -130,10 +128,10 @@ def _rows(rows: Any, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
         yield row | {column: name(row[column]) for column, name in names.items() if row[column] is not None}
 
 
-def _check_columns(has: Iterable[str], columns: dict[str, str]) -> None:
-    for setting, column in columns.items():
+def _check_columns(has: Iterable[str], columns: Sequence[str]) -> None:
+    for column in columns:
         if column not in has:
-            raise UserError(f"it has no column {column!r}, only {', '.join(has)}: name one with {setting}")
+            raise UserError(f"it has no column {column!r}, only {', '.join(has)}: name them with columns")
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -155,19 +153,19 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
     except json.JSONDecodeError:
         found = [as_written(line.decode()) for _, line in read_lines(path) if line.strip()]
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise UserError('it is no list of rows, such as [{"prompt": "2+2=", "answer": "4"}]')
+        raise UserError('it is not a list of rows, such as [{"prompt": "2+2=", "answer": "4"}]')
     yield from found
 
 
 TEXTS: Any = {".csv": _csv_rows, ".json": _json_rows, ".jsonl": _json_rows}
 
 
-def _write(rows: Iterable[dict[str, Any]], columns: dict[str, str], file: Path) -> None:
-    """Of each row what is asked and answered: an id need not be unique in a data set."""
+def _write(rows: Iterable[dict[str, Any]], columns: Sequence[str], file: Path) -> None:
+    """Write prompt and answer of each row, without its id, which need not be unique in a data set."""
     with file.open("w", encoding="utf-8") as lines:
         for row in rows:
             _check_columns(row, columns)
-            kept = {column: row[column] for column in columns.values()}
+            kept = {column: row[column] for column in columns}
             lines.write(json.dumps(kept, ensure_ascii=False, default=_is_no_text) + "\n")
 
 

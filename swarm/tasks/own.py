@@ -1,4 +1,4 @@
-"""`python:MODULE:CLASS`: a task or an environment of the user's, from the working directory or an installed package."""
+"""`python:MODULE:CLASS`: the user's own task or environment, from the working directory or an installed package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swarm.types import MAX_SEATS, MAX_TURNS, Prompt, Score
 
 
 def own_task(options: TaskOptions, name: str) -> Task:
-    """A class with `reset` and `step` is an environment."""
+    """A class that has `step` is an environment, any other a task."""
     made = _make(options, name)
     if not callable(getattr(made, "step", None)):
         return OwnTask(options, made)
@@ -27,8 +27,8 @@ def own_task(options: TaskOptions, name: str) -> Task:
 
 
 class OwnEnvironment(Environment):
-    """Wraps the user's object. Messages may be a text, and `step` may give (messages, reward, done) instead of a Step:
-    then an episode whose last reward is 1 or more counts as solved."""
+    """Wraps the user's object. Messages may be a plain text, and `step` may return (messages, reward, done) instead of
+    a Step; an episode then counts as solved if its last reward is 1 or more."""
 
     max_turns = 0
 
@@ -37,12 +37,12 @@ class OwnEnvironment(Environment):
         for part in ("max_turns", "max_new_tokens", "max_tokens", "seats", "is_chat", "board"):
             setattr(self, part, getattr(own, part, getattr(self, part)))
         if not 1 <= self.max_turns <= MAX_TURNS:
-            raise UserError(f"{name} does not say how long an episode may be: set max_turns to 1 to {MAX_TURNS}")
+            raise UserError(f"{name} does not say how long an episode may be: set max_turns, from 1 to {MAX_TURNS}")
         if not 1 <= self.seats <= MAX_SEATS:
-            raise UserError(f"{name} has {self.seats} players: set seats to 1 to {MAX_SEATS}")
+            raise UserError(f"{name} has {self.seats} players: set seats, from 1 to {MAX_SEATS}")
 
     def reset(self, seed: int) -> Messages:
-        with _faults_told(f"reset({seed}) of {self.name} raised"):
+        with _user_code(f"reset({seed}) of {self.name} raised"):
             return _messages(self._own.reset(seed)) or [("user", "")]
 
     def step(self, text: str) -> Step:
@@ -50,7 +50,7 @@ class OwnEnvironment(Environment):
         if isinstance(found, Step):
             return found
         if not isinstance(found, tuple) or len(found) != 3:
-            raise TypeError(f"step() of {self.name} gave no Step and no (messages, reward, done)")
+            raise TypeError(f"step() of {self.name} returned neither a Step nor (messages, reward, done)")
         reward, done = float(found[1]), bool(found[2])
         return Step(messages=_messages(found[0]), rewards=(reward,), done=done, solved=done and reward >= 1)
 
@@ -60,7 +60,7 @@ def _messages(found: Any) -> Messages:
 
 
 class OwnTask(Task):
-    """Wraps the user's object and checks what it gives. What it leaves out has Task's default."""
+    """Wraps the user's object and checks what it returns. Attributes that it lacks have Task's defaults."""
 
     def __init__(self, options: TaskOptions, made: Any) -> None:
         self.name = options.name
@@ -81,21 +81,21 @@ class OwnTask(Task):
 
     def prompt(self, index: int) -> Prompt:
         call = f"prompt({index}) of {self.name}"
-        with _faults_told(f"{call} raised"):
+        with _user_code(f"{call} raised"):
             return _checked(self._own.prompt(index), call)
 
     def held_out(self, count: int) -> Sequence[Prompt]:
         call = f"held_out({count}) of {self.name}"
-        with _faults_told(f"{call} raised"):
+        with _user_code(f"{call} raised"):
             return [_checked(prompt, call) for prompt in self._own.held_out(count)]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
-        """A task may give a plain number; it counts as solved from 1 on."""
+        """The user's score may be a plain number; 1 or more counts as solved."""
         found = self._own.score(prompt, completion)
         if isinstance(found, Score):
             return found
-        if not hasattr(found, "__float__"):  # numpy's booleans have it, too
-            raise TypeError(f"score() of {self.name} gave a {type(found).__name__}, not a number or a Score")
+        if not hasattr(found, "__float__"):  # numpy's booleans have it too
+            raise TypeError(f"score() of {self.name} returned a {type(found).__name__}, not a number or a Score")
         return Score(reward=float(found), exact=math.isfinite(found) and found >= 1)
 
 
@@ -105,13 +105,13 @@ def _description(made: Any) -> str:
 
 def _checked(prompt: Any, call: str) -> Prompt:
     if not isinstance(prompt, Prompt) or not 1 <= len(prompt.prompt_id) <= 64:
-        raise UserError(f"{call} gave no swarm.types.Prompt with a prompt_id of 1 to 64 characters")
+        raise UserError(f"{call} did not return a swarm.types.Prompt with a prompt_id of 1 to 64 characters")
     return prompt
 
 
 @contextmanager
-def _faults_told(words: str) -> Iterator[None]:
-    """What the user's code raises becomes a UserError that begins with `words`."""
+def _user_code(words: str) -> Iterator[None]:
+    """Turn what the user's code raises into a UserError that begins with `words`."""
     try:
         yield
     except UserError:
@@ -124,11 +124,11 @@ def _make(options: TaskOptions, name: str) -> Any:
     module_name, _, rest = name.partition(":")
     class_name, _, text = rest.partition(":")
     if not (module_name and class_name):
-        raise UserError(f"{options.name} names no class: write python:MODULE:CLASS")
+        raise UserError(f"{options.name} does not name a class: write python:MODULE:CLASS")
     if (here := str(Path.cwd())) not in sys.path:
-        # The path begins with the directory of the command, not with the one where it was called.
+        # sys.path begins with the directory of the command, not with the working directory.
         sys.path.insert(0, here)
-    with _faults_told(f"{options.name}: importing {module_name} raised"):
+    with _user_code(f"{options.name}: importing {module_name} raised"):
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -136,7 +136,7 @@ def _make(options: TaskOptions, name: str) -> Any:
     kind = getattr(module, class_name, None)
     if not callable(kind):
         raise UserError(f"{options.name}: {module_name} has no class {class_name}")
-    with _faults_told(f"{options.name} could not be made with (seed) or (options):"):
+    with _user_code(f"{options.name} could not be made with (seed) or (options):"):
         parameters = inspect.signature(kind).parameters
         given = {"seed": options.seed, "options": options}
         own = options_of(options.name, kind, text) if text else {}

@@ -1,9 +1,8 @@
 """Tasks with a finite set of questions and known answers: how they are read, split, ordered and scored.
 
-`jsonl:FILE` reads one JSON object a line. If a line says whether it is held out, the file has a split of its own.
-Otherwise the split goes by a digest of the question: it is the same for every seed and every order of the file, and it
-stays when questions are added. No question is on both sides. Each epoch goes through all questions of its side in a new
-order.
+`jsonl:FILE` reads one JSON object a line. If any line has the field `held_out`, these fields make the split. Otherwise
+a digest of the question decides: the split is the same for every seed and every order of the file, and stays when
+questions are added. No question is on both sides. Each epoch goes through all training questions in a new order.
 """
 
 from __future__ import annotations
@@ -27,16 +26,17 @@ from swarm.tasks.rewards import checked_weights, weighted_score
 from swarm.types import Prompt, Score
 from swarm.wire import digest, encode
 
-MAX_QUESTIONS = 1_000_000  # Of a data set: in memory about a kilobyte each, and more than a run of 30,000 steps asks
-HELD_OUT_SHARE = 0.05  # Of the questions, where the data does not say itself which are held out
-ID_CHARACTERS = 64  # As types.Id has it
-MAX_BYTES = 4 << 30  # Of a file: what a million questions of a page each take
+MAX_QUESTIONS = 1_000_000  # Of a data set: about a kilobyte each in memory, and more than 30,000 steps use
+HELD_OUT_SHARE = 0.05  # Of the questions, where the data itself does not say which are held out
+MAX_ID_LENGTH = 64  # As in types.Id
+MAX_BYTES = 4 << 30  # Of a file: a million questions of a page each
 ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:
-    """What was read. `held_out`: a split of its own if the data set has one, else None. `digest` is of the content."""
+    """The questions of a data set. `held_out` is None if the data set has no split of its own. `digest` is that of the
+    content."""
 
     train: list[Prompt]
     held_out: list[Prompt] | None
@@ -44,7 +44,7 @@ class Questions:
 
 
 class QuestionTask(Task):
-    """Questions are read when the first is asked for: a reward process needs none of them."""
+    """The questions are not read before the first is asked for: a reward process needs none of them."""
 
     max_new_tokens = None
     chat = True
@@ -89,7 +89,7 @@ class QuestionTask(Task):
 
 
 def split(questions: Questions, options: TaskOptions) -> tuple[list[Prompt], list[Prompt]]:
-    """Questions to train on, and those held out, in the order of their digests. UserError if a side is empty."""
+    """The training questions, and the held-out ones in the order of their digests. UserError if a side is empty."""
     name = options.name
     if not questions.train and not questions.held_out:
         raise UserError(f"{name} is empty: it has no question")
@@ -103,7 +103,7 @@ def split(questions: Questions, options: TaskOptions) -> tuple[list[Prompt], lis
     for side, words in ((held_out, "held out"), (train, "left to train on")):
         if not side:
             has = f"it has {len(questions.train)}; add questions, or say in their lines which are held_out"
-            own = "its split is its own: change that, or have no line say held_out"
+            own = "the file itself says which are held out: change that, or remove held_out from all lines"
             raise UserError(f"no question of {name} is {words}: {has if questions.held_out is None else own}")
     return train, held_out
 
@@ -113,7 +113,7 @@ def is_held_out(prompt: Prompt) -> bool:
 
 
 def question_digest(prompt: Prompt) -> bytes:
-    """The digest of what the model is asked, whatever the id and the answer are."""
+    """The digest of what the model reads, without the id and the answer."""
     return digest(encode(prompt.messages or prompt.text))
 
 
@@ -125,19 +125,20 @@ def permutation(size: int, seed: str) -> array[int]:
 
 
 def prompt_id(given: str, prompt: Prompt) -> str:
-    """The id that a data set gives, cut to fit with its digest at the end; without one, the question's digest."""
+    """The id `given` in a data set, or the question's digest if there is none. A long id is cut, and ends with its
+    digest."""
     if not given:
         return f"q-{question_digest(prompt).hex()[:16]}"
-    if len(given) <= ID_CHARACTERS:
+    if len(given) <= MAX_ID_LENGTH:
         return given
-    return f"{given[: ID_CHARACTERS - 17]}~{digest(given.encode()).hex()[:16]}"
+    return f"{given[: MAX_ID_LENGTH - 17]}~{digest(given.encode()).hex()[:16]}"
 
 
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
 def jsonl_task(options: TaskOptions, path: str) -> Task:
-    """The task of the file at `path`, which is read when its first question is asked for."""
+    """The task of the file at `path`, which is not read before its first question is asked for."""
 
     def read(options: TaskOptions) -> Questions:
         return read_questions(Path(path), options, at=lambda number: f"{path}:{number}")
@@ -146,8 +147,8 @@ def jsonl_task(options: TaskOptions, path: str) -> Task:
 
 
 def read_questions(path: Path, options: TaskOptions, at: Callable[[int], str]) -> Questions:
-    """The questions of a file and the digest of its bytes. `at` names a line by its number, for the UserError about a
-    line that is not a question."""
+    """The questions of a file and the digest of its bytes. UserError for a line that is not a question; `at` turns the
+    number of a line into words for it."""
     content, seen, has_split = blake3(), dict[str, int](), False
     train, held_out = list[Prompt](), list[Prompt]()
     for number, line in read_lines(path):
@@ -155,7 +156,7 @@ def read_questions(path: Path, options: TaskOptions, at: Callable[[int], str]) -
         if not line.strip():
             continue
         prompt, side = _question(line, options, at(number))
-        # Two rows may ask the same question, but an id in the file has to name one row.
+        # Two lines may ask the same question, but an id given in the file must be unique.
         first = seen.setdefault(prompt.prompt_id, number)
         if first != number and prompt.prompt_id != prompt_id("", prompt):
             raise UserError(f"{at(number)}: the id {prompt.prompt_id!r} is already that of {at(first)}")
@@ -170,7 +171,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers. UserError if it cannot be read or is too large."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path} is larger than {MAX_BYTES >> 30} GiB, the most that is read")
+            raise UserError(f"{path} is larger than {MAX_BYTES >> 30} GiB, the limit for a file of questions")
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
@@ -179,7 +180,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bool | None]:
-    """What a line asks, and whether it says that this is held out."""
+    """The prompt of a line, and its field `held_out`."""
     try:
         row = as_written(line.decode())
     except UnicodeDecodeError as error:
@@ -188,14 +189,15 @@ def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bo
         raise UserError(f"{place} is not valid JSON: {error}") from error
     if not isinstance(row, dict):
         raise UserError(f'{place} is not a JSON object: a line looks like {{"prompt": "2+2=", "answer": "4"}}')
-    for column, setting in ((options.prompt_column, "prompt_column"), (options.answer_column, "answer_column")):
+    for column in options.columns:
         if row.get(column) is None:
             if column in row:
                 raise UserError(f"{place}: the {column!r} is null: give it a value, or leave the line out")
             has = ", ".join(map(str, row)) or "nothing"
-            raise UserError(f"{place} has no {column!r}, only {has}: add it, or name another with {setting}")
-    text, messages = _asked(row[options.prompt_column], place)
-    answer = _as_text(row[options.answer_column], f"{place}: the answer")
+            raise UserError(f"{place} has no {column!r}, only {has}: add it, or name others with columns")
+    question, answer = (row[column] for column in options.columns)
+    text, messages = _asked(question, place)
+    answer = _as_text(answer, f"{place}: the answer")
     prompt = Prompt(prompt_id="-", text=text, answer=answer, messages=messages)
     if not isinstance(row.get("held_out", False), bool):
         raise UserError(f"{place}: held_out is true or false, or left out")
@@ -204,7 +206,7 @@ def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bo
 
 
 def _asked(asked: Any, place: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The last question, and all turns if it is a chat of more than one."""
+    """The content of the last message, and all messages if there are several."""
     if isinstance(asked, str):
         if not asked:
             raise UserError(f"{place}: the prompt is empty")
@@ -224,15 +226,16 @@ def _asked(asked: Any, place: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def as_written(text: str) -> Any:
-    """JSON whose fractions are text as they stand, and NaN null. ValueError if it is not JSON, or a key comes twice."""
+    """Parse JSON, but keep fractions as the text that was written, and read NaN as null. ValueError if it is not JSON,
+    or a key comes twice."""
     found = json.loads(text, parse_float=str, parse_constant=lambda _: None, object_pairs_hook=_object)
-    json.dumps(found, ensure_ascii=False).encode()  # A half of a surrogate pair is no text
+    json.dumps(found, ensure_ascii=False).encode()  # Raises for half of a surrogate pair
     return found
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
-        raise ValueError(f"a name comes twice among {', '.join(name for name, _ in pairs)}")
+        raise ValueError(f"a key comes twice among {', '.join(name for name, _ in pairs)}")
     return found
 
 

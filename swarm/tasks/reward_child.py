@@ -1,6 +1,6 @@
 """A process that computes rewards and plays episodes for RewardPool, which starts it without the node's secrets.
 
-It gets one Begin, then Completions and StepAsked, and answers each with an Outcome (process.py).
+It receives one Begin, then any number of Completion and StepAsked, and answers each with an Outcome (process.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from swarm.tasks.chat import load_chat_template
 from swarm.tasks.turns import TurnText, completion_text
 from swarm.types import MAX_PARTS, MAX_TOKENS, PART_NAME_LENGTH, Observed, Prompt, Score
 
-MAX_FIGURE = 1e9  # Of a reward or a part of it: sums and squares of a step's have to be numbers too
-MAX_LIVE = 1024  # Environments at hand: about what a step has open; an episode more only takes longer
+MAX_FIGURE = 1e9  # Of a reward or a part of it, so that sums and squares over a step stay finite
+MAX_LIVE = 1024  # Environments kept in memory, about as many as a step has open; others are played again when needed
 
 
 def module_path() -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """What a reward process needs of one rollout. `token_ids` are int32, little-endian; `text` replaces them."""
+    """One rollout to score. `token_ids` are int32, little-endian; a `text` is scored as it is instead."""
 
     prompt: Prompt
     token_ids: bytes = b""
@@ -66,7 +66,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
 
 
 class StepAsked(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """The turns of an episode, of which its environment is to answer the last, as in StepWanted. All are sent, some
+    """The turns of an episode, as in StepWanted; the environment is to answer the last one. All turns are sent, some
     tens of kB, since a process that has lost the episode plays it again."""
 
     episode: str
@@ -76,7 +76,7 @@ class StepAsked(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A score, or what an environment said, or why it failed. It is empty for Begin."""
+    """A score, an environment's answer, or the `fault`. It is empty for Begin."""
 
     score: Score | None = None
     fault: str = ""
@@ -84,22 +84,23 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Episode:
-    """An episode that begins as `prompt` says, after `turns` turns. `control` is the seed of a reward at random, which
-    comes with the first turn: then it depends neither on what is said nor on what ends the episode."""
+    """An episode that began with `prompt`, after `turns` turns. `control` is the seed of a random reward, which is
+    given in the first turn, so that it depends neither on what the model says nor on how the episode ends."""
 
     def __init__(self, environment: Environment, text: TurnText, prompt: Prompt, control: int | None = None) -> None:
         begun = [*map(tuple, environment.reset(int(prompt.prompt_id.rpartition("-")[2])))]
         if prompt.messages and begun != [*prompt.messages]:
-            raise ValueError("reset() gave other messages for the same seed: draw from random.Random(seed) alone")
+            raise ValueError("reset() gave other messages for the same seed: use no randomness but random.Random(seed)")
         self._environment, self._text, self._control = environment, text, control
         self._seat = self.turns = 0
         self._drawn: dict[int, array[int]] = {}
         self._parts: dict[str, float] = {}
 
     def step(self, drawn: bytes) -> Observed:
-        """Answer the next turn's token ids (int32). Raise ValueError or TypeError for a malformed answer."""
+        """Return the environment's answer to a turn, given as token ids (int32). Raise ValueError or TypeError if the
+        answer is malformed."""
         seats, tokens = self._environment.seats, array("i", drawn)
-        step = self._environment.step(self._text.said(tokens))
+        step = self._environment.step(self._text.text_of(tokens))
         if not isinstance(step, Step):
             raise TypeError(f"step() gives a Step, not a {type(step).__name__}")
         if len(step.rewards) > seats or step.seat not in range(seats):
@@ -122,7 +123,7 @@ class Episode:
 
 
 class Episodes:
-    """The episodes of this process. Of more than MAX_LIVE, the one that was not asked for the longest is forgotten."""
+    """The episodes of this process, up to MAX_LIVE. If there are more, the least recently used one is dropped."""
 
     def __init__(self, begin: Begin, began: datetime, task: Task, tokenizer: Tokenizer) -> None:
         chat, files_dir = task.chat if begin.chat is None else begin.chat, Path(begin.tokenizer).parent
@@ -132,8 +133,8 @@ class Episodes:
         self.live: Bounded[str, Episode] = Bounded(MAX_LIVE)
 
     def answer(self, asked: StepAsked, progress: Callable[[], None] = lambda: None) -> Observed:
-        """Answer the last turn, if there is one. Raise what the environment raises, and forget the episode. `progress`
-        is called after each turn that is played again, which has its own time limit."""
+        """Return the answer to the last turn, if there is one. Raise what the environment raises, and drop the episode.
+        `progress` is called after each turn that is played again, since each has its own time limit."""
         *before, last = asked.drawn or (None,)
         episode = self.live.pop(asked.episode, None)
         if episode is None or episode.turns != len(before):
@@ -142,7 +143,7 @@ class Episodes:
             for drawn in before:
                 assert drawn is not None
                 if episode.step(drawn).done:
-                    raise ValueError("step() ends an episode that went on when it was played before")
+                    raise ValueError("step() ends an episode that went on when the same turns were played before")
                 progress()
         observed = episode.step(last) if last is not None else Observed()
         if not observed.done:
@@ -151,7 +152,7 @@ class Episodes:
 
 
 class Rewards:
-    """What this process answers, from the Begin on that tells it which task."""
+    """Handles the calls of this process; the first is Begin, which names the task."""
 
     def __init__(self, progress: Callable[[], None]) -> None:
         self._progress = progress
@@ -168,11 +169,11 @@ class Rewards:
                     return Outcome(score=checked(self._score(asked)))
         except MemoryError:
             if self._episodes is not None:
-                self._episodes.live.clear()  # Others may have taken it; they are played again when they are asked for
-            limit = f"{self._begin.memory_bytes >> 20} MiB that a reward may have"
+                self._episodes.live.clear()  # They may hold the memory; each is played again when it is asked for
+            limit = f"{self._begin.memory_bytes >> 20} MiB that a reward may use"
             return Outcome(fault=f"it needs more memory than the {limit}")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
-            return Outcome(fault=f"it raised {said(error)}")
+            return Outcome(fault=f"it raised {one_line(error)}")
 
     def _load(self, begin: Begin) -> Outcome:
         sys.path[:] = begin.path
@@ -185,7 +186,7 @@ class Rewards:
             if begin.began and self._tokenizer and self._task.player is not None:
                 self._episodes = Episodes(begin, begin.began, self._task, self._tokenizer)
         except Exception as error:  # noqa: BLE001 - a user's task may raise anything
-            return Outcome(fault=said(error))
+            return Outcome(fault=one_line(error))
         return Outcome()
 
     def _score(self, asked: Completion) -> object:
@@ -199,9 +200,9 @@ class Rewards:
 
 
 def main() -> None:
-    # Not every event loop closes what it may: nothing of the node's is to be found here.
+    # Some event loops leave descriptors open in a child; none of the node's may be reachable here.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    # Line by line, so that the author sees what a reward printed before it was killed.
+    # Flush each line, so that a reward's author sees what it printed before it was killed.
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -209,13 +210,13 @@ def main() -> None:
     channel.serve(Begin | Completion | StepAsked, Rewards(channel.progress).handle)
 
 
-def said(error: BaseException) -> str:
-    """An exception in a line."""
+def one_line(error: BaseException) -> str:
+    """An exception in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
 def checked(score: object) -> Score:
-    """`score` in plain types (a reward may be one of numpy's). Raises if nothing can be learned from it."""
+    """`score` in plain types (a reward may be a numpy number). Raises if it is not a Score of finite numbers."""
     if not isinstance(score, Score):
         raise TypeError(f"a reward is a Score, not a {type(score).__name__}")
     reward = checked_figures({"the reward": score.reward})["the reward"]
@@ -223,10 +224,10 @@ def checked(score: object) -> Score:
 
 
 def checked_figures(given: Mapping[str, float]) -> dict[str, float]:
-    """Figures by name in plain types. ValueError if there are too many, or for one that is not a finite number."""
+    """Figures by name, in plain types. ValueError if there are too many, or one is not a finite number."""
     figures = {str(name)[:PART_NAME_LENGTH]: float(figure) for name, figure in given.items()}
     if len(figures) > MAX_PARTS:
-        raise ValueError(f"{len(figures)} parts of a reward are over the {MAX_PARTS} that are kept")
+        raise ValueError(f"a reward has {len(figures)} parts, and may have {MAX_PARTS}")
     for name, figure in figures.items():
         if not abs(figure) <= MAX_FIGURE:
             raise ValueError(f"{name} is {figure}, which is not a finite number up to {MAX_FIGURE:g}")

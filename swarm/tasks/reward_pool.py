@@ -1,13 +1,14 @@
-"""Rewards in processes of their own: timed, bounded in memory, and started without what the node knows.
+"""Runs rewards in processes of their own, with limits of time and memory and without the node's secrets.
 
 A process is started as a program, not forked from the node (process.py). It has a new session, no descriptor of the
-node, and only the environment variables in process.INHERITED. So neither the node's key nor a token in a variable
-reaches a reward by itself. It still runs as the same user in the same directory (tasks read files there) and can open
-every file of that user: a reward that you do not trust needs a user or a container of its own.
+node, and only the environment variables in process.INHERITED. So it is given neither the node's key nor a token in a
+variable. But it runs as the same user in the same directory (tasks read files there) and can open every file of that
+user: a reward that you do not trust needs a user or a container of its own.
 
 If a reward raises or returns no finite score, only that completion fails. If it takes too long, or ends its process
-twice, the process is lost as well, and a new one scores the others. A process that was killed from outside costs only
-its start. So it is with the steps of environments: an episode stays with one process, and a new one plays it again.
+twice, the completion fails too, and a new process scores the others. If a process is killed from outside, nothing
+fails: a new one is started. The same holds for the steps of environments. An episode stays with one process; a new
+process plays it again.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from swarm.types import Observed, Score, Unscored
 
 __all__ = ["Begin", "Completion", "RewardPool", "StepAsked"]
 
-LOAD_S = 600.0  # Longest wait for a process to load the task: libraries, and a data set of some millions of lines
-MAX_DEATHS = 2  # Of processes over one completion; the first may not be its fault (the kernel kills the largest)
-MAX_REASON = 400  # Characters of why there is no score
+LOAD_S = 600.0  # Longest wait for a process to load the task: libraries, and data sets of some millions of lines
+MAX_DEATHS = 2  # Of processes over one completion. One may not be its fault: short of memory, the kernel kills any.
+MAX_REASON = 400  # Characters of the reason why there is no score
 
 SET = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
-    "PYTHONSAFEPATH": "1",  # The user's own modules are found once ours are imported (Begin.path)
+    "PYTHONSAFEPATH": "1",  # The user's modules come into the path only after ours are imported (Begin.path)
 }
-"""Defaults for variables that the node's environment does not set: the trainer needs the cores as well."""
+"""Defaults for variables that the node's environment does not set: the trainer needs the cores too."""
 
 
 class RewardPool:
-    """A few processes that decode completions and score them; each is started when it is first needed."""
+    """A few processes that decode and score completions. Each is started when it is first needed."""
 
     def __init__(self, begin: Begin, *, timeout_s: float, processes: int = 1, logs: Path | None = None) -> None:
         """`timeout_s` is for one completion or turn. What rewards print goes into the directory `logs`, or where the
@@ -55,17 +56,18 @@ class RewardPool:
             self._free.put_nowait(worker)
 
     async def start(self) -> None:
-        """Have one process load the task before any sampler draws for it. UserError if it cannot."""
+        """Have one process load the task, before any sampler works for it. UserError if it cannot."""
         if fault := await self._workers[-1].begin():
             raise UserError(fault)
 
     async def score(self, completions: Sequence[Completion], turn_s: float = math.inf) -> list[Score | Unscored]:
-        """Scores in order, of those that begin within `turn_s`, at least one: then others can have the process before
-        the caller asks for the rest. Waits for a free process without a limit: pacing bounds the callers."""
+        """Score the completions that can begin within `turn_s`, at least one, and return their scores in order. The
+        caller asks again for the rest, so that others can have the process in between. Waits for a free process without
+        a limit: pacing bounds the number of callers."""
         worker = await self._free.get()
         outcomes: list[Score | Unscored] = []
         try:
-            await worker.begin()  # Loading is not part of the turn
+            await worker.begin()  # Loading does not count in turn_s
             until = time.monotonic() + turn_s
             while len(outcomes) < len(completions) and (not outcomes or time.monotonic() < until):
                 outcome = await worker.outcome(completions[len(outcomes)])
@@ -75,20 +77,20 @@ class RewardPool:
         return outcomes
 
     async def step(self, asked: StepAsked) -> Observed | Unscored:
-        """Have an environment answer the last turn, or begin. Steps wait for those before them without a limit: pacing
-        bounds the callers."""
+        """Have an environment answer the last turn, or begin an episode. Waits for earlier steps without a limit:
+        pacing bounds the number of callers."""
         outcome = await self._workers[crc32(asked.episode.encode()) % len(self._workers)].outcome(asked)
         return Unscored(reason=outcome.fault[:MAX_REASON]) if outcome.fault else outcome.observed
 
     async def close(self) -> None:
-        """End the processes and cancel those who wait for them."""
+        """End the processes and cancel all calls."""
         for worker in self._workers:
             await worker.close()
 
 
 class _Worker:
-    """One process, which answers one call at a time: so it is known which of them it died of. Once it is closed every
-    call raises CancelledError: a process that we ended ourselves is no failure of the reward."""
+    """One process. It answers one call at a time, so it is clear which call it died of. After `close` every call raises
+    CancelledError, since a process that we ended ourselves must not count as a failure of the reward."""
 
     def __init__(self, begin: Begin, timeout_s: float, log: Path | None) -> None:
         self._begin = begin
@@ -100,6 +102,7 @@ class _Worker:
             environment=lambda given: {**SET, **clean_environment(given)},
         )
         self._turn = asyncio.Lock()
+        self._closed = False
 
     async def begin(self) -> str:
         """Start the process if it is not running, and have it load the task. Return why it cannot, or ""."""
@@ -107,7 +110,7 @@ class _Worker:
             return await self._begun()
 
     async def outcome(self, asked: Completion | StepAsked) -> Outcome:
-        # It sees texts alone, so prompts go without their tokens.
+        # A reward sees only texts, so the prompt's tokens are not sent.
         sent = replace(asked, prompt=replace(asked.prompt, token_ids=()))
         async with self._turn:
             for death in range(1, MAX_DEATHS + 1):
@@ -116,7 +119,7 @@ class _Worker:
                 try:
                     return await self._child.call(sent, Outcome)
                 except ChildFailed as error:
-                    await self._child.kill()  # What it started may have outlived it
+                    await self._child.kill()  # Processes that it started may still run
                     self._cancel_if_closed()
                     if death == MAX_DEATHS or isinstance(error, ChildHung):
                         return Outcome(fault=str(error))

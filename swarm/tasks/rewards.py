@@ -1,6 +1,6 @@
-"""Rewards of a completion whose right answer is known: pure functions of the two texts, 1 for right and 0 for wrong.
+"""Rewards of completions whose right answer is known: pure functions of the two texts, 1 for right and 0 for wrong.
 
-Thoughts are no answer: everything up to the last `</think>` is left out.
+Thoughts are not part of the answer: everything up to the last `</think>` is left out.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from swarm.extras import how_to_have
 from swarm.types import Score
 
 EXTRA = how_to_have("tasks")
-MAX_DIGITS = 200  # Of a number; Python itself refuses to read one of some thousands
-ASIDE_CPU_S = 1.0  # CPU time for one completion, the same on a busy machine; an honest one takes some milliseconds
-RELATIVE = 2e-6  # Difference of numbers that are equal: 0.333333 is 1/3
+MAX_DIGITS = 200  # Of a number; Python itself refuses to parse some thousands
+ASIDE_CPU_S = 1.0  # CPU time for one completion, so a busy machine changes nothing; a normal one takes milliseconds
+RELATIVE = 2e-6  # Largest relative difference of numbers that count as equal: 0.333333 is 1/3
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]++)"
-JOIN = "\ue000"  # Behind each raised or lowered character, of which several may be one number
+JOIN = "\ue000"  # Put after each superscript or subscript character, since several may form one number
 _STARTS = r"(?<!\w)(?<![0-9]\.)"
 _PART = r"[ ]?(?:\{{[ ]?(?P<{0}>[-+]?[0-9.,]{{1,50}})[ ]?\}}|(?P<{0}_digit>[0-9]))"
 _POWER = r"[ ]?\^[ ]?\{{?[ ]?(?P<{0}>[-+]?[0-9]++)"
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-# Repeats give nothing back, or stop at once where they fail, so that hostile text takes linear time.
+# Repeats are possessive or fail at once, so that hostile text takes linear time.
 _NUMBER = re.compile(
     rf"""
     (?=[-+.\\^_0-9\u00b1\u221a])(?:
-    [\^_]\{{?[-+]?[0-9]++     # a power of something else, or its index: m^2
+    [\^_]\{{?[-+]?[0-9]++     # a power or an index of something else: m^2
     |
     # A sign counts where no number or name stands before it: 7-4 ends with 4, not with -4. `\$` as LaTeX writes it.
     (?:(?<![\w)\]}}])(?P<sign>[-+])\\?\$?)?
     (?:
-        (?:{_STARTS}(?P<beside>[0-9]++)[ ]?)?\\[dtc]?frac{_PART.format("top")}{_PART.format("bottom")}
+        (?:{_STARTS}(?P<units>[0-9]++)[ ]?)?\\[dtc]?frac{_PART.format("top")}{_PART.format("bottom")}
         | {_STARTS}(?P<whole>[0-9]++)[ ](?P<above>[1-9][0-9]*+)/(?P<under>[0-9]++)
         | {_STARTS}(?P<number>{_WHOLE}(?:\.[0-9]++)?|(?<!\.)\.[0-9]++)
           (?:(?P<e>[eE][-+]?[0-9]{{1,3}}(?!\w))|{_POWER.format("power")})?
@@ -51,7 +51,7 @@ _NUMBER = re.compile(
           (?:[ ](?P<scale>(?i:{"|".join(SCALES)}))\b)?
     )
     (?P<percent>[ ]?\\?%)?
-    # What goes on is not read in part: 12:30, 1/2/2024, 3.14.15, 2,5, 0x1F, 10x10, 2\pi.
+    # No part of a longer expression is read: 12:30, 1/2/2024, 3.14.15, 2,5, 0x1F, 10x10, 2\pi.
     (?![.,':/]?[0-9] | [xX][0-9a-fA-F] | [ ]?(?:\u03c0|\\pi\b|\u221a|\\sqrt))
     |
     (?P<unread>\\[dtc]?frac(?:[ ]?(?:\{{(?:[^{{}}]|\{{[^{{}}]*+\}})*+\}}|.)){{2}}
@@ -60,13 +60,13 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-_WORDS = re.compile(r"\\text(?:bf|it|rm)?\{([^{}]*+)\}")  # In mathematics; a sign may follow them
-_GROUPED = re.compile(  # In other countries: 1.234,56, 1 234,56, 1.234.567, 1'234, 1_234, 12,34,567
+_WORDS = re.compile(r"\\text(?:bf|it|rm)?\{([^{}]*+)\}")  # Inside mathematics; a sign may follow
+_GROUPED = re.compile(  # As written in other countries: 1.234,56, 1 234,56, 1.234.567, 1'234, 1_234, 12,34,567
     r"(?<![0-9.,'_])(?<![0-9][ ])[0-9]{1,3}(?:(?:([. '])[0-9]{3}(?:\1[0-9]{3})*,(?![0-9]{3}\b)[0-9]++"
     r"|(?:\.[0-9]{3}){2,}|(['_])[0-9]{3}(?:\2[0-9]{3})*(?:\.[0-9]++)?)|(?:,[0-9]{2})+,[0-9]{3})(?![.,'_]?[0-9])"
 )
 _SIGN_APART = re.compile(r"(^(?=[ ]*[-+][ .,/0-9]+$)|[=:<>(\[{,&*|\u2248\u2264\u2265])[ ]*([-+])[ ]+(?=[0-9.\\$])")
-_IN_PART = re.compile(  # The library would read a part of it: a base, a sequence, a repeating decimal
+_IN_PART = re.compile(  # What the library would read only in part: a base, a sequence, a repeating decimal
     r"[0-9]_\{?[0-9]|\\[lcdv]?dots|[,+]\s*(?:\.\.\.|\u2026)|[0-9]\.[0-9]*\\(?:overline|dot|bar)\b"
 )
 _DATE_OR_TIME = re.compile(r"\b[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\b|\b[0-9]{1,2}([-/.])[0-9]{1,2}\1[0-9]{2,4}\b|:0[0-9]\b")
@@ -76,7 +76,7 @@ _AROUND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\{(.*)\}|\((\w{1,3}
 
 
 class _Ascii(dict[int, str]):
-    """What a character of numbers is in ASCII, found out when it is first met: `\u00b2` as `^{2}`, `\u00bd` as 1/2."""
+    """The ASCII form of a character in a number, computed at its first use: `\u00b2` is `^{2}`, `\u00bd` is 1/2."""
 
     def __missing__(self, code: int) -> str:
         own = chr(code)
@@ -99,13 +99,13 @@ _ASCII = _Ascii({ord("~"): " "})
 
 
 class Number(NamedTuple):
-    """A number as it was written. `percent`: a percent sign follows it, which `value` does not contain."""
+    """A number. `percent`: a percent sign follows it, which does not change `value`."""
 
     value: Fraction
     percent: bool = False
 
     def equals(self, other: Number) -> bool:
-        """Exactly. 50% equals 50, since the sign is often left out, and 0.5; but 0.5% is not 50%."""
+        """Whether they are exactly equal. 50% equals 0.5, and 50, since the sign is often left out; 0.5% is not 50%."""
         if self.percent == other.percent:
             return self.value == other.value
         percent, plain = (self, other) if self.percent else (other, self)
@@ -113,7 +113,7 @@ class Number(NamedTuple):
 
 
 def without_thoughts(completion: str) -> str:
-    """What follows the last `</think>`; nothing, if a thought was begun and never ended."""
+    """The text after the last `</think>`; "" if a thought was begun and not ended."""
     thought, closed, answer = completion.rpartition("</think>")
     if not closed and "<think>" in answer:
         return ""
@@ -121,7 +121,7 @@ def without_thoughts(completion: str) -> str:
 
 
 def before_stop(completion: str, stops: Sequence[str]) -> str:
-    """The text before the first stop string; the token that completed it may have gone on."""
+    """The text before the first stop string. The token that completed it may contain more characters."""
     return completion[: min((at for stop in stops if (at := completion.find(stop)) >= 0), default=len(completion))]
 
 
@@ -130,7 +130,7 @@ def last_box(text: str) -> str | None:
     found, opened = None, list[int]()
     for match in _BRACES.finditer(text):
         if match[0] != "}":
-            # Where a box begins; 0, which no box can, for another brace.
+            # The position where a box begins; 0, which no box has, for another brace.
             opened.append(match.end() if len(match[0]) > 1 else 0)
         elif opened and (begin := opened.pop()):
             found = text[begin : match.start()]
@@ -140,7 +140,7 @@ def last_box(text: str) -> str | None:
 def last_number(text: str) -> Number | None:
     r"""The last number of a text, such as 1,234.5, -3 1/2, \frac{3}{4}, 1.5 \times 10^3, 1e-3, \$12 or 50%.
 
-    A number in a `\boxed{}` goes before one that follows it.
+    A number in a `\boxed{}` takes precedence over numbers after it.
     """
     box = last_box(text) or ""
     return _last_number(box if any(map(str.isnumeric, box)) else text)
@@ -169,12 +169,12 @@ def _without_groups(match: re.Match[str]) -> str:
 
 
 def _value(match: re.Match[str]) -> Fraction:
-    """Without its sign. ValueError or ZeroDivisionError if it is not a number."""
+    """The absolute value. ValueError or ZeroDivisionError if it is not a number."""
     if match["above"] is not None:
         return _mixed(match["whole"], _fraction(match["above"]), _fraction(match["under"]))
     if match["number"] is None:
         top, bottom = match["top"] or match["top_digit"], match["bottom"] or match["bottom_digit"]
-        return _beside(match["beside"], _fraction(top) / _fraction(bottom))
+        return _plus_whole(match["units"], _fraction(top) / _fraction(bottom))
     value = _power(_fraction(match["number"] + (match["e"] or "")), match["power"] or "1")
     value *= _power(Fraction(10), match["ten"] or "0") * SCALES.get((match["scale"] or "").lower(), 1)
     return value / _fraction(match["below"] or "1")
@@ -187,36 +187,37 @@ def _fraction(digits: str) -> Fraction:
 def _power(base: Fraction, exponent: str) -> Fraction:
     power = int(_fraction(exponent))
     if abs(power) > MAX_DIGITS:
-        raise ValueError("its digits would be too many")
+        raise ValueError("it would have too many digits")
     return base**power
 
 
 def _mixed(whole: str, above: Fraction, under: Fraction) -> Fraction:
-    """The space in 1 500/3 separates thousands."""
+    """3 1/2 is 3.5, but the space in 1 500/3 separates thousands."""
     if above > under and len(whole) <= 3 and 100 <= above < 1000:
         return (int(whole) * 1000 + above) / under
-    return _beside(whole, above / under)
+    return _plus_whole(whole, above / under)
 
 
-def _beside(whole: str | None, fraction: Fraction) -> Fraction:
-    """A mixed number has a proper fraction: 3 1/2 is 3.5, and the last number of 5 7/2 is 7/2."""
+def _plus_whole(whole: str | None, fraction: Fraction) -> Fraction:
+    """Only a proper fraction makes a mixed number: 3 1/2 is 3.5, and the last number of 5 7/2 is 7/2."""
     return int(whole or 0) + fraction if 0 < fraction < 1 else fraction
 
 
 def exact(completion: str, answer: str) -> float:
-    """The completion is the answer, with white space around it at most."""
+    """Whether the completion is the answer, but for white space around it."""
     return float(without_thoughts(completion).strip() == answer.strip())
 
 
 def lenient(completion: str, answer: str) -> bool:
-    """The answer, apart from case, dots at the end and what people put around it: `The answer is (B).`, `**B**`, a box.
+    """Whether it is the answer, ignoring case, dots at the end and what people put around it: `The answer is (B).`,
+    `**B**`, a box.
 
     Reads the rest of the line after the last `answer is` or `answer:`, else the last box, else the whole completion.
     """
     text = without_thoughts(completion)
-    said = [match.end() for match in _LEAD.finditer(text)]
-    line = text[said[-1] :].partition("\n")[0] if said else last_box(text) or text
-    # Another sentence may follow in the line.
+    ends = [match.end() for match in _LEAD.finditer(text)]
+    line = text[ends[-1] :].partition("\n")[0] if ends else last_box(text) or text
+    # Another sentence may follow in the same line.
     return bool(wanted := _bare(answer)) and wanted in (_bare(line), _bare(line.partition(". ")[0]))
 
 
@@ -231,27 +232,27 @@ def _bare(text: str) -> str:
 
 
 def numeric(completion: str, answer: str) -> float:
-    """The last number of the completion equals the last of the answer, exactly: 0.50 is 1/2, 0.33 is not 1/3."""
+    """Whether the last numbers of completion and answer are exactly equal: 0.50 is 1/2, 0.33 is not 1/3."""
     expected, found = last_number(answer), last_number(without_thoughts(completion))
     return float(expected is not None and found is not None and found.equals(expected))
 
 
 def math(completion: str, answer: str) -> float:
-    """math-verify finds the completion's final expression equal to the answer's, or it is the same text, which alone
+    """Whether the completion's final expression is the answer's text, or math-verify finds the two equal. Only the text
     counts where the library would read a part: dates, times, bases, sequences with dots, repeating decimals.
 
-    It is computed aside: `9^{9^{9^9}}` is evaluated as it stands.
+    It is computed in a child process, since math-verify would evaluate `9^{9^{9^9}}`.
     """
     _load_math_verify()
     return aside(lambda: _equal(completion, answer)) or 0.0
 
 
 def aside(compute: Callable[[], float]) -> float | None:
-    """The result of a child process. None if it raises, or takes longer than ASIDE_CPU_S or more memory than there is:
-    neither a signal handler nor another thread could end a single power of large numbers."""
+    """`compute()` in a child process. None if it raises, takes longer than ASIDE_CPU_S, or runs out of memory. A signal
+    handler or a thread could not do this: they cannot interrupt a single power of large numbers."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # Python warns of a fork in a process with threads. The child uses nothing of theirs, and ends by itself.
+        # Python warns about a fork in a process with threads. The child uses none of their locks, and ends by itself.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -274,21 +275,21 @@ def _end_with(compute: Callable[[], float], writing: int) -> NoReturn:
 
 @cache
 def _load_math_verify() -> None:
-    """Load the libraries, and warm their parser with common forms of answers, once and not in every child."""
+    """Load the libraries and warm up their parser with common forms of answers, here once instead of in each child."""
     for text in (r"\boxed{\frac{12}{5}}", r"$x^2 + 3\sqrt{2}$", "it is 3.5, not -1,000"):
         _equal(text, text.removeprefix("it is "))
 
 
 def _equal(completion: str, answer: str) -> bool:
-    said = without_thoughts(completion)
-    if _bare_text(said) == _bare_text(answer):
+    given = without_thoughts(completion)
+    if _bare_text(given) == _bare_text(answer):
         return True
-    if _IN_PART.search(answer) or _DATE_OR_TIME.search(answer) or _IN_PART.search(last_box(said) or ""):
+    if _IN_PART.search(answer) or _DATE_OR_TIME.search(answer) or _IN_PART.search(last_box(given) or ""):
         return False
     from math_verify import verify
 
     expected = _parse(answer if "$" in answer or "\\boxed" in answer or "\\(" in answer else f"${answer}$")
-    pairs = product(expected, _parse(said))
+    pairs = product(expected, _parse(given))
     return any(verify([one], [other], timeout_seconds=None) and not _are_apart(one, other) for one, other in pairs)
 
 
@@ -298,8 +299,8 @@ def _bare_text(text: str) -> str:
 
 
 def _are_apart(one: Any, other: Any) -> bool:
-    """Whether numbers that math-verify finds equal differ by more than RELATIVE: it rounds to six decimals, at which
-    all that is tiny is equal. It takes 50 for 50%, too."""
+    """Whether numbers that math-verify finds equal differ by more than RELATIVE: it rounds to six decimals, so that all
+    tiny numbers are equal. As it does, 50% may be 50."""
     pairs = zip_longest(_values(one), _values(other))
     return any(
         None not in pair
@@ -311,7 +312,7 @@ def _are_apart(one: Any, other: Any) -> bool:
 
 
 def _values(found: Any) -> list[Any]:
-    """The numbers of an expression of sympy that is one or lists some; none of any other."""
+    """The numbers in a sympy expression that is a number or a list of numbers; none for any other expression."""
     from sympy import FiniteSet, Interval, Matrix, Tuple  # type: ignore[import-untyped]
 
     if getattr(found, "is_number", False) and found.is_finite:
@@ -323,28 +324,28 @@ def _values(found: Any) -> list[Any]:
 
 
 def _parse(text: str) -> list[Any]:
-    # It would warn in every process that nothing is timed.
+    # It would warn in every process that parsing has no time limit.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     from math_verify import parse
 
-    # In LaTeX 1.6e-19 is a product with Euler's number, and a difference.
+    # As LaTeX, 1.6e-19 would be 1.6 times Euler's number, minus 19.
     return list(parse(_FLOAT.sub(r"\1\\times 10^{\2}", text), parsing_timeout=None))
 
 
 def boxed(completion: str, answer: str) -> float:
-    r"""There is an answer in a closed `\boxed{}`, right or wrong. A small weight teaches the form."""
+    r"""Whether there is an answer in a closed `\boxed{}`, right or wrong. A small weight teaches the form."""
     return float(bool((last_box(without_thoughts(completion)) or "").strip()))
 
 
 Reward = Callable[[str, str], float]  # (completion, answer) to a number
 REWARDS: dict[str, Reward] = {"exact": exact, "numeric": numeric, "math": math, "boxed": boxed}
-CORRECTNESS = ("exact", "numeric", "math")  # Rewards that say whether the answer is right, and so what counts as solved
-LENIENT = ("exact", "math")  # Rewards that the setting `lenient` is about
+CORRECTNESS = ("exact", "numeric", "math")  # Rewards that decide whether a completion counts as solved
+LENIENT = ("exact", "math")  # Rewards that the setting `lenient` changes
 
 
 def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -> dict[str, float]:
-    """The weights, or exact alone by default. UserError for a reward that does not exist or cannot be computed
-    here, and for `is_lenient` if none of them heeds it."""
+    """The weights; by default `exact` alone. UserError for a reward that does not exist or cannot be computed here, and
+    for `is_lenient` if it would change none of them."""
     for name in weights:
         if name not in REWARDS:
             raise UserError(f"there is no reward {name!r}; known rewards: {', '.join(REWARDS)}")
@@ -352,15 +353,15 @@ def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -
         raise UserError(f"the reward math needs a package that is not installed: {EXTRA}")
     chosen = dict(weights) or {"exact": 1.0}
     if is_lenient and not set(chosen) & set(LENIENT) and set(chosen) & set(CORRECTNESS):
-        raise UserError("lenient is about the rewards exact and math: ask for one of these, or leave lenient out")
+        raise UserError("lenient changes only the rewards exact and math: ask for one of these, or leave lenient out")
     return chosen
 
 
 def weighted_score(
     weights: Mapping[str, float], completion: str, answer: str, stops: Sequence[str] = (), *, is_lenient: bool = False
 ) -> Score:
-    """The weighted sum of rewards; `parts` has each of them without its weight. The stop string that ended a completion
-    is part of it, since `}` may close a box; only `exact` reads up to it. `is_lenient`: an answer that `lenient`
+    """The weighted sum of rewards; `parts` has each of them unweighted. A completion contains the stop string that
+    ended it, since `}` may close a box; only `exact` stops reading before it. `is_lenient`: an answer that `lenient`
     accepts is right for `exact` and `math` too."""
     bare = before_stop(completion, stops)
     found = is_lenient and (lenient(bare, answer) or lenient(completion, answer))

@@ -1,10 +1,10 @@
-"""What the players of an episode read, as token ids. What a model drew is never tokenised again: an environment's turn
-is rendered alone, tokenised alone, and appended.
+"""Turns what an environment says into the token ids that a player reads. Tokens that a model drew are never tokenised
+again: an environment's turn is rendered alone, tokenised alone, and appended.
 
-A chat is put into the model's template with a mark where the model spoke, and what follows the mark is appended. An
-environment cannot end its own turn or begin the model's: a control token that it writes is cut after its first
-character, so that the model reads the same characters as other tokens. Tokens such as <think>, which a tokenizer does
-not call special and the template does not set between turns, stay what they are, as in other prompts.
+The chat is rendered with a mark in place of the model's turn, and what follows the mark is appended. An environment
+cannot end its own turn or begin the model's: if its text contains a control token, such as <|im_end|>, this is cut
+after its first character, so that the model reads the same characters as other tokens. Tokens such as <think>, which
+are neither special in the tokenizer nor between turns in the template, stay as they are, as in other prompts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ REFUSED = (
 
 
 class TurnText:
-    """The words of a chat's turns. Without a `template`, messages are appended as they are. A player that ended its
-    turn itself ended it with one of `stop_token_ids`."""
+    """Tokenises the turns of a chat. Without a `template`, messages are appended as they are. `stop_token_ids` end a
+    turn that was not cut off."""
 
     def __init__(
         self,
@@ -47,17 +47,18 @@ class TurnText:
         frame = template.render([("user", "sun"), ("assistant", "rain"), ("user", "sun")]) if template else ""
         controls = {one.content for number, one in added.items() if one.special or number in self._stops}
         controls |= {one.content for one in added.values() if one.content in frame}
-        # Also where one begins within another; a single character cannot be cut.
+        # With a lookahead, to find a token that begins within another. A single character cannot be cut.
         words = "|".join(re.escape(word) for word in sorted(controls) if len(word) > 1)
         self._control = re.compile(f"(?=(?:{words}))(.)", re.DOTALL) if words else None
         unstripped = ((n, one.content) for n, one in added.items() if n in self._stops and not one.rstrip)
         self._anchor = next(unstripped, None)
 
     def opening(self, messages: Messages) -> list[int]:
-        """Return what a player reads before it speaks for the first time. UserError if the template refuses it."""
+        """Return the tokens that a player reads before its first turn. UserError if the template refuses the
+        messages."""
         mark = self._mark(messages)
         if self._template is None:
-            # The tokenizer decides about a BOS, as in every plain prompt.
+            # The tokenizer decides whether there is a BOS, as in every plain prompt.
             first, *rest = self._cut("".join(content for _, content in messages), mark).split(mark)
             encoded = self._tokenizer.encode(first, add_special_tokens=True)
             return [*encoded.ids, *chain.from_iterable(map(self._encode, rest))]
@@ -65,25 +66,26 @@ class TurnText:
         return list(chain.from_iterable(map(self._encode, text.split(mark))))
 
     def reply(self, drawn: Sequence[int], messages: Messages) -> list[int]:
-        """Return what is appended to a player's stream after its turn `drawn`: the end of its turn, unless that was
-        drawn, the environment's messages, and the beginning of its next turn. UserError if the template refuses it."""
+        """Return the tokens to append to a player's stream after its turn `drawn`: the end of the turn, unless it was
+        drawn; the environment's messages; and the beginning of the next turn. UserError if the template refuses
+        them."""
         mark = self._mark(messages)
         pieces = list(self._after(messages, mark))
         last = drawn[-1] if drawn else None
         if self._template is not None and last in self._stops:
-            # Some templates set a space before the end of a turn, which the model left out.
+            # Some templates put a space before the end of a turn, which the model did not draw.
             first = self._encode(pieces[0].lstrip())
             if first[:1] == [last]:
                 return [*first[1:], *chain.from_iterable(map(self._encode, pieces[1:]))]
         return list(chain.from_iterable(map(self._encode, pieces)))
 
-    def said(self, drawn: Sequence[int]) -> str:
-        """Return the text of a turn, as the environment reads it."""
+    def text_of(self, drawn: Sequence[int]) -> str:
+        """Return the text of a turn, as an environment reads it."""
         return completion_text(self._tokenizer, drawn, self._stops)
 
     def check(self, opening: Messages = ()) -> str:
-        """Compare what is appended with what the template makes of whole chats of two and three turns that begin as
-        `opening` does. Return a line for the user, or "". UserError if the template rewrites earlier turns."""
+        """Compare what would be appended with whole chats of two and three turns in the template, which begin with
+        messages like `opening`. Return a line for the user, or "". UserError if the template rewrites earlier turns."""
         if self._template is None:
             return ""
         chat = self._begun([(role, f"question {place}") for place, (role, _) in enumerate(opening or [("user", "")])])
@@ -97,7 +99,7 @@ class TurnText:
             kept = shown.removesuffix(said + after)
             same = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, kept, strict=False)))
             rests = [THINKING.sub("", text[len(same) :]) for text in (before, kept)]
-            # Before what was said, a thought may be left out or put in, or the name of a channel.
+            # Before an earlier turn the template may add or leave out a thought or the name of a channel.
             if kept == shown or asked not in same or all(rests):
                 raise UserError(REFUSED)
             is_other |= kept != before
@@ -105,11 +107,11 @@ class TurnText:
         return NOTED if is_other or THOUGHT not in thought else ""
 
     def _begun(self, messages: Messages) -> list[tuple[str, str]]:
-        """`messages` after the run's system prompt, unless they have their own."""
+        """`messages` after the run's system prompt, unless they begin with one."""
         return [*(self._system if not messages or messages[0][0] != "system" else ()), *messages]
 
     def _after(self, messages: Messages, mark: str) -> Iterator[str]:
-        """Yield what follows a player's turn, in pieces to be tokenised one by one."""
+        """Yield the text that follows a player's turn, in pieces to be tokenised one by one."""
         if any(role == "assistant" for role, _ in messages):
             raise UserError("an environment answered as the assistant: give its messages another role, such as user")
         if self._template is None:
@@ -123,12 +125,13 @@ class TurnText:
         yield from pieces
 
     def _cut(self, content: str, mark: str) -> str:
-        """`content` with a mark within each control token, and without halves of UTF-16 characters."""
+        """`content` with a mark within each control token, and without lone surrogates."""
         whole = content.encode(errors="replace").decode()
         return self._control.sub(lambda found: found[1] + mark, whole) if self._control else whole
 
     def _encode(self, text: str) -> list[int]:
-        """The ids of a part of a chat. It follows a stop token, since some tokenizers begin a text with a space."""
+        """The ids of a part of a chat. It is tokenised after a stop token, since some tokenizers add a space to the
+        beginning of a text."""
         if self._anchor is not None:
             number, word = self._anchor
             anchored = self._tokenizer.encode(word + text, add_special_tokens=False).ids
@@ -137,13 +140,13 @@ class TurnText:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _mark(self, messages: Messages) -> str:
-        """A word that no message holds: letters and digits alone, which no template changes."""
+        """A word that is in no message. It has only letters and digits, which no template changes."""
         texts = [text for _, text in (*self._system, *messages)]
         return next(mark for mark in map("EchoTurn{}".format, count()) if not any(mark in text for text in texts))
 
 
 def completion_text(tokenizer: Tokenizer, token_ids: Sequence[int], stop_token_ids: Collection[int]) -> str:
-    """The text that a reward reads: the completion without the stop token at its end. Other special tokens stay in:
-    a model would learn to hide things in them if no reward could see them."""
+    """The text that a reward reads: the completion without the stop token at its end. Other special tokens stay, or a
+    model would learn to hide things in tokens that no reward sees."""
     kept = token_ids[:-1] if token_ids and token_ids[-1] in stop_token_ids else token_ids
     return str(tokenizer.decode(kept, skip_special_tokens=False))

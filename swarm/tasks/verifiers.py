@@ -1,7 +1,8 @@
-"""`verifiers:MODULE`: tasksets of verifiers 0.4, played by its own environment server in a process of the learner.
+"""`verifiers:MODULE`: tasksets of verifiers 0.4, played by its own environment server in a child process of the
+learner.
 
-That process gets no secret but the endpoint's token, and has the tasks' answers. Its socket is in a directory that
-other users cannot enter.
+This process knows the answers of the tasks, and of the node's secrets only the endpoint's token. Its socket is in a
+directory that other users cannot enter.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from swarm.tasks.base import SEAT, Ended, Task, TaskOptions
 from swarm.types import MAX_TURNS, Prompt, Score
 
 ELSEWHERE = "a taskset of verifiers is played by its own process, through the learner's endpoint alone"
-HANG_S = 60.0  # The process says every second that it is alive
+HANG_S = 60.0  # The process reports every second that it is alive
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
-    """What is played, with the model's `files` and the endpoint's `url`. With `began`, messages
-    are put into the model's chat template, as of then, with `arguments`, after the `system_prompt`."""
+    """Which taskset to play, with the model's `files` and the endpoint's `url`. If `began` is set, messages are put
+    into the model's chat template, with that time, `arguments` and the `system_prompt`."""
 
     module: str
     files: str
@@ -41,14 +42,15 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Play(msgspec.Struct, frozen=True, kw_only=True):
-    """A task to play; without a name none."""
+    """Play the task `prompt_id`. An empty one only checks that the taskset has loaded."""
 
     prompt_id: str
     headers: dict[str, str]
 
 
 class VerifiersTask(Task, Environment):
-    """Its prompts are names: the process has the questions. It is its own environment, played by ExternalEpisodes."""
+    """Its prompts are only names: the child process has the questions. It is its own environment, which
+    ExternalEpisodes plays."""
 
     max_new_tokens = None
     max_turns = MAX_TURNS
@@ -81,7 +83,7 @@ class VerifiersTask(Task, Environment):
 
 
 class VerifiersRuns:
-    """Has episodes played by the process, which is started when it is needed. `token` is the endpoint's."""
+    """Has the child process play episodes, and starts it when it is needed. `token` is the endpoint's."""
 
     def __init__(self, begin: Begin, token: str, log: Path) -> None:
         self._arguments, self._token, self._log = msgspec.json.encode(begin).decode(), token, log
@@ -90,14 +92,15 @@ class VerifiersRuns:
         self._closed = False
 
     async def begin(self) -> None:
-        """Have the taskset read. Raise UserError if it cannot be: no volunteer has to come to show that."""
+        """Have the process load the taskset, before any sampler comes. Raise UserError if it cannot."""
         try:
             await (await self._started()).call(Play(prompt_id="", headers={}), Ended)
         except ChildFailed as error:
             raise UserError(f"the taskset cannot be played: {error}") from error
 
     async def run(self, episode: str, prompt_id: str) -> Ended:
-        """Play one; the argument of ExternalEpisodes. Raise ChildFailed if the process ends or does not start."""
+        """Play one episode; this is what ExternalEpisodes calls. Raise ChildFailed if the process ends or does not
+        start."""
         child = await self._started()
         headers = {"Authorization": f"Bearer {self._token}", "X-Echo-Episode": episode}
         try:

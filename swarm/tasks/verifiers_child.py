@@ -1,4 +1,5 @@
-"""The process that plays tasksets of verifiers: their own server, which asks the learner's endpoint for turns."""
+"""The process that plays tasksets of verifiers with the library's own server, which asks the learner's endpoint for
+turns."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from swarm.tasks.questions import is_held_out
 from swarm.tasks.verifiers import Begin, Play
 from swarm.types import MAX_PARTS, PART_NAME_LENGTH, Prompt
 
-MAX_TASKS = 100_000  # Read of a taskset, which may have no end
+MAX_TASKS = 100_000  # Tasks read from a taskset, which may be endless
 
 
 class RunRenderer:
-    """Puts messages into tokens as the run does, so that what was drawn is never tokenised again."""
+    """Turns messages into tokens as the run does, so that drawn tokens are never tokenised again."""
 
     config_class: Any
     turns: Any
@@ -42,7 +43,7 @@ class RunRenderer:
     def parse_response(self, token_ids: Sequence[int], **_: object) -> Any:
         from renderers import ParsedResponse
 
-        return ParsedResponse(content=self.turns.said(token_ids))
+        return ParsedResponse(content=self.turns.text_of(token_ids))
 
     def get_stop_token_ids(self) -> list[int]:
         return list(self.stop_token_ids)
@@ -59,7 +60,7 @@ def _rendered(token_ids: list[int]) -> Any:
 
 
 def _open(begin: Begin, directory: str) -> Any:
-    """Return a server of the taskset. Every role of its environment runs on this machine."""
+    """Return a server for the taskset. All roles of its environment run on this machine."""
     from renderers.configs import BaseRendererConfig
     from tokenizers import Tokenizer
     from verifiers.v1.configs.agent import AgentConfig
@@ -69,7 +70,7 @@ def _open(begin: Begin, directory: str) -> Any:
     from swarm.tasks.chat import load_chat_template
     from swarm.tasks.turns import TurnText
 
-    # The renderers package finds the class by its module's name, and this module is called __main__ here.
+    # The renderers package imports the class by the module's name; here this module is called __main__.
     from swarm.tasks.verifiers_child import RunRenderer
 
     files, began, stops = Path(begin.files), begin.began, begin.stop_token_ids
@@ -84,7 +85,7 @@ def _open(begin: Begin, directory: str) -> Any:
 
 
 def _sides(taskset: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return the tasks to train on and those held out. A task is on one side by its digest, wherever it stands."""
+    """Return the tasks to train on and those held out. The digest of a task decides, not its position."""
     sides: dict[str, list[dict[str, Any]]] = {"train": [], "heldout": []}
     for task in islice(taskset, MAX_TASKS):
         asked = Prompt(prompt_id="-", text=task.data.model_dump_json(exclude={"idx"}), answer="")
@@ -114,17 +115,17 @@ async def _serve(begin: Begin, channel: ChildChannel) -> None:
         renderer = CustomRendererConfig(import_path="swarm.tasks.verifiers_child.RunRenderer")
         given = {"base_url": f"{begin.url}/v1", "renderer": renderer, "renderer_model_name": begin.files}
         serving = asyncio.create_task(server.run())
-        serving.add_done_callback(lambda done: done.cancelled() or os._exit(1))  # Its callers would wait for ever
+        serving.add_done_callback(lambda done: done.cancelled() or os._exit(1))  # Or callers would wait for ever
 
         async def play(asked: Play) -> Ended:
             if not asked.prompt_id:
-                return Ended()  # Asked whether all is read.
+                return Ended()  # An empty prompt id only checks that the taskset has loaded.
             side, _, number = asked.prompt_id.rpartition("-")
             task = sides[side][int(number) % len(sides[side])]
             endpoint = TrainClientConfig(**given, headers=asked.headers)
             try:
                 return _ended(await client.run(endpoint, "policy", SamplingConfig(**begin.sampling), task))
-            except Exception as error:  # noqa: BLE001 - the fault of this run alone, whatever a taskset raises
+            except Exception as error:  # noqa: BLE001 - whatever a taskset raises, only this episode fails
                 return Ended(fault=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400])
 
         await channel.serve_side_by_side(Play, play)

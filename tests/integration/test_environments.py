@@ -14,8 +14,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from swarm.errors import UserError
-from swarm.lead.check import _check_environment, reward_pool
+from swarm.lead.check import reward_pool
 from swarm.run.directory import write_json
 from swarm.run.prompts import RECORD, Record
 from swarm.settings import LeadConfig
@@ -23,7 +22,7 @@ from swarm.tasks import load_task, task_options
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
 from swarm.tasks.reward_pool import Begin, RewardPool, StepAsked
-from swarm.types import Observed, Prompt, Unscored
+from swarm.types import Observed, Unscored
 from tests.integration.odd_environment import OddEnvironment
 from tests.integration.test_scoring import EOS, STOP, write_tokenizer
 
@@ -135,11 +134,11 @@ async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None
     assert [fault(one) for one in found] == [
         "it raised ValueError: this environment raises",
         "it raised ValueError: reward 1 is nan, which is not a finite number up to 1e+09",
-        f"it raised TypeError: step() of {ODD.name} gave no Step and no (messages, reward, done)",
+        f"it raised TypeError: step() of {ODD.name} returned neither a Step nor (messages, reward, done)",
         "it raised ValueError: a Step of 2 players has 1 rewards and seat 2 next",
         "it raised SystemExit: enough",
         "it raised TypeError: messages are (role, content) pairs of texts",
-        "it needs more memory than the 2048 MiB that a reward may have",
+        "it needs more memory than the 2048 MiB that a reward may use",
     ]
     assert right == await seen(odd, "episode 0", ("1", "2"))
     assert pids(odd) == pid
@@ -216,12 +215,3 @@ async def test_the_settings_of_a_run_and_its_record_reach_the_environment(tmp_pa
     assert not isinstance(found, Unscored), found
     assert found.rewards == (Random(7).random(),)
     assert found.token_ids or found.done
-
-
-async def test_a_check_plays_an_episode_in_which_nothing_is_said(odd: RewardPool) -> None:
-    lines: list[str] = []
-    await _check_environment(odd, TASK.prompt(0), 3, lines.append)
-    assert lines == ["episode  0 for 3 turns in which nothing is said"]
-    other = Prompt(prompt_id="episode-1", text="", answer="", messages=(("user", "another"),))
-    with pytest.raises(UserError, match="the environment failed for prompt episode-1: it raised ValueError: reset"):
-        await _check_environment(odd, other, 3, lines.append)

@@ -120,9 +120,9 @@ async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None
     assert [fault(one) for one in scored[1:-1]] == [
         "it raised ValueError: this reward raises",
         "it raised ValueError: the reward is nan, which is not a finite number up to 1e+09",
-        f"it raised TypeError: score() of {ODD.name} gave a str, not a number or a Score",
-        "it needs more memory than the 2048 MiB that a reward may have",
-        "it raised ValueError: 17 parts of a reward are over the 16 that are kept",
+        f"it raised TypeError: score() of {ODD.name} returned a str, not a number or a Score",
+        "it needs more memory than the 2048 MiB that a reward may use",
+        "it raised ValueError: a reward has 17 parts, and may have 16",
     ]
     assert _pid(odd) == pid
 

@@ -40,7 +40,7 @@ def test_the_stream_holds_what_was_drawn_and_reads_as_the_template_writes_the_ch
     stream, places = texts.opening([("user", question)]), list[tuple[int, list[int]]]()
     for said, answer, is_cut in chat:
         drawn = bytes_of(said) + ([] if is_cut else [end])
-        assert texts.said(drawn) == said
+        assert texts.text_of(drawn) == said
         places.append((len(stream), drawn))
         stream += [*drawn, *texts.reply(drawn, [("user", answer)])]
         messages += [("assistant", said), ("user", answer)]

@@ -119,12 +119,12 @@ class Evaluated:
 
 
 @dataclass(slots=True, kw_only=True)
-class Looked:
+class AuditResult:
     """What an audit found: samplers that were `caught`, and why; rollouts whose claims are not believed, by group and
     index, each with the log-probs to train with, float32 [tokens]; and how many could not be audited."""
 
     caught: dict[NodeId, str] = field(default_factory=dict)
-    own: dict[tuple[GroupId, int], tuple[Rollout, bytes]] = field(default_factory=dict)
+    recomputed: dict[tuple[GroupId, int], tuple[Rollout, bytes]] = field(default_factory=dict)
     unaudited: int = 0
 
 

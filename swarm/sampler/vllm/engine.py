@@ -94,7 +94,7 @@ class VllmEngine:
         if command.layout.adapter is not None:
             adapters.check(command.layout, precision, is_cuda=is_cuda)
         if precision != "none":
-            rounding.check(command.layout, precision, command.options.dtype, is_cuda=is_cuda)
+            rounding.check(command.layout, precision)
         reference = Reference(command.directory, command.layout, precision)
         config = vllm_versions.engine_config(command, self._extension, self._places, is_cuda=is_cuda)
         wanted = config.model_config.max_model_len
@@ -109,7 +109,7 @@ class VllmEngine:
     # -- samples -----------------------------------------------------------------------------------------------
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
-        """Draw the jobs beside all others. Raise vLLM's EngineDeadError if its processes are gone."""
+        """Draw the jobs side by side with all others. Raise vLLM's EngineDeadError if its processes are gone."""
         assert self._swaps is not None
         assert self._swaps.version is not None or self._swaps.unproven
         self._progress = progress

@@ -7,8 +7,8 @@ on. If the proof fails, neither is any sample that the new weights touched. Each
 changes only while nothing is drawn.
 
 Of a run that trains an adapter the frozen tensors come so once, and without a probe. Each version is then an adapter
-beside others (adapters.py), without a pause: loaded, compared bit for bit with the proven file, and probed. Before the
-first one a random one is probed, since the first one's B is zero.
+next to others (adapters.py), without a pause: loaded and compared bit for bit with the proven file. The first one is
+probed, and in a small model each.
 
 While paused, vLLM schedules nothing, not even a probe, so the probe is the first thing after the pause. A forward pass
 outside its scheduler would test other code than the code that draws.
@@ -92,19 +92,6 @@ class Unproven(EchoError):
     """It is unknown what the engine holds."""
 
 
-Parts = dict[str, float]  # Seconds of an install's parts, by their names in Installed
-
-
-@contextmanager
-def timed(parts: Parts, name: str) -> Iterator[None]:
-    """Add the duration of the block to `parts`."""
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        parts[name] = parts.get(name, 0.0) + time.monotonic() - began
-
-
 class Swaps:
     """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends samples with a fault, all
     unless told which. `version` is the last proven one. Once `unproven` gives a reason, no install can repair it."""
@@ -142,6 +129,7 @@ class Swaps:
         self._suspect: VersionId | None = None
         self._needs_probe = True
         self._probes = 0
+        self._pause_s = 0.0
 
     async def settled(self) -> None:
         """Return when it is known whether everything drawn so far can be handed on; an install's limits bound this."""
@@ -158,11 +146,10 @@ class Swaps:
             began = time.monotonic()
             if self.unproven:
                 return NotInstalled("engine", self.unproven)
-            parts: Parts = {}
+            self._pause_s = 0.0
             if not command.proven:
-                with timed(parts, "check_s"):
-                    sums, held = command.tensor_sums, self._sums if self._is_adapted else ()
-                    wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress, held)
+                sums, held = command.tensor_sums, self._sums if self._is_adapted else ()
+                wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress, held)
                 if wrong is not None:
                     return NotInstalled("file", wrong)
             if self._is_adapted and self._sums and self._has_another_base(command.tensor_sums):
@@ -170,26 +157,25 @@ class Swaps:
             try:
                 with _linked(Path(command.path), command.version) as path:
                     if not self._is_adapted or not self._sums:
-                        proof = await self._swap(command, path, parts, progress)
+                        proof = await self._swap(command, path, progress)
                     if self._is_adapted:
-                        proof = await self._load(command, path, parts, progress)
+                        proof = await self._load(command, path, progress)
                 self.version, self._sums = command.version, command.tensor_sums
             except (Unproven, TookTooLong) as error:
                 return NotInstalled("engine", str(error))
-            return Installed(seconds=time.monotonic() - began, proof=proof, **parts)
+            return Installed(seconds=time.monotonic() - began, pause_s=self._pause_s, proof=proof)
 
-    async def _swap(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
+    async def _swap(self, command: Install, path: Path, progress: Told) -> Proof:
         """Change the weights beneath the samples and prove them. If that fails, give up every sample that the new
         weights may have touched, and raise Unproven or TookTooLong."""
-        expected = await self._expect(path, self._needs_probe and not self._is_adapted, parts, progress)
+        expected = await self._expect(path, self._needs_probe and not self._is_adapted, progress)
         probing: asyncio.Task[list[float]] | None = None
         self._settled.clear()
         self._suspect = command.version
         try:
-            proof, probing = await self._swap_paused(command, path, expected, parts, progress)
+            proof, probing = await self._swap_paused(command, path, expected, progress)
             if expected is not None and probing is not None:
-                with timed(parts, "proof_s"):
-                    await self._check(expected, probing, progress)
+                await self._check(expected, probing, progress)
         except BaseException as error:
             self._distrust(error)
             raise
@@ -199,8 +185,8 @@ class Swaps:
             self._settled.set()
         return proof
 
-    async def _load(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
-        """Load an adapter beside the others, prove it and have new samples drawn with it. If that fails, give up every
+    async def _load(self, command: Install, path: Path, progress: Told) -> Proof:
+        """Load an adapter next to the others, prove it and have new samples drawn with it. If that fails, give up every
         sample, and raise Unproven or TookTooLong."""
 
         async def call(work: Awaitable[R], what: str) -> R:
@@ -208,16 +194,14 @@ class Swaps:
 
         try:
             is_probed = self.version is None or self._layout.total_bytes <= PROBED_BYTES
-            expected = await self._expect(path, is_probed, parts, progress)
-            with timed(parts, "reload_s"):
-                adapter = await self.adapters.load(command.version, path, call)
-            with timed(parts, "proof_s"):
-                given = (str(path), self._layout_json, adapter.request.lora_int_id)
-                asked = self._engine.collective_rpc("echo_adapter", args=given)
-                if any(found := await call(asked, "compare its adapter")):
-                    raise Unproven(max(found))
-                if expected is not None:
-                    await self._check(expected, self._probe(adapter.request), progress)
+            expected = await self._expect(path, is_probed, progress)
+            adapter = await self.adapters.load(command.version, path, call)
+            given = (str(path), self._layout_json, adapter.request.lora_int_id)
+            asked = self._engine.collective_rpc("echo_adapter", args=given)
+            if any(found := await call(asked, "compare its adapter")):
+                raise Unproven(max(found))
+            if expected is not None:
+                await self._check(expected, self._probe(adapter.request), progress)
         except BaseException as error:
             self._distrust(error)
             raise
@@ -229,7 +213,7 @@ class Swaps:
         return any(spec.frozen and before != now for spec, before, now in both)
 
     async def _swap_paused(
-        self, command: Install, path: Path, expected: Expected | None, parts: Parts, progress: Told
+        self, command: Install, path: Path, expected: Expected | None, progress: Told
     ) -> tuple[Proof, asyncio.Task[list[float]] | None]:
         """Do the part of a swap during which nothing is drawn. If a probe is `expected`, queue it at the end."""
         engine, probing, label = self._engine, None, str(command.version)
@@ -237,13 +221,11 @@ class Swaps:
         self._watch.pause()
         try:
             await self._limited(engine.pause_generation(mode="keep", clear_cache=True), PAUSE_S, "pause", progress)
-            with timed(parts, "reload_s"):
-                if not (is_changed := await self._change(command, path, progress)):
-                    await self._reload(path, progress)
-                await self._limited(engine.update_weight_version(label), CALL_S, "take a label", progress)
-                await self._limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
-            with timed(parts, "proof_s"):
-                proof: Proof = "changed words" if is_changed else await self._prove_sums(command.tensor_sums, progress)
+            if not (is_changed := await self._change(command, path, progress)):
+                await self._reload(path, progress)
+            await self._limited(engine.update_weight_version(label), CALL_S, "take a label", progress)
+            await self._limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
+            proof: Proof = "changed words" if is_changed else await self._prove_sums(command.tensor_sums, progress)
             if expected is not None:
                 probing = asyncio.create_task(self._probe())
                 # Let it send its request before the resume is sent.
@@ -256,16 +238,15 @@ class Swaps:
             # Always resume: paused samples would not even notice that they are given up.
             await self._limited(engine.resume_generation(), CALL_S, "resume", progress)
             self._watch.resume(now=time.monotonic())
-            parts["pause_s"] = time.monotonic() - paused_at
+            self._pause_s = time.monotonic() - paused_at
         return proof, probing
 
-    async def _expect(self, path: Path, is_probed: bool, parts: Parts, progress: Told) -> Expected | None:
+    async def _expect(self, path: Path, is_probed: bool, progress: Told) -> Expected | None:
         """Compute what the probe must give, while samples are drawn. Return None if this install needs no probe."""
         if not is_probed:
             return None
-        with timed(parts, "proof_s"):
-            work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
-            return await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
+        work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
+        return await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
 
     async def _reload(self, path: Path, progress: Told) -> None:
         call = self._engine.collective_rpc("echo_reload", args=(str(path), self._layout_json, self._precision))

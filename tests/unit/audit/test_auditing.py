@@ -98,20 +98,20 @@ def keep(audits: Audits, *versions: int) -> None:
 async def test_newcomers_are_audited_in_full_and_each_rollout_once(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(ALICE, BOB)
     keep(audits, 0)
-    chosen = audits.auditing.unseen(batch)
+    chosen = audits.auditing.select(batch)
     assert [one.node for one in chosen] == [ALICE, ALICE, BOB, BOB]
-    assert (await audits.auditing.look(chosen)).caught == {}
+    assert (await audits.auditing.audit(chosen)).caught == {}
     ((name, asked),) = audits.asked
     assert name == "0.0.bin"
     assert [one.seed for one in asked] == [s.seed for group in batch for s in group.samples]
-    assert audits.auditing.unseen(batch) == []
+    assert audits.auditing.select(batch) == []
 
 
 async def test_who_is_caught_is_named_with_the_evidence(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(ALICE, BOB, groups=8)
     keep(audits, 0)
     audits.guilty = {sample.seed for group in batch[1::2] for sample in group.samples}
-    caught = (await audits.auditing.look(audits.auditing.unseen(batch))).caught
+    caught = (await audits.auditing.audit(audits.auditing.select(batch))).caught
     assert list(caught) == [BOB]
     assert "its tokens miss what their seeds draw by 1 nats" in caught[BOB]
     (event,) = audits.events
@@ -123,7 +123,7 @@ async def test_the_evidence_outlives_the_process_and_is_enough_to_draw_again(tmp
     audits, batch = Audits(tmp_path), batch_of(ALICE, BOB, groups=8)
     keep(audits, 0)
     audits.guilty = {sample.seed for group in batch[1::2] for sample in group.samples}
-    (why,) = (await audits.auditing.look(audits.auditing.unseen(batch))).caught.values()
+    (why,) = (await audits.auditing.audit(audits.auditing.select(batch))).caught.values()
     assert barred_in(tmp_path) == {BOB: why}
     assert BOB in audits.said[0]
     (known,) = evidence_in(tmp_path)
@@ -148,11 +148,11 @@ async def test_who_is_let_in_again_is_a_newcomer_and_can_be_caught_again(tmp_pat
     keep(audits, 0)
     audits.guilty = {sample.seed for group in batch for sample in group.samples}
     assert not audits.auditing.let_in(BOB)
-    assert BOB in (await audits.auditing.look(audits.auditing.unseen(batch))).caught
+    assert BOB in (await audits.auditing.audit(audits.auditing.select(batch))).caught
     assert audits.auditing.let_in(BOB)
     assert not audits.auditing.let_in(BOB)
     audits.auditing._seen.clear()
-    assert BOB in (await audits.auditing.look(audits.auditing.unseen(batch))).caught
+    assert BOB in (await audits.auditing.audit(audits.auditing.select(batch))).caught
 
 
 async def test_a_caught_sampler_is_told_what_is_wrong_and_has_one_more_chance(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ async def test_a_caught_sampler_is_told_what_is_wrong_and_has_one_more_chance(tm
     assert not audits.auditing.forgive(BOB, "")
     for chances in (1, 0):
         audits.auditing._seen.clear()
-        assert BOB in (await audits.auditing.look(audits.auditing.unseen(batch))).caught
+        assert BOB in (await audits.auditing.audit(audits.auditing.select(batch))).caught
         assert list(barred_in(tmp_path)) == [BOB]
         assert audits.auditing.fault_of(BOB).startswith("its tokens miss") == bool(chances)
         assert not audits.auditing.forgive(BOB, "refused by its owner")
@@ -176,7 +176,7 @@ async def test_who_lies_is_barred_whatever_it_calls_its_engine(tmp_path: Path, e
     keep(audits, 0)
     audits.engine, audits.exact = engine, exact
     audits.guilty = {sample.seed for group in batch for sample in group.samples}
-    assert BOB in (await audits.auditing.look(audits.auditing.unseen(batch))).caught
+    assert BOB in (await audits.auditing.audit(audits.auditing.select(batch))).caught
     assert list(barred_in(tmp_path)) == [BOB]
 
 
@@ -187,25 +187,25 @@ async def test_log_probs_are_judged_as_finely_as_they_were_recomputed(
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=40)
     keep(audits, 0)
     audits.off, audits.exact = off, exact
-    looked = await audits.auditing.look(audits.auditing.unseen(batch))
-    assert bool(looked.caught) == is_caught
-    assert looked.own == {}, "claims of a measured class are trained with"
+    result = await audits.auditing.audit(audits.auditing.select(batch))
+    assert bool(result.caught) == is_caught
+    assert result.recomputed == {}, "claims of a measured class are trained with"
 
 
 async def test_claims_of_an_unmeasured_class_are_replaced_by_what_was_recomputed(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path, share=0.0), batch_of(BOB, groups=40)
     keep(audits, 0)
     audits.engine, audits.off = "vllm/bfloat16/cuda", ANY.bias / 2
-    chosen = audits.auditing.unseen(batch)
+    chosen = audits.auditing.select(batch)
     assert len(chosen) == 80, "all are drawn again, whoever they are from"
-    looked = await audits.auditing.look(chosen)
-    assert looked.caught == {}
+    result = await audits.auditing.audit(chosen)
+    assert result.caught == {}
     assert set(audits.fast) == {True}
     for group in batch:
         for sample in group.samples:
             assert sample.rollout is not None
             claimed = array("f", sample.rollout.logprobs)
-            audited, logprobs = looked.own[group.group_id, sample.rollout.index]
+            audited, logprobs = result.recomputed[group.group_id, sample.rollout.index]
             assert audited is sample.rollout
             own = array("f", logprobs)
             assert list(own) == pytest.approx([value - audits.off for value in claimed])
@@ -216,10 +216,10 @@ async def test_of_an_episode_only_what_an_unmeasured_sampler_drew_is_replaced(tm
     keep(audits, 0)
     audits.off = 0.01
     audits.auditing._class_of = lambda node: "exact" if node == ALICE else "new"
-    looked = await audits.auditing.look(audits.auditing.unseen([group]))
+    result = await audits.auditing.audit(audits.auditing.select([group]))
     rollout = group.samples[0].rollout
     assert rollout is not None
-    claimed, own = (array("f", one) for one in (rollout.logprobs, looked.own[group.group_id, 0][1]))
+    claimed, own = (array("f", one) for one in (rollout.logprobs, result.recomputed[group.group_id, 0][1]))
     changed = {at for at, (before, after) in enumerate(zip(claimed, own, strict=True)) if before != after}
     (turn,) = [turn for turn in rollout.turns if turn.node == BOB]
     assert changed == set(range(turn.start, turn.end))
@@ -230,10 +230,10 @@ async def test_who_is_forgiven_is_looked_at_again_in_the_same_batch(tmp_path: Pa
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
     keep(audits, 0)
     audits.guilty = {sample.seed for group in batch for sample in group.samples}
-    assert (await audits.auditing.look(audits.auditing.unseen(batch))).caught
-    assert audits.auditing.unseen(batch) == []
+    assert (await audits.auditing.audit(audits.auditing.select(batch))).caught
+    assert audits.auditing.select(batch) == []
     assert audits.auditing.forgive(BOB, barred_in(tmp_path)[BOB])
-    assert len(audits.auditing.unseen(batch)) == 8
+    assert len(audits.auditing.select(batch)) == 8
 
 
 async def test_one_sampler_in_half_precision_widens_nobody_else_s_limits(tmp_path: Path) -> None:
@@ -241,8 +241,8 @@ async def test_one_sampler_in_half_precision_widens_nobody_else_s_limits(tmp_pat
     keep(audits, 0)
     audits.off, audits.exact = 0.1, None
     audits.auditing._class_of = lambda node: "transformers/float32/cpu" if node == ALICE else "unknown"
-    looked = await audits.auditing.look(audits.auditing.unseen(batch))
-    assert list(looked.caught) == [ALICE]
+    result = await audits.auditing.audit(audits.auditing.select(batch))
+    assert list(result.caught) == [ALICE]
     assert sorted(set(audits.fast)) == [False, True]
 
 
@@ -252,8 +252,8 @@ async def test_greedy_answers_are_judged_by_their_draws_alone(tmp_path: Path) ->
     for group in batch:
         group.purpose, group.rules = "eval", structs.replace(group.rules, temperature=0.0)
     audits.off = 0.9
-    looked = await audits.auditing.look(audits.auditing.unseen(batch))
-    assert (looked.caught, looked.own) == ({}, {})
+    result = await audits.auditing.audit(audits.auditing.select(batch))
+    assert (result.caught, result.recomputed) == ({}, {})
     assert {one.seed for _, asked in audits.asked for one in asked} == {None}
 
 
@@ -288,9 +288,9 @@ def test_the_owner_of_the_learner_s_machine_may_measure_more(tmp_path: Path, mon
 
 async def test_without_the_weights_nothing_is_found_and_nothing_looked_at_twice(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(ALICE)
-    assert (await audits.auditing.look(audits.auditing.unseen(batch))).caught == {}
+    assert (await audits.auditing.audit(audits.auditing.select(batch))).caught == {}
     assert audits.asked == []
-    assert audits.auditing.unseen(batch) == []
+    assert audits.auditing.select(batch) == []
     assert [(event["kind"], event["version"]) for event in audits.events] == [("unaudited", "0.0")]
     assert "not kept" in audits.said[0]
 
@@ -302,7 +302,7 @@ async def test_each_part_of_a_rollout_is_drawn_again_by_the_version_that_drew_it
     assert sample.rollout is not None
     cut, end = Span(version=v(0), start=0, end=1), sample.rollout.length
     sample.rollout = structs.replace(sample.rollout, spans=(cut, Span(version=v(1), start=1, end=end)))
-    await audits.auditing.look(audits.auditing.unseen([group]))
+    await audits.auditing.audit(audits.auditing.select([group]))
     (first, whole), (rest,) = (asked for _, asked in audits.asked)
     tokens = sample.rollout.token_ids
     assert [name for name, _ in audits.asked] == ["0.0.bin", "0.1.bin"]
@@ -316,9 +316,9 @@ async def test_each_part_of_a_rollout_is_drawn_again_by_the_version_that_drew_it
 async def test_each_turn_of_an_episode_is_drawn_again_from_all_that_was_read_before(tmp_path: Path) -> None:
     audits, (group,) = Audits(tmp_path), episode_of(ALICE, BOB, ALICE)
     keep(audits, 0)
-    chosen = audits.auditing.unseen([group])
+    chosen = audits.auditing.select([group])
     assert [(one.name, one.node) for one in chosen] == [("t0/0", ALICE), ("t0/0", ALICE), ("t0/0", BOB)]
-    assert (await audits.auditing.look(chosen)).caught == {}
+    assert (await audits.auditing.audit(chosen)).caught == {}
     ((_, asked),) = audits.asked
     prompt, seed = group.prompt.token_ids, group.samples[0].seed
     assert [(one.prompt_token_ids, one.token_ids, one.seed) for one in asked] == [
@@ -327,13 +327,13 @@ async def test_each_turn_of_an_episode_is_drawn_again_from_all_that_was_read_bef
         ((*prompt, 4, STOP, 7), ints(5, STOP), seed),
     ]
     assert audits.auditing.audited == 2
-    assert audits.auditing.unseen([group]) == []
+    assert audits.auditing.select([group]) == []
 
 
 async def test_each_player_draws_from_a_seed_of_its_own_and_what_it_has_read_itself(tmp_path: Path) -> None:
     audits, (group,) = Audits(tmp_path), episode_of(ALICE, BOB, ALICE, BOB, seats=(0, 1))
     keep(audits, 0)
-    await audits.auditing.look(audits.auditing.unseen([group]))
+    await audits.auditing.audit(audits.auditing.select([group]))
     ((_, asked),) = audits.asked
     prompt, seed = group.prompt.token_ids, group.samples[0].seed
     assert [(one.prompt_token_ids, one.token_ids, one.seed) for one in asked] == [
@@ -354,7 +354,7 @@ async def test_who_lies_in_one_turn_of_an_episode_of_two_is_caught_alone(tmp_pat
     for _ in range(NEW_ROLLOUTS):
         batch = episode_of(ALICE, BOB)
         audits.auditing._seen.clear()
-        caught |= (await audits.auditing.look(audits.auditing.unseen(batch))).caught
+        caught |= (await audits.auditing.audit(audits.auditing.select(batch))).caught
         if caught:
             break
     assert list(caught) == [liar]
@@ -374,17 +374,17 @@ async def test_tokens_after_the_end_of_an_answer_were_not_drawn(tmp_path: Path) 
         tokens = array("i", sample.rollout.token_ids)
         tokens[0] = tokens[-1]
         sample.rollout = structs.replace(sample.rollout, token_ids=tokens.tobytes())
-    assert BOB in (await audits.auditing.look(audits.auditing.unseen(batch))).caught
+    assert BOB in (await audits.auditing.audit(audits.auditing.select(batch))).caught
 
 
 async def test_who_draws_what_a_caught_sampler_gave_is_audited_too(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB)
     keep(audits, 0)
-    await audits.auditing.look(audits.auditing.unseen(batch))
+    await audits.auditing.audit(audits.auditing.select(batch))
     for group in batch:
         for sample in group.samples:
             sample.author = ALICE
-    assert {one.node for one in audits.auditing.unseen(batch)} == {ALICE}
+    assert {one.node for one in audits.auditing.select(batch)} == {ALICE}
 
 
 async def test_newcomers_are_audited_as_far_as_there_is_time_and_their_first_rollouts_in_any_case(
@@ -392,27 +392,27 @@ async def test_newcomers_are_audited_as_far_as_there_is_time_and_their_first_rol
 ) -> None:
     audits, batch = Audits(tmp_path, share=0.0, seconds=8.0), batch_of(ALICE, BOB, groups=40)
     keep(audits, 0)
-    first = audits.auditing.unseen(batch)
+    first = audits.auditing.select(batch)
     assert Counter(one.node for one in first) == {ALICE: FIRST_ROLLOUTS, BOB: FIRST_ROLLOUTS}
-    await audits.auditing.look(first)
-    assert audits.auditing.unseen(batch) == [], "half a second each, and no step was taken yet"
+    await audits.auditing.audit(first)
+    assert audits.auditing.select(batch) == [], "half a second each, and no step was taken yet"
     audits.auditing.trained_s = (8.0 + 5.0) / NEW_TIME_SHARE
-    more = audits.auditing.unseen(batch)
+    more = audits.auditing.select(batch)
     assert len(more) == 10
-    await audits.auditing.look(more)
+    await audits.auditing.audit(more)
     audits.auditing.trained_s = 1e9
-    assert len(audits.auditing.unseen(batch)) == 80 - 26
+    assert len(audits.auditing.select(batch)) == 80 - 26
 
 
 async def test_a_newcomer_that_lies_is_audited_in_full_before_its_batch_is_taken(tmp_path: Path) -> None:
     """Its first rollouts make it suspect, and then there is no limit."""
     audits, batch = Audits(tmp_path, share=0.0, seconds=8.0), batch_of(ALICE, groups=40)
     keep(audits, 0)
-    first = audits.auditing.unseen(batch)
+    first = audits.auditing.select(batch)
     assert len(first) == FIRST_ROLLOUTS
     audits.guilty = {one.seed for one in first[:3]}
-    await audits.auditing.look(first)
-    assert len(audits.auditing.unseen(batch)) == 80 - FIRST_ROLLOUTS
+    await audits.auditing.audit(first)
+    assert len(audits.auditing.select(batch)) == 80 - FIRST_ROLLOUTS
 
 
 async def test_audits_of_known_samplers_stay_within_their_share_of_the_time(tmp_path: Path) -> None:
@@ -421,18 +421,18 @@ async def test_audits_of_known_samplers_stay_within_their_share_of_the_time(tmp_
     for _ in range(NEW_ROLLOUTS // 2):
         batch = batch_of(ALICE, groups=1)
         audits.auditing._seen.clear()
-        await audits.auditing.look(audits.auditing.unseen(batch))
+        await audits.auditing.audit(audits.auditing.select(batch))
     audits.auditing._seen.clear()
     audits.auditing._auditor._share = 0.99
     assert audits.auditing.spent_s > 0
-    assert audits.auditing.unseen(batch), "newcomers have emptied the purse of the others"
-    await audits.auditing.look(audits.auditing.unseen(batch))
+    assert audits.auditing.select(batch), "newcomers have emptied the purse of the others"
+    await audits.auditing.audit(audits.auditing.select(batch))
     audits.auditing._seen.clear()
     assert audits.auditing.sampled_s > 0
     audits.auditing.trained_s = 0.99 / TIME_SHARE * audits.auditing.sampled_s
-    assert audits.auditing.unseen(batch) == []
+    assert audits.auditing.select(batch) == []
     audits.auditing.trained_s = 1.01 / TIME_SHARE * audits.auditing.sampled_s
-    assert audits.auditing.unseen(batch)
+    assert audits.auditing.select(batch)
 
 
 def test_weights_are_given_up_that_no_batch_can_need(tmp_path: Path) -> None:

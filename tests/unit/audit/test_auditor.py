@@ -39,15 +39,15 @@ def floats(values: object) -> NDArray[np.float32]:
     return np.asarray(values, np.float32)
 
 
-def finding(number: int = 0, *, errors: object = 0.0, margins: object = 0.0, side: int = 0) -> Finding:
+def finding(*, errors: object = 0.0, margins: object = 0.0, side: int = 0) -> Finding:
     both = (np.broadcast_to(floats(one), TOKENS) for one in (errors, margins))
-    return Finding(rollout_id=f"t{number}/0", errors=next(both), margins=next(both), side=side)
+    return Finding(errors=next(both), margins=next(both), side=side)
 
 
 def until_caught(lie: Lie, limits: Limits, most: int, seed: int = 0) -> Caught | None:
     auditor, draw = new_auditor(), np.random.default_rng(seed)
     for number in range(most):
-        if (caught := auditor.note(ALICE, limits, lie(number, draw))) is not None:
+        if (caught := auditor.add(ALICE, limits, lie(number, draw))) is not None:
             return caught
     return None
 
@@ -62,12 +62,11 @@ def rollouts_for(mean: float, limit: float, limits: Limits) -> int:
 @pytest.mark.parametrize("times", [2, 4])
 def test_a_shift_of_log_probs_is_caught_as_soon_as_the_formula_says(limits: Limits, direction: int, times: int) -> None:
     shift = times * limits.bias
-    caught = until_caught(lambda n, draw: finding(n, errors=direction * shift), limits, 2000)
+    caught = until_caught(lambda n, draw: finding(errors=direction * shift), limits, 2000)
     assert caught is not None
     assert caught.detector == "log-probs"
     assert caught.off == pytest.approx(shift)
     assert abs(caught.audited - rollouts_for(shift, limits.bias, limits)) <= 1, "but for rounding"
-    assert caught.rollouts[-1] == f"t{caught.audited - 1}/0"
     assert f"off by {'-' if direction < 0 else ''}" in caught.what
 
 
@@ -75,8 +74,8 @@ def test_a_shift_of_log_probs_is_caught_as_soon_as_the_formula_says(limits: Limi
 def test_a_shift_that_cancels_out_is_caught_by_the_rewards_or_the_halves(limits: Limits) -> None:
     shift = 3 * limits.bias
     halves = np.repeat([shift, -shift], TOKENS // 2)
-    by_side = until_caught(lambda n, draw: finding(n, errors=shift * (-1) ** n, side=(-1) ** n), limits, 2000)
-    by_half = until_caught(lambda n, draw: finding(n, errors=halves), limits, 2000)
+    by_side = until_caught(lambda n, draw: finding(errors=shift * (-1) ** n, side=(-1) ** n), limits, 2000)
+    by_half = until_caught(lambda n, draw: finding(errors=halves), limits, 2000)
     assert by_side is not None
     assert by_half is not None
     assert "answers" in by_side.name
@@ -87,7 +86,7 @@ def test_a_shift_that_cancels_out_is_caught_by_the_rewards_or_the_halves(limits:
 @pytest.mark.parametrize("limits", [EXACT, HALF])
 def test_noise_that_cancels_out_is_caught_by_its_size(limits: Limits) -> None:
     alternating = 2 * limits.size * (-1.0) ** np.arange(TOKENS)
-    caught = until_caught(lambda n, draw: finding(n, errors=alternating), limits, 2000)
+    caught = until_caught(lambda n, draw: finding(errors=alternating), limits, 2000)
     assert caught is not None
     assert caught.name == "size"
 
@@ -98,7 +97,7 @@ def test_tokens_that_were_not_drawn_are_caught(limits: Limits, seed: int) -> Non
     """A third of the tokens is replaced by others, which miss by two nats in the mean."""
 
     def lie(number: int, draw: np.random.Generator) -> Finding:
-        return finding(number, margins=draw.exponential(2.0, TOKENS) * (draw.random(TOKENS) < 0.33))
+        return finding(margins=draw.exponential(2.0, TOKENS) * (draw.random(TOKENS) < 0.33))
 
     caught = until_caught(lie, limits, 64, seed)
     assert caught is not None
@@ -113,7 +112,7 @@ def test_honest_samplers_are_never_caught(limits: Limits) -> None:
     for number in range(20_000):
         errors = draw.normal(limits.bias / 5, spread, TOKENS)
         margins = draw.exponential(limits.margin / 5, TOKENS)
-        assert auditor.note(ALICE, limits, finding(number, errors=errors, margins=margins, side=(-1) ** number)) is None
+        assert auditor.add(ALICE, limits, finding(errors=errors, margins=margins, side=(-1) ** number)) is None
 
 
 @pytest.mark.parametrize("limits", EACH)
@@ -124,21 +123,21 @@ def test_what_stays_below_the_limits_is_never_caught(limits: Limits) -> None:
 
 def test_no_rollout_convicts_alone_however_long_and_wrong_it_is() -> None:
     auditor = new_auditor()
-    wrong = Finding(rollout_id="t0/0", errors=floats([9.0] * 10_000), margins=floats([9.0] * 10_000))
-    assert [auditor.note(ALICE, ANY, wrong) is None for _ in range(MIN_ROLLOUTS)] == [True] * (MIN_ROLLOUTS - 1) + [
+    wrong = Finding(errors=floats([9.0] * 10_000), margins=floats([9.0] * 10_000))
+    assert [auditor.add(ALICE, ANY, wrong) is None for _ in range(MIN_ROLLOUTS)] == [True] * (MIN_ROLLOUTS - 1) + [
         False
     ]
 
 
 def test_one_record_is_kept_of_a_node_whatever_it_calls_its_engine() -> None:
     auditor = new_auditor()
-    for number in range(3):
-        assert auditor.note(ALICE, ANY, finding(number, errors=-CUT)) is None
-    assert auditor.note(ALICE, HALF, finding(3, errors=-CUT)) is not None
-    assert auditor.note(ALICE, ANY, finding(4, errors=-CUT)) is None, "a verdict is given once"
+    for _ in range(3):
+        assert auditor.add(ALICE, ANY, finding(errors=-CUT)) is None
+    assert auditor.add(ALICE, HALF, finding(errors=-CUT)) is not None
+    assert auditor.add(ALICE, ANY, finding(errors=-CUT)) is None, "a verdict is given once"
     assert auditor.forget(ALICE)
     assert not auditor.forget(ALICE)
-    assert auditor.note(ALICE, ANY, finding(5, errors=-CUT)) is None
+    assert auditor.add(ALICE, ANY, finding(errors=-CUT)) is None
 
 
 def test_all_of_an_unmeasured_class_is_audited_and_of_others_newcomers_suspects_and_a_share() -> None:
@@ -146,11 +145,11 @@ def test_all_of_an_unmeasured_class_is_audited_and_of_others_newcomers_suspects_
     assert auditor.share(ALICE, "mlx") == 1.0
     assert [auditor.share(BOB, "half", chosen=chosen) for chosen in (0, 63, 64)] == [1.0, 1.0, 0.05]
     assert [auditor.share(BOB, "half", chosen=chosen, has_time=False) for chosen in (0, 7, 8)] == [1.0, 1.0, 0.05]
-    for number in range(NEW_ROLLOUTS):
-        auditor.note(ALICE, EXACT, finding(number))
+    for _ in range(NEW_ROLLOUTS):
+        auditor.add(ALICE, EXACT, finding())
     assert [auditor.share(ALICE, name) for name in ("exact", "half", "mlx")] == [0.05, 0.05, 1.0]
-    for number in range(2):
-        auditor.note(ALICE, EXACT, finding(number, margins=CUT))
+    for _ in range(2):
+        auditor.add(ALICE, EXACT, finding(margins=CUT))
     assert auditor.share(ALICE, "exact") == 1.0
     assert FIRST_ROLLOUTS >= MIN_ROLLOUTS, "who lies in all of its first rollouts is caught by them"
 
@@ -159,8 +158,8 @@ def test_of_more_samplers_than_are_remembered_the_oldest_is_a_newcomer_again(mon
     monkeypatch.setattr("swarm.audit.auditor.MAX_NODES", 2)
     auditor = new_auditor()
     for node in (ALICE, BOB, NodeId("carol")):
-        for number in range(NEW_ROLLOUTS):
-            auditor.note(node, EXACT, finding(number))
+        for _ in range(NEW_ROLLOUTS):
+            auditor.add(node, EXACT, finding())
     assert [auditor.share(node, "exact") for node in (ALICE, BOB)] == [1.0, 0.05]
 
 

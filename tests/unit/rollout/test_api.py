@@ -16,10 +16,10 @@ from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.journal.entries import BatchTaken, Entry, RolloutScored
 from swarm.rollout.messages import MAX_SUBMITTED, Answer, Submission
-from swarm.rollout.plane.effects import Looked, ScoreWanted, StepWanted
+from swarm.rollout.plane.effects import AuditResult, ScoreWanted, StepWanted
 from swarm.rollout.plane.groups import Group, Sample
 from swarm.rollout.scoring import MAX_IN_A_ROW, QUIET_S, RewardFailures
-from swarm.sampler.client import RolloutClient
+from swarm.sampler.client import RolloutClient, samples_of
 from swarm.types import GroupId, NodeId, Rollout, Score, Unscored
 from swarm.wire import compress, encode
 from tests.builders import ListJournal, floats, new_plane, prompt, rollout, v
@@ -73,7 +73,7 @@ class Accuser:
     def is_measured(self, node: NodeId) -> bool:
         return True
 
-    def unseen(self, batch: Sequence[Group]) -> Sequence[Group]:
+    def select(self, batch: Sequence[Group]) -> Sequence[Group]:
         return batch if len(self.batches) == 1 else []
 
     def fault_of(self, node: NodeId) -> str:
@@ -82,13 +82,13 @@ class Accuser:
     def forgive(self, node: NodeId, why: str) -> bool:
         return node in self.told
 
-    async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool, Looked]:
+    async def is_genuine(self, group: Group, sample: Sample) -> tuple[bool, AuditResult]:
         self.asked.append(f"{group.group_id}/{group.samples.index(sample)}")
-        return False, Looked()
+        return False, AuditResult()
 
-    async def look(self, chosen: Sequence[Group]) -> Looked:
+    async def audit(self, chosen: Sequence[Group]) -> AuditResult:
         self.batches.append(chosen)
-        return Looked(caught=dict.fromkeys(self.caught, "it lied"), own=self.own, unaudited=self.unaudited)
+        return AuditResult(caught=dict.fromkeys(self.caught, "it lied"), recomputed=self.own, unaudited=self.unaudited)
 
 
 @pytest.mark.parametrize(("local", "most"), [(True, 4), (False, 1)])
@@ -98,11 +98,11 @@ async def test_newcomers_from_the_address_of_one_who_was_caught_come_one_at_a_ti
     monkeypatch.setattr("swarm.rollout.api.is_loopback", lambda host: local)
     await learner.open()
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
-    learner.service._look = Accuser(ALICE)
+    learner.service._auditor = Accuser(ALICE)
     waiting = asyncio.create_task(learner.service.next_batch())
     try:
         await learner.shows(lambda status: ALICE in learner.plane.barred)
-        assert sum(len(one.lease.samples) for one in await leases_for(learner, BOB, 4)) == most
+        assert sum(len(one.samples) for one in await leases_for(learner, BOB, 4)) == most
     finally:
         waiting.cancel()
 
@@ -110,7 +110,7 @@ async def test_newcomers_from_the_address_of_one_who_was_caught_come_one_at_a_ti
 async def test_log_probs_that_were_recomputed_are_trained_with_and_journaled(learner: Learner) -> None:
     await learner.open()
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
-    learner.service._look = accuser = Accuser()
+    learner.service._auditor = accuser = Accuser()
     await learner.shows(lambda status: status["groups_ready"] == 2)
     own = floats(*[-0.25] * 6)
     first, second = (group for group in learner.plane._buffer.groups())
@@ -130,13 +130,13 @@ async def test_log_probs_that_were_recomputed_are_trained_with_and_journaled(lea
 
 async def test_a_held_out_round_with_a_liar_in_it_is_drawn_again_by_others(learner: Learner) -> None:
     await learner.open()
-    learner.service._look = Accuser(ALICE)
+    learner.service._auditor = Accuser(ALICE)
     asked = asyncio.create_task(learner.service.evaluate(v(0), [prompt(0)]))
     await learner.shows(lambda status: learner.plane.round.open)
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 1)))
     await learner.shows(lambda status: ALICE in learner.plane.barred)
     await learner.shows(lambda status: learner.plane.round.open)
-    learner.service._look.caught = ()
+    learner.service._auditor.caught = ()
     await learner.client(BOB).submit(answers_to(await leases_for(learner, BOB, 1)))
     done = await asked
     assert not done.unaudited
@@ -145,7 +145,7 @@ async def test_a_held_out_round_with_a_liar_in_it_is_drawn_again_by_others(learn
 
 async def test_a_caught_sampler_hears_what_is_wrong_and_may_begin_again_once(learner: Learner) -> None:
     await learner.open()
-    learner.service._look = accuser = Accuser()
+    learner.service._auditor = accuser = Accuser()
     accuser.told = {ALICE}
     learner.service.bar(ALICE, "barred: its log-probs are off")
     assert (await learner.client(ALICE).beat(v(0), 0, 0.0)).wrong == "its log-probs are off"
@@ -163,7 +163,7 @@ async def test_a_held_out_round_that_nobody_can_audit_says_so(learner: Learner) 
     unable = Accuser()
     unable.unaudited = 1
     for look in (None, unable):
-        learner.service._look = look
+        learner.service._auditor = look
         asked = asyncio.create_task(learner.service.evaluate(v(0), [prompt(0)]))
         await learner.shows(lambda status: learner.plane.round.open)
         await learner.client(BOB).submit(answers_to(await leases_for(learner, BOB, 1)))
@@ -182,10 +182,10 @@ async def test_a_question_held_open_is_answered_when_an_answer_sets_its_sample_f
     given = await leases_for(learner, ALICE, 4096)
     waiting = asyncio.create_task(leases_for(learner, BOB, 1))
     await learner.knows(BOB)
-    bad = rollout(group_id=given[0].lease.group_id, index=0, tokens=[99])
+    bad = rollout(group_id=given[0].group_id, index=0, tokens=[99])
     await learner.client(ALICE).submit([Answer(bad)])
     (one,) = await waiting
-    assert one.lease.group_id == given[0].lease.group_id
+    assert one.group_id == given[0].group_id
 
 
 async def test_a_question_asked_ahead_is_answered_when_its_sampler_has_handed_in_all_that_it_had(
@@ -194,13 +194,13 @@ async def test_a_question_asked_ahead_is_answered_when_its_sampler_has_handed_in
     """Nobody who asks ahead gets one of the last places; who has nothing to do does, at once."""
     await learner.open()
     given = await leases_for(learner, ALICE, 8)
-    holding = [name for one in given for name in one.samples()]
+    holding = samples_of(given)
     waiting = asyncio.create_task(learner.client(ALICE).ask(v(0), 1, WAIT_S, holding=holding))
     await learner.shows(lambda status: learner.service.samplers[ALICE].questions == 2)
     await learner.client(ALICE).submit(answers_to(given))
     more = await waiting
     assert isinstance(more, list)
-    assert [one.lease.group_id for one in more] == ["t4"]
+    assert [one.group_id for one in more] == ["t4"]
 
 
 async def test_a_question_held_open_is_answered_when_there_is_work(learner: Learner) -> None:
@@ -208,9 +208,9 @@ async def test_a_question_held_open_is_answered_when_there_is_work(learner: Lear
     given = await leases_for(learner, ALICE, 4096)
     waiting = asyncio.create_task(leases_for(learner, BOB, 1))
     await learner.knows(BOB)
-    await learner.client(ALICE).release(given[0].samples(), forget=False)
+    await learner.client(ALICE).release(samples_of(given[:1]), forget=False)
     (one,) = await waiting
-    assert one.lease.group_id == given[0].lease.group_id
+    assert one.group_id == given[0].group_id
 
 
 async def test_a_question_held_open_is_answered_when_the_learner_begins_to_wait(learner: Learner) -> None:
@@ -239,7 +239,7 @@ async def test_a_question_waits_for_the_prompts_that_its_answer_may_open(learner
     assert learner.service.status()["groups_open"] == 0
     making = asyncio.create_task(ahead.run())
     ahead.begin()
-    assert [one.lease.group_id for one in await waiting] == ["t0", "t1"]
+    assert [one.group_id for one in await waiting] == ["t0", "t1"]
     making.cancel()
 
 
@@ -259,7 +259,7 @@ async def test_what_a_sampler_does_not_name_is_leased_again(learner: Learner) ->
     await learner.open()
     lost = await leases_for(learner, ALICE, 4096)
     again = await leases_for(learner, ALICE, 4096)
-    assert [one.lease for one in again] == [one.lease for one in lost]
+    assert again == lost
 
 
 async def test_a_reward_that_does_nothing_but_fail_ends_the_run(learner: Learner) -> None:
@@ -270,7 +270,7 @@ async def test_a_reward_that_does_nothing_but_fail_ends_the_run(learner: Learner
     answered = 0
     while answered < MAX_IN_A_ROW:
         given = await leases_for(learner, ALICE, 4096)
-        answered += sum(len(one.lease.samples) for one in given)
+        answered += sum(len(one.samples) for one in given)
         await learner.client(ALICE).submit(answers_to(given))
     with pytest.raises(UserError, match=r"failed 64 times in a row, last for prompt .*: no; mend it"):
         await watch
@@ -362,7 +362,7 @@ async def test_a_failed_answer_that_nobody_drew_is_drawn_by_others_from_its_seed
     monkeypatch.setattr("swarm.rollout.scoring.ASKED_FROM", 2)
     async with serving(Learner()) as learner:
         await learner.open()
-        learner.service._look = accuser = Accuser()
+        learner.service._auditor = accuser = Accuser()
         learner.unscorable = {"t0/0", "t0/1"}
         given = await leases_for(learner, ALICE, 2)
         await learner.client(BOB).beat(v(0), 0, 0.0)
@@ -370,8 +370,8 @@ async def test_a_failed_answer_that_nobody_drew_is_drawn_by_others_from_its_seed
         await learner.shows(lambda status: status["rollouts_unscored"] == 0)
         assert accuser.asked == ["t0/0", "t0/1"], "one failure alone is not worth an audit"
         again = await leases_for(learner, BOB, 2)
-        seeds = [[spec.seed for spec in one[0].lease.samples] for one in (again, given)]
-        assert (again[0].lease.group_id, seeds[0]) == ("t0", seeds[1])
+        seeds = [[spec.seed for spec in one[0].samples] for one in (again, given)]
+        assert (again[0].group_id, seeds[0]) == ("t0", seeds[1])
         (row,) = [one for one in learner.service.status()["samplers"] if one["node"] == ALICE]
         assert row["reward_failures"] == 2
         assert not [entry for entry in learner.journal.entries if isinstance(entry, RolloutScored)]
@@ -533,7 +533,7 @@ async def test_what_answers_a_lease_costs_its_sampler_nothing_whatever_becomes_o
         await learner.open()
         for _ in range(3):
             (one,) = await leases_for(learner, ALICE, 1)
-            bad = rollout(group_id=one.lease.group_id, index=one.lease.samples[0].index, tokens=[99])
+            bad = rollout(group_id=one.group_id, index=one.samples[0].index, tokens=[99])
             (verdict,) = await learner.client(ALICE).submit([Answer(bad)])
             assert verdict.verdict == "malformed"
 
@@ -603,7 +603,7 @@ async def test_leases_that_are_not_recorded_in_time_are_not_given_out() -> None:
             await learner.client(ALICE).ask(v(0), 2, WAIT_S, holding=())
         journal.free.set()
         (again,) = await leases_for(learner, ALICE, 2)
-        assert again.lease.group_id == "t0"
+        assert again.group_id == "t0"
 
 
 async def test_while_the_disk_is_full_nothing_is_taken_or_opened_and_samplers_come_back(learner: Learner) -> None:
@@ -617,7 +617,7 @@ async def test_while_the_disk_is_full_nothing_is_taken_or_opened_and_samplers_co
     assert learner.plane.counts()["groups_open"] == 1
     learner.journal.fault = ""
     (one,) = await leases_for(learner, BOB, 1)
-    assert one.lease.group_id == "t1"
+    assert one.group_id == "t1"
     assert [one.verdict for one in await learner.client(ALICE).submit(answers)] == ["accepted"] * 2
 
 

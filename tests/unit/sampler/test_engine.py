@@ -189,7 +189,7 @@ def test_a_layout_of_another_model_is_refused_by_the_name_of_a_tensor(staged: St
 
 def test_a_dtype_that_rounds_the_weights_is_refused_before_they_come(staged: Staged) -> None:
     start = staged.start(dtype="float16")
-    with pytest.raises(UserError, match="--dtype bfloat16"):
+    with pytest.raises(UserError, match="--precision bfloat16"):
         TransformersEngine().start(start, silent)
 
 
@@ -380,6 +380,21 @@ def test_an_adapter_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
     wider = msgspec.structs.replace(staged.layout, adapter=msgspec.structs.replace(staged.layout.adapter, rank=5))
     with pytest.raises(WrongWeights, match="lora_A"):
         TransformersEngine().start(msgspec.structs.replace(staged.start(), layout=wider), silent)
+
+
+def test_without_stop_ids_it_draws_on_after_the_models_own_end(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By both ways of drawing: transformers' own would end, and fill up with other tokens than were drawn."""
+    jobs = [job(seed, stops=(), limit=20) for seed in range(12)]
+    grown = draw(engine, *jobs)
+    monkeypatch.setattr("swarm.sampler.transformers.can_grow", lambda model: False)
+    apart = draw(engine, *jobs)
+    assert any(STOP in tokens(sampled)[:-1] for sampled in apart)
+    for one, other in zip(grown, apart, strict=True):
+        assert tokens(one) == tokens(other)
+        assert other.finish == "length"
+        assert logprobs(other) == pytest.approx(logprobs(one), abs=1e-4)
 
 
 @pytest.mark.parametrize(("family", "apart"), [("recurrent_gemma", True), ("mamba", False)])

@@ -167,11 +167,11 @@ def test_one_that_gives_messages_and_steps(own: str) -> None:
 
 
 def test_faults_of_the_users_environment_are_told(own: str) -> None:
-    with pytest.raises(UserError, match="set max_turns to 1 to 512"):
+    with pytest.raises(UserError, match="set max_turns, from 1 to 512"):
         load_task(TaskOptions(name=own + "Endless"))
     task = load_task(TaskOptions(name=own + "Broken"))
     with pytest.raises(UserError, match=r"reset\(\d+\) of python:own_worlds:Broken raised ZeroDivisionError"):
         task.prompt(0)
     environment = task.environment()
-    with pytest.raises(TypeError, match=r"gave no Step and no \(messages, reward, done\)"):
+    with pytest.raises(TypeError, match=r"returned neither a Step nor \(messages, reward, done\)"):
         environment.step("")

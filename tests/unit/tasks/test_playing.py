@@ -15,7 +15,7 @@ from swarm.environments.base import Environment, Messages, Step
 from swarm.tasks import reward_child
 from swarm.tasks.base import RewardKind, TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
-from swarm.tasks.reward_child import Begin, Episode, Episodes, StepAsked, said
+from swarm.tasks.reward_child import Begin, Episode, Episodes, StepAsked, one_line
 from swarm.tasks.turns import TurnText
 from swarm.types import MAX_TOKENS, Observed, Prompt
 from tests.integration.odd_environment import OddEnvironment
@@ -127,7 +127,7 @@ def test_each_player_reads_its_own_stream() -> None:
             return super().opening(messages)
 
         def reply(self, drawn: Sequence[int], messages: Messages) -> list[int]:
-            read.append((self.said(drawn), messages[0][1]))
+            read.append((self.text_of(drawn), messages[0][1]))
             return super().reply(drawn, messages)
 
     episode = Episode(OddEnvironment(), Recorded(TOKENIZER, None, ()), PROMPTS[0])
@@ -183,7 +183,7 @@ def wrong() -> Iterator[tuple[Step, str]]:
     yield Step(messages=SAID, seat=-1), "ValueError: a Step of 2 players has 1 rewards and seat -1 next"
     yield Step(messages=SAID, rewards=(0.0, float("inf"))), "ValueError: reward 2 is inf, which is not a finite number"
     yield Step(messages=SAID, parts={"x": float("nan")}), "ValueError: x is nan, which is not a finite number"
-    yield Step(messages=SAID, parts={str(i): 0 for i in range(17)}), "ValueError: 17 parts of a reward are over the 16"
+    yield Step(messages=SAID, parts={str(i): 0 for i in range(17)}), "ValueError: a reward has 17 parts"
     yield Step(messages=[("user", 1)]), "TypeError: messages are (role, content) pairs"  # type: ignore[list-item]
     yield Step(), "ValueError: the messages for seat 0 have 0 tokens, not 1 to"
     yield (
@@ -199,7 +199,7 @@ def test_an_answer_that_is_none_is_told(step: Step, reason: str) -> None:
     episode = Episode(Given(step), TEXT, prompt)
     with pytest.raises((ValueError, TypeError)) as raised:
         episode.step(tokens("1"))
-    assert said(raised.value).startswith(reason)
+    assert one_line(raised.value).startswith(reason)
 
 
 def test_an_environment_that_begins_otherwise_is_refused() -> None:

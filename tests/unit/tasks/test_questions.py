@@ -123,7 +123,7 @@ def test_other_columns_numbers_chats_and_marks_of_the_encoding_are_read(tmp_path
     rows = [{"question": turns, "target": 4}, {"question": turns[1:], "target": 4.5}]
     file = tmp_path / "chat.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + "".join(json.dumps(row) + "\r\n\n" for row in rows).encode())
-    options = TaskOptions(name="jsonl:chat", prompt_column="question", answer_column="target")
+    options = TaskOptions(name="jsonl:chat", columns=("question", "target"))
     assert [(p.text, p.messages, p.answer) for p in read_questions(file, options, at=str).train] == [
         ("2+2?", (("system", "Be short."), ("user", "2+2?")), "4"),
         ("2+2?", (), "4.5"),
@@ -149,10 +149,10 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
     [
         (b'{"prompt": "a", "answer": "b"}\n{"prompt": \n', r"bad.jsonl:2 is not valid JSON"),
         (b'{"prompt": "a", "answer": "b"}\n\n[1]\n', r"bad.jsonl:3 is not a JSON object"),
-        (b'{"prompt": "a"}\n', r"bad.jsonl:1 has no 'answer', only prompt: .* answer_column"),
+        (b'{"prompt": "a"}\n', r"bad.jsonl:1 has no 'answer', only prompt: .* columns"),
         (
             b'{"question": "a", "answer": "b"}\n',
-            r"bad.jsonl:1 has no 'prompt', only question, answer: .* prompt_column",
+            r"bad.jsonl:1 has no 'prompt', only question, answer: .* columns",
         ),
         (b'{"prompt": null, "answer": "b"}\n', r"bad.jsonl:1: the 'prompt' is null"),
         (b'{"prompt": "a\xff", "answer": "b"}\n', r"bad.jsonl:1 is not UTF-8"),
@@ -173,8 +173,8 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
             (b'{"prompt": "a", "answer": "b", "held_out": %s}\n' % value, r"bad.jsonl:1: held_out is true or false")
             for value in (b"1", b'"true"', b"null")
         ),
-        (b'{"prompt": "a", "answer": "b", "held_out": true}\n', r"is left to train on: its split is its own"),
-        (b'{"prompt": "a", "answer": "b", "held_out": false}\n', r"is held out: its split is its own"),
+        (b'{"prompt": "a", "answer": "b", "held_out": true}\n', r"is left to train on: the file itself says"),
+        (b'{"prompt": "a", "answer": "b", "held_out": false}\n', r"is held out: the file itself says"),
         (b"", r"is empty: it has no question"),
         (b"\n\n", r"is empty: it has no question"),
         (b'{"prompt": "a", "answer": "b"}\n', r"no question of .* is (held out|left to train on): it has 1; add"),
@@ -197,7 +197,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         ({"name": "chess"}, "known tasks: copy.*jsonl:FILE.*hf:DATASET.*gym:NAME.*python:MODULE:CLASS"),
         ({"name": "json:x"}, "there is no task 'json:x'"),
-        ({"name": "jsonl:x", "rewards": {"numeric": 1.0}, "lenient": True}, "lenient is about the rewards exact and"),
+        (
+            {"name": "jsonl:x", "rewards": {"numeric": 1.0}, "lenient": True},
+            "lenient changes only the rewards exact",
+        ),
         ({"name": "jsonl:x", "rewards": {"exat": 1.0}}, "there is no reward 'exat'"),
         ({"name": "hf:"}, "names no data set"),
         ({"name": "gym:leg_countin"}, "reasoning-gym has no 'leg_countin'; it has leg_counting"),
@@ -214,7 +217,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"name": "gym:chain_sum?min_terms=1&min_terms=2"}, "sets an option twice"),
         ({"name": "gym:chain_sum?min_terms=1", "task_options": {"max_terms": 2}}, "in its name and in task_options"),
         ({"name": "gym:spell_backward?min_word_len=60&max_word_len=60"}, "cannot make question .*; try other options"),
-        ({"name": "python:only_a_module"}, "names no class: write python:MODULE:CLASS"),
+        ({"name": "python:only_a_module"}, "does not name a class: write python:MODULE:CLASS"),
         ({"name": "python:no_such_module:Task"}, "no module 'no_such_module' here or installed"),
         ({"name": "python:json:Task"}, "json has no class Task"),
     ],
@@ -242,15 +245,15 @@ def test_a_data_set_on_disk_is_read_with_its_own_test_split(tmp_path: Path) -> N
     # The split for tests repeats a question of the other: it must not be trained on.
     splits = datasets.DatasetDict(train=whole.select(range(16)), test=whole.select(range(15, 20)))
     splits.save_to_disk(str(tmp_path / "set"))
-    task = load_task(TaskOptions(name=f"hf:{tmp_path / 'set'}", prompt_column="question"))
+    task = load_task(TaskOptions(name=f"hf:{tmp_path / 'set'}", columns=("question", "answer")))
     assert sorted(_all(task)) == sorted(f"{n}?" for n in range(15))
     assert {p.text: p.answer for p in task.held_out(99)} == {f"{n}?": str(n) for n in range(15, 20)}
     for split, column, words in (
         ("valid", "question", "it has the splits train, test: name one of them with @SPLIT"),
-        ("train", "prompt", "it has no column 'prompt', only question, answer, id: name one with prompt_column"),
+        ("train", "prompt", "it has no column 'prompt', only question, answer, id: name them with columns"),
     ):
         with pytest.raises(UserError, match=words):
-            fetch(str(tmp_path / "set"), None, split, column, "answer", str(tmp_path))
+            fetch(str(tmp_path / "set"), None, split, (column, "answer"), str(tmp_path))
 
 
 AS_WRITTEN = [
@@ -327,12 +330,12 @@ def test_other_columns_of_a_data_set_do_no_harm(tmp_path: Path, name: str, conte
         ("a.csv", b'prompt,answer\n"1,2\n', "it cannot be read: unexpected end of data"),
         ("a.csv", b"", "has no|is empty"),
         ("a.csv", b"question,answer\n1,2\n", "it has no column 'prompt', only question, answer"),
-        ("a.json", b'{"prompt": "1", "answer": "2"}', "it is no list of rows"),
+        ("a.json", b'{"prompt": "1", "answer": "2"}', "it is not a list of rows"),
         ("a.json", b'[{"prompt": "1", "answer": NaN}]', "the 'answer' is null"),
         (
             "a.jsonl",
             b'{"prompt": "1", "answer": "2", "answer": "3"}',
-            "a name comes twice among prompt, answer, answer",
+            "a key comes twice among prompt, answer, answer",
         ),
         ("a.jsonl", b'{"prompt": "\\ud800", "answer": "2"}', "surrogates not allowed"),
     ],
@@ -509,7 +512,7 @@ def test_a_reward_that_cannot_be_computed_with_has_failed(reward: float) -> None
     [
         ("Unlike", r"is not a task: it has no held_out\(\), no score\(\)"),
         ("NoHeldOut", r"has no held-out prompt"),
-        ("NoPrompt", r"prompt\(0\) of .* gave no swarm.types.Prompt"),
+        ("NoPrompt", r"prompt\(0\) of .* did not return a swarm.types.Prompt"),
         ("Stumbles", r"held_out\(1\) of .* raised ZeroDivisionError"),
         ("LongId", r"prompt_id of 1 to 64"),
         ("Raises", r"could not be made with \(seed\) or \(options\): OSError: no disk"),

@@ -319,7 +319,7 @@ def test_lenient_reads_past_case_dots_and_what_stands_around(completion: str, an
 def test_lenient_changes_no_other_reward() -> None:
     strict = weighted_score({"numeric": 1.0, "boxed": 1.0, "exact": 1.0}, "The answer is (B).", "B", is_lenient=True)
     assert strict.parts == {"numeric": 0.0, "boxed": 0.0, "exact": 1.0}
-    with pytest.raises(UserError, match="lenient is about the rewards exact and math"):
+    with pytest.raises(UserError, match="lenient changes only the rewards exact and math"):
         checked_weights({"numeric": 1.0}, is_lenient=True)
     assert checked_weights({"boxed": 1.0}, is_lenient=True)
 

@@ -53,7 +53,7 @@ def test_a_turn_that_ended_by_itself_is_not_ended_again_and_one_that_was_cut_off
 def test_what_was_drawn_drifts_if_it_is_tokenised_again_and_here_it_is_not() -> None:
     texts, tokenizer = turn_text("qwen3", drifts=True), tokenizer_of(CONTROLS["qwen3"], drifts=True)
     drawn = tokenizer_of(()).encode("left").ids
-    assert tokenizer.encode(texts.said(drawn)).ids != drawn
+    assert tokenizer.encode(texts.text_of(drawn)).ids != drawn
     opening = texts.opening([("user", "Where?")])
     stream = [*opening, *drawn, *texts.reply(drawn, [("user", "A wall.")])]
     again = tokenizer.encode(tokenizer.decode(stream, skip_special_tokens=False)).ids
@@ -64,9 +64,9 @@ def test_what_was_drawn_drifts_if_it_is_tokenised_again_and_here_it_is_not() -> 
 def test_the_environment_reads_a_turn_without_the_stop_token_at_its_end_alone() -> None:
     texts, end = turn_text("qwen3"), end_of("qwen3")
     left = tokenizer_of(()).encode("left").ids
-    assert texts.said([*left, end]) == "left"
-    assert texts.said([end, *left]) == "<|im_end|>left"
-    assert texts.said([]) == ""
+    assert texts.text_of([*left, end]) == "left"
+    assert texts.text_of([end, *left]) == "<|im_end|>left"
+    assert texts.text_of([]) == ""
 
 
 def test_a_forged_turn_reads_the_same_and_is_no_turn() -> None:
