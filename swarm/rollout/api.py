@@ -27,7 +27,7 @@ from swarm.net.client import Crowded, Forbidden, binary, read_signed
 from swarm.net.hosts import caller_of, is_loopback
 from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.rollout.ahead import PromptsAhead
-from swarm.rollout.intake import TEXTS, Body, Claimed, Intake, IntakeLimits, is_small, open_submission
+from swarm.rollout.intake import TEXTS, Body, Claimed, Intake, is_small, open_submission
 from swarm.rollout.journal.entries import GroupDropped, Record, RolloutScored
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import (
@@ -116,8 +116,6 @@ class RolloutService:
         watch: SamplerWatch | None = None,
         heard: Callable[[NodeId, Beat, str], None] = lambda node, beat, idle: None,
         prompts: PromptsAhead | None = None,
-        limits: IntakeLimits | None = None,
-        commit_s: float = COMMIT_S,
         absent: Collection[NodeId] = (),
     ) -> None:
         self._sessions = sessions
@@ -132,8 +130,7 @@ class RolloutService:
         self.failures = RewardFailures(emit)
         self._journal: Journal | None = None
         self._journal_error: EchoError | None = None
-        self._intake = Intake(limits)
-        self._commit_s = commit_s
+        self._intake = Intake()
         self._unpacking = asyncio.Lock()
         self._stepping = Stepping()
         self._chances, self._ready, self._told = Changes(), Changes(), 0
@@ -659,7 +656,7 @@ class RolloutService:
     async def _committed_soon(self) -> bool:
         """Return whether everything so far is committed before the sampler stops waiting for the reply."""
         try:
-            async with asyncio.timeout(self._commit_s):
+            async with asyncio.timeout(COMMIT_S):
                 await self._recorder.write(())
         except TimeoutError:
             return False
