@@ -620,7 +620,6 @@ class RolloutPlane:
             node,
             group,
             fault=token_fault(rollout, self.rules.vocab_size) if fault is None else fault,
-            opened=self._opened,
             newest=self.newest,
             next_batch=self.next_batch,
             max_staleness=self.max_staleness,
