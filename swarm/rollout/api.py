@@ -60,7 +60,7 @@ from swarm.rollout.plane.effects import (
 from swarm.rollout.plane.groups import Group, Sample
 from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
-from swarm.rollout.scoring import RewardFailures, Said, Scorer, Scoring, Stepper
+from swarm.rollout.scoring import RewardFailures, Scorer, Scoring, Stepper
 from swarm.rollout.stepping import Stepping
 from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally
 from swarm.types import (
@@ -127,6 +127,7 @@ class RolloutService:
         self._auditor: BatchAuditor | None = None
         self._caught: set[NodeId] = set()  # During the held-out round under way; they may be forgiven before it ends
         self._scoring: Scoring | None = None
+        self._stepper: Stepper | None = None
         self.failures = RewardFailures(emit)
         self._journal: Journal | None = None
         self._journal_error: EchoError | None = None
@@ -152,25 +153,26 @@ class RolloutService:
         auditor: BatchAuditor | None = None,
     ) -> None:
         """Begin to serve `plane`; until now samplers were told to wait. `effects` came from restoring the plane.
-        Episodes need a `stepper`. `look` audits what a batch would be before it is taken, and answers on which one of
-        the reward `processes` failed."""
+        Episodes need a `stepper`. `auditor` audits what a batch would be before it is taken, and answers on which one
+        of the reward `processes` failed."""
         self._plane = plane
         self._auditor = auditor
-        given = scorer, processes, self._genuine, self.samplers
         self._scoring = Scoring(
-            *given,
+            scorer,
+            processes,
+            self._genuine,
+            self.samplers,
             is_open=lambda group_id: plane.leased.group(group_id) is not None,
             scored=self._scored,
-            stepper=stepper,
-            stepped=self._stepped,
         )
+        self._stepper = stepper
         if plane.next_batch:  # The reward has worked in an earlier life
             self.failures.scored_at = time.monotonic()
         self._journal = journal
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
             plane.beat(node, now=time.monotonic())
-        for node in self.barred:
+        for node in plane.barred:
             self._watch.gone(node, vanished=False)
         self._perform(effects)
 
@@ -226,12 +228,12 @@ class RolloutService:
         return genuine
 
     async def _until_full(self) -> None:
-        plane = self._opened
-        seen = self._ready.count
-        while not plane.can_take(now=time.monotonic()):
+        while True:
+            seen = self._ready.count
+            if self._opened.can_take(now=time.monotonic()):
+                return
             self._tell_chances()
             await self._ready.wait(seen, None)
-            seen = self._ready.count
 
     @property
     def taken(self) -> int:
@@ -578,7 +580,8 @@ class RolloutService:
         if wanted or steps:
             assert self._scoring is not None
             self._scoring.begin(wanted)
-            self._scoring.step(steps)
+            for step in steps:
+                self._scoring.start(self._step(step))
         self._tell_chances()
 
     def _answer(self, name: GroupId, rollout: Rollout | None) -> None:
@@ -602,8 +605,10 @@ class RolloutService:
         self._perform(effects)
         self._ready.tell()
 
-    def _stepped(self, asked: StepWanted, said: Said) -> None:
-        now = time.monotonic()
+    async def _step(self, asked: StepWanted) -> None:
+        """Have the environment answer a turn."""
+        assert self._stepper is not None
+        said, now = await self._stepper(asked), time.monotonic()
         (outcome,) = self.failures.settle([asked], [said], now=now)
         found = outcome if isinstance(outcome, Observed) else None
         self._perform(self._opened.observed(asked.group_id, asked.index, asked.episode, found, now=now))
