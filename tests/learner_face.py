@@ -13,7 +13,7 @@ from swarm.net.client import PeerClient, guard, session_route
 from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.net.signing import SigningKey
 from swarm.rollout.api import RolloutService
-from swarm.rollout.intake import IntakeLimits
+from swarm.rollout.intake import Intake, IntakeLimits
 from swarm.rollout.messages import Answer, Did, Offer
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import RolloutPlane
@@ -33,12 +33,7 @@ WAIT_S = 20.0
 class Learner(SamplerWatch):
     """A RolloutService behind a server on loopback, and clients for it."""
 
-    def __init__(
-        self,
-        *,
-        limits: IntakeLimits | None = None,
-        commit_s: float = WAIT_S,
-    ) -> None:
+    def __init__(self, *, limits: IntakeLimits | None = None) -> None:
         self.key = SigningKey.generate()
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.gone_nodes: list[NodeId] = []
@@ -54,9 +49,8 @@ class Learner(SamplerWatch):
             emit=lambda kind, **fields: self.events.append((kind, fields)),
             watch=self,
             heard=lambda node, beat, idle: self.did.append((node, beat.did, idle)),
-            limits=limits,
-            commit_s=commit_s,
         )
+        self.service._intake = Intake(limits)
         self.port = 0
         self.peers: dict[NodeId, PeerClient] = {}
 

@@ -139,7 +139,7 @@ def export_rollouts(
     to: Annotated[Path, typer.Option(help="File to write, .jsonl.")],
 ) -> None:
     """Write the rollouts of a run as a data set, with prompts, texts, rewards and what became of them."""
-    from swarm.rollout.journal.export import export_rollouts as write
+    from swarm.report.dataset import export_rollouts as write
 
     prompt, decode_text, _ = readers_of(run_dir, _config(run_dir))
     done = write(run_dir, to, prompt=prompt, decode_text=decode_text)

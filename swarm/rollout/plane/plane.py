@@ -65,8 +65,7 @@ from swarm.rollout.plane.effects import (
     turn_taken,
 )
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
-from swarm.rollout.plane.grant import Grant
-from swarm.rollout.plane.groups import Group, LeaseTable
+from swarm.rollout.plane.groups import Grant, Group, LeaseTable
 from swarm.rollout.plane.heldout import HeldOutRound
 from swarm.rollout.plane.nodes import MIN_NEW_HELD
 from swarm.rollout.plane.rules import Pacing, aged_by, is_fresh
@@ -191,7 +190,7 @@ class RolloutPlane:
         begun: list[Effect] = []
         if of_this_life:
             grant = self._grant(node, held, capacity, at_once, now=now)
-            begun += grant.records
+            begun += [*grant.records, *(wanted for group in grant.begun for wanted in beginnings(group))]
             if grant.leases:
                 return [*begun, Granted(leases=tuple(grant.leases))]
         if why := self.why_idle(node):
@@ -537,9 +536,9 @@ class RolloutPlane:
             by_deadline[due] += 1
             grant.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
             group = self._open_training(self._opened, held)
-            if beginning := beginnings(group):
-                grant.records += beginning
-                grant.capacity -= len(beginning)  # They are on their way to this node, or to others.
+            grant.begun.append(group)
+            # Episodes that wait for their environment are on their way to this node, or to others.
+            grant.capacity -= len(group.samples) - group.waiting
             grant.take(group, grant.capacity)
             self._opened += 1
 
@@ -621,7 +620,6 @@ class RolloutPlane:
             node,
             group,
             fault=token_fault(rollout, self.rules.vocab_size) if fault is None else fault,
-            opened=self._opened,
             newest=self.newest,
             next_batch=self.next_batch,
             max_staleness=self.max_staleness,

@@ -12,6 +12,7 @@ from msgspec import structs
 from swarm.errors import EchoError, TooLarge, UserError
 from swarm.net.client import Busy, Forbidden
 from swarm.net.sessions import Unauthorized
+from swarm.rollout import api
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.journal.entries import BatchTaken, Entry, RolloutScored
@@ -564,8 +565,9 @@ class SlowJournal(ListJournal):
         await self.free.wait()
 
 
-async def test_a_duplicate_is_told_only_once_its_original_is_committed() -> None:
-    learner = Learner(commit_s=0.0)
+async def test_a_duplicate_is_told_only_once_its_original_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "COMMIT_S", 0.0)
+    learner = Learner()
     learner.journal = journal = SlowJournal()
     async with serving(learner):
         await learner.open()
@@ -578,8 +580,9 @@ async def test_a_duplicate_is_told_only_once_its_original_is_committed() -> None
         assert [one.verdict for one in await learner.client(ALICE).submit(answers)] == ["duplicate"] * 2
 
 
-async def test_a_batch_is_recorded_before_it_is_trained_on() -> None:
-    learner = Learner(commit_s=0.0)
+async def test_a_batch_is_recorded_before_it_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "COMMIT_S", 0.0)
+    learner = Learner()
     learner.journal = journal = SlowJournal()
     async with serving(learner):
         await learner.open()
@@ -593,8 +596,9 @@ async def test_a_batch_is_recorded_before_it_is_trained_on() -> None:
         assert [group.group_id for group in await batch] == ["t0", "t1"]
 
 
-async def test_leases_that_are_not_recorded_in_time_are_not_given_out() -> None:
-    learner = Learner(commit_s=0.0)
+async def test_leases_that_are_not_recorded_in_time_are_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "COMMIT_S", 0.0)
+    learner = Learner()
     learner.journal = journal = SlowJournal()
     async with serving(learner):
         await learner.open()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swarm.errors import EchoError, ProtocolError, UserError
-from swarm.rollout import api, replies, stepping
+from swarm.rollout import api, stepping
 from swarm.rollout.journal.entries import RolloutAccepted, RolloutScored, TurnTaken
 from swarm.rollout.messages import Answer, Stepped
 from swarm.rollout.plane import plane
@@ -183,7 +183,7 @@ async def test_a_node_has_only_so_many_requests_held_open() -> None:
 
 
 async def test_a_reply_has_no_more_than_its_cap(monkeypatch: pytest.MonkeyPatch, lake: Lake) -> None:
-    monkeypatch.setattr(replies, "STEP_REPLY_BYTES", 16)
+    monkeypatch.setattr(api, "STEP_REPLY_BYTES", 16)
     monkeypatch.setattr(stepping, "GATHER_S", WAIT_S)
     async with serving(learner_of(size=3)) as learner:
         await learner.open(lake)

@@ -141,7 +141,6 @@ def verdict(
         ALICE,
         group,
         fault=token_fault(drawn, VOCAB) if fault is None else fault,
-        opened=1,
         newest=newest or v(3),
         next_batch=next_batch,
         max_staleness=bound,
