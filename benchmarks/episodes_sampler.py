@@ -13,11 +13,10 @@ from typing import Any
 from swarm.join import sampler
 from swarm.rollout.messages import Answer, Stepped
 from swarm.sampler import feeding
-from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import Generate, Job, Sampled
 from swarm.sampler.playing import Game
 from swarm.sampler.worker import EngineWorker
-from swarm.types import SampleSpec
+from swarm.types import Lease, SampleSpec
 
 DRAWN: dict[int, float] = {}
 """Seconds in the engine, by the identity of the job."""
@@ -39,8 +38,8 @@ class TimedWorker(EngineWorker):
 class TimedGame(Game):
     log: Any
 
-    def __init__(self, timed: TimedLease, spec: SampleSpec) -> None:
-        super().__init__(timed, spec)
+    def __init__(self, lease: Lease, spec: SampleSpec) -> None:
+        super().__init__(lease, spec)
         self._came_s = time.monotonic()
         self._job: Job | None = None
 

@@ -82,7 +82,7 @@ class Target:
     async def newest(self) -> VersionId:
         key = SigningKey.generate()
         async with self.peer(key) as peer:
-            reply = await RolloutClient(peer, key.node_id, engine_class=lambda: "").beat(None, 0, 0.0)
+            reply = await RolloutClient(peer, key.node_id, engine_class="").beat(None, 0, 0.0)
         assert reply.newest is not None
         return reply.newest
 
@@ -270,7 +270,7 @@ async def probe(line: str) -> None:
     """Send beats until killed, and print when each was sent and how long its answer took (None if it failed)."""
     target, key = Target(line), SigningKey.generate()
     async with target.peer(key) as peer:
-        client = RolloutClient(peer, key.node_id, engine_class=lambda: "")
+        client = RolloutClient(peer, key.node_id, engine_class="")
         while True:
             sent_at, began = time.time(), time.monotonic()
             took_s: float | None = None

@@ -28,8 +28,8 @@ from swarm.errors import EchoError
 from swarm.net.client import Busy, PeerClient
 from swarm.net.signing import SigningKey, node_id_of
 from swarm.rollout.messages import STEP_REPLY_BYTES, Answer, SampleName, StepReply, Submission
-from swarm.sampler.client import RolloutClient, TimedLease
-from swarm.types import Address, Rollout, Span, VersionId
+from swarm.sampler.client import RolloutClient, samples_of
+from swarm.types import Address, Lease, Rollout, Span, VersionId
 from swarm.wire import compress, decode, encode
 
 Kind = Literal["steady", "paced", "flooding"]
@@ -91,7 +91,7 @@ class Sampler:
         self._in_hand: set[SampleName] = set()
         self._draw = random.Random(seed)
         self._completions = cycle(completions(self._draw))
-        self._leased: asyncio.Queue[TimedLease] = asyncio.Queue(maxsize=GROUPS_AHEAD)
+        self._leased: asyncio.Queue[Lease] = asyncio.Queue(maxsize=GROUPS_AHEAD)
         self._phase = self._draw.random()
         self._working = asyncio.Event()
         if plan.kind != "flooding":
@@ -127,7 +127,7 @@ class Sampler:
                 await asyncio.sleep(0.0 if answer[0] == "paced" else 0.05)
                 continue
             for lease in answer:
-                self._in_hand.update(lease.samples())
+                self._in_hand.update(samples_of([lease]))
                 await self._leased.put(lease)
 
     async def _steady(self) -> None:
@@ -164,8 +164,8 @@ class Sampler:
             under_way.add(task)
             task.add_done_callback(under_way.discard)
 
-    def _fresh_body(self, lease: TimedLease) -> bytes:
-        self._in_hand.difference_update(lease.samples())
+    def _fresh_body(self, lease: Lease) -> bytes:
+        self._in_hand.difference_update(samples_of([lease]))
         return self._body(lease)
 
     async def _ticks(self, per_s: float) -> AsyncIterator[float]:
@@ -176,7 +176,7 @@ class Sampler:
             yield due
             due += 1.0 / per_s
 
-    async def _submit(self, lease: TimedLease, began: float) -> None:
+    async def _submit(self, lease: Lease, began: float) -> None:
         """Until there are verdicts, as a sampler does; what a full learner makes it wait counts."""
         answers = self._answers(lease)
         while True:
@@ -188,7 +188,7 @@ class Sampler:
                 await asyncio.sleep(busy.retry_after_s)
         self._observed.submissions.append((began, time.monotonic() - began))
         self._observed.outcomes.update(verdict.verdict for verdict in verdicts)
-        self._in_hand.difference_update(lease.samples())
+        self._in_hand.difference_update(samples_of([lease]))
 
     async def _post(self, body: bytes) -> None:
         began = time.monotonic()
@@ -203,16 +203,16 @@ class Sampler:
         self._observed.submissions.append((began, time.monotonic() - began))
         self._observed.outcomes.update(v.verdict for v in decode(data, StepReply, cap_bytes=STEP_REPLY_BYTES).steps)
 
-    def _body(self, lease: TimedLease) -> bytes:
+    def _body(self, lease: Lease) -> bytes:
         return compress(encode(Submission(node=self._node, answers=tuple(self._answers(lease)))))
 
-    def _answers(self, lease: TimedLease) -> list[Answer]:
-        span = Span(version=max(self._held, lease.lease.min_version), start=0, end=TOKENS)
+    def _answers(self, lease: Lease) -> list[Answer]:
+        span = Span(version=max(self._held, lease.min_version), start=0, end=TOKENS)
         made = []
-        for spec in lease.lease.samples:
+        for spec in lease.samples:
             token_ids, logprobs = next(self._completions)
             drawn = Rollout(
-                group_id=lease.lease.group_id,
+                group_id=lease.group_id,
                 index=spec.index,
                 token_ids=token_ids,
                 logprobs=logprobs,

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dapo": ({}, {"loss_type": "dapo"}),
     "grpo": ({"loss_normalisation": "rollouts"}, {"loss_type": "grpo"}),
     "gspo": (
-        {"objective": "gspo", "loss_normalisation": "rollouts", "clip_low": 3e-2, "clip_high": 4e-2},
+        {"objective": "gspo", "loss_normalisation": "rollouts", "clip": (3e-2, 4e-2)},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-2, "epsilon_high": 4e-2},
     ),
     "cispo": ({"objective": "cispo"}, {"loss_type": "cispo", "epsilon_high": 1.28}),

@@ -65,10 +65,7 @@ class SwapTimes:
     sent_share: float
     apply_s: float
     install_s: float
-    check_s: float
     pause_s: float
-    reload_s: float
-    proof_s: float
     proof: str
     tokens_per_s: float
 
@@ -136,10 +133,7 @@ async def swap_times(
         sent_share=median(share for _, _, share in rows),
         apply_s=median(apply_s for _, apply_s, _ in rows),
         install_s=median(one.seconds for one, _, _ in rows),
-        check_s=median(one.check_s for one, _, _ in rows),
         pause_s=median(one.pause_s for one, _, _ in rows),
-        reload_s=median(one.reload_s for one, _, _ in rows),
-        proof_s=median(one.proof_s for one, _, _ in rows),
         proof=rows[-1][0].proof,
         tokens_per_s=tokens_per_s,
     )
@@ -246,9 +240,7 @@ async def memory(kind: EngineKind, directory: Path, *, swaps: int, device: str) 
 
 
 TIMES_HEADER = (
-    "| parameters | sent | apply | check | pause | of it reload, proof | install | tokens/s | lost in the pause |\n"
-    + "|---" * 9
-    + "|"
+    "| parameters | sent | apply | pause | proof | install | tokens/s | lost in the pause |\n" + "|---" * 8 + "|"
 )
 
 ACCURACY_HEADER = (
@@ -258,13 +250,12 @@ ACCURACY_HEADER = (
 
 def times_line(one: SwapTimes) -> str:
     """One row: milliseconds, and the proof that was given."""
-    ms = [f"{1000 * seconds:.1f}" for seconds in (one.apply_s, one.check_s, one.pause_s)]
-    parts = f"{1000 * one.reload_s:.1f}, {1000 * one.proof_s:.1f} ({one.proof})"
+    ms = [f"{1000 * seconds:.1f}" for seconds in (one.apply_s, one.pause_s)]
     columns = [
         f"{one.parameters / 1e6:.1f} M",
         f"{100 * one.sent_share:.1f} %",
         *ms,
-        parts,
+        one.proof,
         f"{1000 * one.install_s:.1f}",
         f"{one.tokens_per_s:.0f}",
         f"{one.tokens_lost:.0f}",

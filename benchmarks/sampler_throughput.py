@@ -26,7 +26,6 @@ from benchmarks.sampler_process import HANG_S, TIME_LIMIT_S, EngineBroken, cpu_s
 from swarm.broadcast.coding import in_thread
 from swarm.process import Child
 from swarm.rollout.messages import Answer, SampleName, Stepped
-from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineDtype, EngineKind, EngineOptions, Job
 from swarm.sampler.feeding import Feed
 from swarm.sampler.spool import Spool
@@ -239,8 +238,8 @@ async def _through_node(worker: EngineWorker, spool: Spool, jobs: tuple[Job, ...
     return Repeat(tokens=tokens, seconds=seconds, cpu_s=cpu_s)
 
 
-def _lease(number: int, job: Job) -> TimedLease:
-    lease = Lease(
+def _lease(number: int, job: Job) -> Lease:
+    return Lease(
         purpose="train",
         group_id=f"t{number // GROUP}",
         prompt_token_ids=job.prompt_token_ids,
@@ -249,7 +248,6 @@ def _lease(number: int, job: Job) -> TimedLease:
         min_version=VersionId(incarnation=0, version=0),
         time_limit_s=job.time_limit_s,
     )
-    return TimedLease(lease=lease, deadline=time.monotonic() + job.time_limit_s)
 
 
 HEADER = "| parameters | seats | node, tokens/s | bare, tokens/s | ratio | by CPU time | load | |\n" + "|---" * 8 + "|"

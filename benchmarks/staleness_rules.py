@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
+from benchmarks.holding import HoldingPlane
 from swarm.rollout.journal.entries import GroupDropped
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Effect, Granted, Judged, NodeSilent, Refused, ScoreWanted
-from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
+from swarm.rollout.plane.plane import PlaneRules
 from swarm.types import Freshness, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, VersionId
 
 MEAN_TOKENS = 16
@@ -97,7 +98,6 @@ class DeadlineRule:
         rules = PlaneRules(
             run_seed=0,
             max_staleness=setting.max_staleness,
-            hold_s=setting.hold_s,
             adaptive=setting.freshness == "adaptive",
             groups_per_step=setting.batch_groups,
             group_size=setting.group_size,
@@ -106,7 +106,7 @@ class DeadlineRule:
             beat_s=BEAT_S,
             lease_time_limit_s=1e7,
         )
-        self._plane = RolloutPlane(rules, prompts=prompt)
+        self._plane = HoldingPlane(rules, prompts=prompt, hold_s=setting.hold_s)
         self._samples: dict[int, list[Sample]] = {}
         self.discarded: list[Sample] = []
 

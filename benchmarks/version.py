@@ -184,10 +184,6 @@ def figures(published: Event, installed: dict[int, Event], before: dict[int, Eve
             "encoded_s": round(published["encoded_s"] - ended_s, 3),
             **{s: {"median": round(statistics.median(t), 3), "last": round(max(t), 3)} for s, t in by_stage.items()},
         },
-        "engine": {
-            name: round(statistics.median(e[name] for e in installed.values()), 3)
-            for name in ("check_s", "reload_s", "proof_s")
-        },
         "disk_bytes_per_received_byte": round(spent["disk_bytes"] / received, 3),
         "cpu_s_per_gb": spent["cpu_s"] / len(installed),
         "pss_bytes": max(e["pss_bytes"] for e in installed.values()),

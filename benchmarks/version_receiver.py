@@ -67,18 +67,13 @@ class ReceivingNode(JoiningNode):
         if refused is not None:
             raise SystemExit(f"not installed: {refused.why}")
         assert engine.installed is not None
-        assert engine.last_install is not None
         receiver.note_time(engine.installed, "installed_s")
         await engine._child.call(Generate(jobs=(ONE_TOKEN,)), Generated)
         receiver.note_time(engine.installed, "drawn_s")
-        done = engine.last_install
         say(
             "installed",
             version=str(engine.installed),
             **receiver.status()["versions"][str(engine.installed)],
-            check_s=done.check_s,
-            reload_s=done.reload_s,
-            proof_s=done.proof_s,
             **costs(receiver.weights.layout.total_bytes),
         )
 

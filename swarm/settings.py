@@ -22,7 +22,6 @@ from swarm.types import (
     Normalisation,
     ObjectiveName,
     OptimizerStates,
-    Rounding,
     Schedule,
 )
 
@@ -34,6 +33,8 @@ DEFAULT_PORT = 7700
 TINY, TINY_WARM = "tiny", "tiny-warm"
 EMBEDDED = {TINY: 1e-3, TINY_WARM: 3e-4}
 """Models that are built in place instead of loaded, with a suitable learning rate for each"""
+
+RANDOM = "random"  # The reward of a control
 
 TASKS = (
     "--task jsonl:FILE (your own questions and answers), --task hf:DATASET (those of the Hugging Face hub), --task "
@@ -67,14 +68,18 @@ def _as_weights(value: Any) -> Any:
     return {name: weight if equals else 1.0 for name, equals, weight in (str(one).partition("=") for one in value)}
 
 
+def _as_words(value: Any) -> Any:
+    """Split words that came with commas, from a flag or from `echo-node limits`."""
+    given = [value] if isinstance(value, str) else value
+    return [word.strip() for one in given for word in str(one).split(",")] if isinstance(given, list) else given
+
+
 Whole = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Tokens of a prompt or a completion
 Bound = Annotated[int, Field(ge=0, le=1024)]  # Largest staleness in learner steps: older rollouts teach nothing
 Threads = Annotated[int, Field(ge=1, le=256)]
 Nickname = Annotated[str, Field(max_length=32)]
-LogFormat = Literal["text", "json"]
-LOG_FORMAT = "json: each line that the node says is one object."
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # Line rate in Mbit/s; None is no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or per 1e9 bytes, in the swarm's one currency; 0 is free
 
@@ -88,14 +93,13 @@ def dashboard_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_page(given: Any) -> str:
-    # Once public_page was true or false: a run of then goes on without, or is told what to give.
-    if (text := str(given or "off")) != "off":
+def _check_page(text: str) -> str:
+    if text != "off":
         dashboard_address(text)
     return text
 
 
-PageAddress = Annotated[str, BeforeValidator(_check_page)]
+PageAddress = Annotated[str, AfterValidator(_check_page)]
 Option = bool | int | float | str
 
 Rewards = Annotated[
@@ -154,9 +158,13 @@ class Task(Section):
         Key("Options of a task gym:NAME, such as { min_terms = 2 }.", "the data set's"),
     ] = {}
     rewards: Annotated[
-        Rewards, Flag("NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed.", "the task's")
+        Rewards,
+        Flag(
+            "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed. With random among them, for every "
+            "task, a control that must not learn.",
+            "the task's",
+        ),
     ] = {}
-    reward: Annotated[Literal["task", "random"], Flag("random is a control that must not learn.")] = "task"
     lenient: Annotated[bool, Flag("exact and math ignore case, final dots and 'The answer is'.")] = False
     system_prompt: Annotated[str | None, Field(max_length=65_536), Flag("The system message of a chat.")] = None
     chat: Annotated[bool | None, Flag("Give prompts as a chat.", "if the model has a template")] = None
@@ -181,13 +189,20 @@ class Task(Section):
     max_episode_tokens: Annotated[
         Tokens | None, Flag("Most tokens of an episode after its prompt.", "the environment's")
     ] = None
-    prompt_column: Annotated[
-        str, Field(min_length=1, max_length=256), Key("Column of the questions in a data set.")
-    ] = "prompt"
-    answer_column: Annotated[str, Field(min_length=1, max_length=256), Key("Column of the answers in a data set.")] = (
-        "answer"
-    )
+    columns: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], Annotated[str, Field(min_length=1, max_length=256)]],
+        Key("Columns of the questions and of the answers in a data set."),
+    ] = ("prompt", "answer")
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600), Key("Seconds that a reward may take."), RESUMED] = 10.0
+
+    @property
+    def is_control(self) -> bool:
+        """Whether what is trained on is random, so that nothing can be learned."""
+        return RANDOM in self.rewards
+
+    @property
+    def own_rewards(self) -> dict[str, float]:
+        return {name: weight for name, weight in self.rewards.items() if name != RANDOM}
 
 
 class Learn(Section):
@@ -211,11 +226,9 @@ class Learn(Section):
     ] = "constant"
     minibatches: Annotated[int, Field(ge=1, le=64), Key("Optimiser steps in a learner step.")] = 2
     objective: Annotated[ObjectiveName, Flag("Explained in docs/learner.md.")] = "grpo"
-    clip_low: Annotated[
-        float | None, Field(gt=0, lt=1), Key("How far below 1 a token's ratio counts.", "0.2; gspo 3e-4")
-    ] = None
-    clip_high: Annotated[
-        float | None, Field(gt=0, le=9), Key("How far above 1 a token's ratio counts.", "0.28; gspo 4e-4")
+    clip: Annotated[
+        tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0, le=9)]] | None,
+        Key("How far below and above 1 a token's ratio counts.", "[0.2, 0.28]; gspo [3e-4, 4e-4]"),
     ] = None
     loss_normalisation: Annotated[
         Normalisation | None, Flag("What the loss is divided by.", "tokens; gspo rollouts")
@@ -245,8 +258,7 @@ class Learn(Section):
     @property
     def resolved_clip(self) -> tuple[float, float]:
         """By default DAPO's, of single tokens, or GSPO's own, whose ratio is a mean over many and moves far less."""
-        low, high = (3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28)
-        return self.clip_low or low, self.clip_high or high
+        return self.clip or ((3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28))
 
     @property
     def resolved_normalisation(self) -> Normalisation:
@@ -278,12 +290,6 @@ class LeadSwarm(Section):
         Flag("adaptive keeps rollouts as young as the fleet allows, off opens them as early as S allows."),
         RESUMED,
     ] = "adaptive"
-    hold_s: Annotated[
-        float,
-        Field(ge=0),
-        Flag("Longest wait for samples that would otherwise become stale; inf drops none."),
-        RESUMED,
-    ] = 0.0
     audit_share: Annotated[
         float,
         Field(ge=0, le=1),
@@ -305,12 +311,7 @@ class LeadSwarm(Section):
     public_page: Annotated[PageAddress, Flag("HOST:PORT of a page for volunteers, plain HTTP, or off."), RESUMED] = (
         "off"
     )
-    log_format: Annotated[LogFormat, Flag(LOG_FORMAT), RESUMED] = "text"
     beat_s: Annotated[float, Field(ge=0.2, le=60), Key("Seconds between two signs of life of a sampler.")] = 5.0
-    round_s: Annotated[float, Field(ge=0.05, le=60), Key("Seconds of a round of gossip.")] = 2.0
-    lease_time_limit_s: Annotated[
-        float, Field(gt=0, le=86_400), Key("Seconds that a sampler has for a completion, or longer for a long one.")
-    ] = 600.0
 
 
 class Storage(Section):
@@ -352,12 +353,9 @@ class Trainer(Section):
     ] = "float32"
     trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag("GPUs that share the training."), RESUMED] = 1
     trainer_machines: Annotated[
-        int, Field(ge=1, le=1024), Key("Machines that share the training, each with --trainer-ranks GPUs."), RESUMED
-    ] = 1
-    trainer_meeting: Annotated[
         str | None,
-        Field(pattern=r"^[^\s:]+:[0-9]{1,5}$"),
-        Key("host:port of this machine at which the others meet it.", "none"),
+        Field(pattern=r"^[1-9][0-9]{0,3}@[^\s:@]+:[0-9]{1,5}$"),
+        Key("COUNT@HOST:PORT of this machine: how many share the training, and where they meet.", "none"),
         RESUMED,
     ] = None
 
@@ -381,7 +379,7 @@ class LeadMoney(Section):
         RESUMED,
     ] = None
     cost_per_hour: Annotated[Price, Flag("Price of this machine per hour."), RESUMED] = 0.0
-    egress_cost_per_gb: Annotated[Price, Flag("Price of metered traffic, per 1e9 bytes."), RESUMED] = 0.0
+    traffic_cost_per_gb: Annotated[Price, Flag("Price of metered traffic, per 1e9 bytes."), RESUMED] = 0.0
 
 
 class Heeded(NamedTuple):
@@ -408,7 +406,12 @@ def _kind(config: LeadConfig) -> str:
 
 OF_LEAD = (
     Heeded(
-        ("rewards", "lenient", "prompt_column", "answer_column"),
+        ("rewards",),
+        lambda c: _kind(c) in ("jsonl", "hf") or c.own_rewards == {},
+        "with questions of one's own (jsonl: and hf:); other tasks have rewards of their own",
+    ),
+    Heeded(
+        ("lenient", "columns"),
         lambda c: _kind(c) in ("jsonl", "hf"),
         "with questions of one's own (jsonl: and hf:); other tasks have rewards of their own",
     ),
@@ -420,10 +423,8 @@ OF_LEAD = (
     ),
     Heeded(("turn_discount",), lambda c: c.credit == "turn", 'with credit = "turn"'),
     Heeded(("chat_arguments", "system_prompt"), lambda c: c.chat is not False, "in a chat, without --no-chat"),
-    Heeded(("clip_low",), lambda c: c.objective not in ("cispo", "tis"), "with an objective that clips"),
-    Heeded(("clip_high",), lambda c: c.objective != "tis", "with an objective that clips"),
+    Heeded(("clip",), lambda c: c.objective != "tis", "with an objective that clips"),
     Heeded(("base_precision",), lambda c: c.adapter is not None, "beside an adapter (give a rank with --adapter)"),
-    Heeded(("trainer_meeting",), lambda c: c.trainer_machines > 1, "with trainer_machines above 1"),
 )
 
 
@@ -435,13 +436,9 @@ class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         _refuse_ignored(self, OF_LEAD)
-        if self.adapter is not None and (self.trainer_ranks > 1 or self.trainer_machines > 1):
+        if self.adapter is not None and (self.trainer_ranks > 1 or self.trainer_machines):
             raise ValueError(
                 "an adapter is trained by one rank: leave --trainer-ranks and trainer_machines out, or --adapter"
-            )
-        if self.trainer_machines > 1 and self.trainer_meeting is None:
-            raise ValueError(
-                "trainer_machines above 1 needs trainer_meeting, a host:port of this machine that the others reach"
             )
         if self.model not in EMBEDDED and "task" not in self.model_fields_set:
             raise ValueError(
@@ -497,8 +494,11 @@ class Limits(Section):
         AfterValidator(lambda text: text if read_hours(text) else ""),
         Flag("When to draw, by this machine's clock: 22:00-08:00,12:00-13:30.", "always"),
     ] = ""
-    only_on_mains: Annotated[bool, Flag("Draw nothing while on battery.")] = False
-    only_when_idle: Annotated[bool, Flag("Draw nothing while somebody uses the desktop.")] = False
+    only_when: Annotated[
+        tuple[Literal["mains", "idle"], ...],
+        BeforeValidator(_as_words),
+        Flag("mains: draw nothing while on battery; idle: nothing while somebody uses the desktop."),
+    ] = ()
 
 
 class JoinSwarm(Section):
@@ -518,7 +518,6 @@ class JoinSwarm(Section):
     tls: Annotated[bool | None, Flag("Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag("Allow private addresses.", "only on one machine")] = None
     nickname: Annotated[Nickname, Flag("What others see next to this node's id.")] = ""
-    log_format: Annotated[LogFormat, Flag(LOG_FORMAT)] = "text"
     grace: Annotated[
         float, Field(ge=0, le=86_400), Flag("Seconds that samples under way get to end when asked to stop.")
     ] = 10.0
@@ -542,8 +541,10 @@ class Engine(Section):
         Flag("auto is vllm with a GPU, mlx on Apple silicon, if its package is there."),
     ] = "auto"
     device: Annotated[str, Flag("auto, cpu, cuda, cuda:1, mps, ...")] = "auto"
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag("Type of the weights.")] = "auto"
-    precision: Annotated[Rounding, Flag("Round the matrices, to fit a smaller memory.")] = "none"
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8", "int4"],
+        Flag("Type of the weights; fp8, int8 and int4 round the matrices, to fit a smaller memory."),
+    ] = "auto"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag("GPUs that share the model.")] = 1
     max_model_len: Annotated[
         int | None,
@@ -564,14 +565,8 @@ class JoinMoney(Section):
     """Prices."""
 
     table: ClassVar[str] = "money"
-    device_class: Annotated[
-        str | None,
-        Field(min_length=1, max_length=64),
-        Flag("Kind of device, for prices and speeds.", "what the device says"),
-    ] = None
     cost_per_hour: Annotated[Price, Flag("Price of this machine per hour.")] = 0.0
-    down_cost_per_gb: Annotated[Price, Flag("Price of metered incoming traffic, per 1e9 bytes.")] = 0.0
-    up_cost_per_gb: Annotated[Price, Flag("Price of metered outgoing traffic, per 1e9 bytes.")] = 0.0
+    traffic_cost_per_gb: Annotated[Price, Flag("Price of metered traffic, per 1e9 bytes.")] = 0.0
 
 
 OF_JOIN = (
@@ -601,8 +596,13 @@ class JoinConfig(JoinMoney, Limits, Engine, JoinSwarm):
         from swarm.sampler.engine import EngineOptions
 
         named = {"arguments": "engine_arguments", "places": "batch_samples"}
-        asked = set(EngineOptions.__struct_fields__) - {"sample_tokens", "hang_s"}  # Which nobody asks for
-        return EngineOptions(**{name: getattr(self, named.get(name, name)) for name in asked})
+        asked = set(EngineOptions.__struct_fields__) - {"sample_tokens", "hang_s", "dtype", "precision"}
+        given = {name: getattr(self, named.get(name, name)) for name in asked}
+        match self.precision:
+            case "fp8" | "int8" | "int4":
+                return EngineOptions(**given, precision=self.precision)
+            case dtype:
+                return EngineOptions(**given, dtype=dtype)
 
 
 class DemoConfig(BaseModel):

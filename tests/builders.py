@@ -15,6 +15,7 @@ from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.manifest import AdapterShape, Dtype, Layout, ModelFile, TensorSpec
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.rollout.journal.entries import Entry
+from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Effect, Granted, Judged, Refused, ScoreWanted
 from swarm.rollout.plane.episodes import EpisodeRules
@@ -283,14 +284,13 @@ def publish(directory: Path, what: Layout, weights: bytes, *, version: int = 0) 
 SWARM_OF_KEY = swarm_id_of(KEY.public_bytes)
 
 
-class ListJournal:
+class ListJournal(Journal):
     """Records in memory, committed at once."""
-
-    fault = ""
-    pending_bytes = 0
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.fault = ""
+        self.pending_bytes = 0
 
     async def write(self, entries: Sequence[Entry]) -> None:
         self.entries += entries

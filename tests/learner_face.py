@@ -13,14 +13,14 @@ from swarm.net.client import PeerClient, guard, session_route
 from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.net.signing import SigningKey
 from swarm.rollout.api import RolloutService
-from swarm.rollout.intake import IntakeLimits
+from swarm.rollout.intake import Intake, IntakeLimits
 from swarm.rollout.messages import Answer, Did, Offer
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.scoring import Stepper
 from swarm.rollout.tally import SamplerWatch
-from swarm.sampler.client import RolloutClient, TimedLease
-from swarm.types import Address, NodeId, Score, Unscored
+from swarm.sampler.client import RolloutClient
+from swarm.types import Address, Lease, NodeId, Score, Unscored
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY, ListJournal, answering, answers, new_plane, v
 
@@ -33,12 +33,7 @@ WAIT_S = 20.0
 class Learner(SamplerWatch):
     """A RolloutService behind a server on loopback, and clients for it."""
 
-    def __init__(
-        self,
-        *,
-        limits: IntakeLimits | None = None,
-        commit_s: float = WAIT_S,
-    ) -> None:
+    def __init__(self, *, limits: IntakeLimits | None = None) -> None:
         self.key = SigningKey.generate()
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.gone_nodes: list[NodeId] = []
@@ -54,15 +49,14 @@ class Learner(SamplerWatch):
             emit=lambda kind, **fields: self.events.append((kind, fields)),
             watch=self,
             heard=lambda node, beat, idle: self.did.append((node, beat.did, idle)),
-            limits=limits,
-            commit_s=commit_s,
         )
+        self.service._intake = Intake(limits)
         self.port = 0
         self.peers: dict[NodeId, PeerClient] = {}
 
     def client(self, node: NodeId, *, named: NodeId | None = None, engine: str = "") -> RolloutClient:
         """Calls signed by `node`, which name it, or `named` in its place, and this class of engine."""
-        return RolloutClient(self.peers[node], named or node, engine_class=lambda: engine)
+        return RolloutClient(self.peers[node], named or node, engine)
 
     async def open(self, stepper: Stepper | None = None) -> None:
         self.service.open(self.plane, self._score, self.journal, stepper=stepper)
@@ -124,11 +118,11 @@ async def serving(learner: Learner) -> AsyncIterator[Learner]:
     await runner.cleanup()
 
 
-async def leases_for(learner: Learner, node: NodeId, capacity: int) -> list[TimedLease]:
+async def leases_for(learner: Learner, node: NodeId, capacity: int) -> list[Lease]:
     given = await learner.client(node).ask(v(0), capacity, WAIT_S, holding=())
     assert isinstance(given, list), given
     return given
 
 
-def answers_to(given: list[TimedLease]) -> list[Answer]:
-    return [answering(*one) for one in answers([one.lease for one in given], 0)]
+def answers_to(given: list[Lease]) -> list[Answer]:
+    return [answering(*one) for one in answers(given, 0)]

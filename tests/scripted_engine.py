@@ -7,6 +7,7 @@ order, so its learner must audit nothing. It takes the arguments (`EngineOptions
     tokens_per_s    the rate at which each sample of a batch grows, so a batch takes as long as its longest sample;
                     0 is at once
     noise           the largest share by which that varies from batch to batch
+    device_name     what its device says that it is
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from swarm.types import Span, VersionId
 
 ENGINE = "tests.scripted_engine"
 LOGPROB = -2.6  # Reported for every token: near that of the untrained tiny model, so that a learner trains on it
-ARGUMENTS = "continuous", "tokens_per_s", "noise"
+ARGUMENTS = "continuous", "tokens_per_s", "noise", "device_name"
 TOO_SLOW = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
 
 
@@ -56,10 +57,17 @@ class ScriptedEngine:
     async def start(self, command: Start, progress: Told) -> Started:
         self._layout, self._directory = command.layout, command.directory
         options = command.options
-        continuous, self._tokens_per_s, self._noise = (options.arguments.get(name, 0) for name in ARGUMENTS)
+        continuous, self._tokens_per_s, self._noise, device = (options.arguments.get(name, 0) for name in ARGUMENTS)
         places = options.places or CPU_PLACES
         self._places = Semaphore(places if continuous else 1)
-        return Started(engine="scripted", device="none", dtype="none", places=places, lockstep=not continuous)
+        return Started(
+            engine="scripted",
+            device="none",
+            dtype="none",
+            device_name=device or "",
+            places=places,
+            lockstep=not continuous,
+        )
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None
@@ -69,7 +77,7 @@ class ScriptedEngine:
             return NotInstalled("file", wrong)
         self._version = command.version
         seconds = time.perf_counter() - began
-        return Installed(seconds=seconds, check_s=seconds)
+        return Installed(seconds=seconds)
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
         assert self._version is not None
@@ -102,7 +110,9 @@ class ScriptedEngine:
             tokens[-1] = stops[0]
         end = None
         if job.rules.stop:
-            end = StopStrings(load_tokenizer(self._directory), job.rules.stop).end(tokens)
+            strings = StopStrings(load_tokenizer(self._directory), job.rules.stop)
+            reached = strings.reached([tokens[:count] for count in range(1, len(tokens) + 1)])
+            end = next((count for count, done in enumerate(reached, 1) if done), None)
         tokens = tokens[:end]
         return Sampled(
             token_ids=array("i", tokens).tobytes(),

@@ -14,9 +14,9 @@ This page is written by tests/settings_page.py from swarm/settings.py.
 
 `lead` and `join` read a TOML file (`--config lead.toml`) with a table for each section below. Settings with a flag can
 be given on the command line too, with hyphens (`--max-staleness 4`), and win over the file. A bad value is refused
-before anything starts, and the message names the file, the key and the line. `lead --check` also checks the port, data,
-model, memory, disk and rewards, says whether the learning rate is a usual one for such a model and how long a step
-takes at most (it takes two small ones), and starts nothing. `echo-node --install-completion` makes the shell complete
+before anything starts, and the message names the file, the key and the line. `lead --check` does what `lead` does
+before it listens: it reads the data, loads the model, measures the memory and starts the rewards, then ends and keeps
+nothing. `echo-node --install-completion` makes the shell complete
 names and values.
 
 Exit statuses: 0 success (`demo`: it learned, or with `--reward random` it did not; `verify`: no breach), 1 target not

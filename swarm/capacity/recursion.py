@@ -103,7 +103,7 @@ class Recursion:
         self._next_batch = 0
         self._published = 0
         self._training = False
-        self._pacing = Pacing(batch_groups=demand.groups_per_step, hold_s=0.0, adaptive=demand.freshness == "adaptive")
+        self._pacing = Pacing(batch_groups=demand.groups_per_step, adaptive=demand.freshness == "adaptive")
         self._due: dict[int, int] = {}
         self._open: dict[int, set[_Group]] = {}
         self._unfilled: list[_Group] = []

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import webbrowser
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -194,9 +195,13 @@ class Demo:
         # A learner that will be killed checkpoints often, so that some kills hit a checkpoint that is being written.
         often = 10 if options.kill_learner else None
         config.write_text(self._show.settings)
-        flags = ["--config", config, "--reward", options.reward, "--seed", options.seed, "--run-dir", self._run_dir]
+        flags = ["--config", config, "--seed", options.seed, "--run-dir", self._run_dir]
         given = {"steps": options.steps, "max-staleness": options.max_staleness, "checkpoint-every-steps": often}
         flags += [word for name, value in given.items() if value is not None for word in (f"--{name}", value)]
+        if options.reward == "random":
+            own = tomllib.loads(self._show.settings).get("task", {}).get("rewards", {})
+            flags += [word for name, weight in own.items() for word in ("--rewards", f"{name}={weight}")]
+            flags += ["--rewards", "random"]
         return ["lead", "--host", "127.0.0.1", "--port", "0", *map(str, flags), *self._show.flags]
 
     async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -220,7 +225,7 @@ class Demo:
     async def _join(self, url: str, number: int, engine: str, *arguments: str) -> None:
         name = f"sampler-{number}"
         flags = ("--bootstrap", url, "--state-dir", str(self._logs / name), "--lan", "--engine", engine)
-        await self._start(name, "join", *flags, "--device-class", engine, *arguments)
+        await self._start(name, "join", *flags, *arguments)
 
     async def _wait_for_vllm(self, url: str, wanted: int) -> None:
         """Wait until `wanted` vLLM samplers hold weights, or the run ends without them."""
@@ -278,7 +283,7 @@ class Demo:
     def _note(self, status: dict[str, Any]) -> None:
         for sampler in status["samplers"]:
             counts = {f"rollouts_{name}": sampler["verdicts"].get(name, 0) for name in ("accepted", "duplicate")}
-            self._by_sampler[sampler["node"]] = {"engine": sampler["device_class"], **counts}
+            self._by_sampler[sampler["node"]] = {"engine": sampler["engine"].partition("/")[0], **counts}
         # In the middle of learning: half of the steps or half of the reward, whichever comes first.
         half_way = status["step"] >= status["steps"] // 2 or status["metrics"].get("reward", 0.0) >= 0.5
         if self._options.kill_one and not self._killed and half_way:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
@@ -30,10 +29,10 @@ from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 from swarm.extras import lacking, require
-from swarm.join.logs import Lines
 from swarm.lead.dials import DIALS
 from swarm.settings import DemoConfig, JoinConfig, LeadConfig
 from swarm.settings_file import load_config
+from swarm.types import printable
 
 if TYPE_CHECKING:
     from swarm.join.relay import RelayNode
@@ -46,8 +45,6 @@ DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT  # Exit sta
 LINE_S = 60.0  # Between two lines about a joined node that has no terminal
 LEAVE_S = 3.0  # A node gets this long after a second signal: its last words to others take at most a second
 R = TypeVar("R")
-
-_lines = Lines()
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -82,7 +79,7 @@ FROM = "Begin a new run with the model and the settings of that run; each may be
 ForkFrom = Annotated[Path | None, typer.Option("--from", help=FROM)]
 ForkStep = Annotated[int | None, typer.Option("--step", min=0, help="With --from: of that checkpoint, not the newest.")]
 ForkBest = Annotated[bool, typer.Option("--best", help="With --from: its checkpoint nearest to the best result.")]
-CHECK = "Look at all that the run needs, say what was found, and start nothing."
+CHECK = "Prepare all that the run needs, say what is wrong with it, and end where it would begin."
 Check = Annotated[bool, typer.Option("--check", help=CHECK)]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
@@ -117,11 +114,9 @@ def lead(
     stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train a model on a task. The samplers that join generate its rollouts."""
-    from swarm.run.directory import forked_config, read_values, resumed_config
+    from swarm.run.directory import forked_config, resumed_config
 
-    if resume is not None and "log_format" not in flags:
-        _lines.role = "learner" if read_values(resume).get("log_format") == "json" else ""
-    _refuse_mixed(flags, resume=resume, from_run=from_run, picks=best or step is not None, check=check)
+    _refuse_mixed(flags, resume=resume, from_run=from_run, picks=best or step is not None)
     origin = None
     if from_run is not None:
         settings, origin = forked_config(from_run, flags, config, step=step, best=best)
@@ -133,21 +128,18 @@ def lead(
 
     from swarm.dashboard import server as dashboard_server
     from swarm.dashboard.public import PublicState
-    from swarm.dashboard.source import STARTING, Run
-    from swarm.lead.check import check_run
+    from swarm.dashboard.source import STARTING, ShownRun
     from swarm.lead.learner import LearnerNode
     from swarm.report.live import LiveView
 
-    _lines.role = "learner" if settings.log_format == "json" else ""
     if check:
-        run_to_end(
-            until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin)
-        )
+        checking = LearnerNode(settings, _say, resume=resume is not None, origin=origin, only_check=True)
+        run_to_end(until_signalled(checking.run(), stop_with_stdin=stop_with_stdin))
         return
 
     @asynccontextmanager
     async def beside(run_dir: Path) -> AsyncIterator[None]:
-        run = Run(
+        run = ShownRun(
             directory=run_dir,
             readers=node.readers,
             status=lambda: node.status() if node.is_up else None,
@@ -156,26 +148,18 @@ def lead(
         )
         shown = PublicState(lambda: node.status() if node.is_up else STARTING, settings.model_dump(mode="json"))
         async with (
-            dashboard_server.beside(run, settings.dashboard, lambda line: view.say(_without_token(line))),
+            dashboard_server.beside(run, settings.dashboard, view.say),
             dashboard_server.for_volunteers(shown, settings.public_page, view.say),
         ):
             yield
 
-    view = LiveView(Console(), title="echo-node lead", lines=_lines)
+    view = LiveView(Console(), title="echo-node lead")
     node = LearnerNode(settings, view.say, resume=resume is not None, origin=origin, beside=beside)
     reached = run_to_end(_show_until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin))
     raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
 
 
-def _without_token(line: str) -> str:
-    """Return the line about the page as it may be said: lines in JSON are meant to be shipped."""
-    address, token, _ = line.partition("?token=")
-    return f"{address} (dashboard.json in the run directory has its token)" if _lines.role and token else line
-
-
-def _refuse_mixed(
-    flags: dict[str, Any], *, resume: Path | None, from_run: Path | None, picks: bool, check: bool
-) -> None:
+def _refuse_mixed(flags: dict[str, Any], *, resume: Path | None, from_run: Path | None, picks: bool) -> None:
     """Raise UserError for options of `lead` that exclude one another."""
     if resume is not None and "run_dir" in flags:
         raise UserError("--resume says which run directory: leave --run-dir out")
@@ -183,10 +167,6 @@ def _refuse_mixed(
         raise UserError("--resume goes on with a run and --from begins another one: give one of them")
     if from_run is None and picks:
         raise UserError("--step and --best say which model of a run to begin with: name the run with --from")
-    if from_run is not None and check:
-        raise UserError(
-            "--check looks at a new run or one to resume: leave --from out, and name a checkpoint as --model"
-        )
 
 
 @app.command(cls=Sections, epilog=JOIN_EXAMPLES)
@@ -194,7 +174,6 @@ def _refuse_mixed(
 def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
     """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
     settings = join_settings(flags, config)
-    _lines.role = settings.role if settings.log_format == "json" else ""
     from rich.console import Console
 
     from swarm.join.relay import RelayNode
@@ -202,7 +181,7 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
     from swarm.report.live import LiveView
 
     async def work() -> None:
-        view = LiveView(Console(), title="echo-node join", line_s=LINE_S, lines=_lines)
+        view = LiveView(Console(), title="echo-node join", line_s=LINE_S)
         node = RelayNode(settings, view.say) if settings.role == "relay" else SamplerNode(settings, view.say)
         if view.is_live:
             view.update({"role": settings.role, "state": "starting", "verdicts": {}})
@@ -284,23 +263,11 @@ app.add_typer(export_app, name="export")
 
 def run() -> None:
     """Run a command. Every expected fault is one line on stderr and an exit status."""
-    try:
-        _run_command()
-    except Exception:
-        if not _lines.role:
-            raise
-        _fail(traceback.format_exc(), NOT_REACHED)
-
-
-def _run_command() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Commands with an event loop install their own handlers.
         signal.signal(signal.SIGINT, _stop_at_once)
     try:
         arguments = sys.argv[1:] or ["--help"]
-        if "--log-format=json" in "=".join(arguments):
-            # Faults of other options come before the settings are read.
-            _lines.role = {"lead": "learner", "join": "sampler"}.get(arguments[0], "")
         sys.exit(app(arguments, prog_name="echo-node", standalone_mode=False) or DONE)
     except typer.TyperException as error:
         _fail(_explained(error), BAD_INPUT)
@@ -333,18 +300,18 @@ def _stop_at_once(number: int, _: object) -> None:
     """Handle Ctrl-C in a command that has nothing to finish: print a line and end."""
     # A second signal ends it without cleaning up.
     signal.signal(number, signal.SIG_DFL)
-    typer.echo(_lines.of("stopped") if _lines.role else "echo-node: stopped", err=True)
+    typer.echo("echo-node: stopped", err=True)
     raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int) -> None:
-    lines = "\n".join(_lines.of(line, "error") for line in message.splitlines())
-    typer.echo(lines if _lines.role else f"echo-node: {lines}", err=True)
+    lines = "\n".join(map(printable, message.splitlines()))
+    typer.echo(f"echo-node: {lines}", err=True)
     sys.exit(code)
 
 
 def _say(line: str) -> None:
-    print(_lines.of(line), flush=True)
+    print(printable(line), flush=True)
 
 
 def run_to_end(work: Coroutine[Any, Any, R]) -> R:
@@ -372,8 +339,7 @@ async def _show_until_asked_to_stop(
 ) -> bool | None:
     from swarm.report.live import follow
 
-    _lines.status = lambda: node.status() if node.is_up else None
-    showing = asyncio.create_task(follow(view, _lines.status))
+    showing = asyncio.create_task(follow(view, lambda: node.status() if node.is_up else None))
     try:
         return await _until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin)
     finally:

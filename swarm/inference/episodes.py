@@ -62,7 +62,8 @@ class ExternalEpisodes:
         return _last(episode.run) if episode.run.done() else Unscored(reason=f"it took longer than {self._step_s:g} s")
 
     async def continue_episode(self, name: str, token_ids: Sequence[int]) -> Rollout:
-        """As server.Completions says."""
+        """Return the next turn of a leased episode. Raise ProtocolError for an unknown one, or a conversation that does
+        not begin with what was read and drawn before."""
         if (episode := self._open.get(name)) is None:
             raise ProtocolError(f"no episode {name[:64]!r} is played: its run is over, or it was given up")
         if episode.asked.done():

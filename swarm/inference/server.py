@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from hmac import compare_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from aiohttp import web
@@ -23,6 +23,7 @@ from swarm.errors import EchoError, ProtocolError, UserError
 from swarm.types import MAX_TOKENS, Rollout, SamplingRules, StopString
 
 if TYPE_CHECKING:
+    from swarm.inference.episodes import ExternalEpisodes
     from swarm.tasks.turns import TurnText
 
 ADDRESS = "inference.json"  # In the run directory, for its owner alone: where the endpoint is, and its token
@@ -35,15 +36,8 @@ TokenIds = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1, 
 NewTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 
 
-class Completions(Protocol):
-    async def ask(self, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
-        """Have any sampler draw with the current policy; it is not trained on. Raise EchoError if none does in time."""
-        ...
-
-    async def continue_episode(self, episode: str, token_ids: Sequence[int]) -> Rollout:
-        """Return the next turn of a leased episode. Raise ProtocolError for an unknown one, or a conversation that does
-        not begin with what was read and drawn before."""
-        ...
+Ask = Callable[[Sequence[int], SamplingRules], Awaitable[Rollout]]
+"""Has any sampler draw with the current policy; it is not trained on. Raises EchoError if none does in time."""
 
 
 class Generate(msgspec.Struct, frozen=True):
@@ -76,12 +70,12 @@ class Chat(msgspec.Struct, frozen=True):
 
 
 class Endpoint:
-    """Answers requests. `rules` are the run's. The model reads up to `context` tokens, with ids below `vocabulary`."""
+    """Answers requests. `rules` are the run's. The model reads up to `context` tokens, with ids below `vocabulary`.
+    `episodes` are those that a program plays, if one does."""
 
-    def __init__(
-        self, completions: Completions, text: TurnText, rules: SamplingRules, *, context: int, vocabulary: int
-    ) -> None:
-        self._completions, self._text, self._rules = completions, text, rules
+    def __init__(self, ask: Ask, text: TurnText, rules: SamplingRules, *, context: int, vocabulary: int) -> None:
+        self._ask, self._text, self._rules = ask, text, rules
+        self.episodes: ExternalEpisodes | None = None
         self._context, self._vocabulary = context, vocabulary
         self.token = secrets.token_urlsafe(24)
         self._waiting = 0
@@ -124,7 +118,9 @@ class Endpoint:
     async def _generate(self, request: web.Request) -> web.Response:
         token_ids = msgspec.json.decode(await request.read(), type=Generate).token_ids
         self._room(token_ids)
-        turn = await self._completions.continue_episode(request.headers.get(EPISODE, ""), token_ids)
+        if self.episodes is None:
+            raise ProtocolError("this run's episodes are played by its own environment: ask /v1/chat/completions")
+        turn = await self.episodes.continue_episode(request.headers.get(EPISODE, ""), token_ids)
         drawn = zip(turn.tokens(), array("f", turn.logprobs), strict=True)
         logprobs = {"content": [{"token": f"token_id:{one}", "logprob": logprob} for one, logprob in drawn]}
         choice = {"index": 0, "token_ids": list(turn.tokens()), "finish_reason": turn.finish, "logprobs": logprobs}
@@ -133,7 +129,7 @@ class Endpoint:
     async def _chat(self, request: web.Request) -> web.Response:
         asked = msgspec.json.decode(await request.read(), type=Chat)
         token_ids = self._text.opening([(said.role, said.content) for said in asked.messages])
-        drawn = await self._completions.ask(token_ids, asked.rules(self._rules, self._room(token_ids)))
+        drawn = await self._ask(token_ids, asked.rules(self._rules, self._room(token_ids)))
         said = {"role": "assistant", "content": self._text.text_of(drawn.tokens())}
         key, kind = ("delta", "chat.completion.chunk") if asked.stream else ("message", "chat.completion")
         answer = {

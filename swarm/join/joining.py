@@ -1,7 +1,4 @@
-"""What samplers and relays share: where they listen, joining one swarm after another, and receiving the broadcast.
-
-The relay is here too, because it does nothing else. Without model or engine, it keeps the swarm together and carries
-its weights."""
+"""What samplers and relays share: where they listen, joining one swarm after another, and receiving the broadcast."""
 
 from __future__ import annotations
 

@@ -1,36 +1,16 @@
-"""What a node said: on its terminal, and in node.log in a state directory, for `echo-node logs`, which shows it beside
-the engine's log."""
+"""What a node said, in node.log in a state directory, for `echo-node logs`, which shows it next to the engine's log."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-
-from swarm.types import printable
 
 NAME, ENGINE_NAME = "node.log", "engine.log"
 LOG_BYTES = 1 << 20  # Beyond this a log becomes the older one, which is lost: months of what a node says
 TAIL_BYTES, TAIL_LINES = 65_536, 20  # What `logs` shows of each log at first
-
-
-class Lines:
-    """What a process prints for what it says: text, or with a `role` one JSON object a line. `status` is its node's."""
-
-    role = node = ""
-    status: Callable[[], dict[str, Any] | None] = staticmethod(lambda: None)
-
-    def of(self, words: str, level: Literal["info", "error"] = "info") -> str:
-        if not self.role:
-            return printable(words)
-        self.node = self.node or (self.status() or {}).get("node", "")
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        return json.dumps({"time": now, "level": level, "role": self.role, "node": self.node, "message": words})
 
 
 class SaidLog:

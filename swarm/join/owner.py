@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,42 +44,38 @@ BY_REJOINING = frozenset({"gpu_memory_share", "threads"})
 
 
 class Holds:
-    """Why a node does not draw now: reasons by source, such as "owner" or "battery". It draws while there are no
-    reasons."""
+    """Why a node does not draw now: reasons by source, such as "owner" or "battery". It is `free` to draw while there
+    are no reasons. `on_hold` is called for each reason that is set."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
-        self._held = asyncio.Event()
-        self._free = asyncio.Event()
-        self._free.set()
+        self.on_hold: Callable[[], None] = lambda: None
+        self.free = asyncio.Event()
+        self.free.set()
 
     def set(self, source: str, reason: str) -> None:
         """Hold for `reason`, a few words such as "on battery"; "" lifts what `source` had set."""
         if reason:
             self._reasons[source] = reason
+            self.free.clear()
+            self.on_hold()
         else:
             self._reasons.pop(source, None)
-        for event, is_so in ((self._held, bool(self._reasons)), (self._free, not self._reasons)):
-            event.set() if is_so else event.clear()
+        if not self._reasons:
+            self.free.set()
 
     @property
     def reason(self) -> str:
         """The reason that came first; "" if nothing holds."""
         return next(iter(self._reasons.values()), "")
 
-    async def wait_held(self) -> None:
-        await self._held.wait()
-
-    async def wait_free(self) -> None:
-        await self._free.wait()
-
 
 def holds(limits: Limits, *, minute: int, on_battery: bool | None, in_use: bool | None) -> dict[str, str]:
     """Return for each source of a hold why nothing may be drawn now; "" if it may. `minute` is since midnight."""
     return {
         "hours": _outside(limits.hours, minute),
-        "battery": "on battery" if limits.only_on_mains and on_battery else "",
-        "desktop": "somebody uses this machine" if limits.only_when_idle and in_use else "",
+        "battery": "on battery" if "mains" in limits.only_when and on_battery else "",
+        "desktop": "somebody uses this machine" if "idle" in limits.only_when and in_use else "",
     }
 
 
@@ -95,8 +91,8 @@ def _outside(hours: str, minute: int) -> str:
 def unknown(limits: Limits, *, on_battery: bool | None, in_use: bool | None) -> list[str]:
     """Return a line for each limit that cannot be kept here."""
     silent = (
-        (limits.only_on_mains and on_battery is None, "whether it is on battery: only-on-mains"),
-        (limits.only_when_idle and in_use is None, "(by loginctl or xprintidle) who uses it: only-when-idle"),
+        ("mains" in limits.only_when and on_battery is None, "whether it is on battery: only-when=mains"),
+        ("idle" in limits.only_when and in_use is None, "(by loginctl or xprintidle) who uses it: only-when=idle"),
     )
     return [f"this machine does not say {what} has no effect" for wanted, what in silent if wanted]
 
@@ -120,8 +116,9 @@ def flag_of(name: str) -> str:
 
 
 def _said(value: Any) -> str:
-    words = {"None": NONE, "": NONE, "True": "yes", "False": "no"}
-    return words.get(str(value), f"{value:g}" if isinstance(value, float) else str(value))
+    if isinstance(value, tuple):
+        value = ",".join(value)
+    return NONE if value in (None, "") else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def read_limits(path: Path) -> dict[str, Any]:
@@ -166,7 +163,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
                 known = list(map(flag_of, Limits.model_fields))
                 meant = closest(flag_of(name), known) or f"; there are {', '.join(known)}"
                 raise UserError(f"{flag_of(name)} is no limit{meant}")
-            if value in (None, NONE) and (default := Limits.model_fields[name].default) in (None, ""):
+            if value in (None, NONE) and (default := Limits.model_fields[name].default) in (None, "", ()):
                 values[name] = default
             elif value != RESET:
                 values[name] = getattr(load_config(Limits, None, {name: value}), name)

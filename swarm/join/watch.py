@@ -72,8 +72,8 @@ class Watch:
                 self._on_change(self.config)
             if time.monotonic() - asked_at >= ASK_S:
                 asked_at = time.monotonic()
-                on_battery = await asyncio.to_thread(is_on_battery) if self.config.only_on_mains else None
-                in_use = await asyncio.to_thread(is_in_use) if self.config.only_when_idle else None
+                on_battery = await asyncio.to_thread(is_on_battery) if "mains" in self.config.only_when else None
+                in_use = await asyncio.to_thread(is_in_use) if "idle" in self.config.only_when else None
                 for line in unknown(self.config, on_battery=on_battery, in_use=in_use):
                     self._say_once(line)
             local = time.localtime(time.time())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 
-from swarm.errors import ProtocolError, UserError
+from swarm.errors import UserError
 from swarm.inference.episodes import ExternalEpisodes
 from swarm.inference.server import Endpoint, serving
 from swarm.learner.messages import Prepared
@@ -21,7 +21,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
 from swarm.tasks.reward_pool import RewardPool, StepCall
 from swarm.tasks.turns import TurnText
-from swarm.types import GroupId, Rollout, SamplingRules
+from swarm.types import GroupId, SamplingRules
 
 SWEEP_S = 5.0  # Between two looks for programs whose episodes were given up; until then they wait for a turn in vain
 
@@ -31,8 +31,8 @@ def episode_rules(config: LeadConfig, task: Task, *, context_tokens: int) -> Epi
     if (environment := task.player) is None:
         return None
     turns, tokens = config.max_turns or environment.max_turns, longest_completion(config, task, context_tokens)
-    if task.is_external and config.reward == "random":
-        raise UserError(f"{config.task} gives its rewards itself: there is no control for it, leave --reward out")
+    if task.is_external and config.is_control:
+        raise UserError(f"{config.task} gives its rewards itself: there is no control for it, leave --rewards out")
     return EpisodeRules(max_turns=turns, max_tokens=tokens, begins=task.is_external)
 
 
@@ -52,7 +52,7 @@ class Answering:
     def __init__(self, run: Run, task: Task, rewards: RewardPool, rollouts: RolloutService) -> None:
         self._config, self._task, self._rewards, self._run_dir = run.config, task, rewards, run.directory
         self._external: ExternalEpisodes | None = None
-        self.ask = rollouts.ask
+        self._rollouts = rollouts
 
     async def open(self, prompts: Prompts, prepared: Prepared, record: Record, exits: AsyncExitStack) -> None:
         """Serve the endpoint, for people who ask and for a program that plays."""
@@ -60,7 +60,7 @@ class Answering:
         text = prompts.turns or TurnText(prompts.tokenizer, template, stops, self._config.system_prompt)
         rules = sampling_rules(self._config, self._task, stops)
         sizes = {"context": prepared.context_tokens, "vocabulary": prepared.vocab_size}
-        endpoint = Endpoint(self, text, rules, **sizes)
+        endpoint = Endpoint(self._rollouts.ask, text, rules, **sizes)
         url = await exits.enter_async_context(serving(endpoint, self._run_dir))
         if self._task.is_external:
             from swarm.tasks.verifiers import Begin, VerifiersRuns
@@ -78,7 +78,7 @@ class Answering:
             runs = VerifiersRuns(begin, endpoint.token, self._run_dir / "environment.log")
             exits.push_async_callback(runs.close)
             await runs.begin()
-            self._external = ExternalEpisodes(runs.run)
+            self._external = endpoint.episodes = ExternalEpisodes(runs.run)
 
     async def step(self, wanted: StepWanted) -> Said:
         if self._external is not None:
@@ -86,12 +86,6 @@ class Answering:
         seed = control_seed(self._config.seed, wanted.group_id, wanted.index)
         asked = StepCall(episode=wanted.episode, prompt=wanted.prompt, seed=seed, drawn=wanted.drawn)
         return await self._rewards.step(asked)
-
-    async def continue_episode(self, episode: str, token_ids: Sequence[int]) -> Rollout:
-        """As server.Completions says."""
-        if self._external is None:
-            raise ProtocolError("this run's episodes are played by its own environment: ask /v1/chat/completions")
-        return await self._external.continue_episode(episode, token_ids)
 
     async def sweep(self, open_ones: Callable[[], Iterable[str]]) -> None:
         """Give up what plays episodes that are not open any more, until cancelled."""

@@ -29,11 +29,11 @@ from swarm.lead.check import check_model, check_period, reward_pool
 from swarm.lead.dials import checked
 from swarm.lead.provisioning import Provisioning
 from swarm.lead.publication import ROOM_S, InstallTracker, Publication
-from swarm.lead.signal import LearningSignal
 from swarm.lead.steps import PAUSE, Steps
 from swarm.lead.training import Training
 from swarm.learner.messages import Prepared
 from swarm.net.hosts import is_loopback, is_private
+from swarm.net.server import check_port
 from swarm.node.control import control
 from swarm.node.hello import card_of, sign_card
 from swarm.node.identity import StateDirectory
@@ -73,6 +73,8 @@ from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import NodeId, Score, Unscored
 from swarm.wire import encode
 
+LEASE_LIMIT_S = 600.0  # For a completion, or longer for a long one (docs/staleness.md)
+ROUND_BEATS = 0.4  # Beats in a round of gossip
 TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
 
@@ -87,9 +89,11 @@ class LearnerNode:
         resume: bool = False,
         origin: Origin | None = None,
         beside: Callable[[Path], AbstractAsyncContextManager[None]] = lambda run_dir: nullcontext(),
+        only_check: bool = False,
     ) -> None:
         """`resume` continues the run in its directory. `origin` is the run whose model this run begins with. `beside`
-        is entered while this node holds its run directory: from before it listens until all of it has ended."""
+        is entered while this node holds its run directory: from before it listens until all of it has ended. With
+        `only_check` it ends where it would listen, and keeps nothing."""
         self._config = config
         self._say = say
         self._resume = resume
@@ -97,6 +101,7 @@ class LearnerNode:
         self._max_new_tokens = longest_completion(config, self._task)
         self._origin = origin
         self._beside = beside
+        self._only_check = only_check
         self._run_dir = directory_of(config)
         self._had_logs = (self._run_dir / LOGS).is_dir()
         self._state = "starting"
@@ -120,7 +125,7 @@ class LearnerNode:
             check_period(self._config)
             await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin, self._say)
         with locked(self._run_dir):
-            self._is_kept = True
+            self._is_kept = not self._only_check
             async with self._beside(self._run_dir):
                 return await self._run_alone()
 
@@ -184,6 +189,8 @@ class LearnerNode:
         self._build(network)
         # Refuse a damaged run before changing anything or telling others.
         await self._training.look()
+        if self._only_check:
+            return await self._check()
         if self._resume:
             begin_again(self._run_dir, self._config)
         try:
@@ -192,7 +199,7 @@ class LearnerNode:
             self._sign_card(0)
             beat_s, accept = self._config.beat_s, self._broadcast.accept
             await network.start(routes, self._status_for_all, on_stream=accept, beat_s=beat_s)
-            async with network.swarm(network.key.public_bytes, self._config.round_s):
+            async with network.swarm(network.key.public_bytes, ROUND_BEATS * self._config.beat_s):
                 # First of all: if others announced our own earlier version to us, it would look like a later life's.
                 network.published(newest_head(self._run_dir / "versions", network.key.public_bytes))
                 return await self._take_part()
@@ -202,6 +209,19 @@ class LearnerNode:
             raise
         finally:
             await self._close(network)
+
+    async def _check(self) -> bool:
+        """Prepare all that the run needs. Raise UserError for the first thing that is wrong."""
+        await check_port(self._config.host, self._config.port)
+        try:
+            if self._config.trainer_machines:
+                self._say("the model is not loaded: that takes the trainers of all machines")
+            else:
+                await self._start_rewards(await self._prepare())
+        finally:
+            await self._end_children()
+        self._say("nothing is amiss")
+        return True
 
     async def _take_part(self) -> bool:
         self.is_up = True
@@ -245,14 +265,17 @@ class LearnerNode:
         # The server stops first: its handlers use everything else.
         await network.stop()
         await self._exits.aclose()
-        await self._training.stop()
-        if self._rewards is not None:
-            await self._rewards.close()
+        await self._end_children()
         step = self._steps.step if self._steps is not None else 0
         self._life.log.event("stopped", state=self._state, step=step, **self._provisioning.account())
         await self._write_timeline()
         if self.is_stopped:
             self._state, self._waits_for = "stopped", ""
+
+    async def _end_children(self) -> None:
+        await self._training.stop()
+        if self._rewards is not None:
+            await self._rewards.close()
 
     def readers(self) -> Read:
         """Return what makes prompts by number, the text of token ids and boards, from any thread. Raise UserError if
@@ -309,16 +332,14 @@ class LearnerNode:
     async def _lead(self) -> bool:
         prepared = await self._prepare()
         self._sign_card(prepared.layout.total_bytes)
-        self._waits_for = "the reward processes to start"
-        self._rewards = reward_pool(self._config, self._training.files_dir, prepared.stop_token_ids)
-        await self._rewards.start()
-        self._answering = Answering(self._life, self._task, self._rewards, self._rollouts)
+        rewards = await self._start_rewards(prepared)
+        self._answering = Answering(self._life, self._task, rewards, self._rollouts)
         await self._answering.open(self._prompts, prepared, self._record, self._exits)
         await self._publication.look_back()
         self._waits_for = "the recorded batches to be trained on again"
         await self._training.catch_up(self._recorded.next_batch)
         bound = await self._bound()
-        steps = self._steps = await self._open_plane(prepared, self._rewards, bound)
+        steps = self._steps = await self._open_plane(prepared, rewards, bound)
         self._provisioning.open(self._rollouts, lambda: steps.bound)
         self._waits_for = "the first version to be published"
         await self._publication.go_on(steps.step, bound.publish_every_steps)
@@ -422,6 +443,12 @@ class LearnerNode:
             self._say(note)
         return prepared
 
+    async def _start_rewards(self, prepared: Prepared) -> RewardPool:
+        self._waits_for = "the reward processes to start"
+        self._rewards = reward_pool(self._config, self._training.files_dir, prepared.stop_token_ids)
+        await self._rewards.start()
+        return self._rewards
+
     async def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:
         """Continue where the journal ends, and answer samplers from now on."""
         config = self._config
@@ -429,7 +456,6 @@ class LearnerNode:
             run_seed=config.seed,
             life=self._network.generation,
             max_staleness=bound.max_staleness,
-            hold_s=config.hold_s,
             adaptive=config.freshness == "adaptive",
             groups_per_step=config.groups_per_step,
             group_size=config.group_size,
@@ -439,7 +465,7 @@ class LearnerNode:
             rules=sampling_rules(config, self._task, prepared.stop_token_ids),
             vocab_size=prepared.vocab_size,
             beat_s=config.beat_s,
-            lease_time_limit_s=config.lease_time_limit_s,
+            lease_time_limit_s=LEASE_LIMIT_S,
             episodes=self._episodes,
         )
         plane = RolloutPlane(rules, prompts=self._ahead)
@@ -468,7 +494,6 @@ class LearnerNode:
             self._rollouts,
             self._provisioning,
             self._held_out,
-            LearningSignal(self._prompts.decode, self._max_new_tokens),
             auditing,
         )
 

@@ -75,7 +75,7 @@ class Provisioning(SamplerWatch):
         self._clock = clock
         self._estimator = Estimator(StartValues())
         self._book = CostBook(
-            learner_cost_per_hour=config.cost_per_hour, learner_up_cost_per_gb=config.egress_cost_per_gb, now=clock()
+            learner_cost_per_hour=config.cost_per_hour, learner_up_cost_per_gb=config.traffic_cost_per_gb, now=clock()
         )
         self._rules = Rules(activate=self._mode(priced=False), budget_per_hour=config.budget_per_hour)
         self._activation = Activation(self._rules)
@@ -437,4 +437,5 @@ def _said_of(binds: str, selection: Any) -> dict[str, Any]:
 
 
 def _terms(offer: Offer) -> Terms:
-    return Terms(offer.device_class, (offer.cost_per_hour, offer.down_cost_per_gb, offer.up_cost_per_gb))
+    traffic = offer.traffic_cost_per_gb
+    return Terms(offer.device_class, (offer.cost_per_hour, traffic, traffic))

@@ -7,24 +7,18 @@ Theory of operation. `LearningSignal` sees every learner step. Two conditions me
     no_variance     in FLAT_STEPS steps with at least FLAT_GROUPS groups, every group's rewards were all the same
     reward_floor    of the completions of FLOOR_STEPS steps, at least FLOOR_SHARE got the lowest reward of the run
 
-The run goes on. The user hears likely reasons (`likely_causes`, from the completions themselves) and sees three
-completions. A low mean reward alone raises no alarm, since a hard task begins with one.
+The run goes on. A low mean reward alone raises no alarm, since a hard task begins with one.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from swarm.learner.messages import Alarm, AlarmKind
 from swarm.rollout.plane.groups import Group
-from swarm.tasks.rewards import CORRECTNESS, without_thoughts
-from swarm.types import Rollout, Score
 
 SAY_AGAIN_STEPS = 20  # Steps before an alarm of the same kind and reaction gets another line
 MAX_WITHHELD = 1024  # Samplers whose withheld rollouts are counted, those first noticed: keys cost nothing to make
@@ -35,33 +29,13 @@ once in 170 times."""
 
 FLOOR_STEPS, FLOOR_SHARE = 20, 0.99
 FAILED_SHARE = 0.01  # Share of a step's completions: rarer failures cause little bias
-GROUPS_READ, SAMPLES_READ = 16, 4  # Up to 64 completions are decoded to find causes: shares are good to some percent
-TOKENS_READ = 1024  # Tokens decoded from each end of a completion
-EVENT_CHARACTERS, LINE_CHARACTERS = 500, 100  # Characters shown of a text, half of them from its end
-EXPLAINING_SHARE = 0.5  # Share of the completions that is enough to explain why nothing is learned
-TELLING_SHARE = 0.1  # Share of completions that are wrong but hold the wanted answer: more than chance would give
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A completion in readable form."""
-
-    prompt: str
-    wanted: str
-    completion: str
-    reward: float
-    exact: bool
-    tokens: int
-    truncated: bool
-    parts: Mapping[str, float]
+WHAT_TO_DO = "look at completions on the run's page, and try the reward with `echo-node tasks try`"
 
 
 class LearningSignal:
-    """Notices steps that teach nothing. `decode` turns token ids into text; `longest` is the longest completion, in
-    tokens."""
+    """Notices steps that teach nothing."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], longest: int) -> None:
-        self._decode = decode
-        self._longest = longest
+    def __init__(self) -> None:
         self._flat_steps = self._flat_groups = 0
         self._lowest = math.inf
         self._at_lowest: deque[tuple[float, int, int]] = deque(maxlen=FLOOR_STEPS)
@@ -78,88 +52,19 @@ class LearningSignal:
         self._flat_groups = self._flat_groups + len(batch) if is_flat else 0
         if self._flat_steps >= FLAT_STEPS and self._flat_groups >= FLAT_GROUPS:
             text = f"no group of the last {self._flat_steps} steps had two different rewards, so nothing was learned"
+            text += f": {WHAT_TO_DO}"
             return _alarm("no_variance", self._flat_steps, FLAT_STEPS, text)
         share = self._floor_share()
         if is_flat or share < FLOOR_SHARE or any(score.exact for score in scores if score.reward == self._lowest):
             return None
         text = f"{share:.1%} of the completions of the last {FLOOR_STEPS} steps got the lowest reward, {self._lowest:g}"
-        return _alarm("reward_floor", share, FLOOR_SHARE, text + ": few groups teach anything")
+        return _alarm("reward_floor", share, FLOOR_SHARE, f"{text}, so few groups teach anything: {WHAT_TO_DO}")
 
     def _floor_share(self) -> float:
         if len(self._at_lowest) < FLOOR_STEPS:
             return 0.0
         count = sum(count for least, count, _ in self._at_lowest if least == self._lowest)
         return count / max(1, sum(total for _, _, total in self._at_lowest))
-
-    def explain(self, batch: Sequence[Group]) -> tuple[list[str], list[Answer]]:
-        """Return likely causes, and completions to look at: the best, one from the middle, and the worst."""
-        step = -(-len(batch) // GROUPS_READ)
-        groups = [list(self._read(group)) for group in batch[:: max(1, step)]]
-        answers = sorted((one for group in groups for one in group), key=lambda one: -one.reward)
-        picked = sorted({0, len(answers) // 2, len(answers) - 1})
-        return likely_causes(groups, self._longest), [answers[at] for at in picked if answers]
-
-    def _read(self, group: Group) -> Iterator[Answer]:
-        for sample in group.samples[:SAMPLES_READ]:
-            if sample.rollout is not None and sample.score is not None:
-                yield self._answer(group, sample.rollout, sample.score)
-
-    def _answer(self, group: Group, rollout: Rollout, score: Score) -> Answer:
-        tokens = rollout.tokens().tolist()
-        is_cut = len(tokens) > 2 * TOKENS_READ
-        read = (tokens[:TOKENS_READ], tokens[-TOKENS_READ:]) if is_cut else (tokens,)
-        return Answer(
-            prompt=group.prompt.text,
-            wanted=group.prompt.answer,
-            completion=" ... ".join(self._decode(ids) for ids in read),
-            reward=score.reward,
-            exact=score.exact,
-            tokens=rollout.length,
-            truncated=rollout.finish == "length",
-            parts=score.parts,
-        )
-
-
-def likely_causes(groups: Sequence[Sequence[Answer]], longest: int) -> list[str]:
-    """Return why completions like these teach nothing: at least one line."""
-    answers = [one for group in groups for one in group]
-    count = max(1, len(answers))
-    if answers and all(one.exact for one in answers):
-        return ["all of them are solved: these prompts have nothing left to teach"]
-    found = []
-    if (cut := sum(one.truncated for one in answers) / count) >= EXPLAINING_SHARE:
-        found.append(
-            f"{cut:.0%} end at the limit of {longest} tokens: raise --max-new-tokens, or ask for short answers"
-        )
-    empty = sum(not without_thoughts(one.completion).strip() for one in answers) / count
-    if empty >= EXPLAINING_SHARE:
-        found.append(
-            f"{empty:.0%} say nothing, or nothing after their thoughts: look at the prompt, its chat template and "
-            "`stop`"
-        )
-    if groups and all(len({one.completion for one in group}) == 1 for group in groups if len(group) > 1):
-        found.append("the completions of a prompt are all the same: raise temperature, or go back to a version before")
-    names = dict.fromkeys(name for one in answers for name in one.parts)
-    if len(names) > 1 and (zero := [name for name in names if not any(one.parts.get(name) for one in answers)]):
-        found.append(f"0 for all of them: {', '.join(zero)}; say in the prompt which form is wanted (--system-prompt)")
-    if (holds := sum(_holds_wanted(one) for one in answers) / count) >= TELLING_SHARE:
-        found.append(
-            f"{holds:.0%} hold the wanted answer and are not right: the reward wants another form; look at "
-            f"`echo-node tasks try`, another of the rewards {', '.join(CORRECTNESS)}, or lenient = true"
-        )
-    if not found and answers and (answers[0].reward and len({one.reward for one in answers}) == 1):
-        found.append(f"all of them get {answers[0].reward:g}: the reward may not look at the completion")
-    return found or [
-        "they end by themselves and are wrong: the task may be too hard for this model, the prompt not say what is "
-        "wanted, or the reward not what you mean (`echo-node tasks try`)"
-    ]
-
-
-def _holds_wanted(answer: Answer) -> bool:
-    """Return whether a wrong completion holds the wanted answer as whole words: most long numbers hold any digit."""
-    wanted = re.escape(answer.wanted.strip())
-    said = without_thoughts(answer.completion)
-    return bool(wanted) and not answer.exact and bool(re.search(rf"(?<!\w){wanted}(?!\w)", said, re.IGNORECASE))
 
 
 def rewards_failed(share: float, reason: str) -> Alarm | None:
@@ -183,7 +88,7 @@ class AlarmLog:
         self._say = say
         self._said_at: dict[tuple[str, str], int] = {}
         self.last: dict[str, Any] | None = None
-        """The event of the last alarm, without completions."""
+        """The event of the last alarm."""
         self.counts: Counter[AlarmKind] = Counter()
         self.stopped_by = ""
         """Why the run must end; "" if it need not."""
@@ -208,19 +113,10 @@ class AlarmLog:
     def told(self, alarms: Sequence[Alarm], *, step: int) -> bool:
         """Report the alarms of learner step `step`, each as an event. Return whether the run must end."""
         for alarm in alarms:
-            self._tell(alarm, step, [], [])
+            self._tell(alarm, step)
         return bool(self.stopped_by)
 
-    def explained(self, alarm: Alarm, explain: Callable[[], tuple[list[str], list[Answer]]], *, step: int) -> None:
-        """Report a lasting alarm with causes and completions, at most once in SAY_AGAIN_STEPS."""
-        if self._is_new(alarm, step):
-            self._tell(alarm, step, *explain())
-
-    def _is_new(self, alarm: Alarm, step: int) -> bool:
-        said_at = self._said_at.get((alarm.kind, alarm.reaction))
-        return said_at is None or step - said_at >= SAY_AGAIN_STEPS
-
-    def _tell(self, alarm: Alarm, step: int, causes: list[str], answers: list[Answer]) -> None:
+    def _tell(self, alarm: Alarm, step: int) -> None:
         self.counts[alarm.kind] += 1
         shown = f"{alarm.value:.3g}, limit {alarm.limit:.3g}" if math.isfinite(alarm.value) else "not a number"
         self.last = {
@@ -230,28 +126,10 @@ class AlarmLog:
             "limit": alarm.limit,
             "step": step,
             "text": alarm.text,
-            **({"causes": causes} if causes else {}),
         }
-        shown_answers = {"completions": [_cut_answer(one) for one in answers]} if answers else {}
-        self._emit("alarm", **self.last, **shown_answers)
+        self._emit("alarm", **self.last)
         if alarm.reaction == "stop":
             self.stopped_by = alarm.text
-        if not self._is_new(alarm, step):
-            return
-        self._said_at[alarm.kind, alarm.reaction] = step
-        self._say(f"step {step}: alarm {alarm.kind} ({shown}): {alarm.text}")
-        for cause in causes:
-            self._say(f"  likely: {cause}")
-        for one in answers:
-            prompt, completion = (cut(text, LINE_CHARACTERS) for text in (one.prompt, one.completion))
-            self._say(f"  reward {one.reward:g} for {completion!r}, asked {prompt!r}")
-
-
-def cut(text: str, most: int) -> str:
-    """Return `text`, or both ends of it if it is longer than `most` characters."""
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
-
-
-def _cut_answer(answer: Answer) -> dict[str, Any]:
-    texts = {name: cut(getattr(answer, name), EVENT_CHARACTERS) for name in ("prompt", "wanted", "completion")}
-    return {**msgspec.to_builtins(answer), **texts}
+        if step - self._said_at.get((alarm.kind, alarm.reaction), -SAY_AGAIN_STEPS) >= SAY_AGAIN_STEPS:
+            self._said_at[alarm.kind, alarm.reaction] = step
+            self._say(f"step {step}: alarm {alarm.kind} ({shown}): {alarm.text}")

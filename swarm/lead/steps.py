@@ -58,7 +58,6 @@ class Steps:
         rollouts: RolloutService,
         provisioning: Provisioning,
         held_out_prompts: Sequence[Prompt],
-        signal: LearningSignal,
         auditing: Auditing | None = None,
     ) -> None:
         self._run = run
@@ -70,7 +69,7 @@ class Steps:
         self._recorded_at = self._waiting_since = self._waited_s = 0.0
         self._said_at = -math.inf
         self._held_out_prompts = held_out_prompts
-        self._signal = signal
+        self._signal = LearningSignal()
         self._auditing = auditing
         self._save_failed_at = 0.0
         self._alarms = AlarmLog(emit=run.log.event, say=run.say)
@@ -465,9 +464,8 @@ class Steps:
     def _look(self, batch: list[Group], figures: Mapping[str, float]) -> None:
         """Raise alarms if the step taught nothing, or if rewards failed."""
         failed = rewards_failed(self.last["reward_failed_share"], self._rollouts.failures.reason)
-        self._alarms.told([failed] if failed else [], step=self.step)
-        if (alarm := self._signal.stepped(batch, figures)) is not None:
-            self._alarms.explained(alarm, lambda: self._signal.explain(batch), step=self.step)
+        taught = self._signal.stepped(batch, figures)
+        self._alarms.told([alarm for alarm in (failed, taught) if alarm is not None], step=self.step)
 
 
 def _held_out_line(figures: Mapping[str, float]) -> str:

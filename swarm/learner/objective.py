@@ -131,7 +131,7 @@ def icepop(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
 
 @objective()
 def cispo(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
-    """-w A log pi, with w = min(pi / behaviour, 1 + clip_high) held constant.
+    """-w A log pi, with w = min(pi / behaviour, 1 + high) held constant.
 
     MiniMax-M1 (arXiv 2506.13585, section 3.1), whose lower clip never binds.
     """

@@ -91,11 +91,11 @@ class TrainerProcess:
 def torchrun_options(config: LeadConfig) -> tuple[str, ...]:
     """torchrun's options for the trainer's ranks on this machine; none for a single rank."""
     own = ("--nproc-per-node", str(config.trainer_ranks))
-    if config.trainer_machines > 1:
-        assert config.trainer_meeting is not None
-        host, _, port = config.trainer_meeting.rpartition(":")
+    if config.trainer_machines is not None:
+        count, _, meeting = config.trainer_machines.partition("@")
+        host, _, port = meeting.rpartition(":")
         # Machine 0 has rank 0, which the node speaks with.
-        there = ("--nnodes", str(config.trainer_machines), "--node-rank", "0")
+        there = ("--nnodes", count, "--node-rank", "0")
         return (*there, "--master-addr", host, "--master-port", port, *own)
     return ("--standalone", *own) if config.trainer_ranks > 1 else ()
 

@@ -66,7 +66,7 @@ def never(self: Any, honest: Any, *given: Any, **rest: Any) -> Any:
 
 async def hop(self: Any, honest: Any, *given: Any, **rest: Any) -> Any:
     """Name another class of engine in each request for leases."""
-    self._engine_class = HOPS.__next__
+    self.engine_class = next(HOPS)
     return await honest(self, *given, **rest)
 
 
@@ -156,7 +156,7 @@ class Client:
         async with PeerClient(plain_address(self.url)) as stranger:
             heard = await say_hello(stranger)
         async with PeerClient(plain_address(self.url), key=key, server=heard.signed.node) as peer:
-            client = RolloutClient(peer, key.node_id, engine_class=lambda: MEASURED)
+            client = RolloutClient(peer, key.node_id, MEASURED)
             await newest(client)
             self.nodes.add(key.node_id)
             yield peer, client
@@ -182,7 +182,7 @@ async def invented(client: RolloutClient) -> list[Answer]:
         version = await newest(client)
         granted = await client.ask(version, 16, AGAIN_S, holding=())
         if not isinstance(granted, Refused):
-            return [answer for one in granted for answer in _answers(one.lease, version)]
+            return [answer for one in granted for answer in _answers(one, version)]
         await asyncio.sleep(AGAIN_S)
 
 

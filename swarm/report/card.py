@@ -13,10 +13,10 @@ from swarm.settings import CHANGEABLE, EMBEDDED, LeadConfig
 from swarm.settings_file import as_toml
 
 ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults too
-DECIDE = ("max_staleness", "publish_every_steps", "hold_s", "steps", "target")
+DECIDE = ("max_staleness", "publish_every_steps", "steps", "target")
 """Settings that the weights depend on although they may change when a run is resumed."""
 
-OF_THE_NETWORK = ("beat_s", "round_s", "lease_time_limit_s", "reward_timeout_s")
+OF_THE_NETWORK = ("beat_s", "reward_timeout_s")
 HERE = (".", "/", "~")  # A name that begins so is a path on this machine and not one on the hub
 
 

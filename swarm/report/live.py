@@ -19,8 +19,8 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from swarm.join.logs import Lines
 from swarm.report.terminal import live_view, plain_line
+from swarm.types import printable
 
 FRAME_S = 0.25  # Between two frames, and the time until a resize is seen
 LOOK_S = 0.5  # Between two looks at the status of this process, at least
@@ -31,18 +31,14 @@ CLOSE_S = 1.0  # Longest wait for a blocked terminal at the end
 
 
 class LiveView:
-    """What a person sees of a run. Without a terminal, `update` prints a line every `line_s`, if that is set;
-    so it does if `lines` are no text."""
+    """What a person sees of a run. Without a terminal, `update` prints a line every `line_s`, if that is set."""
 
-    def __init__(
-        self, console: Console, *, title: str, line_s: float | None = None, lines: Lines | None = None
-    ) -> None:
-        self._said = lines or Lines()
+    def __init__(self, console: Console, *, title: str, line_s: float | None = None) -> None:
         self._file = console.file
         self._title = title
         self.line_s = line_s
         self._lined_at = -math.inf
-        self.is_live = console.file.isatty() and not console.is_dumb_terminal and not self._said.role
+        self.is_live = console.file.isatty() and not console.is_dumb_terminal
         self._console = console
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._shown: tuple[dict[str, Any] | None, list[float]] = (None, [])
@@ -65,9 +61,9 @@ class LiveView:
 
     def say(self, line: str) -> None:
         if self.is_live and not self._closing.is_set():
-            self._lines.append(self._said.of(line))
+            self._lines.append(printable(line))
         else:
-            print(self._said.of(line), file=self._file, flush=True)
+            print(printable(line), file=self._file, flush=True)
 
     def update(self, status: dict[str, Any] | None) -> None:
         """Show this status of a node from now on. While it does not answer (None), its last status stays."""

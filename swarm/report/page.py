@@ -17,7 +17,7 @@ from swarm.errors import UserError
 from swarm.files import write_atomically
 from swarm.report.charts import CHART_STYLE, TEXT_SHOWN, draw, sections, text
 from swarm.report.figures import Figures, read_figures
-from swarm.report.samples import Journaled, read_journal
+from swarm.report.samples import Journaled, Sample, read_journal
 from swarm.report.words import quoted, shown
 from swarm.tasks.base import Read
 
@@ -85,7 +85,6 @@ def render(found: Figures, journaled: Journaled, *, now: float) -> str:
         parts.append("<section><p>No learner step was taken yet.</p></section>")
     parts += [
         _figures(found),
-        _signal(found),
         _samples(journaled),
         _section("Before and after", f"<pre>{text(found.ability)}</pre>") if found.ability else "",
         _events(found),
@@ -165,7 +164,7 @@ def _events(found: Figures) -> str:
 
 
 def _fields(event: Mapping[str, Any]) -> str:
-    elsewhere = ("time", "kind", "causes", "completions")
+    elsewhere = ("time", "kind")
     return ", ".join(
         f"{name} {quoted(str(value)[: TEXT_SHOWN // 10])}" for name, value in event.items() if name not in elsewhere
     )
@@ -198,35 +197,17 @@ def _samples(journaled: Journaled) -> str:
     if journaled.fault:
         body = f"<p>There are none: {text(journaled.fault)}.</p>"
     else:
-        body = "".join(
-            _article(one.head, {"prompt": one.prompt, "wanted": one.wanted, "completion": one.completion}, one.said)
-            for one in journaled.samples
-        )
+        body = "".join(_article(one) for one in journaled.samples)
     return _section("Samples of rollouts", body)
 
 
-def _signal(found: Figures) -> str:
-    """The last alarm that says why little is learned, with its completions."""
-    told = [event for event in found.events if isinstance(event.get("completions"), list)]
-    if not told:
-        return ""
-    causes = "".join(f"<li>{text(cause)}</li>" for cause in told[-1].get("causes", []))
-    shown = "".join(
-        _article(f"reward {one.get('reward')}, {one.get('tokens')} tokens", one)
-        for one in told[-1]["completions"]
-        if isinstance(one, dict)
-    )
-    head = f"Step {text(told[-1].get('step'))}: {text(told[-1].get('text', ''))}. Likely:"
-    return _section("Why little is learned", f"<p>{head}</p><ul>{causes}</ul>", shown)
-
-
-def _article(head: str, values: Mapping[str, Any], said: Sequence[tuple[str, str]] = ()) -> str:
-    named = [(name, values[name]) for name in ("prompt", "wanted", "completion") if values.get(name)]
-    shown = (*named, *said[:PIECES_SHOWN])
+def _article(one: Sample) -> str:
+    said, named = one.said, (("prompt", one.prompt), ("wanted", one.wanted), ("completion", one.completion))
+    shown = (*(pair for pair in named if pair[1]), *said[:PIECES_SHOWN])
     rows = "".join(f"<dt>{text(name)}</dt><dd><pre>{text(words)}</pre></dd>" for name, words in shown)
     if said[PIECES_SHOWN:]:
         rows += f"<dt>{len(said) - PIECES_SHOWN} more texts</dt>"
-    return f'<article><h3>{text(head)}</h3><dl class="texts">{rows}</dl></article>'
+    return f'<article><h3>{text(one.head)}</h3><dl class="texts">{rows}</dl></article>'
 
 
 def _clock(at: float) -> str:

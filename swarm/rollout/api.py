@@ -12,9 +12,11 @@ thread, one at a time, so at most one large body is unpacked in memory.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -25,16 +27,20 @@ from swarm.net.client import Crowded, Forbidden, binary, read_signed
 from swarm.net.hosts import caller_of, is_loopback
 from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.rollout.ahead import PromptsAhead
-from swarm.rollout.intake import Body, Claimed, Intake, IntakeLimits, is_small, open_submission
-from swarm.rollout.journal.entries import Entry, GroupDropped, Record, RolloutScored
+from swarm.rollout.intake import TEXTS, Body, Claimed, Intake, is_small, open_submission
+from swarm.rollout.journal.entries import GroupDropped, Record, RolloutScored
+from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import (
+    STEP_REPLY_BYTES,
     WHY_LENGTH,
+    Answer,
     Beat,
     BeatReply,
     LeaseReply,
     LeaseRequest,
     Refusal,
     Release,
+    Stepped,
     StepReply,
 )
 from swarm.rollout.plane.effects import (
@@ -54,8 +60,7 @@ from swarm.rollout.plane.effects import (
 from swarm.rollout.plane.groups import Group, Sample
 from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
-from swarm.rollout.replies import come_back, refuse, stepped, too_much, within
-from swarm.rollout.scoring import RewardFailures, Said, Scorer, Scoring, Stepper
+from swarm.rollout.scoring import RewardFailures, Scorer, Scoring, Stepper
 from swarm.rollout.stepping import Stepping
 from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally
 from swarm.types import (
@@ -80,19 +85,6 @@ than the time limit of the sampler's call (client.CALL_S), so the sampler hears 
 
 MAX_ROUNDS = 3  # Held-out rounds in a row in which somebody was caught
 QUESTION_S = 120.0  # A long answer of a slow engine; who asked has lost patience by then
-FAULT_CHECK_S = 1.0  # Time between two checks whether the journal can write again; the journal tries as often
-
-
-class Recorder(Protocol):
-    """Where records go (journal.Journal). `fault` says why nothing can be written now ("" if it can).
-    `pending_bytes` of payloads wait to be written."""
-
-    fault: str
-    pending_bytes: int
-
-    async def write(self, entries: Sequence[Entry]) -> None: ...
-
-    def enqueue(self, entries: Sequence[Entry]) -> None: ...
 
 
 class BatchAuditor(Protocol):
@@ -124,8 +116,6 @@ class RolloutService:
         watch: SamplerWatch | None = None,
         heard: Callable[[NodeId, Beat, str], None] = lambda node, beat, idle: None,
         prompts: PromptsAhead | None = None,
-        limits: IntakeLimits | None = None,
-        commit_s: float = COMMIT_S,
         absent: Collection[NodeId] = (),
     ) -> None:
         self._sessions = sessions
@@ -137,11 +127,11 @@ class RolloutService:
         self._auditor: BatchAuditor | None = None
         self._caught: set[NodeId] = set()  # During the held-out round under way; they may be forgiven before it ends
         self._scoring: Scoring | None = None
+        self._stepper: Stepper | None = None
         self.failures = RewardFailures(emit)
-        self._journal: Recorder | None = None
+        self._journal: Journal | None = None
         self._journal_error: EchoError | None = None
-        self._intake = Intake(limits)
-        self._commit_s = commit_s
+        self._intake = Intake()
         self._unpacking = asyncio.Lock()
         self._stepping = Stepping()
         self._chances, self._ready, self._told = Changes(), Changes(), 0
@@ -156,32 +146,33 @@ class RolloutService:
         self,
         plane: RolloutPlane,
         scorer: Scorer,
-        journal: Recorder,
+        journal: Journal,
         effects: Sequence[Effect] = (),
         stepper: Stepper | None = None,
         processes: int = 1,
         auditor: BatchAuditor | None = None,
     ) -> None:
         """Begin to serve `plane`; until now samplers were told to wait. `effects` came from restoring the plane.
-        Episodes need a `stepper`. `look` audits what a batch would be before it is taken, and answers on which one of
-        the reward `processes` failed."""
+        Episodes need a `stepper`. `auditor` audits what a batch would be before it is taken, and answers on which one
+        of the reward `processes` failed."""
         self._plane = plane
         self._auditor = auditor
-        given = scorer, processes, self._genuine, self.samplers
         self._scoring = Scoring(
-            *given,
+            scorer,
+            processes,
+            self._genuine,
+            self.samplers,
             is_open=lambda group_id: plane.leased.group(group_id) is not None,
             scored=self._scored,
-            stepper=stepper,
-            stepped=self._stepped,
         )
+        self._stepper = stepper
         if plane.next_batch:  # The reward has worked in an earlier life
             self.failures.scored_at = time.monotonic()
         self._journal = journal
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
             plane.beat(node, now=time.monotonic())
-        for node in self.barred:
+        for node in plane.barred:
             self._watch.gone(node, vanished=False)
         self._perform(effects)
 
@@ -237,13 +228,12 @@ class RolloutService:
         return genuine
 
     async def _until_full(self) -> None:
-        plane = self._opened
-        seen = self._ready.count
-        while not plane.can_take(now=time.monotonic()):
-            self._tell_chances()
-            until = plane.hold_until()
-            await self._ready.wait(seen, None if until is None else max(0.0, until - time.monotonic()))
+        while True:
             seen = self._ready.count
+            if self._opened.can_take(now=time.monotonic()):
+                return
+            self._tell_chances()
+            await self._ready.wait(seen, None)
 
     @property
     def taken(self) -> int:
@@ -302,7 +292,7 @@ class RolloutService:
             raise EchoError("no sampler has answered: `echo-node status` shows who is here") from late
         finally:
             del self._questions[name]
-            self._opened.questions.withdraw(name)
+            self._opened.forget_question(name)
         if rollout is None:
             raise EchoError("the samplers' engines do not draw this: ask with another temperature, or for fewer tokens")
         return rollout
@@ -370,7 +360,7 @@ class RolloutService:
         self._check_sender(node, ask.node)
         stats = self._hear(node, request.remote)
         if self._plane is None or self._is_ahead(ask.held):
-            return refuse("starting", 1.0)
+            return _refuse("starting", 1.0)
         self._installed(node, ask.held)
         self.tally.runs(node, ask.engine)
         stats.questions += 1
@@ -383,12 +373,7 @@ class RolloutService:
             seen = self._chances.count
             left = until - time.monotonic()
             if self._recorder.fault:
-                # Open no group that cannot be recorded. Nothing tells us when the fault is over, so poll.
-                if left <= 0:
-                    break
-                self._plane.beat(node, now=time.monotonic())
-                await self._chances.wait(seen, min(left, FAULT_CHECK_S))
-                continue
+                return _come_back(self._recorder.fault)  # Open no group that cannot be recorded.
             if self._prompts and not self._prompts.has(-(-ask.capacity // self._plane.rules.group_size)):
                 if left <= 0:
                     break
@@ -403,14 +388,14 @@ class RolloutService:
             self._perform(records)
             if isinstance(answer, Granted):
                 if not await self._committed_soon():
-                    return come_back(SLOW_COMMIT)
+                    return _come_back(SLOW_COMMIT)
                 return binary(encode(LeaseReply(leases=answer.leases)))
             assert isinstance(answer, Refused)
             if not answer.may_change or left <= 0:
-                return refuse(answer.reason, answer.retry_after_s, answer.detail)
+                return _refuse(answer.reason, answer.retry_after_s, answer.detail)
             # The fastest sampler first: a group is as old as its slowest answer.
             await self._chances.wait(seen, left, rank=self._plane.leased.answer_s(node))
-        return refuse("paced", self._plane.rules.beat_s)
+        return _refuse("paced", self._plane.rules.beat_s)
 
     async def _post_beat(self, request: web.Request) -> web.Response:
         node, body = await read_signed(request, CONTROL_BODY_BYTES, self._sessions)
@@ -461,18 +446,18 @@ class RolloutService:
         answers = [(one.answer, None if again else next(judged)) for one, again in zip(claimed, taken, strict=True)]
         await self._stepping.wait(node, [one for one, _ in answers], lambda one: plane.next_of(node, one) is not None)
         if not await self._committed_soon():
-            return come_back(SLOW_COMMIT)
+            return _come_back(SLOW_COMMIT)
         found = [(one, plane.next_of(node, one), verdict) for one, verdict in answers]
-        steps = [stepped(one, said, verdict) for one, said, verdict in found if said is not None]
-        return binary(encode(StepReply(steps=within(steps))))
+        steps = [_stepped(one, said, verdict) for one, said, verdict in found if said is not None]
+        return binary(encode(StepReply(steps=_within(steps))))
 
     async def _admit(self, request: web.Request) -> Body | web.Response:
         """Take a submission in hand, or return why it is not read."""
         if self._plane is None or self._plane.newest is None:
             # Before the first version no answer can be judged.
-            return come_back("the learner is starting")
+            return _come_back("the learner is starting")
         if self._recorder.fault:
-            return come_back(self._recorder.fault)
+            return _come_back(self._recorder.fault)
         claim = self._sessions.check_header(request.headers.get(AUTH_HEADER), now=time.monotonic())
         body = self._intake.admit(
             claim,
@@ -486,7 +471,8 @@ class RolloutService:
         self.tally.overloaded(claim.node)
         # Slow down a sender that ignores Retry-After, so that it costs us little.
         await asyncio.sleep(body.hold_s)
-        return too_much(body)
+        wait = {"Retry-After": str(math.ceil(body.retry_after_s))}
+        return web.Response(status=429, text=f"overloaded: {TEXTS[body.reason]}", headers=wait)
 
     async def _opened_body(self, request: web.Request) -> tuple[NodeId, str, list[Claimed]]:
         node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
@@ -594,7 +580,8 @@ class RolloutService:
         if wanted or steps:
             assert self._scoring is not None
             self._scoring.begin(wanted)
-            self._scoring.step(steps)
+            for step in steps:
+                self._scoring.start(self._step(step))
         self._tell_chances()
 
     def _answer(self, name: GroupId, rollout: Rollout | None) -> None:
@@ -618,8 +605,10 @@ class RolloutService:
         self._perform(effects)
         self._ready.tell()
 
-    def _stepped(self, asked: StepWanted, said: Said) -> None:
-        now = time.monotonic()
+    async def _step(self, asked: StepWanted) -> None:
+        """Have the environment answer a turn."""
+        assert self._stepper is not None
+        said, now = await self._stepper(asked), time.monotonic()
         (outcome,) = self.failures.settle([asked], [said], now=now)
         found = outcome if isinstance(outcome, Observed) else None
         self._perform(self._opened.observed(asked.group_id, asked.index, asked.episode, found, now=now))
@@ -665,14 +654,14 @@ class RolloutService:
         return self._plane
 
     @property
-    def _recorder(self) -> Recorder:
+    def _recorder(self) -> Journal:
         assert self._journal is not None
         return self._journal
 
     async def _committed_soon(self) -> bool:
         """Return whether everything so far is committed before the sampler stops waiting for the reply."""
         try:
-            async with asyncio.timeout(self._commit_s):
+            async with asyncio.timeout(COMMIT_S):
                 await self._recorder.write(())
         except TimeoutError:
             return False
@@ -680,3 +669,32 @@ class RolloutService:
             self._journal_error = error
             return False
         return True
+
+
+def _refuse(reason: Refusal, retry_after_s: float, detail: str = "") -> web.Response:
+    return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s, detail=detail)))
+
+
+def _come_back(why: str) -> web.Response:
+    """Return a 503: send the same again in a second."""
+    return web.Response(status=503, text=why, headers={"Retry-After": "1"})
+
+
+def _stepped(answer: Answer, said: Observed, judged: Judged | None) -> Stepped:
+    """Return what the environment said to a turn; `judged` is None if the turn was taken before."""
+    return Stepped(
+        group_id=answer.rollout.group_id,
+        index=answer.rollout.index,
+        turn=answer.turn,
+        verdict=judged.verdict if judged is not None else "accepted",
+        detail=judged.detail if judged is not None else "",
+        ended=said.done,
+        seat=said.seat,
+        token_ids=said.token_ids,
+    )
+
+
+def _within(steps: Sequence[Stepped]) -> tuple[Stepped, ...]:
+    """Return as many as a reply has room for, at least one if there is any. The others are asked for again."""
+    sizes = accumulate(len(one.token_ids) for one in steps)
+    return tuple(one for one, end in zip(steps, sizes, strict=True) if end <= STEP_REPLY_BYTES // 2)

@@ -24,7 +24,7 @@ without a lease (keys cost nothing, leases do) share a quarter of the places, so
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -123,18 +123,15 @@ class Intake:
 
     def __init__(self, limits: IntakeLimits | None = None) -> None:
         self._limits = limits or IntakeLimits()
-        self._of_session: Counter[bytes] = Counter()
-        self._bytes_of_session: Counter[bytes] = Counter()
-        self._bodies = {True: 0, False: 0}
-        self._bytes = {True: 0, False: 0}
+        self._in_hand: list[Body] = []
         self._purses: Bounded[NodeId, tuple[float, float]] = Bounded(MAX_NODES)
         self.refused: Counter[str] = Counter()
 
     def counts(self) -> dict[str, Any]:
         """Return the figures for `status`."""
         return {
-            "submissions_in_hand": sum(self._bodies.values()),
-            "submission_bytes_in_hand": sum(self._bytes.values()),
+            "submissions_in_hand": len(self._in_hand),
+            "submission_bytes_in_hand": _bytes_of(self._in_hand),
             "submissions_refused": dict(self.refused),
         }
 
@@ -152,17 +149,17 @@ class Intake:
         )
         debt_s = max(0.0, (1.0 - self._purse(claim.node, now)) / limits.spare_per_s)
         reason: Reason
-        own = self._bytes_of_session[body.session] + body.nbytes
-        if self._of_session[body.session] >= limits.bodies_of_session or own > limits.session_share * limits.body_bytes:
+        own = [one for one in self._in_hand if one.session == body.session]
+        if not _fits(body, own, limits.bodies_of_session, limits.session_share * limits.body_bytes):
             reason = "own_bodies"
         elif debt_s > 0.0:
             reason = "useless"
         elif journal_bytes > limits.journal_bytes:
             reason = "journal"
-        elif not self._fits(body):
+        elif not self._has_room(body):
             reason = "bodies"
         else:
-            self._count(body, 1)
+            self._in_hand.append(body)
             return body
         self.refused[reason] += 1
         return Overloaded(
@@ -173,7 +170,7 @@ class Intake:
 
     def done(self, body: Body) -> None:
         """Note that a submission was answered, or that its sender has gone."""
-        self._count(body, -1)
+        self._in_hand.remove(body)
 
     def charge(self, node: NodeId, useless: int, *, now: float) -> None:
         """Charge `node`, whose signature was checked, for rollouts that it was not asked for."""
@@ -181,25 +178,22 @@ class Intake:
             return
         self._purses[node] = (self._purse(node, now) - useless, now)
 
-    def _fits(self, body: Body) -> bool:
+    def _has_room(self, body: Body) -> bool:
         """Return whether there is room. Guests must also fit into their share, so that the rest stays free."""
-        limits = self._limits
-        if body.guest and (
-            self._bodies[True] >= limits.guest_share * limits.bodies
-            or self._bytes[True] + body.nbytes > limits.guest_share * limits.body_bytes
-        ):
+        limits, share = self._limits, self._limits.guest_share
+        guests = [one for one in self._in_hand if one.guest]
+        if body.guest and not _fits(body, guests, share * limits.bodies, share * limits.body_bytes):
             return False
-        nbytes = sum(self._bytes.values()) + body.nbytes
-        return sum(self._bodies.values()) < limits.bodies and nbytes <= limits.body_bytes
+        return _fits(body, self._in_hand, limits.bodies, limits.body_bytes)
 
     def _purse(self, node: NodeId, now: float) -> float:
         tokens, then = self._purses.get(node, (float(self._limits.spare_rollouts), now))
         return min(self._limits.spare_rollouts, tokens + (now - then) * self._limits.spare_per_s)
 
-    def _count(self, body: Body, by: int) -> None:
-        self._bodies[body.guest] += by
-        self._bytes[body.guest] += by * body.nbytes
-        self._of_session[body.session] += by
-        self._bytes_of_session[body.session] += by * body.nbytes
-        if not self._of_session[body.session]:
-            del self._of_session[body.session], self._bytes_of_session[body.session]
+
+def _bytes_of(bodies: Sequence[Body]) -> int:
+    return sum(body.nbytes for body in bodies)
+
+
+def _fits(body: Body, others: Sequence[Body], most: float, most_bytes: float) -> bool:
+    return len(others) < most and _bytes_of(others) + body.nbytes <= most_bytes

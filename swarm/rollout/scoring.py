@@ -53,10 +53,9 @@ REASON_LENGTH = 400
 
 class Scoring:
     """Calls `scorer`, `processes` times at once at most, then `scored(wanted, outcomes)` with outcomes for rollouts of
-    one group and sampler; and `stepper`, then `stepped` with what an environment said to a turn. Of a
-    group that is not `is_open` any more nothing is scored. If a reward fails, `genuine` is asked first. `fault` is an
-    error in scoring that is not the reward's (a full disk, say), and must end the run. `waiting` rollouts have no
-    reward yet; `took_s` is how long a group waited for its rewards lately."""
+    one group and sampler. Of a group that is not `is_open` any more nothing is scored. If a reward fails, `genuine` is
+    asked first. `fault` is an error in scoring that is not the reward's (a full disk, say), and must end the run.
+    `waiting` rollouts have no reward yet; `took_s` is how long a group waited for its rewards lately."""
 
     def __init__(
         self,
@@ -67,14 +66,10 @@ class Scoring:
         *,
         is_open: Callable[[GroupId], bool] = lambda group: True,
         scored: Callable[[Sequence[ScoreWanted], Sequence[Score | Unscored]], None],
-        stepper: Stepper | None = None,
-        stepped: Callable[[StepWanted, Said], None] = lambda asked, said: None,
     ) -> None:
         self._scorer = scorer
         self._is_open = is_open
         self._on_scored = scored
-        self._stepper = stepper
-        self._on_stepped = stepped
         self._free = processes
         self._in_a_row = 0
         self._genuine = genuine
@@ -92,12 +87,8 @@ class Scoring:
             self._queues.setdefault(node, deque()).append((time.monotonic(), list(asked)))
         self._give_turns()
 
-    def step(self, wanted: Sequence[StepWanted]) -> None:
-        """Begin to have environments answer these turns."""
-        for one in wanted:
-            self._start(self._step(one))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin other work whose errors end the run too."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -106,10 +97,6 @@ class Scoring:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
             self.fault = self.fault or first_fault(fault)
-
-    async def _step(self, wanted: StepWanted) -> None:
-        assert self._stepper is not None
-        self._on_stepped(wanted, await self._stepper(wanted))
 
     def _lately(self, node: NodeId, now: float) -> float:
         stats = self._samplers.get(node)
@@ -124,7 +111,7 @@ class Scoring:
                 del self._queues[node]
             if self._is_open(wanted[0].group_id):
                 self._free -= 1
-                self._start(self._score(node, came_at, wanted))
+                self.start(self._score(node, came_at, wanted))
             else:
                 self.waiting -= len(wanted)
 

@@ -64,24 +64,20 @@ MAX_LIVES = 16  # Of one node that are told apart: all but the first of so many 
 
 class Lives:
     """The processes of one node. A restart has one follow another; if an earlier one speaks after a later one came,
-    there are two at the same time."""
+    there are two at the same time, and the later one has to give way."""
 
     def __init__(self) -> None:
-        self._turn = 0
-        self._came: dict[int, int] = {}  # By the order in which they came
-        self._heard: dict[int, int] = {}
+        self._came: list[int] = []
+        self._doubled: set[int] = set()
 
     def hear(self, life: int) -> bool:
-        """Return whether `life` has to give way: an earlier one is still there. 0 is none of them."""
+        """Return whether `life` has to give way. 0 is none of them."""
         if not life:
             return False
-        self._turn += 1
-        came = self._came.setdefault(life, self._turn)
-        self._heard[life] = self._turn
-        if len(self._came) > MAX_LIVES:
-            oldest = next(iter(self._came))
-            del self._came[oldest], self._heard[oldest]
-        return any(self._heard[other] > came > began for other, began in self._came.items())
+        if life not in self._came:
+            self._came = [*self._came, life][-MAX_LIVES:]
+        self._doubled = {*self._doubled, *self._came[self._came.index(life) + 1 :]} & {*self._came}
+        return life in self._doubled
 
 
 class Tally:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from swarm.errors import ProtocolError
-from swarm.net.client import Peer
 from swarm.rollout.messages import (
     LEASE_REPLY_BYTES,
     STEP_REPLY_BYTES,
@@ -45,35 +42,23 @@ class Refused(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedLease:
-    """A lease, and its end by our monotonic clock."""
+class Line(Protocol):
+    """Calls to the learner: once (PeerClient), or until it answers (join/link.py)."""
 
-    lease: Lease
-    deadline: float
-
-    def samples(self) -> list[SampleName]:
-        return [(self.lease.group_id, spec.index) for spec in self.lease.samples]
+    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes: ...
 
 
 class RolloutClient:
-    """Calls of `node` to one learner. They raise what PeerClient raises. `say` tells a person that the line is slow;
-    after a slow submission the client waits `pause_s`."""
+    """Calls of `node` to one learner, with an engine of the class that it names. They raise what PeerClient raises."""
 
-    def __init__(
-        self,
-        peer: Peer,
-        node: NodeId,
-        *,
-        engine_class: Callable[[], str] = lambda: "",
-    ) -> None:
-        self._peer = peer
+    def __init__(self, line: Line, node: NodeId, engine_class: str = "") -> None:
+        self._line = line
         self._node = node
-        self._engine_class = engine_class
+        self.engine_class = engine_class
 
     async def ask(
         self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName], at_once: int = 0
-    ) -> list[TimedLease] | Refused:
+    ) -> list[Lease] | Refused:
         """Return leases for up to `capacity` samples, or why there are none. LeaseRequest explains `at_once`."""
         request = LeaseRequest(
             node=self._node,
@@ -82,9 +67,9 @@ class RolloutClient:
             capacity=capacity,
             wait_s=wait_s,
             at_once=at_once,
-            engine=self._engine_class(),
+            engine=self.engine_class,
         )
-        data = await self._peer.post(
+        data = await self._line.post(
             "/v1/leases", encode(request), cap_bytes=LEASE_REPLY_BYTES, timeout_s=wait_s + CALL_S
         )
         reply = decode(data, LeaseReply, cap_bytes=LEASE_REPLY_BYTES)
@@ -92,8 +77,7 @@ class RolloutClient:
             return Refused(reply.refusal, reply.retry_after_s, reply.detail)
         if sum(len(lease.samples) for lease in reply.leases) > capacity:
             raise ProtocolError("the learner gave out more samples than were asked for")
-        now = time.monotonic()
-        return [TimedLease(lease=lease, deadline=now + lease.time_limit_s) for lease in reply.leases]
+        return list(reply.leases)
 
     async def beat(
         self,
@@ -115,20 +99,24 @@ class RolloutClient:
             life=LIFE,
             did=did,
         )
-        data = await self._peer.post("/v1/beat", encode(beat), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
+        data = await self._line.post("/v1/beat", encode(beat), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
         return decode(data, BeatReply, cap_bytes=CONTROL_BODY_BYTES)
 
     async def submit(self, answers: Sequence[Answer]) -> list[Stepped]:
         """Hand in completions and turns of episodes. Return the verdicts, without those on turns whose environments
         have not answered yet. This is idempotent: the learner answers "duplicate" for rollouts that it has accepted."""
         body = compress(encode(Submission(node=self._node, answers=tuple(answers))))
-        data = await self._peer.post(SUBMIT_PATH, body, cap_bytes=STEP_REPLY_BYTES, timeout_s=CALL_S)
+        data = await self._line.post(SUBMIT_PATH, body, cap_bytes=STEP_REPLY_BYTES, timeout_s=CALL_S)
         return list(decode(data, StepReply, cap_bytes=STEP_REPLY_BYTES).steps)
 
     async def release(self, samples: Iterable[SampleName], *, forget: bool) -> None:
         """Give samples back unfinished."""
         release = Release(node=self._node, samples=by_group(samples), forget=forget)
-        await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
+        await self._line.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
+
+
+def samples_of(leases: Iterable[Lease]) -> list[SampleName]:
+    return [(lease.group_id, spec.index) for lease in leases for spec in lease.samples]
 
 
 def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:

@@ -118,14 +118,10 @@ class Installed(msgspec.Struct, frozen=True, tag=True):
     """The engine holds exactly the requested version, as `proof` shows.
 
     `seconds` is the whole call without the wait for a running batch; during `pause_s` of it no sample was drawn.
-    `check_s` was spent on the file's sums, `reload_s` on the weights, `proof_s` on the proof.
     """
 
     seconds: float
     pause_s: float = 0.0
-    check_s: float = 0.0
-    reload_s: float = 0.0
-    proof_s: float = 0.0
     proof: Proof = "sums"
 
 

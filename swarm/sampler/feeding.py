@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from swarm.rollout.messages import MAX_SAMPLES_PER_ASK, Answer, SampleName
-from swarm.sampler.client import TimedLease
 from swarm.sampler.playing import Game, Step
 from swarm.sampler.worker import EngineWorker
+from swarm.types import Lease
 
 AHEAD = 4  # One sample is held ahead per 4 places: enough to refill them during a request, and few, since they age
 
@@ -68,7 +68,7 @@ class Feed:
             await self._roomy.wait()
         return room
 
-    def add(self, leases: list[TimedLease]) -> None:
+    def add(self, leases: list[Lease]) -> None:
         games = games_of(leases)
         self._plays = self._plays or any(game.is_episode for game in games)
         self._waiting.extend(games)
@@ -152,5 +152,5 @@ class Feed:
                 self._idle.set()
 
 
-def games_of(leases: Sequence[TimedLease]) -> list[Game]:
-    return [Game(timed, spec) for timed in leases for spec in timed.lease.samples]
+def games_of(leases: Sequence[Lease]) -> list[Game]:
+    return [Game(lease, spec) for lease in leases for spec in lease.samples]

@@ -14,24 +14,23 @@ from msgspec.structs import replace
 
 from swarm.rollout.messages import Answer, SampleName, Stepped
 from swarm.rollout.plane.episodes import seat_seed
-from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import Job, Sampled
-from swarm.types import Rollout, SampleSpec
+from swarm.types import Lease, Rollout, SampleSpec
 
 Step = Callable[[Answer], Awaitable[Stepped]]
 """Hands in a turn and returns what the environment said to it."""
 
 
 class Game:
-    """A sample under way; of an episode, what its players have read and said."""
+    """A sample under way, whose time begins now; of an episode, what its players have read and said."""
 
-    def __init__(self, timed: TimedLease, spec: SampleSpec) -> None:
-        self._lease, self._deadline, self._spec = timed.lease, timed.deadline, spec
-        self._episode = timed.lease.episode
+    def __init__(self, lease: Lease, spec: SampleSpec) -> None:
+        self._lease, self._spec, self._episode = lease, spec, lease.episode
+        self._deadline = time.monotonic() + lease.time_limit_s
         self._turn, self._seat = (self._episode.turn, self._episode.seat) if self._episode else (0, 0)
         self._streams = [bytearray(stream) for stream in self._episode.streams] if self._episode else []
         self._drawn = b""
-        self.name: SampleName = (timed.lease.group_id, spec.index)
+        self.name: SampleName = (lease.group_id, spec.index)
 
     @property
     def is_episode(self) -> bool:

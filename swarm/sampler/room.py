@@ -28,9 +28,9 @@ FEW = 4  # Samples that have to fit: one at a time leaves a device idle for most
 CPU_PLACES = 128  # Most samples side by side without a GPU: its cores are busy with fewer
 GPU_PLACES = 512  # Most on a GPU: a step with more takes longer, and more leases in one hand hold up more groups
 CPU_SHARE = 0.5  # Of the memory left on a machine without a GPU: its owner wants to go on working
-KV_SHARE = 0.25  # The same for vLLM, which holds packed weights beside those that come in
+KV_SHARE = 0.25  # The same for vLLM, which holds packed weights next to those that come in
 VLLM_BYTES = 1 << 30  # Of a GPU, for vLLM's graphs and what a step computes with
-OTHERS_SHARE = 0.02  # Of a GPU that others use, left to them beside what they have: a desktop's windows come and go
+OTHERS_SHARE = 0.02  # Of a GPU that others use, left to them on top of what they have: a desktop's windows come and go
 
 ASK_S = 60.0  # A driver that slept wakes within seconds
 ASK_GPUS = "import sys, torch; [print(*torch.cuda.mem_get_info(i)) for i in range(int(sys.argv[1]))]"
@@ -131,7 +131,7 @@ def places(shape: Shape, device: Device, options: EngineOptions) -> int:
     if count >= few:
         return min(options.places or device.max_places, count)
     changes = [
-        "--dtype bfloat16" if device.dtype == "float32" else "",
+        "--precision bfloat16" if device.dtype == "float32" and options.precision == "none" else "",
         device.lighter,
         f"--batch-samples {count}" if count > 0 else "",
         "a smaller --max-model-len, end what else runs there, or help with --role relay",
@@ -151,14 +151,14 @@ def reckon(kind: EngineKind, layout: Layout, options: EngineOptions) -> Reckoned
     if device.dtype == "float16" and kind != "vllm" and any(spec.dtype == "BF16" for spec in layout.tensors):
         raise UserError(
             "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
-            "choose --dtype bfloat16 or float32"
+            "choose --precision bfloat16 or float32"
         )
-    beside = adapters_bytes(layout, options, device.dtype) if kind == "vllm" else 0
+    other = adapters_bytes(layout, options, device.dtype) if kind == "vllm" else 0
     if kind == "mlx":
-        # An install holds all experts as they came beside those that it had, until they are stacked.
-        beside = sum(tensor.nbytes for tensor in layout.tensors if len(tensor.shape) > 2)
+        # An install holds all experts as they came next to those that it had, until they are stacked.
+        other = sum(tensor.nbytes for tensor in layout.tensors if len(tensor.shape) > 2)
     lighter = "" if layout.adapter is not None and kind != "mlx" else device.lighter
-    device = dataclasses.replace(device, free_bytes=device.free_bytes - beside, lighter=lighter)
+    device = dataclasses.replace(device, free_bytes=device.free_bytes - other, lighter=lighter)
     count, tokens = places(shape, device, options), sample_tokens(shape, options)
     held = weights_bytes(shape, device.dtype, options.precision)
     return Reckoned(

@@ -21,19 +21,17 @@ waited for, and the engine ends before anybody is told.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from swarm.aio import Changes, unless_stopped
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
 from swarm.rollout.messages import Answer, DroppedRollouts, Offer, SampleName, Stepped
-from swarm.sampler.client import RolloutClient
+from swarm.sampler.client import RolloutClient, samples_of
 from swarm.sampler.feeding import Feed
 from swarm.sampler.handing import Handing
 from swarm.sampler.spool import Spool
@@ -47,22 +45,20 @@ class Drops:
     """The learner's counts of dropped rollouts by reason, and when to report them. `counts` run since its start."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-        self._said: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self._said: Counter[str] = Counter()
         self._said_at: float | None = None
 
     def hear(self, told: Iterable[DroppedRollouts], *, now: float) -> str | None:
         """Take the newest counts. Return a line for the terminal if they grew since the last line, at most one per
         SAID_AGAIN_S. `now` is in monotonic seconds."""
-        self.counts = {printable(one.reason): one.rollouts for one in told}
-        # A restarted learner counts from zero.
-        self._said = {reason: min(count, self.counts.get(reason, 0)) for reason, count in self._said.items()}
-        grown = {reason: count - self._said.get(reason, 0) for reason, count in sorted(self.counts.items())}
-        grown = {reason: more for reason, more in grown.items() if more}
+        self.counts = Counter({printable(one.reason): one.rollouts for one in told})
+        self._said &= self.counts  # A restarted learner counts from zero.
+        grown = self.counts - self._said
         if not grown or (self._said_at is not None and now - self._said_at < SAID_AGAIN_S):
             return None
-        self._said, self._said_at = dict(self.counts), now
-        words = {quoted(reason): more for reason, more in grown.items()}
+        self._said, self._said_at = self.counts, now
+        words = {quoted(reason): more for reason, more in sorted(grown.items())}
         by_reason = ", ".join(reason if len(words) == 1 else f"{more} {reason}" for reason, more in words.items())
         return f"the learner dropped {sum(grown.values())} of our rollouts: {by_reason}"
 
@@ -91,30 +87,19 @@ class SamplerStatus:
 
 
 class Ending:
-    """Whether a session has to end, and until when samples under way may finish and be submitted."""
+    """Whether a session is `asked` to end, and whether the time is `up` within which samples under way may finish and
+    be submitted."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self._sooner = asyncio.Event()
-        self._until = math.inf
+        self.asked, self.up = asyncio.Event(), asyncio.Event()
 
     def ask(self, grace_s: float) -> None:
         """Ask for the end within `grace_s`; what was asked for before holds if it is sooner."""
-        self._until = min(self._until, time.monotonic() + grace_s)
         self.asked.set()
-        self._sooner.set()
-
-    @property
-    def left_s(self) -> float:
-        return max(0.0, self._until - time.monotonic())
-
-    async def over(self) -> None:
-        """Wait until the time is up."""
-        while self.left_s:
-            self._sooner.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.left_s):
-                    await self._sooner.wait()
+        if grace_s > 0:
+            asyncio.get_running_loop().call_later(grace_s, self.up.set)
+        else:
+            self.up.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +147,7 @@ class Session:
         self._spooled: set[SampleName] = set()
         self._answers: asyncio.Queue[Batch] = asyncio.Queue(maxsize=2)
         self._settled = asyncio.Event()
-        self._installed = asyncio.Condition()
+        self._installs = Changes()
         self._over = asyncio.Event()
 
     async def run(self, ending: Ending) -> bool:
@@ -172,11 +157,12 @@ class Session:
                 asking = group.create_task(self._ask())
                 handing = [group.create_task(work()) for work in (self._submit, self._handing.run)]
                 drawing = [group.create_task(work()) for work in (self._refresh, self._generate, self._beat)]
-                await _first_of(ending.asked.wait(), self._over.wait())
+                await unless_stopped(ending.asked, self._over.wait())
                 self._status.state = "leaving"
                 asking.cancel()
-                if not self._over.is_set() and ending.left_s:
-                    await self._drain(ending)
+                if not self._over.is_set() and not ending.up.is_set():
+                    # A run that is over takes nothing more.
+                    await unless_stopped(ending.up, unless_stopped(self._over, self._drain()))
                 for task in drawing:
                     task.cancel()
                 await asyncio.wait(drawing)
@@ -220,8 +206,7 @@ class Session:
         if refused is None:
             self._receiver.note_time(version.head.version, "installed_s")
             self._on_change()
-            async with self._installed:
-                self._installed.notify_all()
+            self._installs.tell()
         elif refused.fault == "file":
             if await self._receiver.recheck() == 0:
                 # Nothing to repair: the table's sums contradict the signed regions, so the learner is wrong.
@@ -239,7 +224,7 @@ class Session:
         self._say(f"engine: {started.engine} on {started.device} in {started.dtype}, {at_once}{longest}")
         if started.exposed and started.exposed != self._status.exposed:
             self._say(started.exposed)
-        self._status.exposed = started.exposed
+        self._status.exposed, self._client.engine_class = started.exposed, started.engine_class
         self._feed = Feed(self._engine, self._handing.hand_in)
 
     # -- rollouts --------------------------------------------------------------------------------------------
@@ -257,7 +242,7 @@ class Session:
             answer = await self._client.ask(held, room.capacity, wait_s, holding=self._in_hand, at_once=room.at_once)
             if isinstance(answer, list):
                 self._status.state = "sampling"
-                self._in_hand |= {name for timed in answer for name in timed.samples()}
+                self._in_hand.update(samples_of(answer))
                 self._engine.check_fits(answer)
                 self._feed.add(answer)
                 continue
@@ -274,8 +259,7 @@ class Session:
             await self._news(held, max(0.05, answer.retry_after_s))
 
     async def _generate(self) -> None:
-        async with self._installed:
-            await self._installed.wait_for(lambda: self._engine.installed is not None)
+        await self._news(None, None)
         assert self._feed is not None
         await self._feed.run(self._keep)
 
@@ -354,25 +338,17 @@ class Session:
         if bool(why) != bool(before):
             self._say(f"standby: {self._status.standby}" if why else "active again")
 
-    async def _news(self, known: VersionId | None, patience_s: float) -> None:
+    async def _news(self, known: VersionId | None, patience_s: float | None) -> None:
         """Wait until a version other than `known` is installed, at most for `patience_s`."""
-        try:
-            async with asyncio.timeout(patience_s), self._installed:
-                await self._installed.wait_for(lambda: self._engine.installed != known)
-        except TimeoutError:
-            pass
+        if self._engine.installed == known:
+            await self._installs.wait(self._installs.count, patience_s)
 
     # -- leaving ---------------------------------------------------------------------------------------------
 
-    async def _drain(self, ending: Ending) -> None:
-        """Hand back what has not started, then let running samples finish and be submitted until time is up."""
+    async def _drain(self) -> None:
+        """Hand back what has not started, then let running samples finish and be submitted."""
         if self._feed is not None:
-            await _first_of(self._hand_back(self._feed.take_back(), forget=False), ending.over(), self._over.wait())
-        # A run that is over takes nothing more.
-        await _first_of(self._idle(), ending.over(), self._over.wait())
-
-    async def _idle(self) -> None:
-        if self._feed is not None:
+            await self._hand_back(self._feed.take_back(), forget=False)
             await self._feed.idle()
         await self._answers.join()
 
@@ -416,15 +392,3 @@ def verdicts_of(answers: Iterable[Answer], said: Iterable[Stepped]) -> dict[Samp
         sample: "failed" if verdict == "accepted" and sample in failed else verdict
         for sample, verdict in verdicts.items()
     }
-
-
-async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Wait for the first of `works` to end, and cancel the others."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()

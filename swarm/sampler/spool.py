@@ -2,14 +2,13 @@
 
 Each batch is one file, STATE_DIR/spool/SWARM/NUMBER.batch: the BLAKE3 of the rest, then msgpack. If the process is
 killed, a file is whole or absent; a power cut may damage it, which its digest shows. There are few: nothing is drawn
-before those of an earlier process were handed in. Handing in twice is harmless. Calls block, and any thread may make
-them.
+before those of an earlier process were handed in. Handing in twice is harmless. Calls block; batches are kept one
+after another.
 """
 
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +31,6 @@ class Spool:
     def __init__(self, directory: Path, swarm: str, say: Callable[[str], None]) -> None:
         self._directory = directory / swarm
         self._say = say
-        self._lock = threading.Lock()
         self._broken = False
         for other in directory.glob("*"):
             if other != self._directory:
@@ -46,20 +44,19 @@ class Spool:
         """Write a batch and return its name, or None if there is no room, which is reported the first time."""
         body = msgspec.msgpack.encode(answers)
         content = digest(body) + body
-        with self._lock:
-            path = self._path(f"{self._next:012d}")
-            self._next += 1
-            try:
-                self._directory.mkdir(parents=True, exist_ok=True)
-                require_room(self._directory, len(content), "the spool")
-                replace_file(path, content)
-            except (UserError, OSError) as fault:
-                if not self._broken:
-                    self._say(f"{fault}; until there is room, answers are lost if this node ends")
-                self._broken = True
-                return None
-            self._broken = False
-            return path.stem
+        path = self._path(f"{self._next:012d}")
+        self._next += 1
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            require_room(self._directory, len(content), "the spool")
+            replace_file(path, content)
+        except (UserError, OSError) as fault:
+            if not self._broken:
+                self._say(f"{fault}; until there is room, answers are lost if this node ends")
+            self._broken = True
+            return None
+        self._broken = False
+        return path.stem
 
     def names(self) -> list[str]:
         """Return the kept batches, oldest first."""

@@ -26,11 +26,6 @@ class StopStrings:
         texts = self._tokenizer.decode_batch(tails, skip_special_tokens=False)
         return [any(stop in text for stop in self._stops) for text in texts]
 
-    def end(self, token_ids: Sequence[int]) -> int | None:
-        """Return after how many tokens a completion has reached a stop string, or None if it has not."""
-        prefixes = [token_ids[:count] for count in range(1, len(token_ids) + 1)]
-        return next((count for count, done in enumerate(self.reached(prefixes), 1) if done), None)
-
 
 @cache
 def load_tokenizer(directory: str) -> Tokenizer:

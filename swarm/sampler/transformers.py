@@ -95,7 +95,6 @@ class TransformersEngine:
         if command.changed and command.since is not None and command.since == self._version:
             return self._install_changes(command, self._layout, progress)
         began = time.monotonic()
-        proof_s = 0.0
         held_sums, self._version = self.held_sums, None
         tensors = own_tensors(self._model, self._layout)
         mapped = mapped_tensors(command.path, self._layout)
@@ -105,14 +104,12 @@ class TransformersEngine:
             for name in (spec.name, *spec.aliases):
                 held = tensors[name]
                 held.copy_(source)
-                proving = time.monotonic()
                 if tensor_sum(_bytes_of(held.to(source.dtype))) != expected:
                     return NotInstalled("engine", f"after the install {name} differs from what the learner signed")
-                proof_s += time.monotonic() - proving
             progress()
         self._version, self._sums = command.version, list(command.tensor_sums)
         seconds = time.monotonic() - began
-        return Installed(seconds=seconds, pause_s=seconds, reload_s=seconds - proof_s, proof_s=proof_s)
+        return Installed(seconds=seconds, pause_s=seconds)
 
     @property
     def held_sums(self) -> Sequence[int]:
@@ -140,7 +137,7 @@ class TransformersEngine:
                 return NotInstalled("engine", f"after the install {spec.name} differs from what the learner signed")
         self._version = command.version
         seconds = time.monotonic() - began
-        return Installed(seconds=seconds, pause_s=seconds, reload_s=seconds, proof="changed words")
+        return Installed(seconds=seconds, pause_s=seconds, proof="changed words")
 
     @torch.inference_mode()
     def generate(self, command: Generate, progress: Told) -> Generated:
@@ -281,7 +278,7 @@ class Threaded:
         done = await self._run(self._engine.install, command, progress)
         if isinstance(done, NotInstalled):
             return done
-        return msgspec.structs.replace(done, seconds=done.seconds + check_s, check_s=check_s)
+        return msgspec.structs.replace(done, seconds=done.seconds + check_s)
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
         return await self._run(self._engine.generate, command, progress)

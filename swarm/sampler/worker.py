@@ -17,7 +17,6 @@ from swarm.capacity.fleet import Lengths, mean_longest
 from swarm.errors import ChildFailed, UserError
 from swarm.process import Child, clean_environment
 from swarm.rollout.messages import MAX_DID, Did, Doing
-from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import (
     EngineKind,
     EngineOptions,
@@ -34,7 +33,7 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.playing import Game
 from swarm.sampler.weights import CONFIG, write_model_files
-from swarm.types import VersionId
+from swarm.types import Lease, VersionId
 
 MAX_PER_S = 1e9  # Largest rate that a beat may report; only engines of tests come near it
 MIN_S = 1e-6  # Shorter times may be invisible to a clock
@@ -178,7 +177,6 @@ class EngineWorker:
         self._files_dir = directory / "model"
         self._options = options
         self._started: Started | None = None
-        self.engine_class = ""
         computes_with = dict.fromkeys(THREADS, str(threads)) if threads else {}
         self._child = Child(
             "engine",
@@ -214,7 +212,7 @@ class EngineWorker:
         await asyncio.to_thread(write_model_files, self._files_dir, layout)
         command = Start(directory=str(self._files_dir), layout=layout, options=self._options)
         started = await self._child.call(command, Started)
-        self.engine_class, self.device_class = started.engine_class, started.device_class
+        self.device_class = started.device_class
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)
         self._started = started
@@ -261,13 +259,13 @@ class EngineWorker:
         self._ended_at = time.monotonic()
         return generated.samples
 
-    def check_fits(self, leases: list[TimedLease]) -> None:
+    def check_fits(self, leases: list[Lease]) -> None:
         """Raise UserError if a sample is longer than this engine can draw. Submitting it as failed would spoil its
         group, which larger machines can draw."""
         most = self._started.context_tokens if self._started else 0
-        for timed in leases:
-            episode, rules = timed.lease.episode, timed.lease.rules
-            tokens = len(timed.lease.prompt_token_ids) + (episode.max_tokens if episode else rules.max_new_tokens)
+        for lease in leases:
+            episode, rules = lease.episode, lease.rules
+            tokens = len(lease.prompt_token_ids) + (episode.max_tokens if episode else rules.max_new_tokens)
             if most and tokens > most:
                 raise UserError(
                     f"this run's samples take up to {tokens} tokens with their prompts, and this engine has room for "

@@ -25,8 +25,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     rewards: dict[str, float] = {}
     lenient: bool = False
-    prompt_column: str = "prompt"
-    answer_column: str = "answer"
+    columns: tuple[str, str] = ("prompt", "answer")
     stop: tuple[str, ...] = ()
     task_options: dict[str, Any] = {}
 

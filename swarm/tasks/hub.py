@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def hub_task(options: TaskOptions, name: str) -> Task:
 
     def read(options: TaskOptions) -> Questions:
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
-            _run((*where, options.prompt_column, options.answer_column, directory), options.name)
+            _run((*where, options.columns, directory), options.name)
             train = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
             if not (path := Path(directory, HELD_OUT)).exists():
                 return train
@@ -54,7 +54,7 @@ def hub_task(options: TaskOptions, name: str) -> Task:
     return QuestionTask(options, f"questions of the data set {name}", read)
 
 
-def _run(wanted: tuple[str | None, ...], name: str) -> None:
+def _run(wanted: tuple[str | Sequence[str] | None, ...], name: str) -> None:
     # Not -m: the package imports this module, so it would be loaded twice.
     program = "from swarm.tasks.hub import main; main()"
     command = [sys.executable, "-c", program, json.dumps(wanted)]
@@ -79,12 +79,9 @@ def main() -> None:
         sys.exit(f"it cannot be read: {error}")
 
 
-def fetch(
-    path: str, config: str | None, split: str | None, prompt_column: str, answer_column: str, directory: str
-) -> None:
+def fetch(path: str, config: str | None, split: str | None, columns: Sequence[str], directory: str) -> None:
     """Write the rows to train on, from `split` or else the train split, and the rows to hold out if there is a test or
     validation split. UserError in one line."""
-    columns = {"prompt_column": prompt_column, "answer_column": answer_column}
     if Path(path).is_file() and (read := TEXTS.get(Path(path).suffix)) is not None:
         _write(read(Path(path)), columns, Path(directory, TRAIN))
         return
@@ -118,12 +115,12 @@ def _load(name: str, config: str | None) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 
-def _rows(rows: Any, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _rows(rows: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows with these columns only; a number of a class becomes the name of the class."""
     if len(rows) > MAX_QUESTIONS:
         raise UserError(f"it has {len(rows):,} rows; a task may have at most {MAX_QUESTIONS:,}")
     _check_columns(rows.column_names, columns)
-    kept = rows.select_columns([column for column in columns.values() if column != "id"])
+    kept = rows.select_columns([column for column in columns if column != "id"])
     names = {column: kind.int2str for column, kind in kept.features.items() if hasattr(kind, "int2str")}
     for column in names:
         print(f"{column!r} holds numbers of classes: the answer is the name of a class")
@@ -131,10 +128,10 @@ def _rows(rows: Any, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
         yield row | {column: name(row[column]) for column, name in names.items() if row[column] is not None}
 
 
-def _check_columns(has: Iterable[str], columns: dict[str, str]) -> None:
-    for setting, column in columns.items():
+def _check_columns(has: Iterable[str], columns: Sequence[str]) -> None:
+    for column in columns:
         if column not in has:
-            raise UserError(f"it has no column {column!r}, only {', '.join(has)}: name one with {setting}")
+            raise UserError(f"it has no column {column!r}, only {', '.join(has)}: name them with columns")
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -163,12 +160,12 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
 TEXTS: Any = {".csv": _csv_rows, ".json": _json_rows, ".jsonl": _json_rows}
 
 
-def _write(rows: Iterable[dict[str, Any]], columns: dict[str, str], file: Path) -> None:
+def _write(rows: Iterable[dict[str, Any]], columns: Sequence[str], file: Path) -> None:
     """Write prompt and answer of each row, without its id, which need not be unique in a data set."""
     with file.open("w", encoding="utf-8") as lines:
         for row in rows:
             _check_columns(row, columns)
-            kept = {column: row[column] for column in columns.values()}
+            kept = {column: row[column] for column in columns}
             lines.write(json.dumps(kept, ensure_ascii=False, default=_is_no_text) + "\n")
 
 

@@ -189,14 +189,15 @@ def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bo
         raise UserError(f"{place} is not valid JSON: {error}") from error
     if not isinstance(row, dict):
         raise UserError(f'{place} is not a JSON object: a line looks like {{"prompt": "2+2=", "answer": "4"}}')
-    for column, setting in ((options.prompt_column, "prompt_column"), (options.answer_column, "answer_column")):
+    for column in options.columns:
         if row.get(column) is None:
             if column in row:
                 raise UserError(f"{place}: the {column!r} is null: give it a value, or leave the line out")
             has = ", ".join(map(str, row)) or "nothing"
-            raise UserError(f"{place} has no {column!r}, only {has}: add it, or name another with {setting}")
-    text, messages = _prompt_of(row[options.prompt_column], place)
-    answer = _as_text(row[options.answer_column], f"{place}: the answer")
+            raise UserError(f"{place} has no {column!r}, only {has}: add it, or name others with columns")
+    question, answer = (row[column] for column in options.columns)
+    text, messages = _prompt_of(question, place)
+    answer = _as_text(answer, f"{place}: the answer")
     prompt = Prompt(prompt_id="-", text=text, answer=answer, messages=messages)
     if not isinstance(row.get("held_out", False), bool):
         raise UserError(f"{place}: held_out is true or false, or left out")

@@ -89,16 +89,6 @@ def _is_open(fd: str) -> bool:
     return Path(f"/proc/self/fd/{fd}").is_symlink() and os.path.lexists(f"/proc/self/fd/{fd}")
 
 
-class FailingTask(OddTask):
-    """A task that a run could begin with, and whose reward raises for the right answer."""
-
-    def prompt(self, index: int) -> Prompt:
-        return Prompt(prompt_id=f"odd-{index}", text="1", answer="0")
-
-    def held_out(self, count: int) -> Sequence[Prompt]:
-        return [Prompt(prompt_id="odd-held", text="1", answer="0")]
-
-
 class BrittleCopy(CopyTask):
     """Its reward raises for what begins with a 7: for enough of all answers that an alarm goes off."""
 

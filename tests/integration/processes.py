@@ -182,15 +182,15 @@ class Publisher(Node):
 class Swarm:
     """The processes of one test. Quick beats and rounds, so that silence is noticed in seconds."""
 
-    def __init__(self, directory: Path, *, round_s: float = 0.5) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.nodes: list[Node] = []
+        self._drawn: dict[str, Any] = {}
         self._leads: dict[str, object] = {
             "beat_s": 0.5,
             "groups_per_step": 4,
             "group_size": 4,
             "eval_prompts": 8,
-            "round_s": round_s,
             # What samplers without a model claim and draw is of no model's. At this rate the learner's model stays so
             # near to the untrained one, whose log-probs they claim, that no alarm goes off.
             "learning_rate": 1e-5,
@@ -207,8 +207,7 @@ class Swarm:
     def draw_at(self, tokens_per_s: float, noise: float = 0.0, **settings: object) -> None:
         """The pace of samplers without a model to come (tests/scripted_engine.py), and more of their settings."""
         pace = {"engine_arguments": {"tokens_per_s": tokens_per_s, "noise": noise}}
-        drawn = {"engine": "vllm", "batch_samples": 8, **pace, **settings}
-        self._scripted = self._write("scripted.toml", JoinConfig, drawn)
+        self._drawn = {"engine": "vllm", "batch_samples": 8, **pace, **settings}
 
     def lead(self, *arguments: str, name: str = "run", place: Sequence[str] = (), module: str = "swarm") -> Learner:
         given = ("--config", str(self._lead), *arguments)
@@ -236,10 +235,18 @@ class Swarm:
         return self.join(bootstrap, "--role", "relay", *arguments, name=name, place=place)
 
     def scripted(
-        self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = (), module: str = "swarm"
+        self,
+        bootstrap: str,
+        *arguments: str,
+        name: str,
+        place: Sequence[str] = (),
+        module: str = "swarm",
+        device_name: str = "",
     ) -> Node:
-        """A sampler without a model."""
-        given, module = ("--config", str(self._scripted), *arguments), f"tests.scripted {module}"
+        """A sampler without a model, on a device that has this name."""
+        device = {**self._drawn["engine_arguments"], "device_name": device_name}
+        config = self._write(f"{name}.toml", JoinConfig, {**self._drawn, "engine_arguments": device})
+        given, module = ("--config", str(config), *arguments), f"tests.scripted {module}"
         return self.join(bootstrap, *given, name=name, place=place, module=module)
 
     def linked_relays(self, learner: Node, count: int, *arguments: str) -> list[Node]:
@@ -273,8 +280,8 @@ def fetch_status(url: str) -> dict[str, Any]:
 
 
 @contextmanager
-def swarm_in(directory: Path, *, round_s: float = 0.5) -> Iterator[Swarm]:
-    swarm = Swarm(directory, round_s=round_s)
+def swarm_in(directory: Path) -> Iterator[Swarm]:
+    swarm = Swarm(directory)
     try:
         yield swarm
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 from pathlib import Path
 
@@ -33,7 +32,6 @@ REFUSED = (
     (("--max-staleness", "1", "--publish-every-steps", "3"), "lower the one or raise the other"),
     (("--steps", "many"), "valid integer"),
     (("--steps", "0"), "greater than or equal to 1"),
-    (("--reward", "money"), "'task' or 'random'"),
     (("--model", "/", "--task", "copy"), "no config.json"),
     (("--model", "./no-such-directory", "--task", "copy"), "no config.json"),
     (("--model", "Qwen/Qwen3-0.6B"), "what is Qwen/Qwen3-0.6B to learn? Say it with --task jsonl:FILE"),
@@ -86,24 +84,11 @@ def test_lead_refuses_unknown_keys_in_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> None:
-    run_dir = tmp_path / "runs" / "run"
+    run_dir = tmp_path / "run"
     done = command("lead", "--check", "--host", "127.0.0.1", "--port", "0", "--run-dir", str(run_dir))
     assert done.returncode == 0, done.stdout + done.stderr
-    told = [line.split()[0] for line in done.stdout.splitlines()]
-    assert told == ["port", "task", "model", "disk", "prompts", "rate", "step", "rewards", "nothing"]
-    assert "rate     0.001; usual is 0.001, measured here on the tiny model\n" in done.stdout
-    assert re.search(
-        r"\nstep     about [\d.]+ s where all answers have \d+ tokens: one on \d+ of [\d,]+ tokens", done.stdout
-    )
-    assert "rewards  1 for right answers, 0 for empty ones" in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_lead_check_refuses_what_a_run_would_come_to_later_and_leaves_nothing(tmp_path: Path) -> None:
-    given = ("--task", "python:tests.integration.odd_reward:FailingTask", "--run-dir", str(tmp_path / "run"))
-    check = ("lead", "--check", "--host", "127.0.0.1", "--port", "0")
-    assert "the reward failed for prompt odd-held: it raised ValueError" in _refused(*check, *given)
+    assert "the model has " in done.stdout
+    assert done.stdout.endswith("nothing is amiss\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,8 +103,6 @@ def test_lead_check_finds_what_a_researcher_brings_wrong(tmp_path: Path) -> None
     table.write_text("prompt,answer,answer\n1,2,3\n")
     check = ("lead", "--check", "--host", "127.0.0.1", "--port", "0", "--model", str(base), "--rewards", "numeric=1")
     new = (*check, "--max-new-tokens", "4", "--run-dir", str(tmp_path / "run"), "--task")
-    done = command(*new, f"jsonl:{questions}")
-    assert "right answer earns no more than none, as '1" in done.stdout, done.stdout + done.stderr
     assert "two of its columns have one name: prompt, answer, answer" in _refused(*new, f"hf:{table}")
     (base / "chat_template.jinja").write_text("{{ messages[0]['role'] }}=")
     assert "does not print what the user of the prompt q-" in _refused(*new, f"jsonl:{questions}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import psutil
 import pytest
 
 from swarm.errors import ChildFailed
-from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.feeding import games_of
 from swarm.sampler.worker import EngineWorker
@@ -43,8 +41,7 @@ async def work(engine: EngineWorker, directory: Path) -> None:
     await engine.launch()
     await engine.load(MIXED_LAYOUT)
     await engine.install(held.head, held.table, publisher.directory / "versions" / "weights.bin")
-    timed = TimedLease(lease=lease(indices=range(8)), deadline=time.monotonic() + 60.0)
-    assert len(await engine.draw(games_of([timed]))) == 8
+    assert len(await engine.draw(games_of([lease(indices=range(8))]))) == 8
 
 
 @pytest.mark.parametrize("module", ["tests.integration.hanging_engine"])

@@ -14,8 +14,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from swarm.errors import UserError
-from swarm.lead.check import _check_environment, reward_pool
+from swarm.lead.check import reward_pool
 from swarm.run.directory import write_json
 from swarm.run.prompts import RECORD, Record
 from swarm.settings import LeadConfig
@@ -23,7 +22,7 @@ from swarm.tasks import load_task, task_options
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
 from swarm.tasks.reward_pool import Begin, RewardPool, StepCall
-from swarm.types import Observed, Prompt, Unscored
+from swarm.types import Observed, Unscored
 from tests.integration.odd_environment import OddEnvironment
 from tests.integration.test_scoring import EOS, STOP, write_tokenizer
 
@@ -207,7 +206,7 @@ async def test_the_settings_of_a_run_and_its_record_reach_the_environment(tmp_pa
     write_tokenizer(tmp_path / "model")
     record = Record(data_digest="", most_tokens=64, began=datetime(2026, 1, 1))
     write_json(tmp_path / RECORD, msgspec.to_builtins(record))
-    config = LeadConfig(model="tiny", task="frozen-lake", reward="random")
+    config = LeadConfig(model="tiny", task="frozen-lake", rewards={"random": 1.0})
     prompt = load_task(task_options(config)).prompt(0)
     pool = reward_pool(config, tmp_path / "model", STOP, processes=1)
     first = StepCall(episode="lake", prompt=prompt, seed=7, drawn=(array("i", [5, EOS]).tobytes(),))
@@ -216,12 +215,3 @@ async def test_the_settings_of_a_run_and_its_record_reach_the_environment(tmp_pa
     assert not isinstance(found, Unscored), found
     assert found.rewards == (Random(7).random(),)
     assert found.token_ids or found.done
-
-
-async def test_a_check_plays_an_episode_in_which_nothing_is_said(odd: RewardPool) -> None:
-    lines: list[str] = []
-    await _check_environment(odd, TASK.prompt(0), 3, lines.append)
-    assert lines == ["episode  0 for 3 turns in which nothing is said"]
-    other = Prompt(prompt_id="episode-1", text="", answer="", messages=(("user", "another"),))
-    with pytest.raises(UserError, match="the environment failed for prompt episode-1: it raised ValueError: reset"):
-        await _check_environment(odd, other, 3, lines.append)

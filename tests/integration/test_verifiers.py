@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tokenizers import Tokenizer
@@ -25,18 +26,6 @@ pytestmark = pytest.mark.integration
 
 TASKSETS = Path(__file__).parents[2] / "examples" / "verifiers"
 RULES = SamplingRules(temperature=1.0, max_new_tokens=4, stop_token_ids=(0,))
-
-
-class OnlyEpisodes:
-    """Completions of a run whose plane is the test."""
-
-    episodes: ExternalEpisodes
-
-    async def ask(self, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
-        raise AssertionError
-
-    async def continue_episode(self, episode: str, token_ids: Sequence[int]) -> Rollout:
-        return await self.episodes.continue_episode(episode, token_ids)
 
 
 Answer = Callable[[str], list[int]]
@@ -71,13 +60,13 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
     tiny_model(0).config.save_pretrained(tmp_path)
     letters = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     task = VerifiersTask(TaskOptions(name="verifiers:echo_digits"), "echo_digits")
-    policy = OnlyEpisodes()
-    endpoint = Endpoint(policy, TurnText(letters, None, (0,)), RULES, context=512, vocabulary=letters.get_vocab_size())
+    text, vocabulary = TurnText(letters, None, (0,)), letters.get_vocab_size()
+    endpoint = Endpoint(cast(Any, None), text, RULES, context=512, vocabulary=vocabulary)
     async with serving(endpoint, tmp_path) as url:
         sampling = {"temperature": 1.0, "max_tokens": 4.0}
         begin = Begin(module="echo_digits", files=str(tmp_path), url=url, sampling=sampling, stop_token_ids=(0,))
         runs = VerifiersRuns(begin, endpoint.token, tmp_path / "log")
-        policy.episodes = ExternalEpisodes(runs.run)
+        played = endpoint.episodes = ExternalEpisodes(runs.run)
 
         def right(said: str) -> list[int]:
             # With an id that this text would not be tokenised to: it stays as it was drawn.
@@ -88,7 +77,7 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
 
         async def one(prompt: Prompt, answer: Answer) -> tuple[Observed, list[str]]:
             read: list[str] = []
-            return await play(policy.episodes, prompt, answer, read, letters), read
+            return await play(played, prompt, answer, read, letters), read
 
         try:
             good, bad, held = await asyncio.gather(

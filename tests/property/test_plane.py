@@ -12,9 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from benchmarks.holding import HoldingPlane
 from swarm.rollout.journal.entries import BoundSet, Record, VersionPublished
 from swarm.rollout.plane.effects import Effect, Granted, ScoreWanted
-from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
+from swarm.rollout.plane.plane import PlaneRules
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Score, VersionId
 from swarm.wire import Digest
 from tests.builders import RULES, VOCAB, failed_rollout, prompt, rollout, v
@@ -63,7 +64,6 @@ class PlaneMachine(RuleBasedStateMachine):
             run_seed=7,
             life=self.life,
             max_staleness=self.bound,
-            hold_s=self.scenario.hold_s,
             groups_per_step=2,
             group_size=2,
             dynamic_sampling=self.scenario.dynamic_sampling,
@@ -73,7 +73,7 @@ class PlaneMachine(RuleBasedStateMachine):
             lease_time_limit_s=self.scenario.lease_time_limit_s,
         )
         self.wanted = []
-        plane = RolloutPlane(rules, prompts=prompt)
+        plane = HoldingPlane(rules, prompts=prompt, hold_s=self.scenario.hold_s)
         self.perform(self.plane.begin(plane, self.ledger, bound=self.bound))
 
     def perform(self, effects: list[Effect]) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from benchmarks.holding import may_take
 from swarm.rollout.plane.buffer import Buffer
-from swarm.rollout.plane.rules import deadline, is_fresh, may_open, may_take
+from swarm.rollout.plane.rules import deadline, is_fresh, may_open
 from tests.builders import ready_group
 
 wishes = st.lists(st.integers(0, 8), max_size=60)

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+import benchmarks.holding
 import swarm.rollout.plane.buffer
 import swarm.rollout.plane.plane
-import swarm.rollout.plane.rules
 import swarm.rollout.plane.verdict
+from benchmarks.holding import HoldingPlane
 from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RecordedRun
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane import groups
@@ -261,21 +262,21 @@ def _steps_are_replayed_in_another_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def _batches_are_never_held(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.plane.rules, "may_take", lambda *_: True)
+    patch.setattr(benchmarks.holding, "may_take", lambda *_: True)
 
 
 def _batches_are_held_without_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.plane.rules, "may_take", lambda *_: False)
+    patch.setattr(benchmarks.holding, "may_take", lambda *_: False)
 
 
 def _batches_are_held_too_long(patch: pytest.MonkeyPatch) -> None:
-    def can_take(plane: RolloutPlane, *, now: float) -> bool:
+    def can_take(plane: HoldingPlane, *, now: float) -> bool:
         may = honest(plane, now=now)
-        ready_at = plane._pacing._ready_at
-        return may and (ready_at is None or now >= ready_at + 2 * plane.rules.hold_s)
+        ready_at = plane._pacing.ready_at
+        return may and (ready_at is None or now >= ready_at + 2 * plane.hold_s)
 
-    honest = RolloutPlane.can_take
-    patch.setattr(RolloutPlane, "can_take", can_take)
+    honest = HoldingPlane.can_take
+    patch.setattr(HoldingPlane, "can_take", can_take)
 
 
 def _a_lowered_bound_goes_unsaid(patch: pytest.MonkeyPatch) -> None:

@@ -203,7 +203,6 @@ async def test_where_no_length_was_asked_for_samples_are_as_long_as_the_cache_ho
         ({"arguments": {"nnodes": 2}}, "'nnodes' cannot be set: an engine is on one machine: over the internet"),
         ({"arguments": {"pipeline_parallel_size": 2}}, "GPUs of one machine share a model by --tensor-parallel-size"),
         ({"arguments": {"quantization": "fp8"}}, "'quantization' cannot be set: it has an option of its own"),
-        ({"precision": "int4", "dtype": "float32"}, "in bfloat16 alone: leave --dtype out"),
         ({"arguments": {"block_size": "many"}}, "vLLM cannot be started with these options"),
         ({"max_model_len": 4096}, "vLLM cannot be started with these options"),
     ],

@@ -12,11 +12,10 @@ from benchmarks.sampler_swaps import swap_times
 pytestmark = pytest.mark.long
 
 
-async def test_a_swap_beneath_running_samples_is_timed_in_its_parts(tmp_path: Path) -> None:
+async def test_a_swap_beneath_running_samples_is_timed(tmp_path: Path) -> None:
     times = await swap_times("vllm", tmp_path, parameters=3e5, swaps=1, device="cpu", dtype="float32")
     assert "probe" in times.proof
-    assert times.install_s >= times.pause_s > times.reload_s > 0
-    assert times.proof_s > 0
+    assert times.install_s >= times.pause_s > 0
     assert times.tokens_lost > 0
 
 

@@ -23,15 +23,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Sequence, ValuesView
+from collections.abc import Collection, Iterable, Sequence, ValuesView
 from dataclasses import dataclass, field
 
 from swarm.bounded import Bounded
-from swarm.rollout.journal.entries import RecordedLease
+from swarm.rollout.journal.entries import GroupOpened, RecordedLease, SamplesLeased
+from swarm.rollout.messages import LEASE_REPLY_BYTES
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
 from swarm.rollout.plane.nodes import UNPROVEN_HELD, Nodes
 from swarm.rollout.plane.rules import deadline
 from swarm.types import (
+    Credit,
     GroupId,
     Lease,
     NodeId,
@@ -57,6 +59,11 @@ ALL_FAILED_RETRY_S = 1.0  # And if all have: a node that is alone and answers wr
 
 FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its group is dropped: one may lie
 MAX_LEASED_TO = 64  # Nodes of a sample from which an answer may come late; a new one replaces the first
+
+TOKEN_BYTES = 5  # Of a token's id in msgpack, at most
+
+MAX_LEASED_TOKENS = LEASE_REPLY_BYTES // 2 // TOKEN_BYTES
+"""Prompt tokens in one answer: with long prompts the rest comes with the next one."""
 
 Rank = tuple[bool, VersionId, float, int, GroupId]
 """Sorts the groups that a node may work on: whether it is for training, its version, its mean length, its number."""
@@ -109,6 +116,15 @@ class Sample:
         drew = {NodeId(turn.node) for turn in self.rollout.turns} if self.rollout else set()
         drew |= set(self.episode.nodes) if self.episode and self.rollout is None else set()
         return drew | ({self.author} if self.author is not None else set())
+
+    def returns(self, credit: Credit) -> tuple[float, tuple[float, ...]]:
+        """Return what teaches of it: its reward, and what each player was given, or each turn with its credit."""
+        assert self.rollout is not None
+        assert self.score is not None
+        turns, seats = self.rollout.turns, range(len(self.rollout.seats))
+        if credit == "turn":
+            return self.score.reward, tuple(turn.reward for turn in turns)
+        return self.score.reward, tuple(sum(turn.reward for turn in turns if turn.seat == seat) for seat in seats)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -494,6 +510,48 @@ class LeaseTable(Nodes):
         self._ages[group.oldest_version] += count
         if not self._ages[group.oldest_version]:
             del self._ages[group.oldest_version]
+
+
+@dataclass(slots=True, kw_only=True)
+class Grant:
+    """The leases that answer one question of `node`, while they are put together. It can take `capacity` more samples
+    and begin `at_once` of them right away, and its answer has room for prompts of `tokens` more. `begun` are the groups
+    that were opened for it."""
+
+    table: LeaseTable
+    node: NodeId
+    now: float
+    capacity: int
+    at_once: int
+    tokens: int = MAX_LEASED_TOKENS
+    leases: list[Lease] = field(default_factory=list)
+    records: list[GroupOpened | SamplesLeased] = field(default_factory=list)
+    begun: list[Group] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        return sum(len(lease.samples) for lease in self.leases)
+
+    def take(self, group: Group, most: int) -> int:
+        """Lease up to `most` waiting samples of `group`. Return how many were leased."""
+        leases = self.table.claim(
+            group, self.node, max(0, min(most, self.capacity)), now=self.now, max_tokens=self.tokens
+        )
+        count = sum(len(lease.samples) for lease in leases)
+        if group.purpose == "train":
+            named = [tuple((spec.index, spec.attempt) for spec in lease.samples) for lease in leases]
+            self.records += [SamplesLeased(number=group.order, node=self.node, samples=one) for one in named]
+        self.leases += leases
+        self.tokens -= sum(map(tokens_of, leases))
+        self.capacity -= count
+        self.at_once = max(0, self.at_once - count)
+        return count
+
+    def take_of(self, groups: Iterable[Group], most: int) -> None:
+        for group in groups:
+            if min(most, self.capacity) <= 0:
+                break
+            most -= self.take(group, most)
 
 
 def sample_seed(run_seed: int, group_id: GroupId, index: int) -> int:

@@ -14,25 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import structs
-
 from swarm.rollout.plane.effects import Evaluated
-from swarm.rollout.plane.episodes import EpisodeRules
-from swarm.rollout.plane.groups import Group, LeaseTable
-from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
+from swarm.rollout.plane.groups import Group
+from swarm.types import GroupId, Score, VersionId
 
 WRONG = Score(reward=0.0, exact=False)  # For a prompt that cannot be answered: dropping must not raise the share
 
 
 class HeldOutRound:
-    """One round at a time, named by the learner's `life` and its number. Each prompt gets `samples` samples under
-    `rules`; a single sample is drawn greedily."""
+    """One round at a time, named by the learner's `life` and its number. Each prompt gets `samples` samples."""
 
-    def __init__(self, life: int, rules: SamplingRules, *, samples: int, episodes: EpisodeRules | None = None) -> None:
+    def __init__(self, life: int, *, samples: int) -> None:
         self._life = life
-        self._rules = rules if samples > 1 else structs.replace(rules, temperature=0.0)
         self._samples = samples
-        self._episodes = episodes
         self._rounds = 0
         self._scores: dict[GroupId, tuple[Score, ...] | None] = {}
         self._version = self._newest = 0
@@ -42,29 +36,16 @@ class HeldOutRound:
     def open(self) -> bool:
         return bool(self._scores)
 
-    def begin(self, table: LeaseTable, version: VersionId, prompts: Sequence[Prompt], *, bound: int) -> list[Group]:
-        """Open and return a group for each prompt, for samplers that hold `version` or a newer one. `bound` is S."""
+    def begin(self, version: VersionId, prompts: int) -> list[GroupId]:
+        """Return the names of the groups of so many prompts, for samplers that hold `version` or a newer one."""
         assert not self._scores
         assert prompts
         self._rounds += 1
         self._version = self._newest = version.version
         self._answered = []
-        groups: list[Group] = []
-        for order, prompt in enumerate(prompts):
-            name = GroupId(f"e{self._life}.{self._rounds}-{order}")
-            self._scores[name] = None
-            group = Group(
-                group_id=name,
-                order=order,
-                purpose="eval",
-                prompt=prompt,
-                rules=self._rules,
-                min_version=version,
-                bound=bound,
-                episodes=self._episodes,
-            )
-            groups.append(table.open(group, self._samples))
-        return groups
+        names = [GroupId(f"e{self._life}.{self._rounds}-{order}") for order in range(prompts)]
+        self._scores = dict.fromkeys(names)
+        return names
 
     def scored(self, group: Group) -> list[Evaluated]:
         """Enter the scores of a prompt; one that was dropped is answered wrongly. Return the round's outcome after the

@@ -30,6 +30,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from swarm.bounded import Bounded
 from swarm.rollout.journal.entries import (
     NO_VARIANCE,
@@ -63,11 +65,9 @@ from swarm.rollout.plane.effects import (
     turn_taken,
 )
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
-from swarm.rollout.plane.grant import Grant
-from swarm.rollout.plane.groups import Group, LeaseTable, Sample
+from swarm.rollout.plane.groups import Grant, Group, LeaseTable
 from swarm.rollout.plane.heldout import HeldOutRound
 from swarm.rollout.plane.nodes import MIN_NEW_HELD
-from swarm.rollout.plane.questions import Questions
 from swarm.rollout.plane.rules import Pacing, aged_by, is_fresh
 from swarm.rollout.plane.verdict import is_current, token_fault, verdict_on
 from swarm.types import (
@@ -76,6 +76,7 @@ from swarm.types import (
     NodeId,
     Observed,
     Prompt,
+    Purpose,
     Rollout,
     SamplingRules,
     Score,
@@ -87,6 +88,7 @@ RETURN_S = 30.0
 """A sampler's longest pause between two tries (join/link.py). After a restart, missed beats are counted from then."""
 
 ROUND_STEPS = 0.25  # By how much older a held-out round may make the data, so that the learner waits less for it
+MAX_QUESTIONS = 64  # That wait for an answer: they go before the run's own samples
 MAX_PUBLISHED = 1024  # Versions of this life that are remembered; any older one may have been published
 PAUSED = "this run's owner paused it"  # What waiting samplers are told
 MIN_PATIENCE_S, MAX_PATIENCE_S = 1.0, 120.0  # Of a learner whose steps are shorter or longer
@@ -96,15 +98,13 @@ MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneRules:
     """The user's settings. `rules` apply to training, and to held-out prompts if `eval_samples` is above 1; a single
-    held-out sample is drawn greedily. `life` is the learner's generation. A full batch waits up to `hold_s` for
-    samples that would become stale if it were taken. `adaptive` is the setting `freshness`. With `dynamic_sampling`
-    others are drawn for groups that teach nothing under `credit`. `episodes` says how long episodes are, if the task
-    has turns."""
+    held-out sample is drawn greedily. `life` is the learner's generation. `adaptive` is the setting `freshness`. With
+    `dynamic_sampling` others are drawn for groups that teach nothing under `credit`. `episodes` says how long episodes
+    are, if the task has turns."""
 
     run_seed: int
     life: int = 0
     max_staleness: int
-    hold_s: float = 0.0
     adaptive: bool = True
     groups_per_step: int
     group_size: int
@@ -138,9 +138,9 @@ class RolloutPlane:
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
         self._replaced = 0  # Groups dropped as NO_VARIANCE since the last batch
-        self.round = HeldOutRound(rules.life, rules.rules, samples=rules.eval_samples, episodes=rules.episodes)
-        self.questions = Questions(self.leased, rules.life)
-        self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s, adaptive=rules.adaptive)
+        self.round = HeldOutRound(rules.life, samples=rules.eval_samples)
+        self._asked = 0
+        self._pacing = Pacing(batch_groups=rules.groups_per_step, adaptive=rules.adaptive)
         self._looked_at = 0.0  # When the learner last asked for a batch
         self._taken_at: float | None = None
         self._waits_since = self._step_s = 0.0  # When it began to wait, and how long its last step took
@@ -190,7 +190,7 @@ class RolloutPlane:
         begun: list[Effect] = []
         if of_this_life:
             grant = self._grant(node, held, capacity, at_once, now=now)
-            begun += grant.records
+            begun += [*grant.records, *(wanted for group in grant.begun for wanted in beginnings(group))]
             if grant.leases:
                 return [*begun, Granted(leases=tuple(grant.leases))]
         if why := self.why_idle(node):
@@ -288,10 +288,19 @@ class RolloutPlane:
 
     def question(self, prompt: Prompt, rules: SamplingRules) -> GroupId | None:
         """Have some sampler draw one completion of `prompt`, which is no part of the run: `Answered` has it. Return
-        None if nothing is published yet, the run pauses or ends, or too many questions wait."""
-        if self.newest is None or self.paused or self._ending:
+        None if nothing is published yet, the run pauses or ends, or MAX_QUESTIONS wait."""
+        waiting = sum(group.purpose == "ask" for group in self.leased.groups())
+        if self.newest is None or self.paused or self._ending or waiting >= MAX_QUESTIONS:
             return None
-        return self.questions.ask(prompt, rules, self.newest, bound=self.max_staleness)
+        self._asked += 1
+        self.leased.chances += 1
+        name = GroupId(f"q{self.rules.life}.{self._asked}")
+        return self._open("ask", self._asked, self.newest, prompt, rules, name=name, size=1).group_id
+
+    def forget_question(self, name: GroupId) -> None:
+        """Take back a question whose asker has gone."""
+        if (group := self.leased.group(name)) is not None:
+            self.leased.close(group)
 
     def release(self, node: NodeId, group_id: str, index: int, *, now: float) -> None:
         """Take back a sample that a sampler returns unanswered."""
@@ -382,23 +391,17 @@ class RolloutPlane:
         self.leased.trust(node)
 
     def can_take(self, *, now: float) -> bool:
-        """Return whether batch `next_batch` is full and has waited for leased samples that it would make stale."""
+        """Return whether batch `next_batch` is full."""
         if self.paused:
             return False
         self._looked_at, waited = now, self._pacing.waits
-        may = self._may_take(now)
+        ready = self._buffer.count(self.next_batch, self.max_staleness)
+        may = self._pacing.is_whole(ready, self.max_staleness)
         if not waited:
             self._waits_since, self._step_s = now, 0.0 if self._taken_at is None else now - self._taken_at
         # A waiting learner lets samplers have what pacing refused them.
         self.leased.chances += not (may or waited)
         return may
-
-    def _may_take(self, now: float) -> bool:
-        if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness), self.max_staleness):
-            return False
-        batch = self._buffer.first(self.next_batch, self.max_staleness)
-        due = Counter(group.deadline(self.max_staleness) for group in batch)
-        return self._pacing.may_take(self._by_deadline() - due, due, self.next_batch, now=now)
 
     def full_batch(self) -> list[Group]:
         """Return what `take` would, if `can_take`."""
@@ -407,10 +410,6 @@ class RolloutPlane:
     def correct(self, own: Mapping[tuple[GroupId, int], tuple[Rollout, bytes]]) -> list[Record]:
         """Train on these log-probs of these rollouts instead of those that were claimed; the records of it."""
         return self._buffer.correct(own)
-
-    def hold_until(self) -> float | None:
-        """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
-        return None if self.paused else self._pacing.hold_until()
 
     def take(self) -> tuple[list[Group], list[Effect]]:
         """Take batch `next_batch`, which must be ready, and drop groups that are too old for the next one."""
@@ -437,7 +436,13 @@ class RolloutPlane:
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> list[StepWanted]:
         """Begin a held-out round for samplers that hold `version` or a newer one."""
         self._pacing.raise_aim(ROUND_STEPS, self.max_staleness)
-        groups = self.round.begin(self.leased, version, prompts, bound=self.max_staleness)
+        names, size = self.round.begin(version, len(prompts)), self.rules.eval_samples
+        # A single sample is drawn greedily.
+        rules = self.rules.rules if size > 1 else structs.replace(self.rules.rules, temperature=0.0)
+        groups = [
+            self._open("eval", order, version, prompt, rules, name=name, size=size)
+            for order, (name, prompt) in enumerate(zip(names, prompts, strict=True))
+        ]
         return [wanted for group in groups for wanted in beginnings(group)]
 
     def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
@@ -530,10 +535,10 @@ class RolloutPlane:
         ):
             by_deadline[due] += 1
             grant.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
-            group = self._open(self._opened, held, self.max_staleness)
-            if beginning := beginnings(group):
-                grant.records += beginning
-                grant.capacity -= len(beginning)  # They are on their way to this node, or to others.
+            group = self._open_training(self._opened, held)
+            grant.begun.append(group)
+            # Episodes that wait for their environment are on their way to this node, or to others.
+            grant.capacity -= len(group.samples) - group.waiting
             grant.take(group, grant.capacity)
             self._opened += 1
 
@@ -541,21 +546,36 @@ class RolloutPlane:
         """Count the open and ready groups by deadline. The rules ignore deadlines below n."""
         return self._buffer.by_deadline(self.max_staleness) + self.leased.by_deadline(self.max_staleness)
 
-    def _open(self, number: int, version: VersionId, bound: int) -> Group:
+    def _open_training(self, number: int, version: VersionId) -> Group:
+        name, prompt, rules = GroupId(f"t{number}"), self._prompts(number), self.rules
+        return self._open("train", number, version, prompt, rules.rules, name=name, size=rules.group_size)
+
+    def _open(
+        self,
+        purpose: Purpose,
+        order: int,
+        version: VersionId,
+        prompt: Prompt,
+        rules: SamplingRules,
+        *,
+        name: GroupId,
+        size: int,
+    ) -> Group:
         group = Group(
-            group_id=GroupId(f"t{number}"),
-            order=number,
-            purpose="train",
-            prompt=self._prompts(number),
-            rules=self.rules.rules,
+            group_id=name,
+            order=order,
+            purpose=purpose,
+            prompt=prompt,
+            rules=rules,
             min_version=version,
-            bound=bound,
-            episodes=self.rules.episodes,
+            bound=self.max_staleness,
+            episodes=None if purpose == "ask" else self.rules.episodes,
         )
-        return self.leased.open(group, self.rules.group_size)
+        return self.leased.open(group, size)
 
     def _restore_group(self, recorded: RecordedGroup, *, now: float) -> list[Effect]:
-        group = self._open(recorded.number, recorded.version, recorded.max_staleness)
+        group = self._open_training(recorded.number, recorded.version)
+        group.bound = recorded.max_staleness
         wanted: list[Effect] = []
         for found in recorded.rollouts:
             self.leased.answer(group, found.rollout, found.node)
@@ -600,7 +620,6 @@ class RolloutPlane:
             node,
             group,
             fault=token_fault(rollout, self.rules.vocab_size) if fault is None else fault,
-            opened=self._opened,
             newest=self.newest,
             next_batch=self.next_batch,
             max_staleness=self.max_staleness,
@@ -634,17 +653,7 @@ class RolloutPlane:
         as many as a batch has it takes what there is."""
         if not self.rules.dynamic_sampling or self._replaced >= self.rules.groups_per_step:
             return False
-        return len({self._returns(sample) for sample in group.samples}) == 1
-
-    def _returns(self, sample: Sample) -> tuple[float, tuple[float, ...]]:
-        """What teaches of a scored sample: its reward, and what each player was given, or each turn with its credit."""
-        assert sample.rollout is not None
-        assert sample.score is not None
-        turns = sample.rollout.turns
-        if self.rules.credit == "turn":
-            return sample.score.reward, tuple(turn.reward for turn in turns)
-        seats = range(len(sample.rollout.seats))
-        return sample.score.reward, tuple(sum(turn.reward for turn in turns if turn.seat == seat) for seat in seats)
+        return len({sample.returns(self.rules.credit) for sample in group.samples}) == 1
 
     def _drop(self, group: Group, reason: str) -> list[Effect]:
         self.leased.close(group)

@@ -10,7 +10,7 @@ when a batch is taken (the guarantee, I1).
 Pacing adds three things to the formula. First, a node that asks ahead, while it still holds samples, gets none of the
 last B places before a deadline, or below the aim: its samples would wait behind its present work, while another node
 could begin at once.
-Second, where full batches never wait (`hold_s` 0), Pacing opens `spare` groups more than can be trained if the learner
+Second, Pacing opens `spare` groups more than can be trained if the learner
 has lately waited for the last, long answers of a batch whose places were all given away. If more groups than these
 were missing, the fleet is too slow or S too small (S = 0 always), and spare groups would only crowd out long answers.
 Third, it opens no group that would be trained older than the fleet makes necessary: a group of version v that is opened
@@ -22,7 +22,7 @@ has to wait, and falls while more groups are ready than it takes.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from typing import Literal
 
@@ -79,27 +79,6 @@ def may_open(
     return True
 
 
-def may_take(others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
-    """Return whether batch n can be taken without leaving behind more groups than necessary. `batch` counts its groups
-    by deadline, `others` all other groups that are leased or ready.
-
-    For every d >= n, at most (d - n) * B others may be due by d: that many can be trained after batch n and by d. Where
-    more are due (S was lowered, or leases passed their deadlines), waiting would not help them. Then no more may be
-    left behind than if all were ready and the first B by deadline were taken.
-    """
-    everything = Counter(others) + Counter(batch)
-    return _excess(others, next_batch, batch_groups, taken=1) <= _excess(everything, next_batch, batch_groups, taken=0)
-
-
-def _excess(by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, *, taken: int) -> int:
-    """Return how many groups due from n on fit no batch from n + `taken` on, in order of their deadlines."""
-    total = excess = 0
-    for d in range(next_batch, max(by_deadline, default=next_batch) + 1):
-        total += by_deadline.get(d, 0)
-        excess = max(excess, total - (d - next_batch + 1 - taken) * batch_groups)
-    return excess
-
-
 SPARE_SHARE = 1 / 8
 """Spare groups are at most this share of a batch, and their number grows only if at most this share was missing. In
 simulation the learner then waits less than 1 % of the time (benchmarks.staleness), if the fleet can be fast enough."""
@@ -129,13 +108,11 @@ def aged_by(*, aim: float, max_staleness: int, mean_staleness: float, broadcast_
 
 
 class Pacing:
-    """Decides when groups are opened and batches taken. PlaneRules explains `hold_s`. If it is not `adaptive`, groups
-    are opened as early as the bound allows. Times are monotonic seconds."""
+    """Decides when groups are opened. If it is not `adaptive`, they are opened as early as the bound allows. Times are
+    monotonic seconds."""
 
-    def __init__(self, *, batch_groups: int, hold_s: float, adaptive: bool) -> None:
+    def __init__(self, *, batch_groups: int, adaptive: bool) -> None:
         self._batch_groups = batch_groups
-        self._hold_s = hold_s
-        self._ready_at: float | None = None
         self._missing = 0
         self._spare = 0.0
         self.aim = FIRST_AIM if adaptive else math.inf  # Groups are opened below this expected staleness, in steps
@@ -185,7 +162,6 @@ class Pacing:
         if ready >= self._batch_groups:
             self._left = ready - self._batch_groups
             return True
-        self._ready_at = None
         if not self.waits:
             self._missing = self._batch_groups - ready
             if self._taken_at is not None:
@@ -195,8 +171,8 @@ class Pacing:
 
     @property
     def waits(self) -> bool:
-        """Whether the learner has looked for its next batch and lacked groups, or holds it for others."""
-        return self._missing > 0 or self._ready_at is not None
+        """Whether the learner has looked for its next batch and lacked groups."""
+        return self._missing > 0
 
     def raise_aim(self, steps: float, max_staleness: int) -> None:
         """Let groups be opened that are so many steps older. At the most the rule of deadlines alone forbids anything,
@@ -204,24 +180,11 @@ class Pacing:
         most = max_staleness + 1 + SPARE_SHARE
         self.aim = min(self.aim + steps, max(most, self.aim))
 
-    def may_take(self, others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, *, now: float) -> bool:
-        """Return whether a full `batch` may be taken, leaving `others` behind. Both count groups by deadline."""
-        if not self._hold_s or may_take(others, batch, next_batch, self._batch_groups):
-            return True
-        self._ready_at = now if self._ready_at is None else self._ready_at
-        return now >= self._ready_at + self._hold_s
-
-    def hold_until(self) -> float | None:
-        """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
-        if self._ready_at is None or math.isinf(self._hold_s):
-            return None
-        return self._ready_at + self._hold_s
-
     def taken(self, *, now: float) -> None:
         """Note that a batch was taken. Adjust `spare` by how many groups it lacked when first asked for, and the aim by
         how many were left."""
         most = SPARE_SHARE * self._batch_groups
-        if 0 < self._missing <= most and not self._hold_s:
+        if 0 < self._missing <= most:
             self._spare = min(most, self._spare + SPARE_GAIN * self._missing)
         else:
             self._spare *= SPARE_KEPT
@@ -229,7 +192,7 @@ class Pacing:
         self._fit_parts()
         if self._taken_at is not None:
             self._step_s = smoothed(self._step_s, now - self._taken_at, weight=STEP_WEIGHT)
-        self._ready_at, self._missing, self._taken_at = None, 0, now
+        self._missing, self._taken_at = 0, now
 
     def interrupted(self) -> None:
         """Leave the time since the last batch out of the time of a step."""

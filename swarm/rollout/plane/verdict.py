@@ -11,7 +11,6 @@ from swarm.rollout.plane.rules import is_fresh, staleness
 from swarm.types import NodeId, Rollout, Verdict, VersionId
 
 MIN_LOGPROB = -1e4  # A lower log-prob is a mistake; the objective limits the effect of higher ones
-FORGOTTEN = "this learner forgot the group"  # A power cut took the end of its journal
 LOGPROB_SLACK = 1e-3  # A log-prob may exceed 0 by the rounding of a bf16 softmax
 
 
@@ -21,18 +20,17 @@ def verdict_on(
     group: Group | None,
     *,
     fault: str,
-    opened: int,
     newest: VersionId,
     next_batch: int,
     max_staleness: int,
 ) -> tuple[Verdict, str]:
     """Return the verdict on an answer of `node`, and a line for its sampler. `fault` says what is malformed about its
-    tokens ("" if nothing). `group` is its group if it is open. `opened` is the number of the next training group."""
+    tokens ("" if nothing). `group` is its group if it is open."""
     rollout = answer.rollout
     if fault:
         return "malformed", fault
     if group is None:
-        return ("stale", FORGOTTEN) if _number_of(rollout.group_id) >= opened else ("duplicate", "this group is closed")
+        return "duplicate", "this group is closed"
     if rollout.index >= len(group.samples):
         return "malformed", "this group has no such sample"
     sample = group.samples[rollout.index]
@@ -57,12 +55,6 @@ def verdict_on(
         late = staleness(oldest, next_batch) - max_staleness
         return "stale", f"version {oldest} is {late} step(s) past the bound of {max_staleness}"
     return "accepted", ""
-
-
-def _number_of(group_id: str) -> int:
-    """Return the number of a training group, -1 for any other name."""
-    number = group_id.removeprefix("t")
-    return int(number) if number != group_id and number.isdecimal() else -1
 
 
 def is_current(answer: Answer, group: Group) -> bool:

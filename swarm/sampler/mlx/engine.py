@@ -94,7 +94,6 @@ class MlxEngine:
         return Installed(
             seconds=seconds,
             pause_s=seconds,
-            reload_s=seconds,
             proof=proof if has_base or self._model.is_proven_by_itself else "some sums",
         )
 

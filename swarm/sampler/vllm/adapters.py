@@ -1,11 +1,11 @@
-"""The versions of an adapter that vLLM holds beside a frozen model.
+"""The versions of an adapter that vLLM holds next to a frozen model.
 
 Each version has a name, an id and a directory that no other had: vLLM keeps what it has under an id whatever is loaded
 there later, and caches prompts by name. It is loaded before an older one goes. A sample is drawn with the version with
 which it begins, to its end, so no version mixes and no cache is dropped; samples wait while a version is read and
 compared. Versions without samples are unloaded before the
 next one is loaded. If all slots are taken then, the samples of the oldest are given up: with as many slots as the bound
-of staleness and two more, nobody would accept them.
+of staleness and two more, the learner would not accept them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Adapters:
 
 def check(layout: Layout, precision: Rounding, *, is_cuda: bool) -> None:
     """Raise UserError where vLLM cannot draw with the adapter of `layout`. On CPUs its int8 kernel keeps no matrix to
-    put an adapter beside, and experts would get a kernel that is for GPUs."""
+    put an adapter next to, and experts would get a kernel that is for GPUs."""
     if precision != "none":
         raise UserError("--precision cannot round a model beside an adapter in vLLM yet: leave it out")
     if not is_cuda and any(len(tensor.shape) > 2 for tensor in layout.tensors):

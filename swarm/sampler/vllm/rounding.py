@@ -43,10 +43,8 @@ def overrides(precision: Rounding) -> dict[str, Any]:
     }
 
 
-def check(layout: Layout, precision: Rounding, dtype: str, *, is_cuda: bool) -> None:
+def check(layout: Layout, precision: Rounding) -> None:
     """Raise UserError if vLLM cannot hold the matrices of `layout` in this precision."""
-    if precision == "int4" and dtype == "float32" and not is_cuda:
-        raise UserError("vLLM on a CPU multiplies int4 in bfloat16 alone: leave --dtype out")
     rounded = [spec for spec in layout.tensors if is_rounded(spec)]
     if any(len(spec.shape) > 2 for spec in rounded):
         raise UserError("--precision cannot round a model of experts here yet: leave it out")

@@ -1,4 +1,4 @@
-"""New weights beneath running samples, the proof that vLLM holds them, and a watch on whether it still draws.
+"""New weights beneath running samples, and the proof that vLLM holds them.
 
 The steps: check the file against the signed sums; compute from it what a probe must give; pause all samples and drop
 their caches; let the workers take the words that changed or, where they hold another form, reload from a path that no
@@ -7,8 +7,8 @@ on. If the proof fails, neither is any sample that the new weights touched. Each
 changes only while nothing is drawn.
 
 Of a run that trains an adapter the frozen tensors come so once, and without a probe. Each version is then an adapter
-beside others (adapters.py), without a pause: loaded, compared bit for bit with the proven file, and probed. Before the
-first one a random one is probed, since the first one's B is zero.
+next to others (adapters.py), without a pause: loaded and compared bit for bit with the proven file. The first one is
+probed, and in a small model each.
 
 While paused, vLLM schedules nothing, not even a probe, so the probe is the first thing after the pause. A forward pass
 outside its scheduler would test other code than the code that draws.
@@ -37,42 +37,6 @@ from swarm.sampler.vllm.adapters import DIRECTORY, Adapters
 from swarm.sampler.weights import wrong_tensor
 from swarm.types import Rounding, Span, VersionId
 
-
-class TokenWatch:
-    """An engine hangs if it has samples to draw, is not paused and has drawn no token for `hang_s`."""
-
-    def __init__(self, hang_s: float) -> None:
-        self._hang_s = hang_s
-        self._samples = 0
-        self._paused = False
-        self._alive_at = 0.0
-
-    def begin(self, *, now: float) -> None:
-        if self._samples == 0:
-            self._alive_at = now
-        self._samples += 1
-
-    def end(self) -> None:
-        self._samples -= 1
-
-    def token(self, *, now: float) -> None:
-        self._alive_at = now
-
-    def pause(self) -> None:
-        """Expect no token until `resume`; the caller limits how long."""
-        self._paused = True
-
-    def resume(self, *, now: float) -> None:
-        self._paused = False
-        self._alive_at = now
-
-    def due_s(self, *, now: float) -> float:
-        """Return the seconds until the engine counts as hanging if it draws nothing; 0 or less if it hangs now."""
-        if self._samples == 0 or self._paused:
-            return self._hang_s
-        return self._alive_at + self._hang_s - now
-
-
 R = TypeVar("R")
 PAUSE_S = 60.0  # A pause waits for the current step; the longest, a full prefill, takes seconds
 CALL_S = 30.0  # A label, a cache reset, a resume: messages to the core that take milliseconds
@@ -92,19 +56,6 @@ class Unproven(EchoError):
     """It is unknown what the engine holds."""
 
 
-Parts = dict[str, float]  # Seconds of an install's parts, by their names in Installed
-
-
-@contextmanager
-def timed(parts: Parts, name: str) -> Iterator[None]:
-    """Add the duration of the block to `parts`."""
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        parts[name] = parts.get(name, 0.0) + time.monotonic() - began
-
-
 class Swaps:
     """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends samples with a fault, all
     unless told which. `version` is the last proven one. Once `unproven` gives a reason, no install can repair it."""
@@ -117,7 +68,6 @@ class Swaps:
         reference: Reference,
         precision: Rounding,
         *,
-        watch: TokenWatch,
         give_up: Callable[..., None],
         is_cuda: bool,
     ) -> None:
@@ -129,7 +79,6 @@ class Swaps:
         self._layout_json = msgspec.json.encode(msgspec.structs.replace(layout, files=()))
         self._reference = reference
         self._precision = precision
-        self._watch = watch
         self._give_up = give_up
         self._is_adapted = layout.adapter is not None
         self.adapters = Adapters(engine, layout, getattr(config.lora_config, "max_loras", 0), give_up)
@@ -142,6 +91,7 @@ class Swaps:
         self._suspect: VersionId | None = None
         self._needs_probe = True
         self._probes = 0
+        self._pause_s = 0.0
 
     async def settled(self) -> None:
         """Return when it is known whether everything drawn so far can be handed on; an install's limits bound this."""
@@ -158,11 +108,10 @@ class Swaps:
             began = time.monotonic()
             if self.unproven:
                 return NotInstalled("engine", self.unproven)
-            parts: Parts = {}
+            self._pause_s = 0.0
             if not command.proven:
-                with timed(parts, "check_s"):
-                    sums, held = command.tensor_sums, self._sums if self._is_adapted else ()
-                    wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress, held)
+                sums, held = command.tensor_sums, self._sums if self._is_adapted else ()
+                wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress, held)
                 if wrong is not None:
                     return NotInstalled("file", wrong)
             if self._is_adapted and self._sums and self._has_another_base(command.tensor_sums):
@@ -170,26 +119,25 @@ class Swaps:
             try:
                 with _linked(Path(command.path), command.version) as path:
                     if not self._is_adapted or not self._sums:
-                        proof = await self._swap(command, path, parts, progress)
+                        proof = await self._swap(command, path, progress)
                     if self._is_adapted:
-                        proof = await self._load(command, path, parts, progress)
+                        proof = await self._load(command, path, progress)
                 self.version, self._sums = command.version, command.tensor_sums
             except (Unproven, TookTooLong) as error:
                 return NotInstalled("engine", str(error))
-            return Installed(seconds=time.monotonic() - began, proof=proof, **parts)
+            return Installed(seconds=time.monotonic() - began, pause_s=self._pause_s, proof=proof)
 
-    async def _swap(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
+    async def _swap(self, command: Install, path: Path, progress: Told) -> Proof:
         """Change the weights beneath the samples and prove them. If that fails, give up every sample that the new
         weights may have touched, and raise Unproven or TookTooLong."""
-        expected = await self._expect(path, self._needs_probe and not self._is_adapted, parts, progress)
+        expected = await self._expect(path, self._needs_probe and not self._is_adapted, progress)
         probing: asyncio.Task[list[float]] | None = None
         self._settled.clear()
         self._suspect = command.version
         try:
-            proof, probing = await self._swap_paused(command, path, expected, parts, progress)
+            proof, probing = await self._swap_paused(command, path, expected, progress)
             if expected is not None and probing is not None:
-                with timed(parts, "proof_s"):
-                    await self._check(expected, probing, progress)
+                await self._check(expected, probing, progress)
         except BaseException as error:
             self._distrust(error)
             raise
@@ -199,8 +147,8 @@ class Swaps:
             self._settled.set()
         return proof
 
-    async def _load(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
-        """Load an adapter beside the others, prove it and have new samples drawn with it. If that fails, give up every
+    async def _load(self, command: Install, path: Path, progress: Told) -> Proof:
+        """Load an adapter next to the others, prove it and have new samples drawn with it. If that fails, give up every
         sample, and raise Unproven or TookTooLong."""
 
         async def call(work: Awaitable[R], what: str) -> R:
@@ -208,16 +156,14 @@ class Swaps:
 
         try:
             is_probed = self.version is None or self._layout.total_bytes <= PROBED_BYTES
-            expected = await self._expect(path, is_probed, parts, progress)
-            with timed(parts, "reload_s"):
-                adapter = await self.adapters.load(command.version, path, call)
-            with timed(parts, "proof_s"):
-                given = (str(path), self._layout_json, adapter.request.lora_int_id)
-                asked = self._engine.collective_rpc("echo_adapter", args=given)
-                if any(found := await call(asked, "compare its adapter")):
-                    raise Unproven(max(found))
-                if expected is not None:
-                    await self._check(expected, self._probe(adapter.request), progress)
+            expected = await self._expect(path, is_probed, progress)
+            adapter = await self.adapters.load(command.version, path, call)
+            given = (str(path), self._layout_json, adapter.request.lora_int_id)
+            asked = self._engine.collective_rpc("echo_adapter", args=given)
+            if any(found := await call(asked, "compare its adapter")):
+                raise Unproven(max(found))
+            if expected is not None:
+                await self._check(expected, self._probe(adapter.request), progress)
         except BaseException as error:
             self._distrust(error)
             raise
@@ -229,21 +175,18 @@ class Swaps:
         return any(spec.frozen and before != now for spec, before, now in both)
 
     async def _swap_paused(
-        self, command: Install, path: Path, expected: Expected | None, parts: Parts, progress: Told
+        self, command: Install, path: Path, expected: Expected | None, progress: Told
     ) -> tuple[Proof, asyncio.Task[list[float]] | None]:
         """Do the part of a swap during which nothing is drawn. If a probe is `expected`, queue it at the end."""
         engine, probing, label = self._engine, None, str(command.version)
         paused_at = time.monotonic()
-        self._watch.pause()
         try:
             await self._limited(engine.pause_generation(mode="keep", clear_cache=True), PAUSE_S, "pause", progress)
-            with timed(parts, "reload_s"):
-                if not (is_changed := await self._change(command, path, progress)):
-                    await self._reload(path, progress)
-                await self._limited(engine.update_weight_version(label), CALL_S, "take a label", progress)
-                await self._limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
-            with timed(parts, "proof_s"):
-                proof: Proof = "changed words" if is_changed else await self._prove_sums(command.tensor_sums, progress)
+            if not (is_changed := await self._change(command, path, progress)):
+                await self._reload(path, progress)
+            await self._limited(engine.update_weight_version(label), CALL_S, "take a label", progress)
+            await self._limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
+            proof: Proof = "changed words" if is_changed else await self._prove_sums(command.tensor_sums, progress)
             if expected is not None:
                 probing = asyncio.create_task(self._probe())
                 # Let it send its request before the resume is sent.
@@ -255,17 +198,15 @@ class Swaps:
         finally:
             # Always resume: paused samples would not even notice that they are given up.
             await self._limited(engine.resume_generation(), CALL_S, "resume", progress)
-            self._watch.resume(now=time.monotonic())
-            parts["pause_s"] = time.monotonic() - paused_at
+            self._pause_s = time.monotonic() - paused_at
         return proof, probing
 
-    async def _expect(self, path: Path, is_probed: bool, parts: Parts, progress: Told) -> Expected | None:
+    async def _expect(self, path: Path, is_probed: bool, progress: Told) -> Expected | None:
         """Compute what the probe must give, while samples are drawn. Return None if this install needs no probe."""
         if not is_probed:
             return None
-        with timed(parts, "proof_s"):
-            work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
-            return await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
+        work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
+        return await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
 
     async def _reload(self, path: Path, progress: Told) -> None:
         call = self._engine.collective_rpc("echo_reload", args=(str(path), self._layout_json, self._precision))

@@ -36,7 +36,7 @@ ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # Tells vLLM's processes with whos
 EXTENSION = "swarm.sampler.vllm.extension.EchoWorker"
 MIN_TEMPERATURE = 0.01  # vLLM draws lower ones except 0 at this, and would report log-probs of another distribution
 MAX_TEMPERATURE = 2.0  # It refuses higher ones
-KV_LEAST_BYTES = 64 * 1024 * 1024  # Some blocks of any model that runs on a CPU
+MIN_KV_BYTES = 64 * 1024 * 1024  # Some blocks of any model that runs on a CPU
 PROBE_PRIORITY = -1  # Before all samples, whose priority is 0
 
 REFUSED: dict[str, str] = {
@@ -198,7 +198,7 @@ def _kv_bytes(config: Any, sequences: int) -> int:
     layers, heads = model.get_num_layers(parallel), model.get_num_kv_heads(parallel)
     token_bytes = 2 * layers * heads * model.get_head_size() * model.dtype.itemsize
     blocks = sequences * -(-model.max_model_len // block) + 2
-    return max(KV_LEAST_BYTES, min(int(blocks * block * token_bytes), int(KV_SHARE * free_host_bytes())))
+    return max(MIN_KV_BYTES, min(int(blocks * block * token_bytes), int(KV_SHARE * free_host_bytes())))
 
 
 def fitting_sequences(config: Any) -> int:

@@ -27,6 +27,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from benchmarks.holding import HoldingPlane
 from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RolloutReturned
 from swarm.rollout.messages import Refusal
 from swarm.rollout.plane.effects import (
@@ -39,7 +40,7 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.groups import Group
 from swarm.rollout.plane.nodes import MISSED_BEATS
-from swarm.rollout.plane.plane import MAX_FAILURES, RETURN_S, RolloutPlane
+from swarm.rollout.plane.plane import MAX_FAILURES, RETURN_S
 from swarm.types import Lease, NodeId, Prompt, Rollout, Score, VersionId
 from tests.builders import answering
 from tests.simulator.breach import InvariantBreach
@@ -58,7 +59,7 @@ class WatchedPlane:
     """A RolloutPlane whose every call is checked. `now` is the virtual clock."""
 
     def __init__(self, scenario: Scenario, *, seed: int, clock: Callable[[], float]) -> None:
-        self._plane: RolloutPlane | None = None
+        self._plane: HoldingPlane | None = None
         self._scenario = scenario
         self._seed = seed
         self._clock = clock
@@ -81,7 +82,7 @@ class WatchedPlane:
         self._progress_at = 0.0
         self.bound = scenario.max_staleness
 
-    def begin(self, plane: RolloutPlane, ledger: Ledger, *, bound: int) -> list[Effect]:
+    def begin(self, plane: HoldingPlane, ledger: Ledger, *, bound: int) -> list[Effect]:
         """A life of the learner begins, with what is on record."""
         self._plane = plane
         self.bound = bound
@@ -118,7 +119,7 @@ class WatchedPlane:
         return self._live.round.open
 
     @property
-    def _live(self) -> RolloutPlane:
+    def _live(self) -> HoldingPlane:
         assert self._plane is not None
         return self._plane
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
+from benchmarks.holding import HoldingPlane
+from swarm.rollout.plane.plane import PlaneRules
 from swarm.simulate.world import World
 from swarm.types import NodeId, SamplingRules
 from tests.simulator.network import LinkShape, Network
@@ -89,9 +90,9 @@ class Cluster:
         for standby in self._scenario.standby_changes:
             self.world.schedule(standby.at_s, f"{len(standby.samplers)} on standby", self._set_standby(standby))
 
-    def _new_plane(self, life: int, max_staleness: int) -> RolloutPlane:
+    def _new_plane(self, life: int, max_staleness: int) -> HoldingPlane:
         rules = replace(_rules(self._scenario, self._seed), life=life, max_staleness=max_staleness)
-        return RolloutPlane(rules, prompts=prompt)
+        return HoldingPlane(rules, prompts=prompt, hold_s=self._scenario.hold_s)
 
     def _set_bound(self, change: BoundChange) -> Callable[[], None]:
         return lambda: self._learner.set_bound(change.max_staleness)
@@ -153,7 +154,6 @@ def _rules(scenario: Scenario, seed: int) -> PlaneRules:
         run_seed=seed,
         max_staleness=scenario.max_staleness,
         adaptive=scenario.adaptive,
-        hold_s=scenario.hold_s,
         groups_per_step=scenario.groups_per_step,
         group_size=scenario.group_size,
         dynamic_sampling=scenario.dynamic_sampling,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from benchmarks.holding import HoldingPlane
 from swarm.rollout.journal.entries import (
     BoundSet,
     GroupDropped,
@@ -33,7 +34,6 @@ from swarm.rollout.plane.effects import (
     Refused,
     ScoreWanted,
 )
-from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.plane.rules import is_for_publication, publication_period
 from swarm.sampler.session import ASK_WAIT_S
 from swarm.simulate.world import World
@@ -104,7 +104,7 @@ class Learner:
         plane: WatchedPlane,
         disk: Disk,
         lineage: Lineage,
-        new_plane: Callable[[int, int], RolloutPlane],
+        new_plane: Callable[[int, int], HoldingPlane],
     ) -> None:
         self._world = world
         self._scenario = scenario

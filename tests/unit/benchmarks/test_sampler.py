@@ -90,10 +90,7 @@ def test_tokens_are_lost_while_samples_stand_still() -> None:
         sent_share=0.01,
         apply_s=1.0,
         install_s=2.0,
-        check_s=0.5,
         pause_s=0.25,
-        reload_s=0.1,
-        proof_s=0.1,
         proof="sums",
         tokens_per_s=400.0,
     )

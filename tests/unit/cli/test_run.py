@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sqlite3
 import subprocess
@@ -20,7 +19,6 @@ from swarm import __version__
 from swarm.cli import run as cli
 from swarm.cli.run import app, run_to_end
 from swarm.errors import UserError
-from swarm.join.logs import Lines
 from swarm.lead.dials import DIALS
 from swarm.run.directory import create_run_directory
 from swarm.settings import Flag, JoinConfig, LeadConfig, headings, sections
@@ -97,10 +95,10 @@ def test_flags_reach_the_settings_and_nothing_else_does(monkeypatch: pytest.Monk
         raise UserError("enough")
 
     monkeypatch.setattr(cli, "load_config", load)
-    words = ["--steps", "7", "--no-chat", "--rewards", "exact=1", "--rewards", "math", "--hold-s", "inf"]
+    words = ["--steps", "7", "--no-chat", "--rewards", "exact=1", "--rewards", "math", "--temperature", "2"]
     with pytest.raises(UserError):
         app(["lead", *words], standalone_mode=False)
-    flags = {"steps": "7", "chat": False, "rewards": ["exact=1", "math"], "hold_s": "inf"}
+    flags = {"steps": "7", "chat": False, "rewards": ["exact=1", "math"], "temperature": "2"}
     assert given == [(LeadConfig, None, flags)]
 
 
@@ -182,35 +180,6 @@ def test_the_shell_completes_commands_options_and_values() -> None:
     assert completed("echo-node lead --activate ch") == ["cheapest"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["lead", "--log-format", "json", "--max-staleness", "-4"], "--max-staleness -4"),
-        (["lead", "--task", "no-such-task", "--log-format=json"], "no-such-task"),
-        (["join", "--log-format", "json", "--no-such-option"], "no-such-option"),
-    ],
-)
-def test_a_fault_that_ends_a_node_before_it_begins_is_json_where_that_was_asked_for(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_lines", Lines())
-    lines = [json.loads(line) for line in run(monkeypatch, capsys, *arguments)[2].splitlines()]
-    assert {line["level"] for line in lines} == {"error"}
-    assert said in " ".join(line["message"] for line in lines)
-
-
-def test_so_is_a_fault_of_our_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("a fault of our own")
-
-    monkeypatch.setattr(cli, "_lines", Lines())
-    monkeypatch.setattr(cli, "app", broken)
-    status, _, said = run(monkeypatch, capsys, "lead", "--log-format=json")
-    assert status == cli.NOT_REACHED
-    assert json.loads(said.splitlines()[-1])["message"] == "RuntimeError: a fault of our own"
-
-
 def test_the_page_of_a_run_that_is_led_is_named_and_that_it_has_none_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -223,15 +192,6 @@ def test_the_page_of_a_run_that_is_led_is_named_and_that_it_has_none_is_one_line
     address.write_text('{"url": "", "token": "t"}')
     status, _, said = run(monkeypatch, capsys, "dashboard", str(run_dir))
     assert (status, said) == (2, f"echo-node: the run in {run_dir} is led now, without a page (--dashboard off)\n")
-
-
-def test_lines_that_are_meant_to_be_shipped_have_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines, said = Lines(), "page http://127.0.0.1:7/?token=secret"
-    monkeypatch.setattr(cli, "_lines", lines)
-    assert cli._without_token(said) == said
-    lines.role = "learner"
-    assert cli._without_token(said) == "page http://127.0.0.1:7/ (dashboard.json in the run directory has its token)"
-    assert cli._without_token("step 3: it learns") == "step 3: it learns"
 
 
 def test_what_a_node_and_its_children_write_is_for_its_user_alone(tmp_path: Path) -> None:

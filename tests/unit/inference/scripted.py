@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Any, cast
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -62,4 +63,6 @@ class ScriptedPolicy:
 def endpoint(policy: ScriptedPolicy) -> Endpoint:
     tokenizer = letters()
     text = TurnText(tokenizer, None, (STOP,))
-    return Endpoint(policy, text, RULES, context=64, vocabulary=tokenizer.get_vocab_size())
+    served = Endpoint(policy.ask, text, RULES, context=64, vocabulary=tokenizer.get_vocab_size())
+    served.episodes = cast(Any, policy)
+    return served

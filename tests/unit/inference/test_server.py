@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.inference import server
-from swarm.inference.server import ADDRESS, serving
+from swarm.inference.server import ADDRESS, Endpoint, serving
 from tests.unit.inference.scripted import RULES, ScriptedPolicy, drawn, endpoint
 
 GENERATE, CHAT, MODELS = "/inference/v1/generate", "/v1/chat/completions", "/v1/models"
@@ -20,10 +20,10 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 async def post(
-    policy: ScriptedPolicy, path: str, body: Any, *, token: str | None = None, **headers: str
+    policy: ScriptedPolicy | Endpoint, path: str, body: Any, *, token: str | None = None, **headers: str
 ) -> tuple[int, Any]:
     """Return the status and the answer, which is JSON or else the text."""
-    served = endpoint(policy)
+    served = policy if isinstance(policy, Endpoint) else endpoint(policy)
     async with TestClient(TestServer(served.application())) as client:
         known = {"Authorization": f"Bearer {served.token if token is None else token}"}
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -42,6 +42,14 @@ async def test_a_turn_comes_back_as_token_ids_with_a_log_prob_each() -> None:
     assert choice["logprobs"]["content"] == [
         {"token": f"token_id:{one}", "logprob": value} for one, value in ((1, -0.25), (2, -0.5), (0, -0.75))
     ]
+
+
+async def test_a_run_without_a_program_of_its_own_has_no_episode_to_go_on_with() -> None:
+    served = endpoint(ScriptedPolicy())
+    served.episodes = None
+    status, answer = await post(served, GENERATE, {"token_ids": [3]}, **{"X-Echo-Episode": "e1"})
+    assert status == 400
+    assert "played by its own environment" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("path", [GENERATE, CHAT])

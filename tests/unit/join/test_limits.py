@@ -72,7 +72,8 @@ def test_other_hours_are_refused_by_the_flag_and_by_the_command_with_the_same_wo
 
 
 def test_battery_and_desktop_hold_only_where_their_owner_said_so_and_the_machine_does() -> None:
-    wary = Limits(only_on_mains=True, only_when_idle=True)
+    wary = load_config(Limits, None, {"only_when": ["mains,idle"]})
+    assert wary == Limits(only_when=("mains", "idle"))
 
     def reasons(limits: Limits, says: bool | None) -> list[str]:
         return [why for why in holds(limits, minute=0, on_battery=says, in_use=says).values() if why]
@@ -80,8 +81,8 @@ def test_battery_and_desktop_hold_only_where_their_owner_said_so_and_the_machine
     assert reasons(wary, True) == ["on battery", "somebody uses this machine"]
     assert reasons(wary, False) == reasons(wary, None) == reasons(Limits(), True) == []
     assert unknown(wary, on_battery=None, in_use=None) == [
-        "this machine does not say whether it is on battery: only-on-mains has no effect",
-        "this machine does not say (by loginctl or xprintidle) who uses it: only-when-idle has no effect",
+        "this machine does not say whether it is on battery: only-when=mains has no effect",
+        "this machine does not say (by loginctl or xprintidle) who uses it: only-when=idle has no effect",
     ]
     assert unknown(wary, on_battery=True, in_use=False) == unknown(Limits(), on_battery=None, in_use=None) == []
 
@@ -89,15 +90,15 @@ def test_battery_and_desktop_hold_only_where_their_owner_said_so_and_the_machine
 def test_what_the_command_sets_is_kept_until_it_is_reset(tmp_path: Path) -> None:
     path = tmp_path / "limits.json"
     assert read_limits(path) == {}
-    wanted = ["max-upload=2.5", "--max_disk=40", "hours=22:00-08:00", "only-on-mains=yes", "threads=2"]
+    wanted = ["max-upload=2.5", "--max_disk=40", "hours=22:00-08:00", "only-when=mains, idle", "threads=2"]
     change_limits(path, wanted)
-    assert json.loads(path.read_text()) == read_limits(path)
+    assert json.loads(path.read_text()) | {"only_when": ("mains", "idle")} == read_limits(path)
     changed = with_limits(START, read_limits(path))
     assert (changed.max_upload, changed.max_disk, changed.hours) == (2.5, 40.0, "22:00-08:00")
-    assert (changed.only_on_mains, changed.threads, changed.nice) == (True, 2, 3), "what was not changed stays"
-    change_limits(path, ["max-upload=none", "hours=none", "threads=default", "nice=0"])
+    assert (changed.only_when, changed.threads, changed.nice) == (("mains", "idle"), 2, 3), "what was not changed stays"
+    change_limits(path, ["max-upload=none", "hours=none", "only-when=none", "threads=default", "nice=0"])
     again = with_limits(START, read_limits(path))
-    assert (again.max_upload, again.hours, again.threads, again.nice) == (None, "", None, 0)
+    assert (again.max_upload, again.hours, again.only_when, again.threads, again.nice) == (None, "", (), None, 0)
     change_limits(path, [f"{name}=default" for name in Limits.model_fields])
     assert with_limits(START, read_limits(path)) == START
     assert described({"max_upload": None})[0].split() == ["max-upload", "none"]
@@ -135,8 +136,8 @@ def test_a_file_that_the_command_did_not_write_is_refused(tmp_path: Path, conten
         ({}, []),
         ({"max_upload": None}, ["limit changed: max-upload is none, was 10"]),
         (
-            {"only_on_mains": True, "hours": "1:00-2:00"},
-            ["limit changed: hours is 1:00-2:00, was none", "limit changed: only-on-mains is yes, was no"],
+            {"only_when": ("mains",), "hours": "1:00-2:00"},
+            ["limit changed: hours is 1:00-2:00, was none", "limit changed: only-when is mains, was none"],
         ),
     ],
 )

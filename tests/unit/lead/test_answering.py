@@ -39,8 +39,8 @@ def test_a_program_that_plays_says_first_what_is_read_and_gives_rewards_of_its_o
     rules = rules_of(is_external=True)
     assert rules is not None
     assert rules.begins
-    with pytest.raises(UserError, match="there is no control for it, leave --reward out"):
-        rules_of(is_external=True, reward="random")
+    with pytest.raises(UserError, match="there is no control for it, leave --rewards out"):
+        rules_of(is_external=True, rewards={"random": 1.0})
 
 
 @pytest.mark.parametrize(("settings", "most"), [({}, 1), ({"max_new_tokens": 7}, 7), ({"max_new_tokens": 99}, 72)])
@@ -75,4 +75,4 @@ async def test_a_program_whose_episode_was_given_up_hears_of_it(
     assert await heard == "given up: this episode was given up"
     sweeping.cancel()
     with pytest.raises(ProtocolError, match="drawn already"):
-        await answering.continue_episode("open", [1])
+        await played.continue_episode("open", [1])

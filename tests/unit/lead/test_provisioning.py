@@ -223,22 +223,21 @@ async def test_rent_is_for_who_is_active_and_traffic_for_all() -> None:
 
 async def test_metered_traffic_is_charged_both_ways_and_once() -> None:
     """Whoever comes back within its process goes on counting; another process begins at 0."""
-    swarm = Swarm(egress_cost_per_gb=1.0)
-    prices = {"down_cost_per_gb": 2.0, "up_cost_per_gb": 3.0}
+    swarm = Swarm(traffic_cost_per_gb=1.0)
     for received, sent in ((10_000_000, 0), (30_000_000, 5_000_000), (30_000_000, 6_000_000), (4_000_000, 0)):
-        node = swarm.offer("m1", **prices, received_bytes=received, sent_bytes=sent)
+        node = swarm.offer("m1", traffic_cost_per_gb=2.0, received_bytes=received, sent_bytes=sent)
         if sent == 5_000_000:
             swarm.provisioning.gone(node, vanished=True)
     swarm.upload.total_bytes = 40_000_000
     swarm.now += 1.0
     figures = swarm.provisioning.stepped(waited_s=0.0, period_s=1.0)
-    assert figures["cost_total"] == pytest.approx(0.034 * 2.0 + 0.006 * 3.0 + 0.04 * 1.0)
+    assert figures["cost_total"] == pytest.approx(0.034 * 2.0 + 0.006 * 2.0 + 0.04 * 1.0)
 
 
 async def test_what_a_sampler_received_in_a_former_life_of_the_learner_is_not_charged_again() -> None:
     swarm = Swarm(absent=(NodeId("m1"),))
-    swarm.offer("m1", down_cost_per_gb=1.0, received_bytes=50_000_000)
-    swarm.offer("m1", down_cost_per_gb=1.0, received_bytes=60_000_000)
+    swarm.offer("m1", traffic_cost_per_gb=1.0, received_bytes=50_000_000)
+    swarm.offer("m1", traffic_cost_per_gb=1.0, received_bytes=60_000_000)
     assert swarm.provisioning.status()["cost"]["cost_total"] == pytest.approx(0.01)
 
 

@@ -17,7 +17,7 @@ from swarm.lead import steps as steps_module
 from swarm.lead.dials import DIALS
 from swarm.lead.learner import LearnerNode
 from swarm.lead.publication import InstallTracker
-from swarm.lead.signal import FLAT_GROUPS, FLAT_STEPS, LearningSignal
+from swarm.lead.signal import FLAT_GROUPS, FLAT_STEPS
 from swarm.lead.steps import PAUSE, Steps
 from swarm.learner.messages import Alarm, Trained
 from swarm.rollout.journal.entries import BoundSet, Entry
@@ -173,7 +173,6 @@ class Loop:
             rollouts,
             cast(Any, self.provisioning),
             [],
-            LearningSignal(str, 8),
         )
 
     async def set(self, key: str, value: Any) -> str:
@@ -662,9 +661,7 @@ async def test_a_run_that_learns_nothing_goes_on_and_says_so(tmp_path: Path) -> 
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     alarms = [(event["alarm"], event["step"]) for event in events if event["kind"] == "alarm"]
     assert alarms == [("reward_failed", 1), ("no_variance", FLAT_STEPS)]
-    assert events[-1]["causes"] == ["all of them are solved: these prompts have nothing left to teach"]
-    assert events[-1]["completions"][0]["prompt"] == prompt().text
-    assert any(line.startswith("  likely: ") for line in loop.said)
+    assert any(f"step {FLAT_STEPS}: alarm no_variance" in line for line in loop.said)
     assert loop.steps.status()["alarm"]["alarm"] == "no_variance"
 
 

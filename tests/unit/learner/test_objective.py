@@ -271,7 +271,7 @@ def test_the_distance_is_finite_never_negative_and_zero_where_masked(values: lis
 
 def test_gspo_has_one_ratio_for_all_tokens_of_a_rollout() -> None:
     """Three rollouts, in one of which a token does not count, against sums in plain Python, with the gradient."""
-    rules = TrainerConfig(objective="gspo", clip_low=3e-2, clip_high=4e-2)
+    rules = TrainerConfig(objective="gspo", clip=(3e-2, 4e-2))
     now = torch.tensor([-1.0, -2.0, -0.5, -1.5, -3.0, -1.0], dtype=torch.float64, requires_grad=True)
     behaviour = torch.tensor([-1.01, -2.01, -0.6, -1.0, -3.5, -1e4], dtype=torch.float64)
     advantages = torch.tensor([1.0, 1.0, -0.5, -0.5, -0.5, -0.5], dtype=torch.float64)

@@ -311,7 +311,7 @@ async def test_a_hopper_names_another_class_in_each_request() -> None:
     named: list[str] = []
 
     async def ask(client: Any, *given: Any) -> None:
-        named.append(client._engine_class())
+        named.append(client.engine_class)
 
     client = SimpleNamespace()
     for _ in range(4):

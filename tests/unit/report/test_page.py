@@ -398,20 +398,6 @@ def test_a_report_is_written_anew_but_over_nothing_else(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.partial")) == []
 
 
-def test_the_last_alarm_that_tells_why_little_is_learned_has_a_place_of_its_own(tmp_path: Path) -> None:
-    run_dir = run_in(tmp_path / "run")
-    log = RunLog(run_dir)
-    shown = {"prompt": "2+2=", "wanted": "4", "completion": HOSTILE, "reward": 0.0, "tokens": 7}
-    for step in (5, 25):
-        log.event("alarm", alarm="no_variance", step=step, text="nothing", causes=[HOSTILE], completions=[shown, "x"])
-    log.close()
-    page = report_of(run_dir)
-    assert "<h2>Why little is learned</h2><p>Step 25: nothing. Likely:</p>" in page
-    assert "reward 0.0, 7 tokens" in page
-    assert page.count("&lt;script&gt;alert(1)") == 2, "the table of events does not tell it again"
-    assert "<script" not in page
-
-
 # -- what it ran on ------------------------------------------------------------------------------------------
 
 

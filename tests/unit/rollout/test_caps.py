@@ -87,7 +87,7 @@ async def test_a_large_submission_is_opened_in_a_thread_with_the_same_verdicts(
 
     monkeypatch.setattr(api, "open_submission", open_here)
     (one,) = await leases_for(learner, ALICE, 2)
-    good = [Answer(rollout(group_id="t0", index=spec.index)) for spec in one.lease.samples]
+    good = [Answer(rollout(group_id="t0", index=spec.index)) for spec in one.samples]
     too_long = Answer(rollout(group_id="t0", index=1, tokens=[3] * 100_000))
     given = (good[0], too_long, good[1])
     assert len(encode(Submission(node=ALICE, answers=given))) > INLINE_BYTES

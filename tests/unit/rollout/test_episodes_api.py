@@ -8,16 +8,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swarm.errors import EchoError, ProtocolError, UserError
-from swarm.rollout import api, replies, stepping
+from swarm.rollout import api, stepping
 from swarm.rollout.journal.entries import RolloutAccepted, RolloutScored, TurnTaken
 from swarm.rollout.messages import Answer, Stepped
-from swarm.rollout.plane import questions
+from swarm.rollout.plane import plane
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.scoring import Said
 from swarm.rollout.stepping import MAX_OPEN, Stepping
-from swarm.sampler.client import TimedLease
-from swarm.types import NodeId, Observed, Rollout, Turn, Unscored
+from swarm.types import Lease, NodeId, Observed, Rollout, Turn, Unscored
 from tests.builders import RULES, STOP, answering, failed_rollout, ints, new_plane, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, leases_for, serving
 
@@ -69,13 +68,13 @@ async def learner(lake: Lake) -> AsyncIterator[Learner]:
         yield learner
 
 
-def turn_of(given: TimedLease, number: int, *tokens: int, index: int = 0) -> Answer:
+def turn_of(given: Lease, number: int, *tokens: int, index: int = 0) -> Answer:
     """A turn of an episode of a lease."""
-    drawn = rollout(group_id=given.lease.group_id, index=index, tokens=tokens or TURN)
-    return answering(given.lease, drawn, number)
+    drawn = rollout(group_id=given.group_id, index=index, tokens=tokens or TURN)
+    return answering(given, drawn, number)
 
 
-async def lease_for(learner: Learner, node: NodeId) -> TimedLease:
+async def lease_for(learner: Learner, node: NodeId) -> Lease:
     """The only lease that there is for one more sample."""
     (given,) = await leases_for(learner, node, 1)
     return given
@@ -102,7 +101,7 @@ async def finished(learner: Learner) -> Rollout:
     return sample.rollout
 
 
-async def ends_unharmed(learner: Learner, given: TimedLease, node: NodeId = ALICE) -> None:
+async def ends_unharmed(learner: Learner, given: Lease, node: NodeId = ALICE) -> None:
     """The episode, of which ALICE drew the first turn, ends as if nothing had happened."""
     last = await one_step(learner, node, turn_of(given, 1, 5, STOP))
     assert (last.verdict, last.ended) == ("accepted", True)
@@ -184,7 +183,7 @@ async def test_a_node_has_only_so_many_requests_held_open() -> None:
 
 
 async def test_a_reply_has_no_more_than_its_cap(monkeypatch: pytest.MonkeyPatch, lake: Lake) -> None:
-    monkeypatch.setattr(replies, "STEP_REPLY_BYTES", 16)
+    monkeypatch.setattr(api, "STEP_REPLY_BYTES", 16)
     monkeypatch.setattr(stepping, "GATHER_S", WAIT_S)
     async with serving(learner_of(size=3)) as learner:
         await learner.open(lake)
@@ -223,11 +222,11 @@ async def asking(learner: Learner) -> asyncio.Task[Rollout]:
 async def test_a_question_is_answered_before_the_run_goes_on(learner: Learner) -> None:
     question = await asking(learner)
     given = await lease_for(learner, ALICE)
-    assert (given.lease.purpose, given.lease.prompt_token_ids) == ("ask", (1, 5))
+    assert (given.purpose, given.prompt_token_ids) == ("ask", (1, 5))
     assert await verdicts(learner, ALICE, turn_of(given, 0, 6, STOP)) == ["accepted"]
     assert (await question).token_ids == ints(6, STOP)
     assert learner.journal.entries == []
-    (mine,) = [one for one in await leases_for(learner, ALICE, 1) if one.lease.purpose == "train"]
+    (mine,) = [one for one in await leases_for(learner, ALICE, 1) if one.purpose == "train"]
     await one_step(learner, ALICE, turn_of(mine, 0))
     await ends_unharmed(learner, mine)
 
@@ -264,13 +263,13 @@ async def test_an_answer_to_a_question_that_was_withdrawn_does_no_harm(learner: 
 async def test_a_question_that_samplers_cannot_answer_fails(learner: Learner) -> None:
     question = await asking(learner)
     given = await lease_for(learner, ALICE)
-    await verdicts(learner, ALICE, answering(given.lease, failed_rollout(group_id=given.lease.group_id)))
+    await verdicts(learner, ALICE, answering(given, failed_rollout(group_id=given.group_id)))
     with pytest.raises(EchoError, match="do not draw this"):
         await question
 
 
 async def test_only_so_many_questions_wait(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "MAX_QUESTIONS", 1)
+    monkeypatch.setattr(plane, "MAX_QUESTIONS", 1)
     question = await asking(learner)
     with pytest.raises(EchoError, match="too many questions wait"):
         await learner.service.ask((1, 5), RULES)
@@ -312,8 +311,8 @@ async def test_turns_that_are_skipped_or_drawn_twice_count_for_nothing(learner: 
     assert other.token_ids == ints(SAID), "the turn that was taken is answered"
     await learner.client(ALICE).release((), forget=True)
     moved = await lease_for(learner, ALICE)
-    assert moved.lease.episode is not None
-    assert moved.lease.episode.streams == (ints(*TURN, SAID),)
+    assert moved.episode is not None
+    assert moved.episode.streams == (ints(*TURN, SAID),)
     await ends_unharmed(learner, moved)
     assert len(lake.asked) == 2
 

@@ -12,6 +12,7 @@ from swarm.errors import ProtocolError
 from swarm.rollout.messages import Beat, Did, Offer
 from swarm.rollout.plane.plane import PAUSED, RolloutPlane
 from swarm.rollout.plane.rules import Pacing
+from swarm.sampler.client import samples_of
 from swarm.types import NodeId
 from swarm.wire import CONTROL_BODY_BYTES, decode, encode
 from tests import learner_face
@@ -110,7 +111,7 @@ def test_a_paused_run_leases_nothing_takes_in_what_is_leased_and_takes_no_batch(
 @pytest.mark.parametrize("pauses", [False, True])
 def test_a_pause_is_not_taken_for_a_long_step(pauses: bool) -> None:
     """Or groups would be taken for young that take many steps."""
-    pacing = Pacing(batch_groups=1, hold_s=0.0, adaptive=True)
+    pacing = Pacing(batch_groups=1, adaptive=True)
     for now in (0.0, 10.0, 20.0):
         pacing.taken(now=now)
     if pauses:
@@ -228,12 +229,12 @@ async def test_free_places_of_an_engine_are_not_asked_ahead() -> None:
         await learner.open()
         client = learner.client(learner_face.ALICE)
         given = await leases_for(learner, learner_face.ALICE, 8)
-        holding = [name for one in given for name in one.samples()]
+        holding = samples_of(given)
         refused = await client.ask(v(0), 2, 0.0, holding=holding)
         assert not isinstance(refused, list)
         more = await client.ask(v(0), 2, WAIT_S, holding=holding, at_once=2)
         assert isinstance(more, list)
-        assert sum(len(one.lease.samples) for one in more) == 2
+        assert sum(len(one.samples) for one in more) == 2
 
 
 @pytest.mark.parametrize(
@@ -241,8 +242,8 @@ async def test_free_places_of_an_engine_are_not_asked_ahead() -> None:
     [
         {"cost_per_hour": -1.0},
         {"cost_per_hour": math.nan},
-        {"down_cost_per_gb": math.inf},
-        {"up_cost_per_gb": 2e6},
+        {"traffic_cost_per_gb": math.inf},
+        {"traffic_cost_per_gb": 2e6},
         {"full_rollouts_per_s": math.nan},
         {"samples_at_once": 0},
         {"device_class": "x" * 65},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from swarm.settings import CHANGEABLE, LeadConfig
 
 OTHER: dict[str, Any] = {
     "steps": 300,
-    "hold_s": 2.5,
     "max_staleness": 4,
     "trainer_ranks": 2,
     "host": "127.0.0.2",
@@ -53,11 +51,10 @@ def finished(tmp_path: Path, **values: Any) -> Path:
 
 
 def test_a_run_is_resumed_as_it_was_configured(tmp_path: Path) -> None:
-    config = LeadConfig(seed=7, hold_s=math.inf, learning_rate=0.5, group_size=4, bootstrap=("127.0.0.1:1",))
+    config = LeadConfig(seed=7, learning_rate=0.5, group_size=4, bootstrap=("127.0.0.1:1",))
     create_run_directory(tmp_path / "run", config)
     again = resumed_config(tmp_path / "run", {"seed": None, "steps": None})
     assert again == config.model_copy(update={"run_dir": tmp_path / "run"})
-    assert math.isinf(again.hold_s)
 
 
 def test_a_fork_with_an_adapter_has_the_default_rate_of_adapters(tmp_path: Path) -> None:
@@ -75,7 +72,7 @@ def test_what_may_change_changes(tmp_path: Path, name: str) -> None:
     assert getattr(resumed_config(path, {name: OTHER[name]}), name) == OTHER[name]
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", 1), ("task", "other"), ("reward", "random")])
+@pytest.mark.parametrize(("name", "value"), [("seed", 1), ("task", "other"), ("rewards", {"random": 1.0})])
 def test_what_makes_a_run_what_it_is_cannot_change(tmp_path: Path, name: str, value: Any) -> None:
     path = made(tmp_path)
     with pytest.raises(UserError, match=f"--{name} cannot change when a run is resumed: begin a new one"):

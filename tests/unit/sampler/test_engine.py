@@ -189,7 +189,7 @@ def test_a_layout_of_another_model_is_refused_by_the_name_of_a_tensor(staged: St
 
 def test_a_dtype_that_rounds_the_weights_is_refused_before_they_come(staged: Staged) -> None:
     start = staged.start(dtype="float16")
-    with pytest.raises(UserError, match="--dtype bfloat16"):
+    with pytest.raises(UserError, match="--precision bfloat16"):
         TransformersEngine().start(start, silent)
 
 

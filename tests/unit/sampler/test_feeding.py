@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -15,12 +14,11 @@ from msgspec.structs import replace
 
 from swarm.errors import ChildFailed
 from swarm.rollout.messages import MAX_SAMPLES_PER_ASK, Answer, SampleName, Stepped
-from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import Sampled
 from swarm.sampler.feeding import Feed, Room, room_of, spare_of
 from swarm.sampler.playing import Game, Step
 from swarm.sampler.worker import Rates
-from swarm.types import Progress
+from swarm.types import Lease, Progress
 from tests.builders import lease, rollout
 from tests.unit.wires import many_turns
 
@@ -55,9 +53,8 @@ class Gated:
         await many_turns()
 
 
-def leased(count: int, *, first: int = 0, episode: Progress | None = None) -> list[TimedLease]:
-    one = replace(lease(indices=range(first, first + count)), episode=episode)
-    return [TimedLease(lease=one, deadline=time.monotonic() + 60.0)]
+def leased(count: int, *, first: int = 0, episode: Progress | None = None) -> list[Lease]:
+    return [replace(lease(indices=range(first, first + count)), episode=episode)]
 
 
 async def never(answer: Answer) -> Stepped:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 from msgspec.structs import replace
 
 from swarm.rollout.messages import Answer, Stepped
 from swarm.rollout.plane.episodes import seat_seed
-from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import Sampled
 from swarm.sampler.playing import Game
 from swarm.types import Lease, Progress, Span
@@ -35,8 +32,7 @@ def said(answer: Answer, *tokens: int, seat: int = 0, ended: bool = False) -> St
 
 
 def games(leased: Lease) -> list[Game]:
-    timed = TimedLease(lease=leased, deadline=time.monotonic() + 60.0)
-    return [Game(timed, spec) for spec in leased.samples]
+    return [Game(leased, spec) for spec in leased.samples]
 
 
 def episode(*streams: bytes, turn: int = 0, seat: int = 0, max_tokens: int = 100) -> Lease:

@@ -144,7 +144,7 @@ LAST = "a smaller --max-model-len, end what else runs there, or help with --role
     [
         (gpu(16.4), {}, f"--precision int4, --batch-samples 2, {LAST}"),
         (gpu(6.2), {}, f"--precision int4, {LAST}"),
-        (machine(24.0, dtype="float32"), {}, f"--dtype bfloat16, {LAST}"),
+        (machine(24.0, dtype="float32"), {}, f"--precision bfloat16, {LAST}"),
         (machine(4.0), {}, LAST),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.rollout.plane.verdict import token_fault
-from swarm.sampler.client import TimedLease
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Start
 from swarm.sampler.playing import Game
 from swarm.types import SamplingRules
@@ -48,7 +47,7 @@ async def test_its_answers_are_well_formed(tmp_path: Path, stops: tuple[int, ...
     engine = await installed(tmp_path)
     first = (await engine.generate(Generate(jobs=jobs), silent)).samples
     faults = [
-        token_fault(Game(TimedLease(lease=one, deadline=0.0), spec).answer(sampled).rollout, VOCAB)
+        token_fault(Game(one, spec).answer(sampled).rollout, VOCAB)
         for spec, sampled in zip(one.samples, first, strict=True)
     ]
     assert faults == [""] * 20

@@ -123,7 +123,7 @@ def test_other_columns_numbers_chats_and_marks_of_the_encoding_are_read(tmp_path
     rows = [{"question": turns, "target": 4}, {"question": turns[1:], "target": 4.5}]
     file = tmp_path / "chat.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + "".join(json.dumps(row) + "\r\n\n" for row in rows).encode())
-    options = TaskOptions(name="jsonl:chat", prompt_column="question", answer_column="target")
+    options = TaskOptions(name="jsonl:chat", columns=("question", "target"))
     assert [(p.text, p.messages, p.answer) for p in read_questions(file, options, at=str).train] == [
         ("2+2?", (("system", "Be short."), ("user", "2+2?")), "4"),
         ("2+2?", (), "4.5"),
@@ -149,10 +149,10 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
     [
         (b'{"prompt": "a", "answer": "b"}\n{"prompt": \n', r"bad.jsonl:2 is not valid JSON"),
         (b'{"prompt": "a", "answer": "b"}\n\n[1]\n', r"bad.jsonl:3 is not a JSON object"),
-        (b'{"prompt": "a"}\n', r"bad.jsonl:1 has no 'answer', only prompt: .* answer_column"),
+        (b'{"prompt": "a"}\n', r"bad.jsonl:1 has no 'answer', only prompt: .* columns"),
         (
             b'{"question": "a", "answer": "b"}\n',
-            r"bad.jsonl:1 has no 'prompt', only question, answer: .* prompt_column",
+            r"bad.jsonl:1 has no 'prompt', only question, answer: .* columns",
         ),
         (b'{"prompt": null, "answer": "b"}\n', r"bad.jsonl:1: the 'prompt' is null"),
         (b'{"prompt": "a\xff", "answer": "b"}\n', r"bad.jsonl:1 is not UTF-8"),
@@ -245,15 +245,15 @@ def test_a_data_set_on_disk_is_read_with_its_own_test_split(tmp_path: Path) -> N
     # The split for tests repeats a question of the other: it must not be trained on.
     splits = datasets.DatasetDict(train=whole.select(range(16)), test=whole.select(range(15, 20)))
     splits.save_to_disk(str(tmp_path / "set"))
-    task = load_task(TaskOptions(name=f"hf:{tmp_path / 'set'}", prompt_column="question"))
+    task = load_task(TaskOptions(name=f"hf:{tmp_path / 'set'}", columns=("question", "answer")))
     assert sorted(_all(task)) == sorted(f"{n}?" for n in range(15))
     assert {p.text: p.answer for p in task.held_out(99)} == {f"{n}?": str(n) for n in range(15, 20)}
     for split, column, words in (
         ("valid", "question", "it has the splits train, test: name one of them with @SPLIT"),
-        ("train", "prompt", "it has no column 'prompt', only question, answer, id: name one with prompt_column"),
+        ("train", "prompt", "it has no column 'prompt', only question, answer, id: name them with columns"),
     ):
         with pytest.raises(UserError, match=words):
-            fetch(str(tmp_path / "set"), None, split, column, "answer", str(tmp_path))
+            fetch(str(tmp_path / "set"), None, split, (column, "answer"), str(tmp_path))
 
 
 AS_WRITTEN = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -120,7 +119,6 @@ def test_the_card_says_what_it_is_and_no_address(made: tuple[Path, Any], tmp_pat
             {"task": "jsonl:sums.jsonl", "model": "base"},
         ),
         ({"task": "hf:sums", "rewards": {"numeric": 1.0, "boxed": 0.1}, "chat_arguments": {"a": True}}, {}),
-        ({"hold_s": math.inf}, {}),
         ({"max_staleness": 4, "system_prompt": '```\n"x"'}, {}),
     ],
 )

@@ -21,8 +21,7 @@ from swarm.rollout.journal.entries import (
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Answered, Effect, Evaluated, GenerationFailed, Granted, Judged, StepWanted
 from swarm.rollout.plane.episodes import Episode, EpisodeRules, part_of, reads_of
-from swarm.rollout.plane.grant import MAX_TOKENS
-from swarm.rollout.plane.groups import LEASE_SLACK_S
+from swarm.rollout.plane.groups import LEASE_SLACK_S, MAX_LEASED_TOKENS
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease, NodeId, Observed, Progress, Prompt, Span, Turn
 from tests.builders import (
@@ -509,7 +508,7 @@ def test_a_question_waits_for_no_step_where_the_only_sampler_does() -> None:
 
 
 def test_no_group_is_opened_that_has_no_room_in_the_answer() -> None:
-    long = Prompt(prompt_id="long", text="", answer="", token_ids=(1,) * (MAX_TOKENS * 2 // 3))
+    long = Prompt(prompt_id="long", text="", answer="", token_ids=(1,) * (MAX_LEASED_TOKENS * 2 // 3))
     plane = RolloutPlane(new_plane(max_staleness=2, groups=4, size=1).rules, prompts=lambda number: long)
     plane.published(v(0))
     *records, answer = plane.ask(ALICE, v(0), 4, now=0.0)

@@ -1,4 +1,4 @@
-"""How many groups are to spare, whether a whole batch waits, and what is leased ahead of an engine."""
+"""How many groups are to spare, and what is leased ahead of an engine."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def step(pacing: Pacing, *ready: int, left: int = 0, now: float = 0.0) -> None:
     pacing.taken(now=now)
 
 
-def new(hold_s: float = 0.0) -> Pacing:
+def new() -> Pacing:
     """Without an aim."""
-    return Pacing(batch_groups=16, hold_s=hold_s, adaptive=False)
+    return Pacing(batch_groups=16, adaptive=False)
 
 
 def aiming() -> Pacing:
     """One that has taken its first batch."""
-    pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
+    pacing = Pacing(batch_groups=16, adaptive=True)
     step(pacing)
     return pacing
 
@@ -66,14 +66,6 @@ def test_no_more_than_an_eighth_of_a_batch_is_to_spare() -> None:
     assert places(pacing) == 17
 
 
-@pytest.mark.parametrize("hold_s", [5.0, math.inf])
-def test_who_would_rather_wait_than_discard_has_none_to_spare(hold_s: float) -> None:
-    pacing = new(hold_s)
-    step(pacing, 14)
-    step(pacing, 14)
-    assert places(pacing) == 16
-
-
 def test_a_fleet_that_is_too_slow_for_whole_batches_gets_none_to_spare() -> None:
     pacing = new()
     for _ in range(8):
@@ -87,25 +79,6 @@ def test_who_asks_ahead_gets_nothing_to_spare_and_none_of_the_last_places() -> N
     assert places(pacing, ahead=True) == 0
     assert pacing.may_open(7, {10: 15}, 10, BOUND, ahead=True)
     assert not pacing.may_open(7, {10: 16}, 10, BOUND, ahead=True)
-
-
-def test_a_whole_batch_that_would_leave_groups_behind_waits_hold_s() -> None:
-    pacing = new(5.0)
-    assert pacing.is_whole(16, BOUND)
-    assert pacing.may_take({10: 0, 11: 16}, {}, 10, now=1.0)
-    assert not pacing.may_take({10: 1}, {}, 10, now=1.0)
-    assert pacing.hold_until() == 6.0
-    assert not pacing.may_take({10: 1}, {}, 10, now=5.9)
-    assert pacing.may_take({10: 1}, {}, 10, now=6.0)
-    pacing.taken(now=0.0)
-    assert pacing.hold_until() is None
-
-
-def test_without_a_limit_it_waits_for_ever_and_without_hold_never() -> None:
-    patient = new(math.inf)
-    assert not patient.may_take({10: 1}, {}, 10, now=1e9)
-    assert patient.hold_until() is None
-    assert new().may_take({10: 1}, {}, 10, now=0.0)
 
 
 # -- the aim -------------------------------------------------------------------------------------------------------
@@ -122,7 +95,7 @@ def test_no_group_is_opened_that_is_expected_to_be_older_than_the_aim() -> None:
 
 
 def test_a_wait_raises_the_aim_by_what_was_missing_and_the_first_one_does_not() -> None:
-    pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
+    pacing = Pacing(batch_groups=16, adaptive=True)
     step(pacing, 0)
     assert pacing.aim == 5.0
     pacing.aim = 3.0
@@ -348,7 +321,7 @@ def steps(pacing: Pacing, count: int, *, waited: int = 0) -> None:
 
 
 def test_while_the_learner_seldom_waits_a_batch_is_handed_out_in_parts() -> None:
-    pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
+    pacing = Pacing(batch_groups=16, adaptive=True)
     steps(pacing, 7)
     assert handed(pacing) == 1000
     steps(pacing, 1)
@@ -361,7 +334,7 @@ def test_while_the_learner_seldom_waits_a_batch_is_handed_out_in_parts() -> None
 
 
 def test_who_waits_for_smaller_parts_hands_out_larger_ones_and_tries_again_ever_later() -> None:
-    pacing = Pacing(batch_groups=16, hold_s=0.0, adaptive=True)
+    pacing = Pacing(batch_groups=16, adaptive=True)
     steps(pacing, 8)
     steps(pacing, 2, waited=2)
     assert handed(pacing) == 1000
@@ -379,7 +352,7 @@ def test_a_learner_that_always_waits_or_opens_early_hands_out_all() -> None:
 
 
 def test_a_batch_of_a_group_is_handed_out_whole() -> None:
-    pacing = Pacing(batch_groups=1, hold_s=0.0, adaptive=True)
+    pacing = Pacing(batch_groups=1, adaptive=True)
     for _ in range(20):
         assert pacing.is_whole(1, BOUND)
         pacing.taken(now=0.0)

@@ -312,11 +312,6 @@ def test_an_answer_to_a_closed_group_is_a_duplicate() -> None:
     assert verdict_of(plane.submit(ALICE, answering(given, answer), now=0.0)) == "duplicate"
 
 
-def test_an_answer_to_a_group_nobody_remembers_is_stale() -> None:
-    given = lease(group_id="t77")
-    assert verdict_of(new_plane().submit(ALICE, answering(given, rollout(group_id="t77")), now=0.0)) == "stale"
-
-
 def test_a_sample_is_answered_only_by_nodes_that_it_was_leased_to_and_for_an_attempt_that_there_was() -> None:
     plane = new_plane()
     ((given, answer),) = answers(ask(plane, ALICE, 0, 1), 0)
@@ -534,7 +529,7 @@ def test_a_full_table_of_nodes_refuses_one_more_politely() -> None:
         plane.beat(NodeId(f"n{number}"), now=0.0)
     assert refusal(plane, ALICE, 0) == "draining"
     ((given, answer),) = answers([lease(indices=(0,))], 0)
-    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=0.0)) == "stale"
+    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=0.0)) == "duplicate"
 
 
 def test_versions_are_published_in_order() -> None:

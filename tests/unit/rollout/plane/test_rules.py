@@ -19,7 +19,6 @@ from swarm.rollout.plane.rules import (
     is_for_publication,
     is_fresh,
     may_open,
-    may_take,
     publication_period,
     staleness,
 )
@@ -120,36 +119,6 @@ def test_the_rule_opens_s_plus_one_batches_and_not_one_group_more() -> None:
     assert opened[2] == 12
 
 
-@pytest.mark.parametrize(
-    ("others", "batch", "may"),
-    [
-        ({}, {5: 2}, True),
-        # One that is due now would be left behind.
-        ({5: 1}, {5: 1, 6: 1}, False),
-        ({5: 1}, {6: 2}, False),
-        # Those due by d fit into the batches after this one and by d, or do not.
-        ({6: 2}, {5: 2}, True),
-        ({6: 3}, {7: 2}, False),
-        ({6: 1, 7: 3}, {5: 2}, True),
-        ({6: 2, 7: 3}, {8: 2}, False),
-        ({6: 2, 9: 6}, {5: 2}, True),
-        # What is past its deadline is not waited for.
-        ({4: 7, 6: 2}, {5: 2}, True),
-        # More are due by 5 and 6 than any order of batches can train: waiting would not help them.
-        ({5: 1}, {5: 2}, True),
-        ({6: 3}, {5: 2}, True),
-        ({5: 3}, {5: 2}, True),
-        ({5: 1, 6: 4}, {5: 2}, True),
-        # It would help one of these: the batch holds one due later in its place.
-        ({5: 3}, {5: 1, 6: 1}, False),
-    ],
-)
-def test_a_batch_is_held_while_waiting_helps_what_it_would_leave_behind(
-    others: dict[int, int], batch: dict[int, int], may: bool
-) -> None:
-    assert may_take(others, batch, 5, 2) is may
-
-
 def verdict(
     drawn: Rollout,
     *,
@@ -172,7 +141,6 @@ def verdict(
         ALICE,
         group,
         fault=token_fault(drawn, VOCAB) if fault is None else fault,
-        opened=1,
         newest=newest or v(3),
         next_batch=next_batch,
         max_staleness=bound,

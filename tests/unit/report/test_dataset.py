@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from swarm.errors import UserError
-from swarm.rollout.journal.export import Exported, export_rollouts
+from swarm.report.dataset import Exported, export_rollouts
 from tests.builders import ALICE, BOB, floats, prompt
 from tests.unit.episodes import TWO, played, record_episodes
 from tests.unit.rollout.journal.test_journal import damage, dropped, group, opened, taken

@@ -1,4 +1,4 @@
-"""When a batch that is ready is held, for how long, and what another bound changes."""
+"""When a batch that is ready is held, and for how long."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.holding import HoldingPacing, HoldingPlane, may_take
 from swarm.rollout.journal.entries import BatchTaken, GroupDropped
-from swarm.rollout.plane.effects import Judged
-from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease, NodeId
-from tests.builders import ALICE, BOB, answering, answers, ask, new_plane, prompt, refusal, rollout, submit_and_score, v
+from tests.builders import ALICE, BOB, answering, answers, ask, new_plane, prompt, refusal, submit_and_score, v
 
 SLOW = NodeId("slow")
 
 
-def plane_that_holds(hold_s: float, *, max_staleness: int = 1) -> RolloutPlane:
+def plane_that_holds(hold_s: float, *, max_staleness: int = 1, adaptive: bool = False) -> HoldingPlane:
     """Batches of one group of one sample; version 0 is published."""
-    rules = replace(new_plane(max_staleness=max_staleness, groups=1, size=1).rules, hold_s=hold_s, adaptive=False)
-    plane = RolloutPlane(rules, prompts=prompt)
+    rules = replace(new_plane(max_staleness=max_staleness, groups=1, size=1).rules, adaptive=adaptive)
+    plane = HoldingPlane(rules, prompts=prompt, hold_s=hold_s)
     plane.published(v(0))
     return plane
 
 
-def one_left_behind(plane: RolloutPlane) -> Lease:
+def one_left_behind(plane: HoldingPlane) -> Lease:
     """Alice's t0 is due by batch 1, which is ready without it: Bob's t1 was batch 0, and his t2 is of version 1."""
     (slow,) = ask(plane, ALICE, 0, 1)
     submit_and_score(plane, BOB, ask(plane, BOB, 0, 1), 0)
@@ -64,8 +63,7 @@ def test_the_wait_begins_anew_with_each_batch() -> None:
 
 
 def test_the_slowest_may_have_the_sample_that_a_batch_is_held_for() -> None:
-    plane = RolloutPlane(replace(plane_that_holds(math.inf).rules, adaptive=True), prompts=prompt)
-    plane.published(v(0))
+    plane = plane_that_holds(math.inf, adaptive=True)
     for step in range(2):
         submit_and_score(plane, BOB, ask(plane, BOB, step, 1), step)
         assert plane.can_take(now=60.0 * step)
@@ -139,61 +137,65 @@ def test_a_pause_makes_no_full_batch_due() -> None:
     assert plane.can_take(now=60.0)
 
 
-# -- another bound -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("others", "batch", "may"),
+    [
+        ({}, {5: 2}, True),
+        # One that is due now would be left behind.
+        ({5: 1}, {5: 1, 6: 1}, False),
+        ({5: 1}, {6: 2}, False),
+        # Those due by d fit into the batches after this one and by d, or do not.
+        ({6: 2}, {5: 2}, True),
+        ({6: 3}, {7: 2}, False),
+        ({6: 1, 7: 3}, {5: 2}, True),
+        ({6: 2, 7: 3}, {8: 2}, False),
+        ({6: 2, 9: 6}, {5: 2}, True),
+        # What is past its deadline is not waited for.
+        ({4: 7, 6: 2}, {5: 2}, True),
+        # More are due by 5 and 6 than any order of batches can train: waiting would not help them.
+        ({5: 1}, {5: 2}, True),
+        ({6: 3}, {5: 2}, True),
+        ({5: 3}, {5: 2}, True),
+        ({5: 1, 6: 4}, {5: 2}, True),
+        # It would help one of these: the batch holds one due later in its place.
+        ({5: 3}, {5: 1, 6: 1}, False),
+    ],
+)
+def test_a_batch_is_held_while_waiting_helps_what_it_would_leave_behind(
+    others: dict[int, int], batch: dict[int, int], may: bool
+) -> None:
+    assert may_take(others, batch, 5, 2) is may
 
 
-def test_a_higher_bound_makes_room_at_once() -> None:
-    plane = plane_that_holds(0.0)
-    assert len(ask(plane, ALICE, 0, 9)) == 2
-    assert refusal(plane, ALICE, 0) == "paced"
-    assert plane.set_bound(3) == []
-    assert len(ask(plane, BOB, 0, 9)) == 2
+def new(hold_s: float) -> HoldingPacing:
+    return HoldingPacing(batch_groups=16, hold_s=hold_s, adaptive=False)
 
 
-def test_a_lower_bound_drops_what_is_ready_and_too_old_by_it() -> None:
-    plane = plane_that_holds(0.0, max_staleness=2)
-    submit_and_score(plane, ALICE, ask(plane, ALICE, 0, 3), 0)
-    plane.take()
-    plane.published(v(1))
-    first, second = plane.set_bound(0)
-    assert isinstance(first, GroupDropped)
-    assert isinstance(second, GroupDropped)
-    assert {first.reason, second.reason} == {"bound_lowered"}
-    assert (first.nodes, first.next_batch, first.max_staleness) == ({ALICE: 1}, 1, 0)
-    assert refusal(plane, ALICE, 0) == "behind"
-    assert len(ask(plane, BOB, 1, 9)) == 1
+@pytest.mark.parametrize("hold_s", [5.0, math.inf])
+def test_who_would_rather_wait_than_discard_has_none_to_spare(hold_s: float) -> None:
+    pacing = new(hold_s)
+    for _ in range(2):
+        assert not pacing.is_whole(14, 4)
+        assert pacing.is_whole(16, 4)
+        pacing.taken(now=0.0)
+    assert pacing.may_open(6, {10: 15}, 10, 4, ahead=False)
+    assert not pacing.may_open(6, {10: 16}, 10, 4, ahead=False)
 
 
-@pytest.mark.parametrize(("lowered", "said"), [(True, "bound_lowered"), (False, "stale")])
-def test_an_answer_that_only_a_lower_bound_makes_stale_is_counted_as_such(lowered: bool, said: str) -> None:
-    plane = plane_that_holds(0.0)
-    slow = one_left_behind(plane)
-    if lowered:
-        plane.set_bound(0)
-    else:
-        plane.take()
-    lease, late = answers([slow], 0)[0]
-    judged, *_ = plane.submit(ALICE, answering(lease, late), now=0.0)
-    assert isinstance(judged, Judged)
-    assert (judged.verdict, judged.counted_as) == ("stale", said)
+def test_a_whole_batch_that_would_leave_groups_behind_waits_hold_s() -> None:
+    pacing = new(5.0)
+    assert pacing.is_whole(16, 4)
+    assert pacing.may_take({10: 0, 11: 16}, {}, 10, now=1.0)
+    assert not pacing.may_take({10: 1}, {}, 10, now=1.0)
+    assert pacing.hold_until() == 6.0
+    assert not pacing.may_take({10: 1}, {}, 10, now=5.9)
+    assert pacing.may_take({10: 1}, {}, 10, now=6.0)
+    pacing.taken(now=0.0)
+    assert pacing.hold_until() is None
 
 
-def test_a_batch_is_recorded_with_the_bound_that_it_was_checked_against() -> None:
-    plane = plane_that_holds(0.0)
-    submit_and_score(plane, ALICE, ask(plane, ALICE, 0, 1), 0)
-    plane.set_bound(4)
-    _, (taken, *_) = plane.take()
-    assert taken == BatchTaken(step=0, max_staleness=4, numbers=(0,))
-
-
-def test_a_group_remembers_the_bound_of_its_opening_and_not_a_later_one() -> None:
-    """S is 1, then 3: what is stale by 1 again is the user's doing only if it was opened under 3."""
-    plane = plane_that_holds(0.0)
-    slow = one_left_behind(plane)
-    plane.set_bound(3)
-    plane.take()
-    plane.published(v(2))
-    plane.set_bound(1)
-    judged, *_ = plane.submit(ALICE, answering(slow, rollout(group_id="t0", version=0)), now=0.0)
-    assert isinstance(judged, Judged)
-    assert judged.counted_as == "stale"
+def test_without_a_limit_it_waits_for_ever_and_without_hold_never() -> None:
+    patient = new(math.inf)
+    assert not patient.may_take({10: 1}, {}, 10, now=1e9)
+    assert patient.hold_until() is None
+    assert new(0.0).may_take({10: 1}, {}, 10, now=0.0)
