@@ -274,8 +274,7 @@ class RolloutService:
             self._chances.tell()
 
     async def ask(self, token_ids: Sequence[int], rules: SamplingRules) -> Rollout:
-        """Have some sampler draw a completion with the newest policy that it holds; it is no part of the run. Raise
-        EchoError if none does within QUESTION_S."""
+        """Have any sampler answer with its newest policy, outside of the run. Raise EchoError after QUESTION_S."""
         prompt = Prompt(prompt_id="question", text="", answer="", token_ids=tuple(token_ids))
         name = self._plane.question(prompt, rules) if self._plane is not None else None
         if name is None:
