@@ -165,8 +165,10 @@ class Child:
         try:
             answer = await self._answer(msgspec.msgpack.encode(command), hang_s)
         except TimeoutError as error:
+            fault = ChildHung(f"the {self.name} made no progress for {hang_s:g} s and was killed")
+            self._end_calls(fault)  # Before its end does: that would say that the child died
             await self.kill()
-            raise ChildHung(f"the {self.name} made no progress for {hang_s:g} s and was killed") from error
+            raise fault from error
         except OSError as error:
             # torchrun may have more to say about the end of its rank 0, so let it finish.
             await self.stop()
@@ -231,7 +233,7 @@ class Child:
                     if waiting is not None and not waiting.done():
                         waiting.set_result(frame)
         except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError) as error:
-            self._end_calls(str(error))
+            self._end_calls(ConnectionResetError(str(error)))
 
     async def stop(self) -> None:
         """Close the channel, which ends the child; kill it if it stays."""
@@ -258,12 +260,12 @@ class Child:
             self._writer.close()
         if self._listening is not None:
             self._listening.cancel()
-        self._end_calls("the child was ended")
+        self._end_calls(ConnectionResetError("the child was ended"))
 
-    def _end_calls(self, why: str) -> None:
+    def _end_calls(self, why: Exception) -> None:
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(ConnectionResetError(why))
+                waiting.set_exception(why)
 
     def log_tail(self) -> str:
         """Return the last lines written by the child and its own processes, without traceback frames, and the path of

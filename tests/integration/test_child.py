@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.errors import ChildFailed, UserError
+from swarm.errors import ChildFailed, ChildHung, UserError
 from swarm.process import MAX_LOG_BYTES, SOCKET_VARIABLE, Call, Child
 from tests.integration.echo_child import Echo, Said
 
@@ -91,6 +91,15 @@ async def test_answers_of_other_calls_are_no_progress_of_one_that_hangs(tmp_path
             await asyncio.sleep(0.05)
     with pytest.raises(ChildFailed, match="no progress"):
         await asyncio.wait_for(hanging, 0.1)
+
+
+async def test_all_calls_of_a_child_that_hangs_say_so(tmp_path: Path) -> None:
+    """Of two calls the second was told that the child had died, and a sampler that its engine had."""
+    child = Child("echo", MODULE, "side by side", log=tmp_path / "echo.log", hang_s=0.5)
+    await child.start()
+    calls = (child.call(Echo(words=word, after="never"), Said) for word in "ab")
+    faults = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(fault) for fault in faults] == [ChildHung] * 2
 
 
 async def test_calls_side_by_side_get_their_own_answers_in_any_order(tmp_path: Path) -> None:
