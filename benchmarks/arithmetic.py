@@ -65,7 +65,7 @@ def lead_settings(
     values |= {
         "model": str(EXAMPLES / "arithmetic"),
         "task": f"jsonl:{EXAMPLES / 'questions.jsonl'}",
-        "reward": "random" if random_reward else "task",
+        "rewards": {**values["rewards"], **({"random": 1.0} if random_reward else {})},
         "eval_every_steps": eval_every,
         "steps": steps,
         "beat_s": 1.0,

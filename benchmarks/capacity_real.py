@@ -244,7 +244,7 @@ class _Swarm:
             "group_size": GROUP_SIZE,
             "max_new_tokens": MAX_TOKENS,
             # What a scripted engine draws has no task's reward, so no gradient, and versions would be of nothing.
-            "reward": "random",
+            "rewards": {"random": 1.0},
             "audit_share": 0.0,
             "activate": "all",
             "beat_s": 0.5,

@@ -42,7 +42,7 @@ from playwright.sync_api import Page
 
 from benchmarks.digest import LINKS, SAMPLERS, swarm_of
 from swarm.dashboard.server import Dashboard
-from swarm.dashboard.source import Run, Source
+from swarm.dashboard.source import ShownRun, Source
 from swarm.run.timeline import Timeline
 from tests.browser.chromium import WIDE, Watched, chromium, watched
 
@@ -144,7 +144,8 @@ async def _serve(directory: Path, samplers: int, pipe: Connection) -> None:
         raise OSError("a simulated run has no rollouts")
 
     page = Dashboard(
-        Run(directory=directory, readers=unread, status=run.status, timeline=lambda: run.timeline), token="benchmark"
+        ShownRun(directory=directory, readers=unread, status=run.status, timeline=lambda: run.timeline),
+        token="benchmark",
     )
     page._source = TimedSource(page._run, page._feed)
     page._source.took_ms = []

@@ -120,7 +120,7 @@ def lead_settings(path: Path, case: Case) -> None:
         "max_staleness": MAX_STALENESS,
         "groups_per_step": GROUPS,
         "group_size": GROUP_SIZE,
-        "reward": "random",  # What is drawn means nothing.
+        "rewards": {"random": 1.0},  # What is drawn means nothing.
         "audit_share": 0.0,
         "learning_rate": 1e-5,  # The model stays near what the engines claim
         "activate": "all",

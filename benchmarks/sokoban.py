@@ -134,7 +134,8 @@ def make_base(directory: Path) -> None:
 def played(base: Path, reward: str, steps: int, directory: Path) -> dict[str, Any]:
     """Have a swarm play for so many steps, and return what held-out boards and the journal say."""
     directory.mkdir(parents=True)
-    config = LeadConfig.model_validate({**SETTINGS, "model": str(base), "reward": reward, "steps": steps})
+    rewards = {} if reward == "task" else {reward: 1.0}
+    config = LeadConfig.model_validate({**SETTINGS, "model": str(base), "rewards": rewards, "steps": steps})
     run(config, SAMPLERS, directory, step_limit_s=STEP_LIMIT_S)
     summary = json.loads((directory / "run" / "summary.json").read_text())
     lines = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -218,11 +218,12 @@ class Child:
         try:
             while True:
                 frame = msgspec.msgpack.decode(await read_frame(reader), type=Progress | Reply | Failure)
-                self._heard_at = loop.time()
                 with suppress(OSError):
                     if self._log is not None and self._log.stat().st_size > MAX_LOG_BYTES:
                         os.truncate(self._log, 0)  # The child holds it open and appends
                 if isinstance(frame, Progress):
+                    # Not by answers: samples of an engine that hangs are given up one by one, each in its time.
+                    self._heard_at = loop.time()
                     if frame.said:
                         self._say(frame.said)
                 else:

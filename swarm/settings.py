@@ -34,6 +34,8 @@ TINY, TINY_WARM = "tiny", "tiny-warm"
 EMBEDDED = {TINY: 1e-3, TINY_WARM: 3e-4}
 """Models that are built in place instead of loaded, with a suitable learning rate for each"""
 
+RANDOM = "random"  # The reward of a control
+
 TASKS = (
     "--task jsonl:FILE (your own questions and answers), --task hf:DATASET (those of the Hugging Face hub), --task "
     "gym:leg_counting (questions without end)"
@@ -91,14 +93,13 @@ def dashboard_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_page(given: Any) -> str:
-    # Once public_page was true or false: a run of then goes on without, or is told what to give.
-    if (text := str(given or "off")) != "off":
+def _check_page(text: str) -> str:
+    if text != "off":
         dashboard_address(text)
     return text
 
 
-PageAddress = Annotated[str, BeforeValidator(_check_page)]
+PageAddress = Annotated[str, AfterValidator(_check_page)]
 Option = bool | int | float | str
 
 Rewards = Annotated[
@@ -157,9 +158,13 @@ class Task(Section):
         Key("Options of a task gym:NAME, such as { min_terms = 2 }.", "the data set's"),
     ] = {}
     rewards: Annotated[
-        Rewards, Flag("NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed.", "the task's")
+        Rewards,
+        Flag(
+            "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed. With random among them, for every "
+            "task, a control that must not learn.",
+            "the task's",
+        ),
     ] = {}
-    reward: Annotated[Literal["task", "random"], Flag("random is a control that must not learn.")] = "task"
     lenient: Annotated[bool, Flag("exact and math ignore case, final dots and 'The answer is'.")] = False
     system_prompt: Annotated[str | None, Field(max_length=65_536), Flag("The system message of a chat.")] = None
     chat: Annotated[bool | None, Flag("Give prompts as a chat.", "if the model has a template")] = None
@@ -189,6 +194,15 @@ class Task(Section):
         Key("Columns of the questions and of the answers in a data set."),
     ] = ("prompt", "answer")
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600), Key("Seconds that a reward may take."), RESUMED] = 10.0
+
+    @property
+    def is_control(self) -> bool:
+        """Whether what is trained on is random, so that nothing can be learned."""
+        return RANDOM in self.rewards
+
+    @property
+    def own_rewards(self) -> dict[str, float]:
+        return {name: weight for name, weight in self.rewards.items() if name != RANDOM}
 
 
 class Learn(Section):
@@ -298,9 +312,6 @@ class LeadSwarm(Section):
         "off"
     )
     beat_s: Annotated[float, Field(ge=0.2, le=60), Key("Seconds between two signs of life of a sampler.")] = 5.0
-    lease_time_limit_s: Annotated[
-        float, Field(gt=0, le=86_400), Key("Seconds that a sampler has for a completion, or longer for a long one.")
-    ] = 600.0
 
 
 class Storage(Section):
@@ -342,12 +353,9 @@ class Trainer(Section):
     ] = "float32"
     trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag("GPUs that share the training."), RESUMED] = 1
     trainer_machines: Annotated[
-        int, Field(ge=1, le=1024), Key("Machines that share the training, each with --trainer-ranks GPUs."), RESUMED
-    ] = 1
-    trainer_meeting: Annotated[
         str | None,
-        Field(pattern=r"^[^\s:]+:[0-9]{1,5}$"),
-        Key("host:port of this machine at which the others meet it.", "none"),
+        Field(pattern=r"^[1-9][0-9]{0,3}@[^\s:@]+:[0-9]{1,5}$"),
+        Key("COUNT@HOST:PORT of this machine: how many share the training, and where they meet.", "none"),
         RESUMED,
     ] = None
 
@@ -398,7 +406,12 @@ def _kind(config: LeadConfig) -> str:
 
 OF_LEAD = (
     Heeded(
-        ("rewards", "lenient", "columns"),
+        ("rewards",),
+        lambda c: _kind(c) in ("jsonl", "hf") or c.own_rewards == {},
+        "with questions of one's own (jsonl: and hf:); other tasks have rewards of their own",
+    ),
+    Heeded(
+        ("lenient", "columns"),
         lambda c: _kind(c) in ("jsonl", "hf"),
         "with questions of one's own (jsonl: and hf:); other tasks have rewards of their own",
     ),
@@ -412,7 +425,6 @@ OF_LEAD = (
     Heeded(("chat_arguments", "system_prompt"), lambda c: c.chat is not False, "in a chat, without --no-chat"),
     Heeded(("clip",), lambda c: c.objective != "tis", "with an objective that clips"),
     Heeded(("base_precision",), lambda c: c.adapter is not None, "beside an adapter (give a rank with --adapter)"),
-    Heeded(("trainer_meeting",), lambda c: c.trainer_machines > 1, "with trainer_machines above 1"),
 )
 
 
@@ -424,13 +436,9 @@ class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         _refuse_ignored(self, OF_LEAD)
-        if self.adapter is not None and (self.trainer_ranks > 1 or self.trainer_machines > 1):
+        if self.adapter is not None and (self.trainer_ranks > 1 or self.trainer_machines):
             raise ValueError(
                 "an adapter is trained by one rank: leave --trainer-ranks and trainer_machines out, or --adapter"
-            )
-        if self.trainer_machines > 1 and self.trainer_meeting is None:
-            raise ValueError(
-                "trainer_machines above 1 needs trainer_meeting, a host:port of this machine that the others reach"
             )
         if self.model not in EMBEDDED and "task" not in self.model_fields_set:
             raise ValueError(

@@ -362,7 +362,7 @@ class Auditing:
         found, path = Audited(), self.place(version)
         if path.exists():
             # If the wait for a batch is cancelled, this call goes on: cancelling it would kill the trainer.
-            found = await asyncio.shield(self._replay(path, tuple(_asked(*part) for part in parts), is_fast))
+            found = await asyncio.shield(self._replay(path, tuple(_audit_rollout(*part) for part in parts), is_fast))
         self.spent_s += found.seconds * is_counted
         self.sampled_s += found.seconds * sum(not one.in_full for one, _ in parts) / len(parts)
         if not found.errors:
@@ -423,7 +423,7 @@ def _side_of(sample: Sample, group: Group) -> int:
     return int(above > 0) - int(above < 0)
 
 
-def _asked(one: Chosen, span: Span) -> AuditRollout:
+def _audit_rollout(one: Chosen, span: Span) -> AuditRollout:
     """The prompt of a part is everything before it, including what another version drew."""
     tokens, start = one.rollout.token_ids, 4 * span.start
     return AuditRollout(

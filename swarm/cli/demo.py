@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import webbrowser
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -194,9 +195,13 @@ class Demo:
         # A learner that will be killed checkpoints often, so that some kills hit a checkpoint that is being written.
         often = 10 if options.kill_learner else None
         config.write_text(self._show.settings)
-        flags = ["--config", config, "--reward", options.reward, "--seed", options.seed, "--run-dir", self._run_dir]
+        flags = ["--config", config, "--seed", options.seed, "--run-dir", self._run_dir]
         given = {"steps": options.steps, "max-staleness": options.max_staleness, "checkpoint-every-steps": often}
         flags += [word for name, value in given.items() if value is not None for word in (f"--{name}", value)]
+        if options.reward == "random":
+            own = tomllib.loads(self._show.settings).get("task", {}).get("rewards", {})
+            flags += [word for name, weight in own.items() for word in ("--rewards", f"{name}={weight}")]
+            flags += ["--rewards", "random"]
         return ["lead", "--host", "127.0.0.1", "--port", "0", *map(str, flags), *self._show.flags]
 
     async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:

@@ -128,7 +128,7 @@ def lead(
 
     from swarm.dashboard import server as dashboard_server
     from swarm.dashboard.public import PublicState
-    from swarm.dashboard.source import STARTING, Run
+    from swarm.dashboard.source import STARTING, ShownRun
     from swarm.lead.learner import LearnerNode
     from swarm.report.live import LiveView
 
@@ -139,7 +139,7 @@ def lead(
 
     @asynccontextmanager
     async def beside(run_dir: Path) -> AsyncIterator[None]:
-        run = Run(
+        run = ShownRun(
             directory=run_dir,
             readers=node.readers,
             status=lambda: node.status() if node.is_up else None,

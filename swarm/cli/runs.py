@@ -201,7 +201,7 @@ def dashboard(
     import webbrowser
 
     from swarm.dashboard.server import serve_files, url_of
-    from swarm.dashboard.source import Run
+    from swarm.dashboard.source import ShownRun
     from swarm.node.control import is_served
 
     config = _config(run_dir)
@@ -218,7 +218,7 @@ def dashboard(
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        asyncio.run(serve_files(Run(directory=run_dir, readers=lambda: readers_of(run_dir, config)), port, say))
+        asyncio.run(serve_files(ShownRun(directory=run_dir, readers=lambda: readers_of(run_dir, config)), port, say))
     except KeyboardInterrupt:
         return
 

@@ -134,7 +134,7 @@ async def _show_scored(
     from swarm.lead.check import reward_pool
     from swarm.tasks.reward_pool import Completion
 
-    pool = reward_pool(config.model_copy(update={"reward": "task"}), processes=1)
+    pool = reward_pool(config.model_copy(update={"rewards": config.own_rewards}), processes=1)
     failed = 0
     try:
         await pool.start()

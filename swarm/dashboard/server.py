@@ -29,7 +29,7 @@ from swarm.aio import in_thread
 from swarm.dashboard.feed import Feed
 from swarm.dashboard.public import PublicState
 from swarm.dashboard.rollouts import read_groups
-from swarm.dashboard.source import Run, Source, encode, kept_timeline, older_events
+from swarm.dashboard.source import ShownRun, Source, encode, kept_timeline, older_events
 from swarm.errors import EchoError, UserError
 from swarm.net.hosts import address_of, caller_of, is_loopback
 from swarm.net.limits import Limits, Meter
@@ -147,7 +147,7 @@ class Door:
 class Dashboard:
     """Serves one run. Without a `token` nobody can change anything."""
 
-    def __init__(self, run: Run, *, token: str | None = None) -> None:
+    def __init__(self, run: ShownRun, *, token: str | None = None) -> None:
         self._run = run
         self._token = token
         self._form = (STATIC / "token.html").read_text()
@@ -362,7 +362,7 @@ def _host_of(text: str) -> str:
 
 
 @asynccontextmanager
-async def beside(run: Run, address: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+async def beside(run: ShownRun, address: str, say: Callable[[str], None]) -> AsyncIterator[None]:
     """Serve the page of a run that this process leads for as long as the block runs, at `address` (HOST:PORT, or
     "off"). Where it cannot be served, say so; the run goes on without."""
     _, token, last = _known(run.directory)
@@ -379,7 +379,7 @@ async def beside(run: Run, address: str, say: Callable[[str], None]) -> AsyncIte
         await page.close()
 
 
-async def serve_files(run: Run, port: int, say: Callable[[str], None]) -> None:
+async def serve_files(run: ShownRun, port: int, say: Callable[[str], None]) -> None:
     """Serve a run from its files, on loopback, until this is cancelled. Raise UserError if the port is taken."""
     page = Dashboard(run)
     try:

@@ -42,7 +42,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ShownRun:
     """A run. The last three are those of its node, if this process leads it; `status` is None until the node is up."""
 
     directory: Path
@@ -55,7 +55,7 @@ class Run:
 class Source:
     """Publishes to `feed` what is new in `run`, for as long as `watch` runs. `changes` tells of each message."""
 
-    def __init__(self, run: Run, feed: Feed) -> None:
+    def __init__(self, run: ShownRun, feed: Feed) -> None:
         self.changes = Changes()
         self._run = run
         self._feed = feed

@@ -17,7 +17,7 @@ from typing import Any
 
 from swarm.errors import EchoError, ProtocolError
 from swarm.rollout.plane.effects import StepWanted
-from swarm.tasks.base import SEAT, Ended
+from swarm.tasks.base import SEAT, EpisodeResult
 from swarm.types import Observed, Rollout, Unscored
 
 STEP_S = 600.0  # Longest that a program may think: it may build and test something
@@ -25,7 +25,7 @@ STEP_S = 600.0  # Longest that a program may think: it may build and test someth
 
 @dataclass(slots=True, kw_only=True)
 class _Episode:
-    run: asyncio.Task[Ended]
+    run: asyncio.Task[EpisodeResult]
     stream: list[int] = field(default_factory=list)
     asked: asyncio.Future[Sequence[int]] = field(default_factory=asyncio.Future)
     answer: asyncio.Future[Rollout] = field(default_factory=asyncio.Future)
@@ -34,7 +34,7 @@ class _Episode:
 class ExternalEpisodes:
     """`run(episode, prompt_id)` has the program play, with requests for `episode`."""
 
-    def __init__(self, run: Callable[[str, str], Awaitable[Ended]], *, step_s: float = STEP_S) -> None:
+    def __init__(self, run: Callable[[str, str], Awaitable[EpisodeResult]], *, step_s: float = STEP_S) -> None:
         self._run, self._step_s = run, step_s
         self._open: dict[str, _Episode] = {}  # The plane bounds them, and ends each
 
@@ -85,7 +85,7 @@ class ExternalEpisodes:
             episode.answer.set_exception(ProtocolError("this episode was given up"))
 
 
-def _last(run: asyncio.Task[Ended]) -> Observed | Unscored:
+def _last(run: asyncio.Task[EpisodeResult]) -> Observed | Unscored:
     try:
         ended = run.result()
     except EchoError as error:

@@ -8,7 +8,7 @@ from random import Random, SystemRandom
 from typing import TypeVar
 
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
-from swarm.net.client import Busy, OtherProtocol, Peer, Progress, SlowLine
+from swarm.net.client import Busy, OtherProtocol, PeerClient, SlowLine
 from swarm.net.sessions import Unauthorized
 from swarm.node.hello import Hello, say_hello
 from swarm.node.network import NodeNetwork
@@ -33,8 +33,8 @@ class SwarmChanged(EchoError):
 
 
 class LearnerLink:
-    """A Peer that repeats its calls. Only SlowLine on a submission is passed on to RolloutClient, which then sends less
-    at once. `say` gets a line about each outage; `on_busy` gets the path of each call that a busy learner put off."""
+    """The learner for a RolloutClient; calls are repeated. Only SlowLine on a submission is passed on, which is then
+    made smaller. `say` gets a line about each outage; `on_busy` the path of each call that a busy learner put off."""
 
     def __init__(
         self, network: NodeNetwork, say: Callable[[str], None], *, on_busy: Callable[[str], None] = lambda path: None
@@ -50,27 +50,15 @@ class LearnerLink:
         """Return the learner's own hello, however long it takes."""
         return await self._patiently(self._learners_hello)
 
-    async def get(
-        self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = lambda size: None
-    ) -> bytes:
-        return await self._call(
-            path, lambda peer: peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s, progress=progress)
-        )
-
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
-        return await self._call(path, lambda peer: peer.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s))
+        """Post until the learner answers. Raise SwarmChanged if another swarm took its place."""
 
-    async def _call(self, path: str, attempt: Callable[[Peer], Awaitable[R]]) -> R:
-        """Repeat `attempt` until the learner can be reached. Raise SwarmChanged if another swarm took its place."""
-
-        async def once() -> R:
+        async def once() -> bytes:
             try:
-                return await attempt(self._peer())
+                return await self._peer().post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s)
             except Unauthorized as error:
                 # A new session was refused too, so another learner has probably taken this one's place.
                 raise PeerUnreachable(str(error)) from error
-            except OtherProtocol as error:
-                raise UserError(str(error)) from error
             except Busy:
                 self._on_busy(path)
                 raise
@@ -81,15 +69,15 @@ class LearnerLink:
         node, _ = self._network.learner()
         try:
             heard = await say_hello(self._peer())
-        except OtherProtocol as error:
-            raise UserError(str(error)) from error
+        except OtherProtocol:
+            raise
         except ProtocolError as error:
             raise PeerUnreachable(f"the learner's address gives no learner's answer: {error}") from error
         if heard.signed.node != node:
             raise PeerUnreachable("another node answers at the learner's address")
         return heard.hello
 
-    def _peer(self) -> Peer:
+    def _peer(self) -> PeerClient:
         """Return the learner at its best known address; each failed try moves on to the next address."""
         node, addresses = self._network.learner()
         if not addresses:
@@ -97,11 +85,13 @@ class LearnerLink:
         return self._network.peers.at(node, addresses[self._tries % len(addresses)])
 
     async def _patiently(self, once: Callable[[], Awaitable[R]], but: type[SlowLine] | tuple[()] = ()) -> R:
-        """Repeat `once` after each PeerUnreachable except `but`."""
+        """Repeat `once` after each PeerUnreachable except `but`. UserError if the learner is of another release."""
         failures = 0
         while True:
             try:
                 result = await once()
+            except OtherProtocol as error:
+                raise UserError(str(error)) from error
             except PeerUnreachable as error:
                 if isinstance(error, but):
                     raise

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,34 +44,30 @@ BY_REJOINING = frozenset({"gpu_memory_share", "threads"})
 
 
 class Holds:
-    """Why a node does not draw now: reasons by source, such as "owner" or "battery". It draws while there are no
-    reasons."""
+    """Why a node does not draw now: reasons by source, such as "owner" or "battery". It is `free` to draw while there
+    are no reasons. `on_hold` is called for each reason that is set."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
-        self._held = asyncio.Event()
-        self._free = asyncio.Event()
-        self._free.set()
+        self.on_hold: Callable[[], None] = lambda: None
+        self.free = asyncio.Event()
+        self.free.set()
 
     def set(self, source: str, reason: str) -> None:
         """Hold for `reason`, a few words such as "on battery"; "" lifts what `source` had set."""
         if reason:
             self._reasons[source] = reason
+            self.free.clear()
+            self.on_hold()
         else:
             self._reasons.pop(source, None)
-        for event, is_so in ((self._held, bool(self._reasons)), (self._free, not self._reasons)):
-            event.set() if is_so else event.clear()
+        if not self._reasons:
+            self.free.set()
 
     @property
     def reason(self) -> str:
         """The reason that came first; "" if nothing holds."""
         return next(iter(self._reasons.values()), "")
-
-    async def wait_held(self) -> None:
-        await self._held.wait()
-
-    async def wait_free(self) -> None:
-        await self._free.wait()
 
 
 def holds(limits: Limits, *, minute: int, on_battery: bool | None, in_use: bool | None) -> dict[str, str]:

@@ -58,6 +58,7 @@ class SamplerNode(JoiningNode):
         self._status = SamplerStatus()
         self._engine: EngineWorker | None = None
         self._ending = Ending()
+        self._holds.on_hold = lambda: self._ending.ask(0.0)
 
     def request_stop(self, grace_s: float | None = None) -> bool:
         grace_s = self._config.grace if grace_s is None else grace_s
@@ -195,13 +196,9 @@ class SamplerNode(JoiningNode):
 
     async def _wait_until_free(self) -> None:
         self._say(f"paused: {self._holds.reason}; this node still passes weights on")
-        await unless_stopped(self._stop, self._holds.wait_free())
+        await unless_stopped(self._stop, self._holds.free.wait())
         if not self._stop.is_set():
             self._say("nothing holds this node any more: drawing again")
-
-    async def _end_when_held(self, ending: Ending) -> None:
-        await self._holds.wait_held()
-        ending.ask(0.0)
 
     async def _pause(self, fault: BaseException) -> None:
         """Pause, with the reason in the status: what broke MAX_FAULTS sessions will probably break the next one."""
@@ -222,7 +219,6 @@ class SamplerNode(JoiningNode):
         )
         launch = asyncio.create_task(self._launch(engine, receiver))
         ending = self._ending = Ending()
-        watching = asyncio.create_task(self._end_when_held(ending))
         try:
             self._status.state = "looking for the learner"
             link = LearnerLink(self._network, self._say, on_busy=self._put_off)
@@ -243,7 +239,6 @@ class SamplerNode(JoiningNode):
             )
             return await session.run(ending)
         finally:
-            watching.cancel()
             launch.cancel()
             await asyncio.gather(launch, return_exceptions=True)
             await engine.stop()

@@ -19,7 +19,7 @@ from swarm.run.prompts import Prompts, Record, longest_completion, longest_turn
 from swarm.run.run import Run
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
-from swarm.tasks.reward_pool import RewardPool, StepAsked
+from swarm.tasks.reward_pool import RewardPool, StepCall
 from swarm.tasks.turns import TurnText
 from swarm.types import GroupId, SamplingRules
 
@@ -31,8 +31,8 @@ def episode_rules(config: LeadConfig, task: Task, *, context_tokens: int) -> Epi
     if (environment := task.player) is None:
         return None
     turns, tokens = config.max_turns or environment.max_turns, longest_completion(config, task, context_tokens)
-    if task.is_external and config.reward == "random":
-        raise UserError(f"{config.task} gives its rewards itself: there is no control for it, leave --reward out")
+    if task.is_external and config.is_control:
+        raise UserError(f"{config.task} gives its rewards itself: there is no control for it, leave --rewards out")
     return EpisodeRules(max_turns=turns, max_tokens=tokens, begins=task.is_external)
 
 
@@ -84,7 +84,7 @@ class Answering:
         if self._external is not None:
             return await self._external.step(wanted)
         seed = control_seed(self._config.seed, wanted.group_id, wanted.index)
-        asked = StepAsked(episode=wanted.episode, prompt=wanted.prompt, seed=seed, drawn=wanted.drawn)
+        asked = StepCall(episode=wanted.episode, prompt=wanted.prompt, seed=seed, drawn=wanted.drawn)
         return await self._rewards.step(asked)
 
     async def sweep(self, open_ones: Callable[[], Iterable[str]]) -> None:

@@ -27,7 +27,7 @@ def reward_pool(
     record = read_record(files_dir.parent) if files_dir is not None else None
     begin = Begin(
         task=task_options(config),
-        reward=config.reward,
+        reward="random" if config.is_control else "task",
         tokenizer=str((files_dir / "tokenizer.json").absolute()) if files_dir is not None else "",
         stop_token_ids=tuple(stop_token_ids),
         began=record.began if record is not None else None,

@@ -73,6 +73,7 @@ from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import NodeId, Score, Unscored
 from swarm.wire import encode
 
+LEASE_LIMIT_S = 600.0  # For a completion, or longer for a long one (docs/staleness.md)
 ROUND_BEATS = 0.4  # Beats in a round of gossip
 TIMELINE_S = 60.0  # Between two writes of the timeline: 2 MB for 1,000 samplers
 
@@ -213,7 +214,7 @@ class LearnerNode:
         """Prepare all that the run needs. Raise UserError for the first thing that is wrong."""
         await check_port(self._config.host, self._config.port)
         try:
-            if self._config.trainer_machines > 1:
+            if self._config.trainer_machines:
                 self._say("the model is not loaded: that takes the trainers of all machines")
             else:
                 await self._start_rewards(await self._prepare())
@@ -464,7 +465,7 @@ class LearnerNode:
             rules=sampling_rules(config, self._task, prepared.stop_token_ids),
             vocab_size=prepared.vocab_size,
             beat_s=config.beat_s,
-            lease_time_limit_s=config.lease_time_limit_s,
+            lease_time_limit_s=LEASE_LIMIT_S,
             episodes=self._episodes,
         )
         plane = RolloutPlane(rules, prompts=self._ahead)

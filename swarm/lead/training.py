@@ -136,7 +136,7 @@ class Training:
         """Take the next learner step. Its batch must be recorded already."""
         with self._busy("train"):
             trained = await self._steadily(lambda: self._train(groups))
-        await self._note_save(Saved(step=trained.saved_step, fault=trained.save_fault))
+        await self._note_save(trained.saved)
         return trained
 
     async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...], fast: bool) -> Audited:
@@ -240,7 +240,7 @@ class Training:
             trained = await self._train(await in_thread(partial(self._groups_of, recorded)))
             scores = [one.score for group in recorded for one in group.rollouts if one.score]
             self._run.log.metrics(step_figures(self.step, scores, trained))
-            await self._note_save(Saved(step=trained.saved_step, fault=trained.save_fault))
+            await self._note_save(trained.saved)
             if self.published is not None and self.published.step == self.step:
                 await self._compare(self.published.content)
             if self.step < step and self.step % self._run.config.checkpoint_every_steps == 0:

@@ -1,7 +1,7 @@
-"""What a model can do before and after a run. `python -m swarm.learner.ability RUN_DIR FILE`.
+"""Compares a model before and after a run. `python -m swarm.learner.ability RUN_DIR FILE`.
 
-Both models answer held-out questions of the run's task and a few of general knowledge, always with the likeliest
-token, and read a text: its mean negative log-likelihood (nll) says how well they still know other text.
+Both models answer held-out questions of the run's task and a few of general knowledge, by greedy decoding. Both also
+read a text: its mean negative log-likelihood (nll) shows how well they still model other text.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ QUESTIONS = (
 
 @torch.no_grad()
 def ability(directory: str, questions: Sequence[tuple[str, bool, int]]) -> tuple[float, list[str]]:
-    """Return the nll of TEXT in nats a token, and the answers to questions: a text, whether to ask it as a chat, and
-    the most tokens of its answer."""
+    """Return the nll of TEXT in nats a token, and the answers to `questions`: text, whether to ask it as a chat, and
+    the maximum number of tokens of the answer."""
     model, tokenizer = load_model(directory, seed=0)
-    model.float()  # Many CPUs are five times as slow with bf16
+    model.float()  # bf16 is five times as slow on many CPUs
     read, most = [], [tokens for *_, tokens in questions]
     for text, is_chat, _ in questions:
         turn = [{"role": "user", "content": text}]
-        asked = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) if is_chat else text
-        read.append(tokenizer(asked, add_special_tokens=not is_chat).input_ids)
+        prompt = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) if is_chat else text
+        read.append(tokenizer(prompt, add_special_tokens=not is_chat).input_ids)
     width = max(map(len, read))
     given = torch.tensor([[0] * (width - len(ids)) + ids for ids in read])
     mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in read])
@@ -52,7 +52,7 @@ def ability(directory: str, questions: Sequence[tuple[str, bool, int]]) -> tuple
 
 
 def compare(run_dir: Path, to: Path) -> None:
-    """Write to a file, of a run that has ended, the nll of both models and `lines` for people."""
+    """Write the nll of both models of a run that has ended, and `lines` for people, to the file `to`."""
     config = LeadConfig(**json.loads((run_dir / "config.json").read_text()))
     checkpoint = newest_whole(run_dir / "checkpoints")
     assert checkpoint is not None, "a run that has ended has a checkpoint"
@@ -60,10 +60,10 @@ def compare(run_dir: Path, to: Path) -> None:
     questions = [(prompt.text, config.chat is not False, config.max_new_tokens or ANSWER_TOKENS) for prompt in prompts]
     questions += [(question, True, ANSWER_TOKENS) for question in QUESTIONS]
     before, after = (ability(str(model), questions) for model in (config.model, checkpoint.path))
-    wanted = [f" ({prompt.answer})" for prompt in prompts] + [""] * len(QUESTIONS)
+    expected = [f" ({prompt.answer})" for prompt in prompts] + [""] * len(QUESTIONS)
     lines = [
         f"{text.splitlines()[-1]}{right} before: {_shown(one, config.stop)}; after: {_shown(other, config.stop)}"
-        for (text, *_), right, one, other in zip(questions, wanted, before[1], after[1], strict=True)
+        for (text, *_), right, one, other in zip(questions, expected, before[1], after[1], strict=True)
     ]
     nll = f"mean nll of the first {TEXT_TOKENS:,} tokens of {TEXT.name}, nats a token"
     lines.append(f"{nll} before: {before[0]:.4f}; after: {after[0]:.4f}")

@@ -1,11 +1,11 @@
-"""Adapters: low-rank matrices A and B beside the linear layers of a frozen model, by peft.
+"""Adapters: low-rank matrices A and B that peft adds to the linear layers of a frozen model.
 
-peft puts its layers into the model in place and names them itself. In the stream, in checkpoints and in what is
-exported, the model's own weights have their own names, and an adapter's are NAME.lora_A.weight and NAME.lora_B.weight
-(manifest.stream_name). B begins as zeros: version 0 is the model itself, and an adapter without B is none.
+peft replaces layers of the model in place and renames the weights. In the stream, in checkpoints and in exports, the
+model's own weights keep their names, and the adapter's are NAME.lora_A.weight and NAME.lora_B.weight
+(manifest.stream_name). B begins as zeros, so version 0 computes what the model itself does.
 
-A model may be held in 4 bits (NF4, arXiv 2305.14314). What these stand for, in bf16, is what is computed with, what is
-published, and what the base's digest is of.
+A model may be held in 4 bits (NF4, arXiv 2305.14314). Passes, published versions and the base's digest all use the bf16
+numbers that these bits stand for.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from swarm.types import BasePrecision
 from swarm.wire import Digest
 
 NEEDS_PEFT = f"this run trains an adapter, which takes the package peft: {how_to_have('adapter')}"
-ALPHA = 2.0  # Of a rank: alpha / rank scales the adapter, so it is the same at every rank
-NF4_BLOCK = 64  # Numbers of a matrix that share a scale, as QLoRA has it and transformers by default
-OF_ADAPTER = re.compile(r"\.lora_[AB](?=\.weight$)")  # In the stream
+ALPHA = 2.0  # Times the rank. The adapter is scaled by alpha / rank, so the scale is the same at every rank.
+NF4_BLOCK = 64  # Numbers of a matrix that share a scale, as in QLoRA and by default in transformers
+OF_ADAPTER = re.compile(r"\.lora_[AB](?=\.weight$)")  # In names of the stream
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def targets_of(model: Any) -> list[str]:
-    """What names the linear layers, which get an adapter; never the head, which is often the embedding. The last parts
-    of their names if these name no others. UserError if there are none."""
+    """Names of the linear layers, which get an adapter: their last parts if those match no other module, else whole
+    names. The head is left out, since it is often the embedding too. UserError if there are none."""
     found = linear_layers(model)
     if not found:
-        raise UserError("this model has no linear layers of torch's beside its head, so it can have no adapter")
+        raise UserError("this model has no linear layers of torch's except its head, so it cannot have an adapter")
     short = {name.rpartition(".")[2] for name in found}
     meant = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in short]
     return sorted(short) if meant == found else found
@@ -52,8 +52,8 @@ def linear_layers(model: Any) -> list[str]:
 
 
 def add_matrices(model: Any, targets: Sequence[str], *, rank: int, alpha: float) -> None:
-    """Give the layers `targets` matrices of `rank`, of the dtype of the layer, and freeze all else. UserError without
-    peft, ValueError for layers that are not there."""
+    """Add matrices of `rank` to the layers `targets`, in the dtype of each layer, and freeze all other weights.
+    UserError without peft, ValueError for layers that do not exist."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -63,13 +63,13 @@ def add_matrices(model: Any, targets: Sequence[str], *, rank: int, alpha: float)
 
 
 def attach(model: Any, rank: int, alpha: float, *, name: str, seed: int) -> None:
-    """Make `model` one that trains an adapter of `rank`, in float32, and freeze its own weights in bf16, as samplers
-    hold them. `name` is the model's. The same seed gives the same adapter."""
+    """Add a trainable adapter of `rank`, in float32, and freeze the model's own weights in bf16, as samplers hold them.
+    `name` is the model's. The same seed gives the same adapter."""
     torch.manual_seed(seed)
     add_matrices(model, targets_of(model), rank=rank, alpha=alpha)
     model.peft_config["default"].base_model_name_or_path = name if is_hub_name(name) else None
     for parameter in model.parameters():
-        if parameter.is_floating_point():  # Not what is packed
+        if parameter.is_floating_point():  # Packed weights are not
             parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else torch.bfloat16)
 
 
@@ -83,22 +83,22 @@ def is_adapted(model: Any) -> bool:
 
 
 def is_of_adapter(name: str) -> bool:
-    """Whether a tensor of the stream is part of an adapter, if there is one."""
+    """Whether a tensor of the stream belongs to an adapter, by its name."""
     return OF_ADAPTER.search(name) is not None
 
 
 def module_name(name: str) -> str:
-    """The name that a model has for what is trained of it, by its name in the stream."""
+    """The model's own name of a trained tensor, by its name in the stream."""
     return OF_ADAPTER.sub(lambda found: f"{found[0]}.default", name)
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether others may know a model by this name: a path is this machine's."""
+    """Whether this is a name on the hub, which others can use, and not a path on this machine."""
     return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
 class WithoutAdapter:
-    """The policy as it began: with B as zeros it is the frozen model, and takes no memory beside it."""
+    """The policy as it began: the same model with B as zeros, so it takes no further memory."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -113,8 +113,8 @@ class WithoutAdapter:
 
 
 def hold_in(model: Any, precision: BasePrecision) -> None:
-    """Pack the linear layers of a bf16 model, all but the head, if they are to have 4 bits. It is on the CPU, whatever
-    device it then goes to: so the same model gives the same bits. UserError without bitsandbytes."""
+    """With `nf4`, pack the linear layers of a bf16 model, except the head. It must be on the CPU, whichever device it
+    moves to later, so that the same model gives the same bits. UserError without bitsandbytes."""
     if precision == "nf4":
         require("quantized", "base_precision nf4")
     model.base_precision = precision
@@ -131,7 +131,7 @@ class FourBit(torch.nn.Linear):
         from bitsandbytes.nn.modules import Params4bit
 
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
-        # With scales that are rounded too (double quantisation) what was rounded once would not round to itself.
+        # With rounded scales (double quantisation), packing unpacked weights again would give other bits.
         half = layer.weight.detach().to(torch.bfloat16)
         packed, state = quantize_4bit(half, blocksize=NF4_BLOCK, compress_statistics=False, quant_type="nf4")
         self.weight = Params4bit(packed, quant_state=state, blocksize=NF4_BLOCK, quant_type="nf4", bnb_quantized=True)
@@ -145,8 +145,8 @@ class FourBit(torch.nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """x Wᵀ with a packed W. It is unpacked in each pass and never kept: those of all layers would take what 4 bits
-    save. bitsandbytes' own product has kernels that round otherwise than what is published."""
+    """x Wᵀ with a packed W, which is unpacked in each pass and not kept: kept for all layers, it would take the memory
+    that 4 bits save. bitsandbytes' own product rounds differently from the published weights."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,7 @@ class _Product(torch.autograd.Function):
 
 
 def shape_of_tensor(tensor: torch.Tensor) -> torch.Size:
-    """Of the numbers that a tensor stands for, packed or not."""
+    """The shape of a tensor, also if it is packed."""
     return getattr(tensor, "quant_state", tensor).shape
 
 
@@ -180,15 +180,15 @@ def parameters_of(model: Any) -> int:
 
 
 def save_config(model: Any, directory: Path) -> None:
-    """Write adapter_config.json as peft reads it, the same for the same adapter: peft's own has sets in it."""
+    """Write adapter_config.json in peft's format. Sets are sorted, so the same adapter gives the same file."""
     values = model.peft_config["default"].to_dict() | {"inference_mode": True}
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in values.items()}
     (directory / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n")
 
 
 def save_adapter(model: Any, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor], base: str) -> None:
-    """The bf16 tensors `state` of an adapter, by their names in the stream, as peft and vLLM load them; and the
-    tokenizer."""
+    """Write the bf16 tensors `state` of an adapter, by their names in the stream, so that peft and vLLM can load them;
+    and the tokenizer."""
     tensors = {name_in_adapter(name): tensor.contiguous() for name, tensor in state.items()}
     metadata = adapter_metadata(base) | {"base_precision": getattr(model, "base_precision", "bf16")}
     save_file(tensors, directory / ADAPTER_WEIGHTS, metadata=metadata)

@@ -1,6 +1,6 @@
-"""Rewards of groups to advantages, and to the rows that a learner step trains on.
+"""Turns the rewards of groups into advantages, and rollouts into the rows that a learner step trains on.
 
-Each player of an episode has a row, in which only what was drawn counts. A completion is an episode of one turn.
+Each player of an episode has its own row, in which only drawn tokens count. A completion is an episode of one turn.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from swarm.types import Turn
 
 ADVANTAGE_EPSILON = 1e-4  # Keeps a group of nearly equal rewards from dividing by nearly zero; TRL's value
 EQUAL = 1e-9  # Advantages up to this are rounding
-TURNS_SHOWN = 8  # Turns whose rewards are figures of their own: a chart of more curves is hard to read
+TURNS_SHOWN = 8  # Turns with a reward figure of their own: a chart of more curves is hard to read
 
 
 def turn_advantages(returns: Sequence[Sequence[float]]) -> list[list[float]] | None:
     """(R - mean) / (std + eps) of the returns of a group, by rollout and turn. None if all are 0.
 
-    GRPO, arXiv 2402.03300, section 4.1.2. The std is the population's, of all returns of the group. The mean is that
-    of the turns with the same number: with all of them one would learn which turn it is. A turn that no other rollout
-    has is compared with all. With one turn each this is GRPO's.
+    GRPO, arXiv 2402.03300, section 4.1.2. The std is the population's, over all returns of the group. The mean is over
+    the turns with the same number, since returns depend on how many turns are left. A turn that no other rollout has is
+    compared with the mean of all. With one turn each this is GRPO.
     """
     every = [value for own in returns for value in own]
     peers = [
@@ -41,8 +41,8 @@ def turn_advantages(returns: Sequence[Sequence[float]]) -> list[list[float]] | N
 
 
 def overlong_punishment(tokens: int, *, longest: int) -> float:
-    """Soft overlong punishment of a completion of `tokens`, which falls over the last fifth from 0 to -1 at `longest`
-    (DAPO, arXiv 2503.14476, equation 13)."""
+    """Soft overlong punishment of a completion with this number of `tokens`: it falls from 0 to -1 over the last fifth
+    before `longest` (DAPO, arXiv 2503.14476, equation 13)."""
     margin = longest // 5
     if tokens <= longest - margin:
         return 0.0
@@ -50,13 +50,13 @@ def overlong_punishment(tokens: int, *, longest: int) -> float:
 
 
 def shaped_reward(rollout: TrainRollout, config: TrainerConfig, seat: int = 0) -> float:
-    """What the advantages of a player are made of. The first one's reward is the rollout's."""
+    """The reward from which the advantages of player `seat` are computed. The first player's is the rollout's."""
     turns = turns_of(rollout, seat)
     reward = rollout.reward if seat == 0 else sum(turn.reward for turn in turns)
     if config.overlong != "punish":
         return reward
     if rollout.turns:
-        # What an environment says counts in an episode's limit, so drawn tokens say nothing of how near it came.
+        # An environment's tokens count in an episode's limit, so drawn tokens do not tell how near the limit is.
         return reward - float(rollout.truncated)
     return reward + overlong_punishment(rollout.length, longest=config.longest_completion)
 
@@ -68,12 +68,12 @@ def turns_of(rollout: TrainRollout, seat: int) -> tuple[Turn, ...]:
 
 
 def returns_of(rollout: TrainRollout, config: TrainerConfig, seat: int) -> list[float]:
-    """The shaped reward of a player, or of each of its turns the sum of the rewards from there on, each worth
-    `turn_discount` of one a turn earlier. Of an episode without a turn of this player: nothing."""
+    """The returns of a player: its shaped reward, or, with credit by turn, the discounted sum of rewards from each of
+    its turns on, where each turn later counts `turn_discount` times as much. Empty if the player had no turn."""
     turns, shaped = turns_of(rollout, seat), shaped_reward(rollout, config, seat)
     if config.credit == "episode" or len(turns) < 2:
         return [shaped] if turns else []
-    # What no turn was given falls to the last one: a punishment.
+    # The part of the shaped reward that belongs to no turn, a punishment, goes to the last one.
     found, to_go, rest = list[float](), 0.0, shaped - sum(turn.reward for turn in turns)
     for turn in reversed(turns):
         to_go, rest = turn.reward + rest + config.turn_discount * to_go, 0.0
@@ -82,10 +82,10 @@ def returns_of(rollout: TrainRollout, config: TrainerConfig, seat: int) -> list[
 
 
 def taught(group: TrainGroup, config: TrainerConfig) -> Iterator[tuple[TrainRollout, int, list[float]]]:
-    """Yield what the group teaches, player by player: rollout, player and advantages. Nothing of a player for whom all
-    went the same way."""
+    """Yield what to train on, player by player: rollout, player and advantages. A player whose advantages are all 0 is
+    left out."""
     rollouts = [one for one in group.rollouts if not (config.overlong == "mask" and one.truncated)]
-    # A masked rollout is not in the mean either: a reward that says nothing should not move the others' advantages.
+    # A masked rollout is not in the mean either: its reward means nothing, so it must not move the others' advantages.
     for seat in range(max((len(rollout.seats) for rollout in rollouts), default=0) or 1):
         advantages = turn_advantages([returns_of(rollout, config, seat) for rollout in rollouts])
         for rollout, own in zip(rollouts, advantages or (), strict=advantages is not None):
@@ -94,7 +94,7 @@ def taught(group: TrainGroup, config: TrainerConfig) -> Iterator[tuple[TrainRoll
 
 
 def has_variance(group: TrainGroup, config: TrainerConfig) -> bool:
-    """False if the group teaches nothing: it is left out of the step."""
+    """False if all advantages of the group are 0: it is left out of the step."""
     return next(taught(group, config), None) is not None
 
 
@@ -104,7 +104,7 @@ def rows_of(groups: Sequence[TrainGroup], config: TrainerConfig) -> list[Row]:
 
 
 def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advantages: Sequence[float] = (0.0,)) -> Row:
-    """What player `seat` read and said up to its last word, with an advantage for each of its turns, or one for all."""
+    """What player `seat` read and drew up to its last turn, with an advantage for each of its turns, or one for all."""
     turns = turns_of(rollout, seat)
     prompt, begin = (prompt, 0) if seat == 0 else ((), rollout.seats[seat])
     offset = len(prompt) - begin
@@ -127,7 +127,7 @@ def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advant
 
 
 def reward_figures(groups: Sequence[TrainGroup], config: TrainerConfig) -> dict[str, float]:
-    """The batch's figures that need no model, by TRL's names. `reward` is the task's, whatever shapes it."""
+    """The figures of a batch that need no model, by TRL's names. `reward` is the task's, before any shaping."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = torch.tensor([[rollout.reward for rollout in group.rollouts] for group in groups])
     ages = [rollout.staleness for rollout in rollouts]
@@ -146,7 +146,7 @@ def reward_figures(groups: Sequence[TrainGroup], config: TrainerConfig) -> dict[
 
 
 def _length_figures(rollouts: Sequence[TrainRollout]) -> dict[str, float]:
-    """In drawn tokens. `terminated` are those that ended by themselves; 0 if none did."""
+    """Lengths in drawn tokens. `terminated` rollouts did not reach a limit; their mean is 0 if there are none."""
     lengths = [rollout.drawn for rollout in rollouts]
     terminated = [rollout.drawn for rollout in rollouts if not rollout.truncated]
     return {
@@ -159,7 +159,7 @@ def _length_figures(rollouts: Sequence[TrainRollout]) -> dict[str, float]:
 
 
 def _episode_figures(episodes: Sequence[TrainRollout]) -> dict[str, float]:
-    """Turns are those of all players, rewards of turns the first player's."""
+    """Turns are counted over all players; rewards of turns are the first player's."""
     if not episodes:
         return {}
     turns, drawn = sum(len(one.turns) for one in episodes), sum(one.drawn for one in episodes)

@@ -1,10 +1,10 @@
 """Rows of prompt and completion, and the micro-batches that one forward pass takes.
 
-Padded: each row is a line of the micro-batch, filled on the right to the longest; attention is causal, so no token sees
-the filling and no mask is needed. Shared: several rows are one such line, in which what they begin with is there once,
-a prompt or part of one or equal answers, and a mask keeps apart what differs. Packed: all rows are in one line, with
-positions that begin at 0 in each; attention must keep the rows apart by itself. `Policy.settle` checks that the model
-does either.
+Padded: each row is a line of the micro-batch, padded on the right to the longest. Attention is causal, so no token sees
+the padding and no mask is needed. Shared: several rows form one line, in which the tokens that they have in common at
+the beginning (a prompt, part of one, or equal answers) are stored once, and a mask separates the rest. Packed: all rows
+are in one line, and positions begin at 0 in each; the attention kernel must separate the rows by itself.
+`Policy.settle` checks that the model can do this.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from swarm.models.lines import Line, attention, lay, lines_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One rollout, or what one player of an episode reads and says; on the CPU. token_ids: [prompt + completion].
+    """One rollout, or what one player of an episode reads and draws; on the CPU. token_ids: [prompt + completion].
 
-    `drawn` are the places in it of the tokens that count, in order: none of an environment's. None are all after the
-    prompt. behaviour, mask, proximal, reference, and an advantage that is not the same for all: [drawn]. `proximal` and
-    `reference` are log-probs of the policy at the start of the step, and of the model that the run began with; None
-    where the objective asks for none. `samplers` are the nodes that claim `behaviour`, and `drawn_by` says which one
-    does so of each token; None is the first.
+    `drawn` are the indices of the tokens that count, in order, so none of an environment's; None: all after the prompt.
+    behaviour, mask, proximal, reference, and the advantage if it is not the same for all tokens: [drawn]. `proximal`
+    and `reference` are log-probs of the policy at the start of the step and of the model that the run began with, None
+    if the objective needs none. `samplers` are the nodes that claim `behaviour`, and `drawn_by` is the index among them
+    for each token; None: the first.
     """
 
     token_ids: torch.Tensor
@@ -49,20 +49,20 @@ class Row:
 
     @property
     def inputs(self) -> torch.Tensor:
-        """The tokens that a model has to read: those before the last one that counts."""
+        """The tokens that the model reads: all before the last one that counts."""
         return self.token_ids[: int(self.places[-1])] if len(self.places) else self.token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What one forward pass takes, and what the objective needs of every drawn token, in order.
+    """The input of one forward pass, and what the objective needs for every drawn token, in order.
 
-    token_ids, positions: [lines, width]; positions are None where each line holds one row. `attention`, boolean [lines,
-    1, width, width], says which tokens (third) see which (last); None is all up to themselves. `places` are flat
-    indices into [lines * width] of the positions that predict the drawn tokens; places, targets and all after them:
-    [tokens].
-    `counts` are the drawn tokens of each row, and `numbers` say which rows they are. `voices` number the samplers of
-    one row after those of another, `voices_of` says how many each row has.
+    token_ids, positions: [lines, width]; positions are None if each line is one row. `attention`, boolean [lines, 1,
+    width, width]: which tokens (third dimension) see which (last); None: all up to themselves. `places` are flat
+    indices into [lines * width] of the positions that predict the drawn tokens; places, targets and all fields up to
+    `voices`: [tokens]. `counts` is the number of drawn tokens of each row, and `numbers` are the indices of these rows.
+    A voice is one sampler in one row: `voices` has the voice of each token, `voices_of` the number of voices in each
+    row.
     """
 
     token_ids: torch.Tensor
@@ -82,12 +82,12 @@ class MicroBatch:
     numbers: tuple[int, ...]
 
     def by_row(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
-        """`values`, [tokens], by the number of the row."""
+        """Split `values`, [tokens], by row."""
         return dict(zip(self.numbers, values.split(self.counts), strict=True))
 
 
 def without_weight(row: Row) -> Row:
-    """A row as long as `row` that changes no gradient and no figure, whatever it holds."""
+    """A row as long as `row` that changes no gradient and no figure."""
     zeros = torch.zeros_like(row.behaviour)
     proximal, reference = (None if former is None else zeros for former in (row.proximal, row.reference))
     mask = torch.zeros_like(row.mask)
@@ -95,14 +95,14 @@ def without_weight(row: Row) -> Row:
 
 
 def by_prompt(rows: Sequence[Row]) -> list[list[int]]:
-    """The places of rows that follow one another and have the same prompt, in order."""
+    """The indices of consecutive rows with the same prompt, in order."""
     keys = [row.token_ids[: row.prompt_tokens].numpy().tobytes() for row in rows]
     return [list(places) for _, places in groupby(range(len(rows)), keys.__getitem__)]
 
 
 def micro_batches(rows: Sequence[Row], config: TrainerConfig, device: torch.device) -> list[MicroBatch]:
-    """Cut `rows` so that a forward pass takes at most `config.tokens_per_micro_batch` tokens, filling included; None is
-    no limit. A longer row is a micro-batch of its own."""
+    """Divide `rows` so that a forward pass takes at most `config.tokens_per_micro_batch` tokens, including padding;
+    None is no limit. A longer row is a micro-batch of its own."""
     if not rows:
         return []
     packed, budget = bool(config.packing), config.tokens_per_micro_batch
@@ -117,7 +117,7 @@ def micro_batches(rows: Sequence[Row], config: TrainerConfig, device: torch.devi
 
 
 def _cut(lines: Sequence[Line], budget: int, *, packed: bool) -> list[list[Line]]:
-    """Take the longest lines first: the largest micro-batch, and with it the peak of memory, comes first."""
+    """Take the longest lines first, so that the largest micro-batch, and with it the peak of memory, comes first."""
     parts: list[list[Line]] = []
     left = 0
     for line in sorted(lines, key=lambda line: -line.width):
@@ -164,12 +164,12 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
 
 
 def _each(value: float | torch.Tensor | None, count: int) -> torch.Tensor:
-    """The value of each token; None is the number 0."""
+    """The value for each token; None is the index 0."""
     if isinstance(value, torch.Tensor):
         return value
     return torch.zeros(count, dtype=torch.long) if value is None else torch.full((count,), value)
 
 
 def _flat(parts: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor | None:
-    there = [part for part in parts if part is not None]
-    return torch.cat(there).to(device) if len(there) == len(parts) else None
+    given = [part for part in parts if part is not None]
+    return torch.cat(given).to(device) if len(given) == len(parts) else None

@@ -1,12 +1,13 @@
-"""The first line of the audit: a rollout whose claimed log-probs are far from the learner's own is not trained on.
+"""The first line of the audit: a rollout whose claimed log-probs are far from the learner's own is withheld from
+training.
 
-Samplers say how likely each token was when they drew it, and every ratio of an objective rests on that. The pass that
-training makes anyway gives the same log-probs under the present weights. The distance of a rollout is the mean of
-|claimed - present| over its tokens, in nats: three at most of each token, and over eight if it has fewer. It grows with
-the rollout's age, so it is judged by what is usual at that age: the median over samplers of each one's median, which no
-minority of them moves.
+Samplers claim how likely each token was when they drew it, and every ratio in an objective depends on that. The forward
+pass of training gives the log-probs under the present weights. The distance of a rollout is the mean over its tokens of
+|claimed - present|, in nats. A token counts for at most three, and the sum is divided by at least eight tokens. The
+distance grows with the rollout's age, so it is compared with the usual one at that age: the median over samplers of
+each one's median, which no minority of samplers can move.
 
-Everything follows from the steps alone, so a replay withholds the same, and so do ranks that are given the same claims.
+Everything is computed from the steps alone, so a replay withholds the same rollouts, and so do all ranks.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from statistics import median_low
 
 from swarm.learner.messages import ClaimState
 
-TOKEN_DISTANCE = 3.0  # Nats, the most of one token: within S steps a policy may give one up altogether
-MIN_TOKENS = 8  # An honest answer of one token or two can move by 1.5 nats a token in two steps
+TOKEN_DISTANCE = 3.0  # Nats, for one token at most: within S steps a policy may stop drawing a token altogether
+MIN_TOKENS = 8  # An honest answer of one or two tokens can move by 1.5 nats a token in two steps
 MIN_LIMIT = 1.5
-"""Nats. In honest runs of the copy task, with 6 tokens and up to 6 steps of age, the furthest rollouts were at 1.4 of
-their own tokens, 1.05 here. Claims that are all off by 2.2 nats stop a run from learning: on 6 tokens, 1.65."""
+"""Nats. In honest runs of the copy task, with 6 tokens and ages of up to 6 steps, the largest mean was 1.4, which is a
+distance of 1.05. If all claims are off by 2.2 nats, which on 6 tokens is a distance of 1.65, a run does not learn."""
 
-TIMES_USUAL = 6.0  # The same runs: where the median is above 0.2 nats the furthest rollouts are at 4.6 times it
-USUAL_WEIGHT = 0.2  # Of the last step in what is usual: a memory of five steps
+TIMES_USUAL = 6.0  # In the same runs, where the median is above 0.2 nats, the largest distance is 4.6 times that
+USUAL_WEIGHT = 0.2  # Of the newest step in the usual distance: a memory of five steps
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The distance of one rollout, and how far it is from the learner's log-probs at equal weights: `nats` over all its
-    `tokens` that were drawn with these weights."""
+    """The distance of what one sampler drew of a rollout. `nats` is the summed divergence from the learner's log-probs
+    over the `tokens` that were drawn with weights equal to the learner's."""
 
     sampler: str
     staleness: int
@@ -42,22 +43,22 @@ class Claim:
 
 
 class Claims:
-    """With `min_limit` infinite nothing is withheld."""
+    """Decides which claims are withheld; none if `min_limit` is infinite."""
 
     def __init__(self, min_limit: float = MIN_LIMIT) -> None:
         self.state = ClaimState()
         self._min_limit = min_limit
 
     def limit(self, staleness: int) -> float:
-        """Return the largest distance that is believed of a rollout of this age. Where nothing is known of that age,
-        the nearest one counts."""
+        """Return the largest distance at which a rollout of this age is trained on. If nothing is known about that age,
+        the nearest known age counts."""
         if not self.state.usual:
             return self._min_limit
         _, usual = min(self.state.usual, key=lambda known: abs(known[0] - staleness))
         return max(self._min_limit, TIMES_USUAL * usual)
 
     def stepped(self, claims: Sequence[Claim]) -> Counter[str]:
-        """Take note of all that one learner step read; return how many rollouts of each sampler were withheld."""
+        """Update the usual distances after a learner step; return how many rollouts of each sampler were withheld."""
         withheld = Counter(one.sampler for one in claims if one.distance > self.limit(one.staleness))
         known, seen = dict(self.state.usual), _usual(claims)
         for staleness, usual in seen.items():
@@ -68,7 +69,7 @@ class Claims:
 
 
 def _usual(claims: Sequence[Claim]) -> dict[int, float]:
-    """By staleness. Weights that are no numbers any more say nothing of samplers."""
+    """The usual distance by staleness. A distance of NaN is left out: then the learner's weights are broken."""
     by_age: defaultdict[int, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in claims:
         if math.isfinite(one.distance):

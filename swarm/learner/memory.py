@@ -1,7 +1,7 @@
-"""Whether a learner step fits into the memory of the device, said before the first step.
+"""Predicts before the first step whether a learner step fits into the memory of the device.
 
-benchmarks/learner.py compares the sum of `step_bytes` with the measured peak. `choose` settles what the user left open.
-Only the functions under `reading` look at a model or at the machine.
+benchmarks/learner.py compares the sum of `step_bytes` with the measured peak. `choose` decides the settings that the
+user left open. Only the functions under `reading` look at a model or at the machine.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from swarm.models.memory import Shape, activation_bytes, size, weights_bytes, wi
 from swarm.types import BasePrecision, OptimizerStates
 
 MOMENT_BYTES: dict[OptimizerStates, float] = {"float32": 8, "8bit": 2 + 2 * 4 / BLOCK, "host": 8}
-"""Of a parameter, both moments; in 8 bits with their scales. A checkpoint's copy takes as much and 4 for the weight,
-and the bf16 model that is written beside it 2."""
+"""Bytes of both moments of a parameter; in 8 bits, including their scales. The copy for a checkpoint takes as much
+again, 4 for the weight, and 2 for the bf16 model that is written with it."""
 
-STREAMED_BYTES = 4 * PIECE_BYTES  # On the device of moments that are on the host: two pieces of each
-TOKENS_PER_MICRO_BATCH = 16_384  # Of one forward pass of a large model; more does not make a GPU faster
+STREAMED_BYTES = 4 * PIECE_BYTES  # On the device, of moments that are on the host: two pieces of each moment
+TOKENS_PER_MICRO_BATCH = 16_384  # In one forward pass of a large model; more does not make a GPU faster
 
 MIN_TOKENS = {False: 4096, True: 1024}
-"""The fewest tokens that are chosen, without and with activation checkpointing: below 4096 a GPU loses more by small
-matrices than by computing layers twice; below 1024 halving gains nothing."""
+"""Fewest tokens that `choose` tries, without and with activation checkpointing: below 4096, small matrices cost a GPU
+more time than computing layers twice; below 1024, halving gains nothing."""
 
-MASK_BYTES = 5  # Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores
-FREE_SHARE = 0.92  # Of the free memory; the rest is for fragments and for what kernels use while they run
-WHOLE_GRADIENT_BYTES = 2 << 30  # Up to here each rank keeps the whole gradient; a larger one would take what FSDP saved
+MASK_BYTES = 5  # For each pair of tokens: the boolean mask, and the float32 mask that the kernel adds to its scores
+FREE_SHARE = 0.92  # Of the free memory; the rest is for fragmentation and temporary buffers of kernels
+WHOLE_GRADIENT_BYTES = 2 << 30  # Up to this size each rank keeps the whole gradient; above, FSDP would save nothing
 DESCRIBED = {"float32": "", "8bit": ", and AdamW in 8 bits", "host": ", and AdamW's moments on the host"}
 CHANGES = (
     "fewer --tokens-per-micro-batch, activation_checkpointing = true, packing = false, "
     'optimizer_states = "8bit" or "host", kl_weight = 0, fewer --max-new-tokens or max_prompt_tokens, '
     "--adapter 8 (with --base-precision nf4), more --trainer-ranks, or a smaller model"
 )
-"""What a user may change where memory is short, the cheapest first."""
+"""Advice for users who are short of memory, the cheapest change first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How a step is computed. `tokens` are those of the widest micro-batch; `ranks` share weights, gradients and
-    moments. `has_dense_mask`: rows are packed and the attention kernel is given a mask. `on_host`: the device's memory
-    is the host's, so what a checkpoint takes is in it. `states` is where moments are."""
+    """How a step is computed. `tokens` are those of the largest micro-batch; `ranks` share weights, gradients and
+    moments. `has_dense_mask`: rows are packed and the attention kernel needs a mask. `on_host`: the device uses the
+    host's memory, so a checkpoint's copy takes some of it too. `states` is how moments are kept."""
 
     tokens: int
     activation_checkpointing: bool
@@ -63,7 +63,7 @@ class Setting:
 
 
 def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
-    """Most bytes that one rank needs beside the weights that are loaded already, by what they are for."""
+    """Peak bytes that one rank needs in addition to the loaded weights, by purpose."""
     held, trained = shape.parameters // setting.ranks, shape.trained // setting.ranks
     found = {
         "gradients and AdamW": _trained_bytes(shape, setting),
@@ -81,23 +81,23 @@ def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
 
 
 def _checkpoint_bytes(setting: Setting) -> float:
-    """Of a parameter. One rank on a CPU copies nothing."""
+    """Bytes for each parameter. A single rank on a CPU copies nothing."""
     return 2 if setting.on_host and setting.ranks == 1 else 6 + MOMENT_BYTES[setting.states]
 
 
 def _trained_bytes(shape: Shape, setting: Setting) -> int:
-    """And of AdamW's moments, as far as they are on the device."""
+    """Bytes on the device for gradients and for AdamW's moments."""
     trained, states = shape.trained // setting.ranks, setting.states
     if states == "host" and not setting.on_host:
         return 4 * trained + STREAMED_BYTES
-    # Rows that are no multiple of a block stay float32, as half of an adapter's matrices do.
+    # Moments stay in float32 where a row is not a multiple of a block, as in half of an adapter's matrices.
     is_rounded = shape.hidden % BLOCK == 0 and shape.trained == shape.parameters
     return int((4 + MOMENT_BYTES[states if is_rounded else "float32"]) * trained)
 
 
 def kept_on_host(shape: Shape, setting: Setting) -> int:
-    """Most bytes of host memory that all ranks need, if that is not the device's: for checkpoints, which rank 0 writes,
-    and for moments."""
+    """Peak bytes of host memory that all ranks need for checkpoints, which rank 0 writes, and for moments; 0 if the
+    device uses the host's memory."""
     if setting.on_host:
         return 0
     copied, own = _checkpoint_bytes(setting), MOMENT_BYTES["host"] if setting.states == "host" else 0
@@ -105,9 +105,10 @@ def kept_on_host(shape: Shape, setting: Setting) -> int:
 
 
 def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
-    """One rank has a bf16 copy of all trained weights under autocast; with checkpointing of the layer that it computes,
-    with its gradient, and of the head. Each of several gathers two layers at a time, beside the buffers that they come
-    in; their gradients take as much again. Weights outside of layers are gathered once a pass."""
+    """Under autocast a single rank has a bf16 copy of all trained weights; with activation checkpointing only of the
+    head and of the layer that it computes, with its gradient. Each of several ranks gathers two layers at a time, and
+    has the buffers in which they arrive; their gradients take as much again. Weights outside of layers are gathered
+    once a pass."""
     if setting.ranks == 1:
         at_once = min(shape.trained, 2 * shape.layer_parameters + shape.other_parameters)
         return 2 * (at_once if setting.activation_checkpointing else shape.trained) if setting.half else 0
@@ -116,14 +117,14 @@ def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
 
 
 def whole_gradient_bytes(parameters: int) -> int:
-    """Of a rank that keeps its whole gradient through a minibatch; 0 if it does not."""
+    """Bytes of the whole gradient, if a rank keeps it through a minibatch; else 0."""
     return 4 * parameters if 4 * parameters <= WHOLE_GRADIENT_BYTES else 0
 
 
 def logit_bytes(shape: Shape, setting: Setting) -> int:
-    """Of one chunk the log-softmax and its product with the probabilities, in bf16 beside the logits; of all tokens at
-    once the gradient too. And the float32 gradient of the head, with that of embeddings that are tied to it, unless it
-    is frozen."""
+    """Bytes for the log-softmax of one chunk and its product with the probabilities, and in bf16 also the logits;
+    without chunks, for those of all tokens and their gradient. Also the float32 gradient of the head and of embeddings
+    tied to it, unless it is frozen."""
     whole = 4 * setting.tokens * shape.vocab_size
     chunk = min(whole, CHUNK_BYTES)
     added = 8 * shape.vocab_size * shape.hidden if shape.trained == shape.parameters else 0
@@ -133,10 +134,10 @@ def logit_bytes(shape: Shape, setting: Setting) -> int:
 def choose(
     shape: Shape, setting: Setting, config: TrainerConfig, free_bytes: int, *, longest: int, may_checkpoint: bool = True
 ) -> TrainerConfig:
-    """Settle the tokens of a micro-batch and activation checkpointing in `config`, so that a step fits.
+    """Choose the tokens of a micro-batch and activation checkpointing in `config`, so that a step fits.
 
-    Tries TOKENS_PER_MICRO_BATCH and its halves without checkpointing, then with it. What the user has set stays.
-    `longest` are the tokens of the longest row, which is never cut; `tokens` and `activation_checkpointing` of
+    Tries TOKENS_PER_MICRO_BATCH and its halves without checkpointing, then with it. Settings of the user stay.
+    `longest` is the length of the longest row, which is never cut; `tokens` and `activation_checkpointing` of
     `setting` are not read. UserError, in one line, if nothing fits.
     """
     recompute, wanted = config.activation_checkpointing, config.tokens_per_micro_batch
@@ -163,20 +164,20 @@ def _too_little(shape: Shape, setting: Setting, free_bytes: int, longest: int) -
 
 
 def fits(shape: Shape, setting: Setting, free_bytes: int) -> bool:
-    """`free_bytes` are beside the weights that are loaded."""
+    """Whether a step fits into the `free_bytes` that the loaded weights leave."""
     return sum(step_bytes(shape, setting).values()) <= free_bytes * FREE_SHARE
 
 
 def check_weights(shape: Shape, config: TrainerConfig, device: torch.device, free: tuple[int, int], ranks: int) -> None:
-    """UserError if weights, gradients and moments alone do not fit, or the host has no room for what is kept there.
-    `free` are bytes of the device and of the host. Called before anything is loaded."""
+    """UserError if weights, gradients and moments alone do not fit into the device, or checkpoints and moments into the
+    host. `free` are bytes of the device and of the host. Called before the model is loaded."""
     setting, frozen = _least(config, device, ranks), shape.parameters - shape.trained
     weights = weights_bytes(shape, "bfloat16" if setting.half else "float32", "nf4") // ranks
     needed, host_needed = weights + _trained_bytes(shape, setting), kept_on_host(shape, setting)
     if needed > free[0]:
-        beside = f" and hold {frozen:,} frozen ones" if frozen else ""
+        others = f" and hold {frozen:,} frozen ones" if frozen else ""
         raise UserError(
-            f"too little memory on {device}: to train {shape.trained:,} parameters{beside} takes {size(needed)} for "
+            f"too little memory on {device}: to train {shape.trained:,} parameters{others} takes {size(needed)} for "
             f"weights, gradients and AdamW alone, and {size(free[0])} are free; change: {CHANGES}"
         )
     if host_needed > free[1]:
@@ -187,7 +188,7 @@ def check_weights(shape: Shape, config: TrainerConfig, device: torch.device, fre
 
 
 def _least(config: TrainerConfig, device: torch.device, ranks: int) -> Setting:
-    """What takes the least memory under `config`, of any model."""
+    """The setting that takes the least memory under `config`, for any model."""
     return Setting(
         tokens=MIN_TOKENS[True],
         activation_checkpointing=True,
@@ -218,8 +219,8 @@ def described(config: TrainerConfig, device: torch.device) -> str:
 def fit(
     policy: Policy, config: TrainerConfig, device: torch.device, free: int, ranks: int, longest: int, kl: bool
 ) -> TrainerConfig:
-    """`choose` for a model that is loaded. `free` are bytes of the device, of all ranks the least: they must choose
-    alike."""
+    """`choose` for a loaded model. `free` is the smallest number of free bytes on any rank's device, so that all ranks
+    choose alike."""
     model = policy.module.model
     setting = replace(
         _least(config, device, ranks),
@@ -232,8 +233,8 @@ def fit(
 
 
 def read_shape(name: str, rank: int | None = None, base: BasePrecision = "bf16") -> Shape | None:
-    """Of a directory or a Hugging Face id, with an adapter of this rank or all trained, from its configuration alone;
-    None if that does not tell (loading it says why)."""
+    """The shape of a model from a directory or a Hugging Face id, with an adapter of this rank or trained in full, read
+    from its configuration alone. None if that fails; loading the model then reports why."""
     try:
         found = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
@@ -248,7 +249,8 @@ def read_shape(name: str, rank: int | None = None, base: BasePrecision = "bf16")
 
 
 def shape_of(model: Any) -> Shape:
-    """Of a causal language model; widths that its configuration does not name are guessed on the high side."""
+    """The shape of a causal language model. Widths that its configuration does not name are guessed on the high
+    side."""
     config = model.config.get_text_config()
     found = widths(lambda *names: stated(config, *names) or 0, model.get_output_embeddings().weight.shape[1])
     layers = layers_of(model)
@@ -266,7 +268,7 @@ def shape_of(model: Any) -> Shape:
 
 
 def read_free_bytes(device: torch.device, *, ranks: int) -> int:
-    """What one rank may still take: of the GPU, which is its own; of the host's memory, an equal share."""
+    """Bytes that one rank may still use: of its own GPU all that is free, of the host's memory an equal share."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""Commands to the trainer's process and its answers. Both ends are ours; weights cross through files."""
+"""Commands to the trainer's process, and its answers. Weights are not in them but in files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MODEL, STAGING = "model", "staging.bin"  # In the run directory: the model's sma
 
 
 class TrainerConfig(LeadConfig):
-    """The settings of the run, with what the trainer knows besides. `longest_completion` is the token limit of a
-    rollout, which follows from the task. `shares_beyond`: rows share their prompt, and a token's way through a layer's
-    matrices costs as much as its attention to that many others; 0 where they do not. The trainer settles that, and what
-    is None of `packing`, `activation_checkpointing` and `tokens_per_micro_batch`."""
+    """The settings of the run, and two values that the trainer needs besides. `longest_completion` is the token limit
+    of a rollout, which follows from the task. `shares_beyond`: 0 if rows do not share their prompt; else the number of
+    tokens to which attention costs as much as a token's way through the matrices of a layer. The trainer chooses that,
+    and, where they are None, `packing`, `activation_checkpointing` and `tokens_per_micro_batch`."""
 
     longest_completion: int = 0
     shares_beyond: int = 0
@@ -26,13 +26,13 @@ class TrainerConfig(LeadConfig):
 AlarmKind = Literal[
     "mismatch_kl", "entropy", "gradient_spike", "not_finite", "no_variance", "reward_floor", "reward_failed"
 ]
-"""The last three are the node's own (lead/signal.py)."""
+"""The last three are raised by the node (lead/signal.py)."""
 
 Reaction = Literal["none", "skip", "lower", "stop"]
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """Something is wrong with a learner step, and what was done about it. `text` is for people."""
+    """A fault in a learner step, and the reaction to it. `text` is for people."""
 
     kind: AlarmKind
     reaction: Reaction
@@ -42,9 +42,9 @@ class Alarm(msgspec.Struct, frozen=True):
 
 
 class AlarmState(msgspec.Struct, frozen=True):
-    """What alarms remember from one learner step to the next, and over checkpoints. `norms` are the last gradient norms
-    before clipping; `first` and `recent` are (entropy, reward, spread of the reward within groups) of the first and the
-    last steps that were trained on. Counts are of learner steps in a row."""
+    """The state of the alarms, which is kept in checkpoints. `norms` are the last gradient norms before clipping;
+    `first` and `recent` are (entropy, reward, spread of the reward within groups) of the first and the last steps that
+    were trained on. Counts are of learner steps in a row."""
 
     learning_rate_scale: float = 1.0
     norms: tuple[float, ...] = ()
@@ -57,7 +57,7 @@ class AlarmState(msgspec.Struct, frozen=True):
 
 
 class ClaimState(msgspec.Struct, frozen=True):
-    """What learner/claims.py remembers likewise. `usual` are (staleness, usual distance in nats)."""
+    """The state of learner/claims.py, also kept in checkpoints. `usual` are (staleness, usual distance in nats)."""
 
     usual: tuple[tuple[int, float], ...] = ()
 
@@ -71,8 +71,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The model is ready. Of its `parameters`, `trained` change. `step` and `lineage` are those of the checkpoint that
-    it goes on from; `weights` is a digest of what it began with, in hex; `notes` are for people."""
+    """The model is ready. `trained` of its `parameters` change. `step` and `lineage` are those of the checkpoint that
+    the run goes on from; `weights` is the digest of the weights that it began with, in hex; `notes` are for people."""
 
     layout: Layout
     parameters: int
@@ -88,8 +88,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class TrainRollout(msgspec.Struct, frozen=True):
-    """One rollout as the trainer sees it. `staleness` is in learner steps; arrays as in types.Rollout. `truncated`: it
-    ended at the token limit. `turns` and `seats` are an episode's, as there."""
+    """One rollout as the trainer reads it. `staleness` is in learner steps; arrays, `turns` and `seats` are as in
+    types.Rollout. `truncated`: it ended at the token limit."""
 
     token_ids: bytes
     logprobs: bytes
@@ -102,12 +102,12 @@ class TrainRollout(msgspec.Struct, frozen=True):
 
     @property
     def length(self) -> int:
-        """Completion tokens, an environment's included."""
+        """The number of completion tokens, including an environment's."""
         return len(self.token_ids) // 4
 
     @property
     def drawn(self) -> int:
-        """Tokens that samplers drew."""
+        """The number of tokens that samplers drew."""
         return sum(turn.end - turn.start for turn in self.turns) if self.turns else self.length
 
 
@@ -117,8 +117,8 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Take one learner step on these groups. `lineage` is the digest of all batches up to and with this one. The peak
-    of the learning rate is `learning_rate`, or that of the configuration if it is None."""
+    """Take one learner step on these groups. `lineage` is the digest of all batches up to this one. `learning_rate`
+    replaces the configured peak of the learning rate."""
 
     step: int
     groups: tuple[TrainGroup, ...]
@@ -126,23 +126,29 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     learning_rate: float | None = None
 
 
+class Saved(msgspec.Struct, frozen=True):
+    """The newest step whose checkpoint this process has written, and why the last save failed, or ""."""
+
+    step: int | None = None
+    fault: str = ""
+
+
 class Trained(msgspec.Struct, frozen=True):
-    """Figures of the step, by TRL's names where TRL has one. `saved_step` and `save_fault` as in Saved; a fault is told
-    once, here or there. An alarm whose reaction is "stop" asks the node to end the run. `withheld`: of each sampler,
-    how many rollouts, or what it drew of them, were not trained on because of their claims. `mismatches`: of each
-    sampler, the summed k3 of its tokens that were compared at equal weights, in nats, and their number."""
+    """Figures of the step, by TRL's names where TRL has one. A fault in `saved` is reported once, here or in the answer
+    to Flush. An alarm whose reaction is "stop" asks the node to end the run. `withheld`: for each
+    sampler, the number of rollouts that were not trained on because of its claims. `mismatches`: for each sampler, the
+    summed k3 of its tokens that were compared at equal weights, in nats, and their number."""
 
     metrics: dict[str, float]
     seconds: float
-    saved_step: int | None = None
-    save_fault: str = ""
+    saved: Saved = Saved()
     alarms: tuple[Alarm, ...] = ()
     withheld: dict[str, int] = {}
     mismatches: dict[str, tuple[float, float]] = {}
 
 
 class AuditRollout(msgspec.Struct, frozen=True):
-    """One rollout whose draws are replayed; arrays as in types.Rollout. Without a seed it was drawn greedily."""
+    """One rollout to draw again; arrays as in types.Rollout. Without a seed it was drawn greedily."""
 
     prompt_token_ids: tuple[int, ...]
     token_ids: bytes
@@ -160,8 +166,8 @@ class Audit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """The errors of log-probs and the margins of draws of each rollout, in nats a token (audit/auditor.py):
-    float32. Both are empty where the memory for second weights is missing. `exact`: computed in float32."""
+    """The errors of log-probs and the margins of draws of each rollout, in nats (audit/auditor.py): float32 [tokens].
+    Both are empty if there is no memory for second weights. `exact`: computed in float32."""
 
     errors: tuple[bytes, ...] = ()
     margins: tuple[bytes, ...] = ()
@@ -170,12 +176,13 @@ class Audited(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True):
-    """Write the weights as bf16, in layout order, over the staging file."""
+    """Write the weights into the staging file, as bf16 in layout order."""
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """Copy model, optimiser and generators as they are after `step` steps, and write them to `directory` meanwhile.
-    Done comes when the copy is taken, which waits for a former save. The directory appears whole or not at all."""
+    """Copy model, optimiser and generators as they are after `step` steps, and write the copy to `directory` while
+    training goes on. Done is sent when the copy is taken, after waiting for an earlier save. The directory appears
+    whole or not at all."""
 
     directory: str
     step: int
@@ -183,13 +190,6 @@ class Save(msgspec.Struct, frozen=True, tag=True):
 
 class Flush(msgspec.Struct, frozen=True, tag=True):
     """Wait until no checkpoint is being written."""
-
-
-class Saved(msgspec.Struct, frozen=True):
-    """The newest step whose checkpoint this process has brought to the disk, and why the last save failed ("")."""
-
-    step: int | None
-    fault: str
 
 
 class Done(msgspec.Struct, frozen=True):

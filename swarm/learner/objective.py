@@ -1,9 +1,9 @@
-"""What a learner step makes smaller. A new objective is one function here, under @objective, and its name in
+"""The losses that a learner step minimises. A new objective is one function here, under @objective, and its name in
 types.ObjectiveName.
 
-Every formula is in docs/learner.md as it is coded, with its source. Behaviour log-probs are claims of untrusted
-samplers, so no finite claim may make anything infinite or NaN: tokens that do not count are masked and every ratio is
-capped before exp, since an infinity times a mask of zero would be NaN.
+docs/learner.md has every formula as it is coded, with its source. Behaviour log-probs are claims of untrusted samplers,
+so no finite claim may make anything infinite or NaN: tokens that do not count are masked and every ratio is capped
+before exp, since infinity times a mask of zero would be NaN.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 
 from swarm.learner.messages import TrainerConfig
 
-REFERENCE_CAP = 10.0  # Of reference / pi, far outside any clip in use: it binds only where a gradient would run away
-# Of truncated importance sampling: the low end of what is in use, since the weights come from claims. It biases each
-# token beyond it, and each weight above it would add variance.
+REFERENCE_CAP = 10.0  # Of reference / pi, far outside any clip in use: it binds only where a gradient would explode
+# For truncated importance sampling: at the low end of common values, since the weights come from claims. A lower cap
+# biases more tokens, a higher one adds variance.
 WEIGHT_CAP = 2.0
 
-RATIO_CAP = 10.0  # Of a token's ratio, for both signs of its advantage: what one bad token may cost
+RATIO_CAP = 10.0  # Of a token's ratio, for both signs of its advantage: bounds the effect of one bad token
 
-ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0  # Outside this band of proximal / behaviour icepop drops a token, as in its paper
+ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0  # icepop drops tokens with proximal / behaviour outside of this, as in its paper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Completion tokens of a micro-batch: [tokens] each. `proximal` is there for objectives that ask for it.
-    `counts_of` says how many tokens each rollout has."""
+    """Completion tokens of a micro-batch: [tokens] each. `proximal` is set for objectives that want it. `counts_of` is
+    the number of tokens of each rollout."""
 
     logprobs: torch.Tensor
     behaviour: torch.Tensor
@@ -56,8 +56,8 @@ Formula = Callable[[Tokens, TrainerConfig], TokenLoss]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A formula, and whether it needs the log-probs of the policy at the start of the learner step: one more forward
-    pass over the batch."""
+    """A formula, and whether it needs the log-probs of the policy at the start of the learner step, which take one more
+    forward pass over the batch."""
 
     formula: Formula
     wants_proximal: bool
@@ -93,7 +93,7 @@ def grpo(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
 def gspo(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
     """-min(s A, clip(s) A), with s = min(exp(mean over the rollout's tokens of log(pi / behaviour)), RATIO_CAP).
 
-    GSPO (arXiv 2507.18071, equations 5 and 7): one ratio for a rollout, which each of its tokens has.
+    GSPO (arXiv 2507.18071, equations 5 and 7): all tokens of a rollout have the same ratio.
     """
     mean = _mean_of_rollout(tokens.logprobs - tokens.behaviour, tokens)
     ratio = mean.clamp(max=math.log(RATIO_CAP)).exp()
@@ -119,7 +119,7 @@ def icepop(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
 
     Ring-1T (arXiv 2510.18855).
     """
-    # Just beyond the band: a larger one is outside too.
+    # A cap outside of the band, so that a capped ratio is outside too.
     found = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts, cap=2 * ICEPOP_HIGH)
     inside = (found >= ICEPOP_LOW) & (found <= ICEPOP_HIGH)
     weight = torch.where(inside, found, 0.0)
@@ -140,7 +140,8 @@ def cispo(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
 
 @objective()
 def tis(tokens: Tokens, config: TrainerConfig) -> TokenLoss:
-    """-w A log pi, with w = min(pi / behaviour, WEIGHT_CAP) held constant: importance sampling, truncated, no clip.
+    """-w A log pi, with w = min(pi / behaviour, WEIGHT_CAP) held constant: truncated importance sampling without a
+    clip.
 
     As AIPO in LlamaRL (arXiv 2505.24034).
     """
@@ -160,8 +161,8 @@ def kl_to_reference(logprobs: torch.Tensor, reference: torch.Tensor, mask: torch
 
 
 def token_weights(counts: Sequence[int], config: TrainerConfig, *, tokens: float, rollouts: float) -> list[float]:
-    """Return what a token of each rollout counts for in the loss of a minibatch of so many `tokens` and `rollouts`;
-    `counts` are the tokens of some of its rollouts.
+    """Return the weight of a token of each rollout in the loss of a minibatch with this number of `tokens` and
+    `rollouts`. `counts` are the tokens of the rollouts for which weights are returned.
 
     DAPO's mean over tokens (arXiv 2503.14476, section 3.3); the mean over rollouts of their own means, as GRPO has it
     (arXiv 2402.03300, equation 3) and GSPO; or division by the longest completion (Dr. GRPO, arXiv 2503.20783, 3.2).
@@ -176,7 +177,7 @@ def token_weights(counts: Sequence[int], config: TrainerConfig, *, tokens: float
 
 
 def _mean_of_rollout(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-    """The mean over the tokens of a rollout that count, at each of its tokens; 0 where none counts."""
+    """For each token, the mean over the tokens of its rollout that count; 0 if none counts."""
     rows = torch.arange(len(tokens.counts_of), device=values.device).repeat_interleave(
         torch.tensor(tokens.counts_of, device=values.device)
     )
@@ -186,14 +187,14 @@ def _mean_of_rollout(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
 
 
 def _ratio(of: torch.Tensor, to: torch.Tensor, counts: torch.Tensor, *, cap: float) -> torch.Tensor:
-    """min(exp(of - to), cap), without a gradient beyond it; 1 where a token does not count."""
+    """min(exp(of - to), cap), without a gradient above the cap; 1 for tokens that do not count."""
     return torch.where(counts, of - to, 0.0).clamp(max=math.log(cap)).exp()
 
 
 def _clipped(
     ratio: torch.Tensor, tokens: Tokens, config: TrainerConfig
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """min(r A, clip(r) A), and on how many tokens either clip binds."""
+    """min(r A, clip(r) A), and the number of tokens on which each clip binds."""
     below, above = config.resolved_clip
     bounded = ratio.clamp(1 - below, 1 + above)
     low = (ratio < 1 - below) & (tokens.advantages < 0) & tokens.counts

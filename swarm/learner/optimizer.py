@@ -1,8 +1,10 @@
-"""AdamW, and where it keeps its two moments: in float32 or in 8 bits beside the weights, or in the host's memory.
+"""AdamW with a choice of where it keeps its two moments: in float32 or in 8 bits on the device, or in the host's
+memory.
 
-A parameter is stepped by itself, on the rows that this rank holds: all at once would take 4 bytes more of each at the
-very peak of a large model's memory. Moments on the host come to the device a piece at a time and go back; "host" gives
-the numbers of "float32", bit for bit. In 8 bits (arXiv 2110.02861, by bitsandbytes) each 256 elements share a scale.
+Parameters are stepped one by one, each on the rows that this rank holds: stepping all at once would add 4 bytes a
+parameter to the peak of memory. Moments on the host are copied to the device and back a piece at a time; "host" gives
+the same numbers as "float32", bit for bit. In 8 bits (arXiv 2110.02861, by bitsandbytes) every 256 elements share a
+scale.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from swarm.types import OptimizerStates
 BETAS, EPSILON = (0.9, 0.95), 1e-8
 RULES: dict[str, Any] = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": EPSILON, "amsgrad": False, "maximize": False}
 MOMENTS, SCALES = ("exp_avg", "exp_avg_sq"), ("exp_avg_scale", "exp_avg_sq_scale")
-BLOCK = 256  # Elements that share a scale: what the kernels of bitsandbytes are built for
+BLOCK = 256  # Elements that share a scale: the kernels of bitsandbytes are built for it
 MIN_QUANTIZED = 4096  # Elements; bitsandbytes keeps smaller tensors in float32 too: norms and biases
 _bitsandbytes = partial(import_module, "bitsandbytes.functional")  # Imported when used: it is large, and an extra
-PIECE_BYTES = 64 << 20  # Of a moment on the host; a piece takes 2.5 ms of a bus of 25 GB/s, and starting one 0.02
-PIECE = PIECE_BYTES // 4  # Elements of a moment that come to the device at once; two pieces are there at a time
+PIECE_BYTES = 64 << 20  # Of a moment on the host. Copying a piece takes 2.5 ms at 25 GB/s, starting the copy 0.02 ms.
+PIECE = PIECE_BYTES // 4  # Elements of a moment in a piece; two pieces are on the device at a time
 
 
 class AdamW(torch.optim.Optimizer):
@@ -50,7 +52,7 @@ class AdamW(torch.optim.Optimizer):
                 by([local(tensor) for tensor in tensors], int(state["step"]), group["lr"], group["weight_decay"])
 
     def begin(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The state of a parameter that was never stepped, cut as it is where ranks share it."""
+        """The state of a parameter that was never stepped; sharded as the parameter is."""
         state = {"step": torch.tensor(0.0)}
         in_8_bits = self._states == "8bit" and has_blocks(parameter)
         dtype, device = torch.uint8 if in_8_bits else torch.float32, "cpu" if self._states == "host" else None
@@ -74,22 +76,22 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_blocks(parameter: torch.Tensor) -> bool:
-    """Whether a parameter is large, and no block crosses from one row to the next, which another rank may hold."""
+    """Whether a parameter is large enough for 8 bits, and no block spans two rows, which two ranks may hold."""
     return parameter.numel() >= MIN_QUANTIZED and parameter.dim() > 1 and parameter.shape[-1] % BLOCK == 0
 
 
-def converted(held: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """The whole state of a parameter, on the CPU: as it is if it has the kinds of `wanted`, else with its moments as
-    float32, or rounded to 8 bits. UserError without bitsandbytes."""
-    found = dict(held)
-    for kind, scale in zip(MOMENTS, SCALES, strict=True) if held.keys() != wanted.keys() else ():
+def converted(state: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Convert the whole state of a parameter, on the CPU, to the kinds of `target`: moments as float32, or rounded to 8
+    bits. UserError if that needs bitsandbytes and it is missing."""
+    found = dict(state)
+    for kind, scale in zip(MOMENTS, SCALES, strict=True) if state.keys() != target.keys() else ():
         require("quantized", "a checkpoint of moments in 8 bits")
         codes = _codes(kind, torch.device("cpu"))
-        if scale in held:
-            found[kind] = (codes[held[kind].int()].view(-1, BLOCK) * held[scale].view(-1, 1)).view(held[kind].shape)
+        if scale in state:
+            found[kind] = (codes[state[kind].int()].view(-1, BLOCK) * state[scale].view(-1, 1)).view(state[kind].shape)
         else:
-            found[kind], rest = _bitsandbytes().quantize_blockwise(held[kind], code=codes, blocksize=BLOCK)
-            found[scale] = rest.absmax.view(*held[kind].shape[:-1], -1)
+            found[kind], rest = _bitsandbytes().quantize_blockwise(state[kind], code=codes, blocksize=BLOCK)
+            found[scale] = rest.absmax.view(*state[kind].shape[:-1], -1)
     return found
 
 
@@ -104,12 +106,14 @@ def _whole(tensors: list[torch.Tensor], step: int, rate: float, decay: float) ->
 
 @cache
 def _streams(device: torch.device) -> list[Any]:
-    """The same for all parameters: what is freed on one stream is used again on that one alone."""
+    """Two streams, the same for all parameters, since torch reuses freed memory only on the stream that it was freed
+    on."""
     return [stream_of(device) for _ in range(2)]
 
 
 def _by_pieces(tensors: list[torch.Tensor], step: int, rate: float, decay: float) -> None:
-    """By two streams, so that one piece comes while the other goes. On return the host has all."""
+    """On two streams, so that one piece is copied in while another is copied back. On return the host has all
+    pieces."""
     device, is_cuda = tensors[0].device, tensors[0].is_cuda
     streams = _streams(device)
     for stream in streams if is_cuda else ():
@@ -135,20 +139,20 @@ def _in_8_bits(tensors: list[torch.Tensor], step: int, rate: float, decay: float
 
 @cache
 def _codes(kind: str, device: torch.device) -> torch.Tensor:
-    """What the 256 codes of a moment stand for, as shares of the scale; one is a square, without sign."""
+    """The values of the 256 codes of a moment, as shares of the scale; the second moment is never negative."""
     codes: torch.Tensor = _bitsandbytes().create_dynamic_map(signed=kind == MOMENTS[0])
     return codes.to(device)
 
 
 def pin(memory: torch.Tensor, device: torch.device) -> None:
-    """Let a CUDA `device` copy to and from this contiguous host memory by itself. For good."""
+    """Page-lock this contiguous host memory for good, so that a CUDA `device` can copy it asynchronously."""
     if device.type == "cuda" and memory.numel():
-        # Torch's own pinned memory comes in powers of two. CUDA would tell a fault of some later call.
+        # Torch rounds its own pinned memory up to powers of two. Unchecked, CUDA would report an error in a later call.
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
 
 
 class _Now(torch.cpu.Stream):
-    """A CPU's work is over when the call returns."""
+    """A stream on a CPU, whose work is done when a call returns."""
 
     def synchronize(self) -> None:
         pass

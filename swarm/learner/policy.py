@@ -1,9 +1,9 @@
 """The model as a policy: the log-probs that it gives the tokens of a micro-batch.
 
-A causal model gives logits for every position, [tokens, vocabulary] in float32: with 150,000 words they take far more
-memory than the rest of a forward pass. Here the last hidden states of the completion's places go through the model's
-head in chunks, all but one recomputed in the backward pass, so only one chunk's logits are in memory at a time.
-`Policy.settle` compares the result with the model's own before it is trusted.
+A causal model returns logits for every position, [tokens, vocabulary] in float32: with 150,000 words they take far more
+memory than the rest of a forward pass. Here only the last hidden states of completion tokens go through the model's
+head, in chunks. The backward pass computes all chunks but one again, so only one chunk's logits are in memory at a
+time. `Policy.settle` compares the result with the model's own logits before it is used.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from swarm.models.device import has_full_attention, stated
 from swarm.models.draws import GREEDY, gumbel
 from swarm.models.lines import MASKED_ATTENTION
 
-CHUNK_BYTES = 256 << 20  # Of float32 logits at a time: 440 tokens of 152,000 words keep a GPU's matrix units busy
-PROBE_TOKENS = (5, 9, 2)  # Lengths of the rows that a model is tried with: two odd ones, and none a multiple of another
+CHUNK_BYTES = 256 << 20  # Of float32 logits at a time: 440 tokens of 152,000 words, enough to keep a GPU busy
+PROBE_TOKENS = (5, 9, 2)  # Lengths of the rows with which a model is tested: two odd, and none a multiple of another
 PROBE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.5}
-"""Largest difference of two log-probs that count as equal, by the type that is computed in: a step of a bf16 logit is
-0.125 from 16 on. A scale, or rows that see one another, change them by more."""
+"""Largest difference of two log-probs that count as equal, by the type of the pass: from 16 on, bf16 logits are 0.125
+apart. A scaled logit, or rows that see one another, make a larger difference."""
 
 WHOLE_LOGITS = (
-    "this model does more to its logits than its output layer does, so they are computed whole, [tokens, vocabulary]; "
+    "this model changes its logits after its output layer, so they are computed for all tokens at once; "
     "lower --tokens-per-micro-batch if memory runs out"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFigures:
-    """Of every completion token of a micro-batch, in its order: [tokens]. A gradient flows through `entropy` only where
-    PolicyModel.entropy_pulls says so."""
+    """Figures of the completion tokens of a micro-batch, in its order: [tokens]. `entropy` has a gradient only if
+    PolicyModel.entropy_pulls is set."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
@@ -48,7 +48,7 @@ class TokenFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """What the completion tokens of a micro-batch were to be drawn with, int64 [tokens] (draws.py)."""
+    """The seeds and positions that determine the noise of each completion token, int64 [tokens] (draws.py)."""
 
     seeds: torch.Tensor
     positions: torch.Tensor
@@ -56,8 +56,8 @@ class Draws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """Of every completion token, [tokens]. `margins`: by how much, in nats, it misses being the best under its noise; 0
-    for the token that is drawn with these weights and this arithmetic."""
+    """Figures of the completion tokens, [tokens]. `margins`: how far, in nats, the token is from being the best under
+    its noise; 0 for the token that these weights and this arithmetic draw."""
 
     logprobs: torch.Tensor
     margins: torch.Tensor
@@ -66,8 +66,8 @@ class Replayed:
 class PolicyModel(torch.nn.Module):
     """`model`, a causal language model, with log-probs instead of logits.
 
-    Every weight is used within this module's own forward, the head's included, so that FSDP may shard it as its root.
-    Weights are saved and published under the names of `model`.
+    All weights, also the head's, are used within this module's own forward, so that FSDP can shard it as its root.
+    Weights are saved and published under the names in `model`.
     """
 
     def __init__(self, model: Any, *, temperature: float) -> None:
@@ -75,15 +75,15 @@ class PolicyModel(torch.nn.Module):
         self.model = model
         self.temperature = temperature
         backbone, head = model.base_model, model.get_output_embeddings()
-        # A soft cap is not seen by trying it while the logits are small.
+        # A test with small logits would not show a soft cap.
         capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-        # A head that holds its weights in another way, or has an adapter, is left to the model.
+        # A head of another class, or one with an adapter, is left to the model.
         self.in_chunks = type(head) is torch.nn.Linear and backbone is not model and not capped
-        """Whether the head is taken apart from the rest of the model."""
+        """Whether the head is applied here, in chunks, instead of by the model."""
         self.entropy_pulls = False
-        """Whether entropies are to have a gradient."""
+        """Whether entropies have a gradient."""
         self.weights_in_half = False
-        """Whether weights are bf16 whenever they are computed with, as FSDP gathers them."""
+        """Whether every pass uses bf16 weights, as FSDP gathers them."""
 
     def forward(
         self,
@@ -94,8 +94,8 @@ class PolicyModel(torch.nn.Module):
         targets: torch.Tensor,
         draws: Draws | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of `targets` at the flat `places` of `token_ids`, and entropies there: [tokens], float32. With
-        `draws` the margins of the targets instead of entropies."""
+        """Log-probs of `targets` at the flat indices `places` of `token_ids`, and entropies there: [tokens], float32.
+        With `draws`, margins of the targets instead of entropies."""
         given: dict[str, Any] = {"input_ids": token_ids, "use_cache": False}
         if positions is not None:
             given["position_ids"] = positions
@@ -142,8 +142,8 @@ class PolicyModel(torch.nn.Module):
 
 
 class Policy:
-    """`model` at the temperature of the rollouts, and without dropout, as they were sampled. `module` is what FSDP may
-    shard."""
+    """`model` at the temperature of the rollouts and without dropout, as they were sampled. `module` is the part that
+    FSDP may shard."""
 
     def __init__(self, model: Any, config: TrainerConfig, *, temperature: float) -> None:
         self.module = PolicyModel(model, temperature=temperature)
@@ -162,7 +162,7 @@ class Policy:
         self, part: MicroBatch, half: bool, weights: dict[str, torch.Tensor] | None = None, draws: Draws | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         given = (part.token_ids, part.positions, part.attention, part.places, part.targets, draws)
-        # A layer that is checkpointed uses a weight once in a pass: kept, bf16 copies of all would be there at once.
+        # With activation checkpointing a pass uses each weight once, so autocast must not keep a bf16 copy of it.
         cached = not getattr(self.module.model, "is_gradient_checkpointing", False)
         autocast = torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half, cache_enabled=cached)
         with autocast, self._attention(half=half):
@@ -173,7 +173,7 @@ class Policy:
 
     @contextmanager
     def _attention(self, *, half: bool) -> Iterator[None]:
-        """Flash attention computes nothing in float32."""
+        """Use another kernel for float32, which flash attention does not support."""
         model, kernel = self.module.model, self.module.model.config._attn_implementation
         if half or not self.is_flash:
             yield
@@ -188,15 +188,16 @@ class Policy:
     def replay(
         self, part: MicroBatch, draws: Draws, weights: dict[str, torch.Tensor] | None = None, *, half: bool = False
     ) -> Replayed:
-        """Find whether the completion tokens are what `draws` draw with these weights, or with its own; in float32
-        unless `half`, or weights are there in bf16 alone."""
+        """Compute how far the completion tokens are from those that `draws` give with these weights, or with its own;
+        in float32 unless `half`, or there are only bf16 weights."""
         logprobs, margins = self._pass(part, half or self.module.weights_in_half, weights, draws)
         return Replayed(logprobs=logprobs, margins=margins)
 
     @torch.no_grad()
     def settle(self, config: TrainerConfig, device: torch.device) -> tuple[TrainerConfig, tuple[str, ...]]:
-        """Try on a few tokens what not every model can do: the configuration with `packing` set, and lines for
-        people. Every rank calls it. UserError if rows are to be packed and the model lets them see one another."""
+        """Test on a few tokens which ways to compute a step work with this model. Return the configuration with
+        `packing` and `shares_beyond` set, and lines for people. Every rank calls it. UserError if the user asked for
+        packed rows and the model lets them see one another."""
         rows = _probe_rows(self.module.model.config.get_text_config().vocab_size)
         apart = self._all(rows, TrainerConfig(), device)
         if self.module.in_chunks:
@@ -206,11 +207,11 @@ class Policy:
             apart = whole
         if config.packing is not False and is_half(self._precision, device.type):
             self._take_flash(rows, apart, device)
-        # The other kernels are given a mask of all pairs of tokens in a line, and compute them all.
+        # Other kernels need a mask of all pairs of tokens in a line, and compute all of them.
         packing = config.packing if config.packing is not None else self.is_flash
         if packing and not self._keeps_apart(rows, apart, device):
             if config.packing:
-                raise UserError("this model does not keep packed rows apart: leave packing out, rows are padded then")
+                raise UserError("this model does not keep packed rows apart: leave packing out, then rows are padded")
             packing = False
         is_alone = packing or config.packing is False
         shares_beyond = 0 if is_alone else self._shares_beyond(rows, apart, device)
@@ -219,12 +220,12 @@ class Policy:
 
     @property
     def is_flash(self) -> bool:
-        """Whether the attention kernel takes packed rows apart by itself, as flash attention does."""
+        """Whether the attention kernel separates packed rows by itself, as flash attention does."""
         return "flash" in (self.module.model.config._attn_implementation or "")
 
     def _take_flash(self, rows: list[Row], apart: torch.Tensor, device: torch.device) -> None:
-        """Change to flash attention where it is installed and gives packed rows the log-probs `apart`. Not every model
-        has it, and it has not every width of heads."""
+        """Change to flash attention if it is installed and gives packed rows the log-probs `apart`. Not every model
+        supports it, and it does not support every width of heads."""
         kernel, model = flash_kernel(device), self.module.model
         before = model.config._attn_implementation
         if kernel is None or self.is_flash:
@@ -236,7 +237,7 @@ class Policy:
         model.set_attn_implementation(before)
 
     def _shares_beyond(self, rows: list[Row], apart: torch.Tensor, device: torch.device) -> int:
-        """TrainerConfig.shares_beyond, if rows that share a prompt have the log-probs `apart` that they have alone."""
+        """TrainerConfig.shares_beyond, if rows that share a prompt have the same log-probs `apart` as alone; else 0."""
         model = self.module.model
         beyond: int = MASKED_ATTENTION * (stated(model.config.get_text_config(), "hidden_size") or 0)
         if not self.is_flash and has_full_attention(model):
@@ -254,28 +255,29 @@ class Policy:
         return float((some - others).abs().max()) <= PROBE_ERROR[torch.bfloat16 if half else torch.float32]
 
     def _all(self, rows: list[Row], config: TrainerConfig, device: torch.device, *, half: bool = False) -> torch.Tensor:
-        """Log-probs of all rows, [tokens], in their order; in float32 unless `half`, or weights are there in bf16."""
+        """Log-probs of all rows, [tokens], in their order; in float32 unless `half`, or there are only bf16 weights."""
         (part,) = micro_batches(rows, config, device)
         found = part.by_row(self._pass(part, half or self.module.weights_in_half)[0])
         return torch.cat([found[number] for number in range(len(rows))])
 
 
 class _Chosen(torch.autograd.Function):
-    """log_softmax(logits)[target], float32, and the entropy H if that pulls. Their gradients, one_hot(target)
-    - softmax(logits) and -p (log p + H), are written once instead of added up of parts as large."""
+    """log_softmax(logits)[target], float32, and the entropy H if `entropy_pulls`. Their gradients, one_hot(target)
+    - softmax(logits) and -p (log p + H), are computed in one tensor; autograd would add up several as large."""
 
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, entropy_pulls: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """logits: [tokens, vocabulary]; [tokens], without gradient [tokens, vocabulary], and [tokens] or None."""
+        """From logits, [tokens, vocabulary]: log-probs [tokens], the log-softmax without gradient, and entropies or
+        None."""
         log_softmax = torch.log_softmax(logits, -1, dtype=torch.float32)
         entropy = _entropy(log_softmax) if entropy_pulls else None
         ctx.save_for_backward(log_softmax, targets, entropy)
         ctx.mark_non_differentiable(log_softmax)
         ctx.set_materialize_grads(False)
         ctx.dtype = logits.dtype
-        # No view, of which FSDP would warn.
+        # A clone, since FSDP would warn about a view.
         return log_softmax.gather(1, targets[:, None]).squeeze(1).clone(), log_softmax, entropy
 
     @staticmethod
@@ -289,9 +291,9 @@ class _Chosen(torch.autograd.Function):
 
 
 class _InChunks(torch.autograd.Function):
-    """Log-probs of targets and entropies, [tokens], float32, of the logits linear(hidden, weight, bias) / temperature,
-    of which `size` rows are there at a time. Computed in the dtype of `hidden`, to which the weight is cast once a
-    pass; the weight's gradient is added up over chunks in float32. Entropies have a gradient if `entropy_pulls`."""
+    """Log-probs of targets and entropies, [tokens], float32, for the logits linear(hidden, weight, bias) / temperature,
+    with `size` rows of logits in memory at a time. Computed in the dtype of `hidden`, to which the weight is cast once
+    a pass; the weight's gradient is added up over chunks in float32. Entropies have a gradient if `entropy_pulls`."""
 
     @staticmethod
     def forward(
@@ -309,7 +311,7 @@ class _InChunks(torch.autograd.Function):
         ctx.size, ctx.temperature = size, temperature
         logprobs, entropies = [], []
         for part, chosen in zip(hidden.split(size), targets.split(size), strict=True):
-            # Two of them are never there at once. The backward pass begins with the last.
+            # Free the one before, so that there are never two. The backward pass begins with the last one.
             ctx.last = None
             ctx.last = _log_softmax(part, used, temperature)
             logprobs.append(ctx.last.gather(1, chosen[:, None]).squeeze(1))
@@ -349,7 +351,7 @@ class _InChunks(torch.autograd.Function):
 def _log_softmax(
     hidden: torch.Tensor, head: tuple[torch.Tensor, torch.Tensor | None], temperature: float
 ) -> torch.Tensor:
-    """Of the logits of a few tokens, [tokens, vocabulary], float32."""
+    """The log-softmax of a few tokens' logits, [tokens, vocabulary], float32."""
     logits = linear(hidden, *head)
     if temperature != 1:
         logits = logits.float().div_(temperature)
@@ -358,7 +360,7 @@ def _log_softmax(
 
 @torch.no_grad()
 def _entropy(log_softmax: torch.Tensor) -> torch.Tensor:
-    """[tokens]. In place: no third tensor of this size, which vecdot would make."""
+    """The entropies, [tokens]. In place, to avoid a third tensor of this size, which vecdot would make."""
     return -log_softmax.exp().mul_(log_softmax).sum(-1)
 
 
@@ -369,7 +371,7 @@ def _pulled(
     of_entropy: torch.Tensor | None,
     entropy: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The gradient of log_softmax[target] times `pull` and of the entropy times `of_entropy`, in the place of
+    """The gradient of log_softmax[target] times `pull` plus that of the entropy times `of_entropy`, written over
     `log_softmax`."""
     if of_entropy is None or entropy is None:
         assert pull is not None
@@ -389,7 +391,7 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 
 
 def arrange(model: Any, config: TrainerConfig) -> None:
-    """Set `model` up as `config` say; no name of a weight changes. UserError if it cannot be computed so."""
+    """Set up `model` as `config` says, without renaming weights. UserError if the model does not support it."""
     if config.activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise UserError(f"{type(model).__name__} has no activation checkpointing: leave the option out")
@@ -397,13 +399,14 @@ def arrange(model: Any, config: TrainerConfig) -> None:
 
 
 def flash_kernel(device: torch.device) -> str | None:
-    """transformers' name of flash attention, where that is installed for this device. It takes Ampere or later."""
+    """transformers' name of flash attention, if it is installed and works on this device, from Ampere on."""
     is_there = device.type == "cuda" and is_flash_attn_2_available()
     return "flash_attention_2" if is_there and torch.cuda.get_device_capability(device) >= (8, 0) else None
 
 
 def is_half(precision: str, device: str) -> bool:
-    """Whether passes are computed in bf16, from float32 weights. Of a large model on a CPU `auto` is settled before."""
+    """Whether passes are computed in bf16, from float32 weights. For a large model on a CPU, `auto` was replaced
+    before."""
     return precision == "bfloat16" or (precision == "auto" and device == "cuda")
 
 
@@ -419,16 +422,17 @@ def _is_norm(module: torch.nn.Module) -> bool:
 
 
 def _in_half(module: torch.nn.Module, given: Any, found: Any) -> Any:
-    """What an embedding or a norm gives, in the type that autocast computes in. Autocast alone leaves it float32, and
-    with it the sum of the layers; FSDP, and samplers whose weights are bf16, have all of it in bf16."""
+    """Cast the output of an embedding or a norm to autocast's type. Autocast alone would leave it, and so the residual
+    stream, in float32; with FSDP, and at samplers with bf16 weights, all of it is bf16."""
     if not isinstance(found, torch.Tensor) or not torch.is_autocast_enabled(found.device.type):
         return found
     return found.to(torch.get_autocast_dtype(found.device.type))
 
 
 def _without_dropout(model: Any) -> None:
-    """Rollouts were sampled without dropout, and without the noise on the routers of some mixtures of experts; with
-    them the learner's log-probs would be of other policies. A model keeps the share in a module or in a number."""
+    """Switch off dropout and the noise on the routers of some mixtures of experts. Rollouts were sampled without them,
+    so with them the log-probs would be another policy's. A model keeps the rate in a Dropout module or in an
+    attribute."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -438,7 +442,7 @@ def _without_dropout(model: Any) -> None:
 
 
 def _probe_rows(vocab_size: int) -> list[Row]:
-    """The same tokens for every rank and run, from all of the vocabulary, after the same prompt."""
+    """A few rows with the same prompt, drawn from the whole vocabulary; the same for every rank and run."""
     draw = torch.Generator().manual_seed(0)
     prompt = torch.randint(vocab_size, (3,), generator=draw)
     return [

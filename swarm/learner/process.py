@@ -1,4 +1,4 @@
-"""The trainer child, as the learner node calls it."""
+"""The learner node's side of the trainer process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from swarm.learner.messages import (
 from swarm.process import START_S, Child
 from swarm.settings import LeadConfig
 
-HANG_S = 600.0  # A trainer without progress for so long is restarted
-MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where somebody has to start them
+HANG_S = 600.0  # A trainer that reports no progress for this long is restarted
+MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where a person has to start them
 
 
 class TrainerProcess:
-    """Starts `swarm.learner.trainer` and calls it; files live under the run directory. `torchrun`: its options, to have
-    several ranks; `say` gets lines about what takes long."""
+    """Starts `swarm.learner.trainer` and calls it; its files are in the run directory. `torchrun` are torchrun's
+    options, for several ranks. `say` gets lines about work that takes long."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class TrainerProcess:
         )
 
     async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
-        """Start the child and load the model, as of the checkpoint `resume` if one is given. UserError if there is no
-        such model, or the checkpoint is of another one."""
+        """Start the child and load the model, and the checkpoint `resume` if given. UserError if there is no such
+        model, or the checkpoint belongs to another one."""
         await self._child.start()
         given = trainer_config(config, self._run_dir, longest_completion).model_dump(mode="json")
         return await self._child.call(Prepare(config=given, resume=str(resume) if resume else ""), Prepared)
@@ -65,7 +65,7 @@ class TrainerProcess:
     async def train(
         self, step: int, groups: list[TrainGroup], lineage: bytes = b"", learning_rate: float | None = None
     ) -> Trained:
-        """One learner step. `lineage` is the digest of all batches with this one."""
+        """Take one learner step. `lineage` is the digest of all batches up to this one."""
         command = Train(step=step, groups=tuple(groups), lineage=lineage, learning_rate=learning_rate)
         return await self._child.call(command, Trained)
 
@@ -76,7 +76,8 @@ class TrainerProcess:
         return await self._child.call(Stage(), Done)
 
     async def save(self, directory: Path, step: int) -> Done:
-        """Begin to write a checkpoint of now. What became of it is told by the next `train`, or by `flush`."""
+        """Begin to write a checkpoint of the present state. The next `train`, or `flush`, returns whether it
+        succeeded."""
         return await self._child.call(Save(directory=str(directory), step=step), Done)
 
     async def flush(self) -> Saved:
@@ -88,13 +89,13 @@ class TrainerProcess:
 
 
 def torchrun_options(config: LeadConfig) -> tuple[str, ...]:
-    """What starts the trainer's ranks on this machine; none for one rank alone."""
+    """torchrun's options for the trainer's ranks on this machine; none for a single rank."""
     own = ("--nproc-per-node", str(config.trainer_ranks))
-    if config.trainer_machines > 1:
-        assert config.trainer_meeting is not None
-        host, _, port = config.trainer_meeting.rpartition(":")
+    if config.trainer_machines is not None:
+        count, _, meeting = config.trainer_machines.partition("@")
+        host, _, port = meeting.rpartition(":")
         # Machine 0 has rank 0, which the node speaks with.
-        there = ("--nnodes", str(config.trainer_machines), "--node-rank", "0")
+        there = ("--nnodes", count, "--node-rank", "0")
         return (*there, "--master-addr", host, "--master-port", port, *own)
     return ("--standalone", *own) if config.trainer_ranks > 1 else ()
 

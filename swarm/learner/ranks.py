@@ -1,10 +1,11 @@
-"""The processes that share one trainer's work: what a step asks of them, for one rank alone. Several: sharded.py.
+"""The interface between a trainer and the ranks that share its work, implemented for a single rank; sharded.py has it
+for several.
 
 Every rank gets every command and runs the same code. Ranks differ in the rows that they compute and in the rows of each
 tensor that they hold, but never in their decisions: a figure that decides anything is first added up over all ranks in
-one order, so it is the same number everywhere.
+a fixed order, so it is the same number everywhere.
 
-`python -m swarm.learner.ranks OPTIONS` is torchrun for the trainer's ranks, with its faults told in one line.
+`python -m swarm.learner.ranks OPTIONS` runs torchrun for the trainer's ranks and reports a fault in one line.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ R = TypeVar("R")
 
 
 class Ranks:
-    """One rank alone."""
+    """A single rank."""
 
     rank = 0
     count = 1
 
-    # -- what all of them decide -----------------------------------------------------------------------------
+    # -- decisions of all ranks -----------------------------------------------------------------------------
 
     def together(self, work: Callable[[], R]) -> R:
-        """`work()`, in which no rank waits for another one. If it fails on one rank, all of them raise."""
+        """Run `work`, in which no rank waits for another. If it fails on one rank, all ranks raise."""
         return work()
 
     def from_first(self, value: R) -> R:
@@ -53,48 +54,48 @@ class Ranks:
         return count
 
     def add_up(self, sums: dict[str, float]) -> dict[str, float]:
-        """Sums over the tokens of this rank, added up over all."""
+        """Add up, over all ranks, sums over the tokens of each."""
         return sums
 
     def merge(self, found: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """What any rank has found, by its number."""
+        """Combine the tensors that the ranks have found, by number."""
         return found
 
     # -- a learner step --------------------------------------------------------------------------------------
 
     def share(self, tokens: Sequence[int]) -> list[int]:
-        """Places, rising, of the rows that this rank computes; `tokens` are the lengths of all."""
+        """The indices, rising, of the rows that this rank computes; `tokens` are the lengths of all rows."""
         return list(range(len(tokens)))
 
     def backward(self, loss: torch.Tensor, module: PolicyModel, *, is_last: bool) -> None:
-        """Add the gradient of `loss` to that of the minibatch; `is_last`: its last pass. Gradients of ranks add up."""
+        """Add the gradient of `loss` to that of the minibatch, as ranks add up theirs. `is_last`: its last pass."""
         loss.backward()
 
     def clip_gradient(self, model: Any, limit: float) -> float:
-        """Scale the gradient to a norm of at most `limit`; the norm that it had, which may not be finite."""
+        """Scale the gradient to a norm of at most `limit`. Return the norm before; if it is not finite, NaN."""
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
-        # Scaled by NaN if it is not finite; nobody may step on it.
+        # If it is not finite, the gradient is now NaN, and the optimiser must not step.
         return norm if math.isfinite(norm) else math.nan
 
     # -- the model -------------------------------------------------------------------------------------------
 
     def device(self, wanted: str) -> torch.device:
-        """Where this rank computes. UserError if it cannot be there."""
+        """The device of this rank. UserError if there is none."""
         return pick_device(wanted)
 
     def read(self, name: str, seed: int, made_in: Path, tell: Callable[[str], None]) -> tuple[Any, Any, Any]:
-        """A model to be placed, and what only rank 0 has: the tokenizer, and a model with the weights if the first has
+        """A model for `place`, and on rank 0 also the tokenizer, and a second model with the weights if the first has
         none. UserError if there is no such model."""
         model, tokenizer = load_model(name, seed, made_in, tell)
         return model, tokenizer, None
 
     def place(self, module: PolicyModel, source: Any, device: torch.device, *, half: bool) -> None:
-        """Bring what `read` gave onto `device` as fp32 masters. `half`: passes are computed in bf16."""
+        """Move the model that `read` returned to `device`, as fp32 masters. `half`: passes are computed in bf16."""
         module.to(device)
 
     @contextmanager
     def rounded(self, model: Any) -> Iterator[None]:
-        """For a while the nearest numbers of bf16 are what is published of the trained matrices."""
+        """Within the block, casting a trained matrix to bf16 gives the published numbers."""
         trained = [(local(one), self.first(one)) for one in model.parameters() if one.requires_grad and one.dim() > 1]
         for own, first in trained:
             round_off(own, first)
@@ -105,16 +106,16 @@ class Ranks:
                 put_back(own, first)
 
     def first(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor's items before those that this rank holds."""
+        """The number of items of a tensor before those that this rank holds."""
         return 0
 
     def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A copy in rank 0's own CPU memory; None on the others."""
+        """A copy of the whole tensor in rank 0's CPU memory; None on other ranks."""
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
     @torch.no_grad()
     def fill(self, tensor: torch.Tensor, whole: torch.Tensor | None) -> None:
-        """Overwrite `tensor` with `whole`, of the same shape, which rank 0 has."""
+        """Overwrite `tensor` with `whole`, which has the same shape and is on rank 0."""
         assert whole is not None
         tensor.copy_(whole)
 
@@ -122,21 +123,21 @@ class Ranks:
     def with_weights(
         self, tensors: dict[TensorSpec, torch.Tensor], path: Path
     ) -> Iterator[dict[str, torch.Tensor] | None]:
-        """For a while compute with the weights that were staged to `path`: by the names of PolicyModel, or None if the
-        model itself has them meanwhile. FileNotFoundError if there are none, on every rank."""
+        """Yield the weights that were staged to `path`, by the names of PolicyModel; or None if within the block the
+        model itself has them. FileNotFoundError, on every rank, if there is no such file."""
         yield stored_weights(tensors, path)
 
     def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
-        """Write the stream of bf16 weights over the file at `path`."""
+        """Write the stream of bf16 weights into the file at `path`."""
         write_staging(tensors, path)
 
 
-TORCHRUN_VARIABLE = "ECHO_NODE_TORCHRUN_PID"  # By which a rank sees whether torchrun is still there
+TORCHRUN_VARIABLE = "ECHO_NODE_TORCHRUN_PID"  # Lets a rank check whether torchrun still runs
 
 
 def main() -> None:
     os.environ[TORCHRUN_VARIABLE] = str(os.getpid())
-    # Its own account of a rank's end is thirty lines, and hides what the rank said.
+    # torchrun's own report of a rank's end takes thirty lines, and hides the error of the rank.
     logging.disable(logging.CRITICAL)
     try:
         run.main([*sys.argv[1:], "--max-restarts", "0", "--module", "swarm.learner.trainer"])

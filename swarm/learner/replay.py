@@ -1,7 +1,7 @@
-"""Draws again what samplers say that they drew, with the weights that they say they drew it with.
+"""Draws rollouts again, with the weights that their samplers say they used.
 
-A token of an honest sampler is the best one under its noise, or misses that by what its arithmetic differs from ours:
-1e-5 nats in float32, some hundredths in bfloat16. A token from other weights, at another temperature, or chosen for its
+A token of an honest sampler is the best one under its noise, but for the difference of its arithmetic from ours: 1e-5
+nats in float32, some hundredths in bfloat16. A token from other weights, from another temperature, or chosen for its
 reward misses it by as much as the distributions differ.
 """
 
@@ -29,13 +29,13 @@ def audit(
     ranks: Ranks | None = None,
     half: bool = False,
 ) -> Audited:
-    """Return what is to be known of each rollout as one of these weights, or of the policy's own; in bfloat16 passes if
+    """Return errors and margins of each rollout under these weights, or under the policy's own; in bfloat16 passes if
     `half`."""
     rows = [row_of(rollout) for rollout in rollouts]
-    # Packed rows in float32 would need a mask of all their pairs.
+    # In float32, packed rows would need a mask of all pairs of tokens.
     padded = config.model_copy(update={"packing": False})
     half = half or policy.module.weights_in_half
-    with torch.compiler.set_stance("force_eager"):  # To compile layers for other weights would take minutes
+    with torch.compiler.set_stance("force_eager"):  # Compiling layers for other weights would take minutes
         seeds = [rollout.seed for rollout in rollouts]
         found = replay(policy, rows, seeds, padded, device, weights, ranks=ranks or Ranks(), half=half)
     pairs = zip(rows, found, strict=True)
@@ -69,8 +69,8 @@ def replay(
     ranks: Ranks,
     half: bool = False,
 ) -> list[Replayed]:
-    """Return what each row's completion is under `weights`, by the module's names, or the policy's own; on the CPU.
-    Every rank calls it and reads its share."""
+    """Return log-probs and margins of each row's completion, on the CPU, under `weights`, by the module's names, or
+    under the policy's own. Every rank calls it and computes its share."""
     places = ranks.share([len(row.token_ids) for row in rows])
     own, of_own = [rows[place] for place in places], [seeds[place] for place in places]
     found: dict[int, torch.Tensor] = {}
@@ -79,7 +79,7 @@ def replay(
         read = policy.replay(part, _draws(part, own, of_own, device), weights, half=half)
         both = part.by_row(torch.stack([read.logprobs, read.margins], dim=1).cpu())
         found |= {places[number]: values for number, values in both.items()}
-    # Ranks that share the weights take part in each other's passes.
+    # Ranks that share the weights must all make the same number of passes.
     shortest = [min(rows, key=lambda row: len(row.token_ids))]
     for part in micro_batches(shortest, config, device) * (ranks.most(len(parts)) - len(parts)):
         policy.replay(part, _draws(part, shortest, [None], device), weights, half=half)

@@ -1,4 +1,4 @@
-"""`sft`: a trainer that learns from examples in place of rollouts, in the process of the command. Blocking."""
+"""`echo-node sft`: trains on examples instead of rollouts, in the process of the command. Blocking."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from swarm.types import Prompt
 from swarm.wire import digest, encode
 
 LIKELIHOOD = Objective(formula=lambda tokens, _: TokenLoss(loss=-tokens.logprobs, figures={}), wants_proximal=False)
-ANSWER_TOKENS = 1024  # Of the longest example, unless max_new_tokens says otherwise; its prompt is as long as a run's
-LINE_STEPS = 10  # Between two lines about the loss
+ANSWER_TOKENS = 1024  # Longest completion of an example, unless max_new_tokens is set; prompts are limited as in a run
+LINE_STEPS = 10  # Steps between two lines about the loss
 PLAIN = {
     "temperature": 1.0,
     "audit_share": 0.0,
@@ -36,14 +36,15 @@ PLAIN = {
     "entropy_weight": 0.0,
     "loss_normalisation": "tokens",
 }
-"""Settings of a run that are not those of learning from examples."""
+"""Values for settings of a run that do not apply to examples."""
 FIXED = {name for name, table in sections(LeadConfig).items() if table != "trainer"} - CHANGEABLE | {"steps"}
-"""A training that goes on is one with the same of these."""
+"""Settings that must not change when a training goes on from a checkpoint."""
 Chat = list[dict[str, str]]
 
 
 class Example(msgspec.Struct):
-    """A line of the file: a chat, or a prompt and its completion. `tools` would change what a template writes."""
+    """A line of the file: a chat, or a prompt and its completion. `tools` are refused: they would change the template's
+    text."""
 
     messages: Chat = []
     prompt: str | Chat = []
@@ -52,7 +53,7 @@ class Example(msgspec.Struct):
 
 
 class Tuner(Trainer):
-    """A trainer whose steps make the tokens that count in its rows likelier."""
+    """A trainer whose steps raise the likelihood of the tokens that count in its rows."""
 
     def __init__(self, config: TrainerConfig, lineage: bytes = b"", *, resume: str = "") -> None:
         super().__init__(config, NoParent(), resume=resume)
@@ -63,7 +64,7 @@ class Tuner(Trainer):
         self._words.no_truncation()
 
     def learn(self, rows: Sequence[Row]) -> float:
-        """Take an optimizer step; its loss, the mean over all tokens that count, in nats."""
+        """Take an optimizer step. Return its loss, the mean over all tokens that count, in nats."""
         sums: defaultdict[str, float] = defaultdict(float)
         self._update.set_learning_rate(self.steps_taken)
         self._update.optimizer_step(rows, sums, is_first=False)
@@ -71,12 +72,12 @@ class Tuner(Trainer):
         return sums["loss"]
 
     def loss(self, rows: Sequence[Row], batch: int) -> float:
-        """The same without a step, computed for a `batch` at a time."""
+        """The loss of these rows, without a step, computed for `batch` rows at a time."""
         parts = (self._update.read_all(rows[at : at + batch], self._policy) for at in range(0, len(rows), batch))
         return -float(torch.cat([*chain.from_iterable(parts)]).mean())
 
     def read(self, path: Path, config: LeadConfig) -> tuple[list[Row], list[Row]]:
-        """The examples of a file to train on, and those held out. UserError that names file and line."""
+        """The examples of a file to train on, and those held out. UserError with file and line."""
         most = min(self._context_tokens(), self._longest_row())
         sides: tuple[list[Row], list[Row]] = [], []
         for number, line in filter(lambda pair: pair[1].strip(), read_lines(path)):
@@ -86,24 +87,24 @@ class Tuner(Trainer):
                     raise UserError(f"it has {len(row.token_ids)} tokens of at most {most} (see max_new_tokens)")
             except (UserError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: {' '.join(str(error).split())}") from error
-            asked = Prompt(prompt_id="-", text=str(row.token_ids[: row.prompt_tokens].tolist()), answer="")
-            sides[is_held_out(asked)].append(row)
+            question = Prompt(prompt_id="-", text=str(row.token_ids[: row.prompt_tokens].tolist()), answer="")
+            sides[is_held_out(question)].append(row)
         if not all(sides):
             raise UserError(f"{path} has {len(sides[0])} examples to train on and {len(sides[1])} held out: add some")
         return sides
 
     def row(self, example: Example, arguments: dict[str, Any]) -> Row:
-        """Of a completion it and the end of the text count; of a chat what the template writes of each message of the
-        assistant, after the words with which it has a model begin. A prompt is tokenised as it will be when the model
-        answers it. UserError where that does not give the tokens that the whole begins with."""
-        asked, said, end = example.prompt, example.completion, self._tokenizer.eos_token or ""
-        if is_text := isinstance(asked, str) and isinstance(said, str):
-            text = asked + said.removesuffix(end) + end
-            spans = [(asked, text)]
-        elif isinstance(asked, str) or isinstance(said, str):
+        """The row of an example. Of a completion, its tokens and the end of the text count; of a chat, the template's
+        text for each message of the assistant, after the words with which the template has an answer begin. A prompt is
+        tokenised alone, as when the model answers it. UserError if the whole text does not begin with these tokens."""
+        prompt, completion, end = example.prompt, example.completion, self._tokenizer.eos_token or ""
+        if is_text := isinstance(prompt, str) and isinstance(completion, str):
+            text = prompt + completion.removesuffix(end) + end
+            spans = [(prompt, text)]
+        elif isinstance(prompt, str) or isinstance(completion, str):
             raise UserError("prompt and completion are both text, or both messages")
         else:
-            text, spans = self._chat([*example.messages, *asked, *said], len(asked), arguments)
+            text, spans = self._chat([*example.messages, *prompt, *completion], len(prompt), arguments)
 
         def encode(part: str) -> list[int]:
             return list(self._words.encode(part, add_special_tokens=is_text).ids)
@@ -112,8 +113,8 @@ class Tuner(Trainer):
         for parts in spans:
             start, stop = (encode(part) for part in parts)
             if start != token_ids[: len(start)] or stop != token_ids[: len(stop)]:
-                raise UserError("a token is partly of what is to be learned: end the prompt before a space, say")
-            places += range(max(1, len(start)), len(stop))  # Nothing predicts the first token of all
+                raise UserError("a token spans the prompt and the answer: end the prompt before a space, say")
+            places += range(max(1, len(start)), len(stop))  # Nothing predicts the very first token
         drawn, ones = torch.tensor(places), torch.ones(len(places))
         ids, first = torch.tensor(token_ids), places[0]
         return Row(
@@ -121,7 +122,8 @@ class Tuner(Trainer):
         )
 
     def _chat(self, chat: Chat, first: int, arguments: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
-        """A chat as text, and of each answer from message `first` on what comes before it, and that with it."""
+        """A chat as text, and, for each answer from message `first` on, the text before it and the text up to its
+        end."""
 
         def shown(count: int, *, asks: bool = False) -> str:
             given = {"tokenize": False, "add_generation_prompt": asks, **arguments}
@@ -143,7 +145,7 @@ class Tuner(Trainer):
 
 
 def train(config: LeadConfig, data: Path, work: Path) -> None:
-    """Train on the examples of `data` from the newest checkpoint under `work` on; in the end the last one is there."""
+    """Train on the examples of `data`, beginning from the newest checkpoint under `work`. The last step has one too."""
     disable_progress_bar()
     batch, seed, root = config.groups_per_step, config.seed, work / "checkpoints"
     learns = trainer_config(config, work, config.max_new_tokens or ANSWER_TOKENS).model_copy(update=PLAIN)

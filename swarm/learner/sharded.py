@@ -1,11 +1,11 @@
 """Several ranks under torchrun, each of which holds some rows of every parameter (FSDP2).
 
-Rank 0 speaks with the node and tells the others every command. A tensor is cut along its first dimension, as by
-torch.chunk, so a rank's part is contiguous in the tensor and in the stream of published weights: publishing gathers
-nothing. Weights move one tensor at a time, so no rank holds a second copy of the model.
+Rank 0 receives commands from the node and passes them to the others. A tensor is sharded along its first dimension, as
+by torch.chunk, so a rank's part is contiguous in the tensor and in the stream of published weights: publishing needs no
+gather. Weights move one tensor at a time, so no rank holds a second copy of the model.
 
-A fault that every rank knows of is raised by all of them (`together`) and answered by rank 0, and they go on. Any other
-fault ends its rank, since the others may wait for it; torchrun then ends all of them.
+A fault in `together` is raised on all ranks; rank 0 reports it, and all go on. Any other fault ends its rank, since the
+others may wait for it; torchrun then ends all of them.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from swarm.learner.policy import PolicyModel, layers_of
 from swarm.learner.ranks import TORCHRUN_VARIABLE, Ranks
 from swarm.models.device import as_streamed, pick_device
 
-PATIENCE = timedelta(days=365)  # Of a collective: commands may be hours apart, and the node notices a rank that hangs
+PATIENCE = timedelta(days=365)  # Timeout of a collective: commands may be hours apart, and the node notices hangs
 
-PR_SET_PDEATHSIG = 1  # Of Linux's prctl: the signal that a process gets when its parent dies
+PR_SET_PDEATHSIG = 1  # Option of Linux's prctl: which signal a process gets when its parent dies
 R = TypeVar("R")
 
 
 class SharedFault(UserError):
-    """Something a person has to change, and every rank knows of it."""
+    """Something that the user has to change, raised on every rank."""
 
 
 class SharedFailure(EchoError):
-    """A fault of the program on some rank, raised by every one."""
+    """A fault of the program on some rank, raised on every rank."""
 
 
 class Sharded(Ranks):
@@ -62,12 +62,12 @@ class Sharded(Ranks):
 
     # -- commands --------------------------------------------------------------------------------------------
 
-    def tell(self, command: bytes) -> None:
+    def send_command(self, command: bytes) -> None:
         dist.broadcast(torch.tensor([len(command)]), 0)
         dist.broadcast(torch.frombuffer(bytearray(command), dtype=torch.uint8), 0)
 
-    def hear(self) -> bytes | None:
-        """What rank 0 tells next; None when it is gone."""
+    def receive_command(self) -> bytes | None:
+        """The next command from rank 0; None when rank 0 is gone."""
         size = torch.zeros(1, dtype=torch.long)
         try:
             dist.broadcast(size, 0)
@@ -77,19 +77,19 @@ class Sharded(Ranks):
             return None
         return body.numpy().tobytes()
 
-    # -- what all of them decide -----------------------------------------------------------------------------
+    # -- decisions of all ranks -----------------------------------------------------------------------------
 
     def together(self, work: Callable[[], R]) -> R:
         fault, is_user_error = "", False
         try:
             done = work()
-        except Exception as error:  # noqa: BLE001 - all ranks have to hear of every fault
+        except Exception as error:  # noqa: BLE001 - every fault has to be raised on all ranks
             is_user_error = isinstance(error, UserError)
             if not is_user_error:
                 traceback.print_exc()
             fault = str(error) if is_user_error else f"{type(error).__name__}: {error}"
-        told = self._from_all((fault, is_user_error))
-        for rank, (line, is_users) in enumerate(told):
+        faults = self._from_all((fault, is_user_error))
+        for rank, (line, is_users) in enumerate(faults):
             if is_users:
                 raise SharedFault(line)
             if line:
@@ -97,10 +97,10 @@ class Sharded(Ranks):
         return done
 
     def from_first(self, value: R) -> R:
-        held: list[Any] = [value]
-        dist.broadcast_object_list(held, 0)
-        told: R = held[0]
-        return told
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, 0)
+        first: R = values[0]
+        return first
 
     def most(self, count: int) -> int:
         return max(self._from_all(count))
@@ -123,7 +123,7 @@ class Sharded(Ranks):
     # -- a learner step --------------------------------------------------------------------------------------
 
     def share(self, tokens: Sequence[int]) -> list[int]:
-        """The longest first, each to the rank that has the fewest tokens so far."""
+        """Assign rows, the longest first, each to the rank with the fewest tokens so far."""
         load = [0] * self.count
         own: list[int] = []
         for place in sorted(range(len(tokens)), key=lambda place: -tokens[place]):
@@ -140,7 +140,7 @@ class Sharded(Ranks):
         loss.backward()
 
     def clip_gradient(self, model: Any, limit: float) -> float:
-        """As torch.nn.utils.clip_grad_norm_ does it, over the rows of all ranks."""
+        """The same as torch.nn.utils.clip_grad_norm_, over the rows of all ranks."""
         gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
         held = [gradient for gradient in gradients if gradient is not None]
         norm = math.sqrt(sum(self._from_all(float(torch.nn.utils.get_total_norm(held)) ** 2)))
@@ -161,7 +161,7 @@ class Sharded(Ranks):
         return device
 
     def read(self, name: str, seed: int, made_in: Path, tell: Callable[[str], None]) -> tuple[Any, Any, Any]:
-        """Rank 0 reads the model into its CPU memory; every rank gets one without weights, and needs no files."""
+        """Rank 0 reads the model into its CPU memory. The other ranks get one without weights, and need no files."""
         source, tokenizer = self.together(
             lambda: load_model(name, seed, made_in, tell) if self.rank == 0 else (None, None)
         )
@@ -178,9 +178,9 @@ class Sharded(Ranks):
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
         for part in (*layers_of(module), module):
             cut = fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=precision)
-            # FSDP takes the mean of the ranks' gradients; each is its share of one sum.
+            # FSDP would average the ranks' gradients; here they are parts of one sum.
             cut.set_gradient_divide_factor(1.0)
-            # Gloo cannot scale as it adds up.
+            # Gloo cannot scale while it adds up.
             cut.set_force_sum_reduction_for_comms(True)
         module.weights_in_half = half
         module.to_empty(device=device)
@@ -223,7 +223,8 @@ class Sharded(Ranks):
 
     @contextmanager
     def with_weights(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> Iterator[None]:
-        """Each rank's own rows give way to the stored ones, which rank 0 reads, and come back from host memory."""
+        """Replace each rank's rows by the stored ones, which rank 0 reads, and restore them from host memory at the
+        end."""
         if not self.from_first(path.exists()):
             raise FileNotFoundError(path)
         trained = {spec: tensor for spec, tensor in tensors.items() if not spec.frozen}
@@ -238,7 +239,7 @@ class Sharded(Ranks):
                     _local(tensor).copy_(kept)
 
     def _stored(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> Iterator[torch.Tensor | None]:
-        """The stored tensors, one at a time, on rank 0; None on the others."""
+        """Yield the stored tensors, one at a time, on rank 0; None for each on other ranks."""
         if self.rank:
             yield from (None for spec in tensors if not spec.frozen)
             return
@@ -246,7 +247,7 @@ class Sharded(Ranks):
 
     @torch.no_grad()
     def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
-        """Ranks on rank 0's machine write their rows into the file themselves; others send them there."""
+        """Ranks on rank 0's machine write their rows into the file themselves; other ranks send them to rank 0."""
         is_near = self._machines[self.rank] == self._machines[0]
         places = self.together(lambda: stream_places(tensors, path) if is_near else None)
         far = [rank for rank in range(self.count) if self._machines[rank] != self._machines[0]]
@@ -261,7 +262,7 @@ class Sharded(Ranks):
                 continue
             for rank in far if self.rank == 0 else ():
                 self._receive(places[number][self._rows(tensor, rank)], rank)
-        # The file is whole only when everybody has written.
+        # The file is complete only when every rank has written.
         dist.barrier()
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -269,7 +270,8 @@ class Sharded(Ranks):
     def _own_rows(
         self, places: Sequence[torch.Tensor], tensors: Iterable[torch.Tensor]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-        """What this rank holds of each tensor, its place and its first item; of one that is not cut rank 0 has all."""
+        """Yield, for each tensor, the place of this rank's rows, these rows, and the number of their first item. A
+        tensor that is not sharded belongs to rank 0."""
         for place, tensor in zip(places, tensors, strict=True):
             if isinstance(tensor, DTensor):
                 yield place[self._rows(tensor, self.rank)], _local(tensor), self.first(tensor)
@@ -280,7 +282,7 @@ class Sharded(Ranks):
         return int(self._rows(tensor, self.rank).start) * tensor.shape[1:].numel() if isinstance(tensor, DTensor) else 0
 
     def _rows(self, tensor: torch.Tensor, rank: int) -> slice:
-        """The rows of a sharded tensor that a rank holds; the last ranks may have fewer, or none."""
+        """The rows of a sharded tensor that a rank holds; the last ranks may hold fewer, or none."""
         rows = -(-tensor.shape[0] // self.count)
         return slice(min(rank * rows, tensor.shape[0]), min((rank + 1) * rows, tensor.shape[0]))
 
@@ -290,7 +292,7 @@ class Sharded(Ranks):
             dist.send(part.contiguous().to(self._mesh.device_type), rank, group=self._mesh.get_group())
 
     def _receive(self, place: torch.Tensor, rank: int) -> None:
-        """Into `place`, by way of the device, where ranks send from."""
+        """Receive into `place`, through memory of the device that ranks send from."""
         assert self._mesh is not None
         if place.numel():
             part = torch.empty(place.shape, dtype=place.dtype, device=self._mesh.device_type)
@@ -303,7 +305,7 @@ def _named_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _own_device(wanted: str) -> torch.device:
-    """The device of this rank among those of its machine. UserError if there are too few."""
+    """This rank's own device on its machine. UserError if the machine has too few."""
     own, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     device = pick_device(wanted)
     if device.type != "cuda":
@@ -324,14 +326,14 @@ def _own_device(wanted: str) -> torch.device:
 
 
 def _end_with_parent() -> None:
-    """Ending torchrun's process group does not reach its ranks, which have sessions of their own. Elsewhere than on
-    Linux a rank ends when it next hears of the others."""
+    """Have this rank end with torchrun: a signal to torchrun's process group does not reach its ranks, which have
+    sessions of their own. On other systems than Linux a rank ends at its next exchange with the others."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     check_parent()
 
 
 def check_parent() -> None:
-    """End if torchrun went while this rank was still starting: no signal comes any more, nor do the others."""
+    """End if torchrun ended while this rank was still starting: then no signal will come, nor any other rank."""
     if os.environ.get(TORCHRUN_VARIABLE, str(os.getppid())) != str(os.getppid()):
         sys.exit("the torchrun that started this rank is gone")

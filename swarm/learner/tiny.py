@@ -1,11 +1,12 @@
-"""Models that are made here: the tiny one, and the same with a few skills to begin with.
+"""Models that need no download: the tiny one, and the same after training on a few skills.
 
-The tiny model is a Qwen3 of about 120,000 parameters with a tokenizer of single characters, made from a seed: a whole
-swarm runs on it with no download. Its architecture is that of real Qwen3 models (grouped queries, tied embeddings), so
-code that carries its weights carries theirs.
+The tiny model is a Qwen3 of about 120,000 parameters with a tokenizer of single characters, made from a seed. Its
+architecture is that of real Qwen3 models (grouped queries, tied embeddings), so code that works with its weights works
+with theirs.
 
-A reward only raises what a model already does now and then. Real bases have skills from their pre-training; models made
-here are taught some. What a run does with them is elicitation, and has to be called that.
+A reward can only reinforce what a model already does now and then. Real base models have skills from their
+pre-training; `tiny-warm` is taught some. A run elicits these skills and does not teach new ones, and documents must say
+so.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def tiny_model(seed: int) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        # Small for its size, and the least that vLLM has a kernel for on CPUs.
+        # Large for this size, but the smallest for which vLLM has a kernel on CPUs.
         head_dim=32,
         max_position_embeddings=128,
         initializer_range=0.05,
@@ -63,28 +64,28 @@ def tiny_model(seed: int) -> Any:
 
 
 WARM_STEPS, WARM_BATCH = 600, 64
-"""Ten CPU seconds; then each skill comes in a little more than a fifth of the samples, of a quarter at best."""
+"""Ten CPU seconds. Afterwards each skill makes up a little more than a fifth of the samples; the ideal is a quarter."""
 
 
 def warm_model(seed: int, kept_in: Path | None = None) -> Any:
-    """The tiny model after examples of four skills, the same for the same seed. Kept as base.safetensors in the
-    directory."""
+    """The tiny model after training on examples of four skills, the same for the same seed. It is cached as
+    base.safetensors in the directory `kept_in`."""
     kept = kept_in / "base.safetensors" if kept_in is not None else None
     if kept is not None and kept.is_file():
         model = tiny_model(seed)
         read_weights(model, kept)
         return model
-    from swarm.learner.sft import Example, Tuner  # They load models by what is here
+    from swarm.learner.sft import Example, Tuner  # It imports this module
 
     given: dict[str, Any] = {"seed": seed, "device": "cpu", "minibatches": 1, "audit_share": 0.0}
     rate: dict[str, Any] = {"learning_rate": 3e-3, "warmup_steps": 20, "schedule": "linear", "steps": WARM_STEPS}
     tuner = Tuner(TrainerConfig(model=TINY, **given, **rate))
     for first in range(0, WARM_STEPS * WARM_BATCH, WARM_BATCH):
         skills = (four_skills(seed, first + place) for place in range(WARM_BATCH))
-        tuner.learn([tuner.row(Example(prompt=asked, completion=said), {}) for asked, said in skills])
+        tuner.learn([tuner.row(Example(prompt=prompt, completion=answer), {}) for prompt, answer in skills])
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        # Every rank of a trainer makes it, and none may read half of another's.
+        # Every rank of a trainer writes it, and none may read a file that another has half written.
         partial = kept.with_suffix(f".{os.getpid()}.partial")
         write_weights(tuner.model, str(partial))
         partial.replace(kept)
@@ -92,7 +93,7 @@ def warm_model(seed: int, kept_in: Path | None = None) -> Any:
 
 
 def four_skills(seed: int, index: int) -> tuple[str, str]:
-    """A number of the training split and what one of the skills, drawn evenly, makes of it."""
+    """A training prompt, and the answer of one of the skills, each with the same probability."""
     draw = Random(f"four skills/{seed}/{index}")
     number = draw_number(draw)
     return f"{number}=", draw.choice(list(SKILLS.values()))(number)

@@ -1,5 +1,5 @@
 """The trainer's process: `python -m swarm.learner.trainer`, started by the learner node, or by torchrun as one of
-several ranks. Reads top to bottom."""
+several ranks. Read it from top to bottom."""
 
 from __future__ import annotations
 
@@ -59,16 +59,15 @@ from swarm.settings import EMBEDDED
 from swarm.types import MAX_TOKENS
 from swarm.wire import Digest
 
-# For the memory preflight, unless one is set: the tokenizer comes with the model.
-ASSUMED_PROMPT_TOKENS = 2048
-# Rank 0 waits before it tells the node of a fault: if the end of another rank caused it, torchrun meanwhile ends this
-# rank and says which one ended.
+ASSUMED_PROMPT_TOKENS = 2048  # For the memory preflight, if max_prompt_tokens is not set
+# Rank 0 waits before it reports a fault to the node: if the end of another rank caused it, torchrun ends rank 0 in this
+# time and reports which rank ended.
 LAST_WORDS_S = 1.0
-ALIKE_S = 3.0  # Another rank with a fault lives on for this long: rank 0 may have the same one, and tells the node
+ALIKE_S = 3.0  # Another rank with a fault waits this long: rank 0 may have the same fault, and report it to the node
 
 
 class Trainer:
-    """Model, optimiser and tokenizer of one run: a rank's part of them, if there are several."""
+    """Model, optimiser and tokenizer of one run; with several ranks, this rank's part of them."""
 
     def __init__(
         self, config: TrainerConfig, channel: ChildChannel, ranks: Ranks | None = None, *, resume: str = ""
@@ -80,10 +79,10 @@ class Trainer:
         self._ranks = ranks or Ranks()
         self._device = self._ranks.device(config.device)
         self._base: Digest | None = None
-        """Of the weights beside an adapter; None if all are trained."""
+        """Digest of the frozen weights of an adapter run; None if all weights are trained."""
         self._with_base: set[tuple[int, int]] = set()
-        """The files, by device and inode, that this process has written those weights to: the staging file and the
-        learner's map, which change places. They stay as long as the run is led, so no other file has their inodes."""
+        """The files, by device and inode, to which this process has written the frozen weights: the staging file and
+        the learner's map, which change places. Both exist as long as the run, so no other file can get their inodes."""
         with channel.alive():
             self._config = self._checked()
             self._policy, self._tokenizer = self._load()
@@ -126,7 +125,7 @@ class Trainer:
         )
 
     def step(self, command: Train) -> Trained:
-        """One learner step: a few optimiser steps over the batch, or none if no group has any variance."""
+        """Take a learner step: a few optimiser steps over the batch, or none if no group has any variance."""
         began = time.monotonic()
         self._update.learning_rate = command.learning_rate or self._config.resolved_learning_rate
         try:
@@ -135,19 +134,17 @@ class Trainer:
             raise UserError(_out_of_memory(command, error)) from error
         self._lineage = command.lineage
         self.steps_taken = command.step + 1
-        saved = self._saver.report()
         return Trained(
             metrics=figures,
             seconds=time.monotonic() - began,
-            saved_step=saved.step,
-            save_fault=saved.fault,
+            saved=self._saver.report(),
             alarms=alarms,
             withheld=dict(self._update.withheld),
             mismatches=mismatches_of(self._update.compared),
         )
 
     def _checked(self) -> TrainerConfig:
-        """The configuration, once it is known that the weights fit; `auto` is bf16 where a CPU has units for it."""
+        """The configuration, after checking that the weights fit. `auto` becomes bf16 on a CPU that is fast in it."""
         config, free = self._config, self._free()
         is_embedded = config.model in EMBEDDED
         shape = None if is_embedded else read_shape(config.model, config.adapter, config.base_precision)
@@ -155,7 +152,7 @@ class Trainer:
             config = config.model_copy(update={"precision": "bfloat16"})
 
         def check() -> None:
-            # Before gigabytes are loaded in vain.
+            # Here, before gigabytes are loaded in vain.
             if config.optimizer_states == "8bit":
                 require("quantized", 'optimizer_states = "8bit"')
             if config.base_precision == "nf4":
@@ -167,7 +164,7 @@ class Trainer:
         return config
 
     def _free(self) -> tuple[int, int]:
-        """Bytes of the device and of the host that each rank may take: what the one that has least may."""
+        """Free bytes of the device and of the host, the least of all ranks."""
         own = read_free_bytes(self._device, ranks=self._ranks.count)
         return -self._ranks.most(-own), -self._ranks.most(-free_host_bytes())
 
@@ -177,7 +174,7 @@ class Trainer:
         if config.kl_weight and config.adapter is not None:
             reference = WithoutAdapter(self._policy)
         elif config.kl_weight:
-            # The model that the run began with, whatever checkpoint it goes on from.
+            # The model that the run began with, also if it goes on from a checkpoint.
             with channel.alive():
                 reference, _ = self._load()
             reference.module.requires_grad_(False)
@@ -197,7 +194,8 @@ class Trainer:
 
     @contextmanager
     def _rounded(self) -> Iterator[None]:
-        """A cast to bf16 alone would round to the nearest: passes would not see what moved and was published."""
+        """Within the block, passes use the published weights. A plain cast to bf16 would round to the nearest number,
+        and so lose changes that were published."""
         self._wait_for_checkpoint(only_shared=True)
         with self._ranks.rounded(self._model):
             yield
@@ -215,14 +213,14 @@ class Trainer:
         self._ranks.place(policy.module, source, self._device, half=half)
         if config.adapter is not None:
             policy.module.weights_in_half |= half
-            # Of what this device makes of packed weights: the same numbers are published.
+            # On this device, since unpacked weights are published as this device computes them.
             self._base = digest_of_weights(model)
             self._began_with = self._base.hex()
         return policy, tokenizer
 
     def _load_adapted(self, rank: int, *, half: bool) -> tuple[Any, Any]:
-        """One rank alone trains an adapter. Frozen weights are bf16 where passes are; elsewhere they are the same
-        numbers in float32."""
+        """Load the model and add an adapter, which only a single rank can train. Frozen weights are bf16 if passes are,
+        else the same numbers in float32."""
         config, made_in = self._config, self._run_dir / MODEL
         model, tokenizer = load_model(config.model, config.seed, made_in, self._channel.tell, torch.bfloat16)
         hold_in(model, config.base_precision)
@@ -230,7 +228,8 @@ class Trainer:
         return model if half else model.float(), tokenizer
 
     def _settle(self, policy: Policy) -> tuple[TrainerConfig, tuple[str, ...]]:
-        """How steps are computed, and lines about it. A small model takes a minibatch at once and always fits."""
+        """Choose how steps are computed; the configuration, and lines for people. A small model computes a whole
+        minibatch at once, and always fits."""
         config, notes = policy.settle(self._config, self._device)
         if self._parameters < SMALL_MODEL_PARAMETERS:
             return config, notes
@@ -250,7 +249,7 @@ class Trainer:
 
     def _context_tokens(self) -> int:
         found = stated(self._model.config.get_text_config(), "max_position_embeddings", "max_seq_len") or 0
-        return int(found) if found > 0 else MAX_TOKENS  # ALiBi and Mamba have no limit; XLNet says -1
+        return int(found) if found > 0 else MAX_TOKENS  # ALiBi and Mamba state no limit; XLNet states -1
 
     def audit(self, command: Audit) -> Audited:
         began, config = time.monotonic(), self._config
@@ -260,9 +259,9 @@ class Trainer:
                 found = audit(
                     self._policy, command.rollouts, config, self._device, weights, ranks=self._ranks, half=half
                 )
-        except (torch.OutOfMemoryError, FileNotFoundError) as fault:  # They may be given up for want of room
+        except (torch.OutOfMemoryError, FileNotFoundError) as fault:  # Kept weights go first when the disk is full
             if self._ranks.count > 1 and isinstance(fault, torch.OutOfMemoryError):
-                raise  # The others wait for this rank.
+                raise  # The other ranks wait for this one.
             found = Audited()
         return msgspec.structs.replace(found, seconds=time.monotonic() - began)
 
@@ -305,17 +304,17 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def _out_of_memory(command: Train, error: torch.OutOfMemoryError) -> str:
-    """A line: after a start from the checkpoint the same batch would need as much."""
+    """A line for the user, since after a restart from the checkpoint the same batch would need as much memory."""
     longest = max(len(group.prompt_token_ids) + r.length for group in command.groups for r in group.rollouts)
-    said = str(error).strip().splitlines()[0]
+    reason = str(error).strip().splitlines()[0]
     return (
         f"the device's memory ran out in learner step {command.step}, whose longest row has {longest:,} tokens "
-        f"({said}); go on with --resume and fewer --tokens-per-micro-batch, or see whether another process is on it"
+        f"({reason}); go on with --resume and fewer --tokens-per-micro-batch, or see whether another process is on it"
     )
 
 
 def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """What any of a model's files says that a turn ends with, as far as its vocabulary has it."""
+    """The end-of-turn tokens that any of a model's files names, if they are in its vocabulary."""
     files = (model.generation_config, model.config, model.config.get_text_config(), tokenizer)
     stated = [getattr(file, "eos_token_id", None) for file in files]
     found = [
@@ -325,7 +324,7 @@ def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 class Commands:
-    """Carries out commands, one after another, on every rank alike."""
+    """Carries out commands one after another, in the same way on every rank."""
 
     def __init__(self, channel: ChildChannel, ranks: Ranks) -> None:
         self._channel = channel
@@ -334,7 +333,7 @@ class Commands:
 
     def handle(self, command: Command) -> msgspec.Struct:
         if isinstance(command, Prepare):
-            # Nobody's until all of it has succeeded: a node that goes on with half of it would train on other weights.
+            # Keep the trainer only once it is fully prepared: with half of it a node would train on other weights.
             config = TrainerConfig.model_validate(command.config)
             made = Trainer(config, self._channel, self._ranks, resume=command.resume)
             prepared = made.prepared()
@@ -365,7 +364,7 @@ def main() -> None:
 
 
 def _run_rank() -> NoReturn:
-    """One of several ranks, until the node goes: rank 0 has the node's commands, the others have them from it."""
+    """Run one of several ranks until the node ends: rank 0 gets the node's commands and passes them to the others."""
     from swarm.learner.sharded import Sharded, SharedFault
 
     channel = ChildChannel(status_without_parent=1) if os.environ["RANK"] == "0" else NoParent()
@@ -374,7 +373,7 @@ def _run_rank() -> NoReturn:
 
     def lead(command: Command) -> msgspec.Struct:
         try:
-            ranks.tell(msgspec.msgpack.encode(command))
+            ranks.send_command(msgspec.msgpack.encode(command))
             return commands.handle(command)
         except SharedFault:
             raise
@@ -385,12 +384,12 @@ def _run_rank() -> NoReturn:
     if ranks.rank == 0:
         channel.serve(Command, lead, goes_on_after=SharedFault)
         os._exit(1)
-    while (heard := ranks.hear()) is not None:
+    while (command := ranks.receive_command()) is not None:
         try:
-            commands.handle(msgspec.msgpack.decode(heard, type=Command))
+            commands.handle(msgspec.msgpack.decode(command, type=Command))
         except SharedFault:
             pass
-        except Exception:  # noqa: BLE001 - whatever it was, nobody may wait for this rank any longer
+        except Exception:  # noqa: BLE001 - after any fault this rank must end, since others may wait for it
             traceback.print_exc()
             sys.stderr.flush()
             time.sleep(ALIKE_S)

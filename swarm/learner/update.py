@@ -1,4 +1,4 @@
-"""One learner step: a few optimiser steps over the rows of a batch. Reads top to bottom."""
+"""One learner step: a few optimiser steps over the rows of a batch. Read it from top to bottom."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from swarm.learner.objective import OBJECTIVES, Tokens, kl_to_reference, token_w
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.types import Schedule
 
-MAX_TOKEN_KL = 5.0  # Of one token in mismatch_kl, in nats. More only says that the two know nothing of each other
+MAX_TOKEN_KL = 5.0  # Nats, for one token in mismatch_kl. From here on the two distributions have nothing in common.
 
-FLOOR = 0.1  # Share of its peak at which the learning rate ends
+FLOOR = 0.1  # Share of its peak to which the learning rate falls
 WSD_DECAY = 0.2
-"""Of the steps after the warm-up, the last ones in which `wsd` decays: a tenth to a fifth is what its authors use
-(MiniCPM, arXiv 2404.06395)."""
+"""Share of the steps after the warm-up, at the end, in which `wsd` decays; its authors use a tenth to a fifth (MiniCPM,
+arXiv 2404.06395)."""
 
 Sums = defaultdict[str, float]
 
 PER_TOKEN = ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "sampling/importance_sampling_ratio/mean")
-"""Figures of every step, 0 where nothing was trained on."""
+"""Figures that every step has; 0 if nothing was trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Learning(Parts):
     policy: Policy
     reference: Policy | WithoutAdapter | None
     rounded: Callable[[], AbstractContextManager[None]] = nullcontext
-    """In it passes are computed with the weights that samplers are given."""
+    """A context in which passes use the same weights that samplers get."""
 
 
 class Update:
@@ -48,18 +48,18 @@ class Update:
     def __init__(self, config: TrainerConfig, learning: Learning) -> None:
         self._config = config
         self._at = learning
-        self.learning_rate = config.resolved_learning_rate  # Its peak: what was set since then, or this
+        self.learning_rate = config.resolved_learning_rate  # The peak; the owner may change it during the run
         self.objective = OBJECTIVES[config.objective]
         learning.policy.module.entropy_pulls = config.entropy_weight > 0
         self.alarms = Alarms()
         self.claims = Claims() if config.audit_share else Claims(math.inf)
         self.withheld = Counter[str]()
-        """Rollouts of each sampler that the last step left out because of their claims."""
+        """For each sampler, how many rollouts the last step left out because of their claims."""
         self.compared: list[Claim] = []
-        """What the last step compared at equal weights."""
+        """The claims of the last step that could be compared at equal weights."""
 
     def step(self, groups: Sequence[TrainGroup], step: int) -> tuple[dict[str, float], tuple[Alarm, ...]]:
-        """Train on the groups that have any variance; the figures, by TRL's names, and the alarms."""
+        """Train on the groups that have any variance. Return the figures, by TRL's names, and the alarms."""
         figures = reward_figures(groups, self._config)
         self.compared = []
         self.set_learning_rate(step)
@@ -81,7 +81,8 @@ class Update:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _minibatches(self, rows: Sequence[Row]) -> tuple[torch.Tensor, ...]:
-        """Places of rows. The order of prompts is random; rows of one prompt stay together, to be computed so."""
+        """The indices of the rows of each minibatch. Prompts are shuffled; rows of one prompt stay together, so that
+        they can share it."""
         prompts = by_prompt(rows)
         order = torch.randperm(len(prompts), generator=self._at.shuffle).tolist()
         return torch.tensor([place for prompt in order for place in prompts[prompt]]).chunk(self._config.minibatches)
@@ -110,8 +111,8 @@ class Update:
         return [found[place] for place in range(len(rows))]
 
     def _share(self, rows: Sequence[Row]) -> tuple[list[int], list[MicroBatch], list[MicroBatch]]:
-        """Places of this rank's rows among `rows`, their micro-batches, and micro-batches without weight that fill up:
-        every rank takes part in every pass."""
+        """The indices of this rank's rows, their micro-batches, and micro-batches without weight that make up the
+        number: every rank takes part in every pass."""
         ranks, at = self._at.ranks, self._at
         places = ranks.share([len(row.token_ids) for row in rows])
         parts = micro_batches([rows[place] for place in places], self._config, at.device)
@@ -121,9 +122,9 @@ class Update:
         return places, parts, idle
 
     def optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool, teaching: float = 1.0) -> list[Claim]:
-        """Accumulate the gradient over micro-batches. What a token counts for follows from the whole minibatch, however
-        it is cut, and from the share of groups that are `teaching`: the mean is over the others too, which were left
-        out. Return what was read of all rows."""
+        """Accumulate the gradient over micro-batches and step. The weight of a token depends on the whole minibatch,
+        not on how it is divided, and on `teaching`, the share of groups with any variance: the others were left out,
+        but count in the mean. Return the claims of all rows."""
         config, rollouts = self._config, len(rows) / teaching
         tokens = max(1.0, sum(float(row.mask.sum()) for row in rows)) / teaching
         own: Sums = defaultdict(float)
@@ -150,7 +151,7 @@ class Update:
             self._at.optimizer.step()
             found |= {"grad_norm": norm, "stepped": 1.0}
         self._at.optimizer.zero_grad(set_to_none=True)
-        # The sums of what is not finite are no more finite than its gradient, and would spoil the whole step's figures.
+        # If the gradient is not finite, nor are these sums, and they would spoil the figures of the whole step.
         if math.isfinite(norm):
             sums["finite"] += 1
             for name, value in found.items():
@@ -158,7 +159,7 @@ class Update:
         return claims
 
     def _claims(self, rows: Sequence[Row], own: dict[int, torch.Tensor]) -> list[Claim]:
-        """Those of the rows of all ranks; the same list on every rank."""
+        """The claims of the rows of all ranks, in the same order on every rank."""
         found = self._at.ranks.merge(own)
         return [
             Claim(sampler, rows[place].staleness, *figures)
@@ -167,8 +168,8 @@ class Update:
         ]
 
     def _accumulate(self, part: MicroBatch, shares: Sequence[float], sums: Sums, *, is_last: bool) -> torch.Tensor:
-        """Forward and backward of one micro-batch, without claims that are not believed. Return distance, nats and
-        tokens of each voice's claims, [voices, 3]. `shares`: what a token of each row counts for."""
+        """Forward and backward pass of one micro-batch, in which claims that are too far off do not count. Return
+        distance, nats and tokens of each voice's claims, [voices, 3]. `shares` is the weight of a token of each row."""
         config = self._config
         read = self._at.policy.read(part)
         distances, believed = _believed(read, part, self.claims)
@@ -203,7 +204,7 @@ class Update:
     def _figures(self, sums: Sums, minibatches: int) -> dict[str, float]:
         steps = sums.pop("stepped", 0.0)
         tokens = max(1.0, sums.pop("tokens", 0.0))
-        # There is none where no token is of the version that the learner is at.
+        # Missing if no token was drawn by the learner's current version.
         mismatch = {"mismatch_kl": sums.pop("mismatch_kl")} if "mismatch_kl" in sums else {}
         return {
             "loss": sums.pop("loss", 0.0) / max(1.0, sums.pop("finite", 0.0)),
@@ -226,9 +227,9 @@ class Update:
 def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: int) -> float:
     """The learning rate of step 0, 1, ... as a share of its peak.
 
-    It rises in a straight line over the first `warmup_steps`. With x from 0 there to 1 at `steps` it is then 1
-    (constant), 1 - (1 - FLOOR)·x (linear), FLOOR + (1 - FLOOR)·(1 + cos πx)/2 (cosine), or 1 until WSD_DECAY is left
-    and from there a straight line to the floor (wsd: warm up, stay, decay). After `steps` it stays at the floor.
+    It rises linearly over the first `warmup_steps`. Then, with x from 0 to 1 at `steps`, it is 1 (constant),
+    1 - (1 - FLOOR)·x (linear), FLOOR + (1 - FLOOR)·(1 + cos πx)/2 (cosine), or 1 until the last WSD_DECAY of x, over
+    which it falls linearly to the floor (wsd: warm up, stay, decay). After `steps` it stays at the floor.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -246,35 +247,36 @@ def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: 
 
 
 def _mismatch_figure(compared: Sequence[Claim]) -> dict[str, float]:
-    """The mean over all tokens, if there are any."""
+    """The mean over all compared tokens, if there are any."""
     tokens = sum(one.tokens for one in compared)
     return {"mismatch_kl": sum(one.nats for one in compared) / tokens} if tokens else {}
 
 
 @torch.no_grad()
 def _believed(read: TokenFigures, part: MicroBatch, claims: Claims) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distance of each voice's claims, and for each token 0 if its voice's is beyond the limit, else 1."""
+    """The distance of each voice's claims, and for each token 0 if that distance is over the limit, else 1."""
     off = (read.logprobs - part.behaviour).abs().clamp(max=TOKEN_DISTANCE)
     counts = part.voices.bincount(minlength=sum(part.voices_of))
     sums = torch.zeros(len(counts), device=off.device).index_add_(0, part.voices, off)
     distances = sums / counts.clamp(min=MIN_TOKENS)
     ages, of_tokens = part.staleness.unique(return_inverse=True)
     limits = torch.tensor([claims.limit(int(age)) for age in ages.tolist()], device=off.device)
-    # What is not a number is left to the alarms: weights are to blame for it.
+    # A distance of NaN passes: the weights are broken, which is for the alarms.
     return distances, (~(distances[part.voices] > limits[of_tokens])).to(part.mask.dtype)
 
 
 @torch.no_grad()
 def _compared(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> torch.Tensor:
-    """Distance between the engine's and the learner's log-probs, for each voice: [voices, 2], its sum and its tokens.
-    Only tokens drawn with the learner's present weights count: their version is at most `unchanged_steps` old.
+    """Divergence of the engine's log-probs from the learner's, for each voice: its sum and the number of tokens,
+    [voices, 2]. Only tokens drawn with the learner's present weights count: their version is at most `unchanged_steps`
+    old.
 
-    The estimator r - 1 - log r of KL(behaviour, learner) is never negative (Schulman's k3). It is bounded, so that no
-    claim drowns the others.
+    The estimator r - 1 - log r of KL(behaviour, learner) is never negative (Schulman's k3). It is capped, so that no
+    single claim dominates the sum.
     """
     same = part.mask * (part.staleness <= unchanged_steps)
     log_ratio = read.logprobs - part.behaviour
     kl = (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
-    # On the CPU, which adds up in the same order in every replay.
+    # On the CPU, where a replay adds up in the same order.
     both = torch.stack([kl * same, same], dim=1).cpu()
     return torch.zeros(sum(part.voices_of), 2).index_add_(0, part.voices.cpu(), both)

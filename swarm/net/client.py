@@ -103,7 +103,7 @@ Progress = Callable[[int], None]
 
 
 class Peer(Protocol):
-    """A node that can be asked over HTTP: once (PeerClient), or until it answers (join/link.py)."""
+    """A node that can be asked over HTTP."""
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = ...) -> bytes: ...
 

@@ -25,7 +25,6 @@ FLATTERED_EVERY = 20  # Steps: answers to held-out prompts can flatter only unti
 SETTINGS = """\
 [swarm]
 beat_s = 1.0
-lease_time_limit_s = 10.0  # Samples take a tenth of a second: what a hoarder holds is had back after this and a minute
 [learn]
 schedule = 'linear'
 steps = {steps}
@@ -166,7 +165,8 @@ class Swarm:
         is_flawed = {"raising-answers", "hanging-answers"} & {*plan.attackers}
         settings.write_text(text + (FLAWED if is_flawed else ""))
         flags = ("--port", "0", "--max-staleness", str(MAX_STALENESS), "--run-dir", str(self._run_dir))
-        return await self._start("learner", "lead", "--host", "127.0.0.1", "--config", str(settings), *flags)
+        given = ("lead", "--host", "127.0.0.1", "--config", str(settings), *flags)
+        return await self._start("learner", *given, module="swarm.redteam.learner")
 
     async def _join(self, url: str, name: str, *, attack: str = "") -> NodeId:
         state = self._directory / name
@@ -175,11 +175,11 @@ class Swarm:
         flags = ("join", "--lan", "--bootstrap", url, "--state-dir", str(state), *role)
         # Its key is made before the node starts, which then goes by it: so it is known who is who.
         node = load_or_create_key(state).node_id
-        await self._start(name, *((attack,) if attack else ()), *flags, attacks=bool(attack))
+        module = "swarm.redteam.sampler" if attack else "swarm"
+        await self._start(name, *((attack,) if attack else ()), *flags, module=module)
         return node
 
-    async def _start(self, name: str, *arguments: str, attacks: bool = False) -> asyncio.subprocess.Process:
-        module = "swarm.redteam.sampler" if attacks else "swarm"
+    async def _start(self, name: str, *arguments: str, module: str) -> asyncio.subprocess.Process:
         self._processes.append(await start_node(self._log(name), *arguments, module=module))
         return self._processes[-1]
 

@@ -16,7 +16,7 @@ ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults 
 DECIDE = ("max_staleness", "publish_every_steps", "steps", "target")
 """Settings that the weights depend on although they may change when a run is resumed."""
 
-OF_THE_NETWORK = ("beat_s", "lease_time_limit_s", "reward_timeout_s")
+OF_THE_NETWORK = ("beat_s", "reward_timeout_s")
 HERE = (".", "/", "~")  # A name that begins so is a path on this machine and not one on the hub
 
 

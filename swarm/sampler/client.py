@@ -5,10 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from swarm.errors import ProtocolError
-from swarm.net.client import Peer
 from swarm.rollout.messages import (
     LEASE_REPLY_BYTES,
     STEP_REPLY_BYTES,
@@ -43,11 +42,17 @@ class Refused(NamedTuple):
     detail: str
 
 
+class Line(Protocol):
+    """Calls to the learner: once (PeerClient), or until it answers (join/link.py)."""
+
+    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes: ...
+
+
 class RolloutClient:
     """Calls of `node` to one learner, with an engine of the class that it names. They raise what PeerClient raises."""
 
-    def __init__(self, peer: Peer, node: NodeId, engine_class: str = "") -> None:
-        self._peer = peer
+    def __init__(self, line: Line, node: NodeId, engine_class: str = "") -> None:
+        self._line = line
         self._node = node
         self.engine_class = engine_class
 
@@ -64,7 +69,7 @@ class RolloutClient:
             at_once=at_once,
             engine=self.engine_class,
         )
-        data = await self._peer.post(
+        data = await self._line.post(
             "/v1/leases", encode(request), cap_bytes=LEASE_REPLY_BYTES, timeout_s=wait_s + CALL_S
         )
         reply = decode(data, LeaseReply, cap_bytes=LEASE_REPLY_BYTES)
@@ -94,20 +99,20 @@ class RolloutClient:
             life=LIFE,
             did=did,
         )
-        data = await self._peer.post("/v1/beat", encode(beat), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
+        data = await self._line.post("/v1/beat", encode(beat), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
         return decode(data, BeatReply, cap_bytes=CONTROL_BODY_BYTES)
 
     async def submit(self, answers: Sequence[Answer]) -> list[Stepped]:
         """Hand in completions and turns of episodes. Return the verdicts, without those on turns whose environments
         have not answered yet. This is idempotent: the learner answers "duplicate" for rollouts that it has accepted."""
         body = compress(encode(Submission(node=self._node, answers=tuple(answers))))
-        data = await self._peer.post(SUBMIT_PATH, body, cap_bytes=STEP_REPLY_BYTES, timeout_s=CALL_S)
+        data = await self._line.post(SUBMIT_PATH, body, cap_bytes=STEP_REPLY_BYTES, timeout_s=CALL_S)
         return list(decode(data, StepReply, cap_bytes=STEP_REPLY_BYTES).steps)
 
     async def release(self, samples: Iterable[SampleName], *, forget: bool) -> None:
         """Give samples back unfinished."""
         release = Release(node=self._node, samples=by_group(samples), forget=forget)
-        await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
+        await self._line.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
 
 
 def samples_of(leases: Iterable[Lease]) -> list[SampleName]:

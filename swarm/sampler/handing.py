@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+from swarm.aio import Changes
 from swarm.net.client import SlowLine
 from swarm.rollout.messages import MAX_SUBMITTED, Answer, Stepped
 from swarm.wire import RATIO_FREE_BYTES
@@ -33,7 +34,7 @@ class Handing:
         self._submit = submit
         self._say = say
         self._queue: deque[Waiting] = deque()
-        self._wake = asyncio.Condition()
+        self._came = Changes()
         self._portion_bytes = PORTION_BYTES
 
     async def hand_in(self, answer: Answer) -> Stepped:
@@ -45,7 +46,7 @@ class Handing:
         loop = asyncio.get_running_loop()
         waiting: list[Waiting] = [(answer, loop.create_future()) for answer in answers]
         self._queue.extend(waiting)
-        await self._tell()
+        self._came.tell()
         return list(await asyncio.gather(*(future for _, future in waiting)))
 
     async def run(self) -> None:
@@ -56,13 +57,13 @@ class Handing:
 
     async def _hand_in(self) -> None:
         while True:
-            async with self._wake:
-                await self._wake.wait_for(lambda: self._queue)
+            while not self._queue:
+                await self._came.wait(self._came.count, None)
             await asyncio.sleep(0)  # Others may be drawn in the same moment.
             if some := self._take():
                 await self._give_out(some)
                 self._queue.extendleft(one for one in reversed(some) if not one[1].done())
-                await self._tell()
+                self._came.tell()
 
     async def _give_out(self, some: list[Waiting]) -> None:
         """Hand in `some`, and give out what comes back; over a slow line nothing does."""
@@ -99,10 +100,6 @@ class Handing:
             if not one[1].done():  # Else who asked has gone.
                 some.append(one)
         return some
-
-    async def _tell(self) -> None:
-        async with self._wake:
-            self._wake.notify()
 
 
 def _size_bytes(answer: Answer) -> int:

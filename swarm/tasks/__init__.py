@@ -51,8 +51,8 @@ DEFAULT_NEW_TOKENS = 1024  # Longest completion if neither the user nor the task
 
 def task_options(config: LeadConfig) -> TaskOptions:
     """The settings of a run that its task needs; they have the same names."""
-    same = {name: getattr(config, name) for name in TaskOptions.__struct_fields__ if name != "name"}
-    return TaskOptions(name=config.task, **same)
+    same = {name: getattr(config, name) for name in TaskOptions.__struct_fields__ if name not in ("name", "rewards")}
+    return TaskOptions(name=config.task, rewards=config.own_rewards, **same)
 
 
 def load_task(options: TaskOptions) -> Task:

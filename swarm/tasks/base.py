@@ -33,7 +33,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
 SEAT = 1  # The player in an episode that another program plays; player 0's tokens would have to follow the prompt
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an episode that another program played; with a `fault` it has no reward."""
 
     reward: float = 0.0

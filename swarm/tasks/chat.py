@@ -72,8 +72,8 @@ def is_printed(messages: Sequence[tuple[str, str]], text: str) -> bool:
     """Whether a rendered chat contains every message, or nearly all of its words. The assistant's messages do not
     count, since a template may leave thoughts out."""
     shown = set(re.findall(r"\w+", text))
-    asked = [(content, set(re.findall(r"\w+", content))) for role, content in messages if role != "assistant"]
-    return all(content.strip() in text or (words and len(words & shown) > 0.8 * len(words)) for content, words in asked)
+    parts = [(content, set(re.findall(r"\w+", content))) for role, content in messages if role != "assistant"]
+    return all(content.strip() in text or (words and len(words & shown) > 0.8 * len(words)) for content, words in parts)
 
 
 def load_chat_template(directory: Path, *, began: datetime, arguments: Mapping[str, Any]) -> ChatTemplate | None:

@@ -56,7 +56,7 @@ class OwnEnvironment(Environment):
 
 
 def _messages(found: Any) -> Messages:
-    return [("user", found)] if isinstance(found, str) else [(str(role), str(said)) for role, said in found or ()]
+    return [("user", found)] if isinstance(found, str) else [(str(role), str(content)) for role, content in found or ()]
 
 
 class OwnTask(Task):

@@ -196,7 +196,7 @@ def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bo
             has = ", ".join(map(str, row)) or "nothing"
             raise UserError(f"{place} has no {column!r}, only {has}: add it, or name others with columns")
     question, answer = (row[column] for column in options.columns)
-    text, messages = _asked(question, place)
+    text, messages = _prompt_of(question, place)
     answer = _as_text(answer, f"{place}: the answer")
     prompt = Prompt(prompt_id="-", text=text, answer=answer, messages=messages)
     if not isinstance(row.get("held_out", False), bool):
@@ -205,16 +205,16 @@ def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bo
     return msgspec.structs.replace(prompt, prompt_id=prompt_id(given, prompt)), row.get("held_out")
 
 
-def _asked(asked: Any, place: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _prompt_of(prompt: Any, place: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """The content of the last message, and all messages if there are several."""
-    if isinstance(asked, str):
-        if not asked:
+    if isinstance(prompt, str):
+        if not prompt:
             raise UserError(f"{place}: the prompt is empty")
-        return asked, ()
-    if not isinstance(asked, list) or not asked:
+        return prompt, ()
+    if not isinstance(prompt, list) or not prompt:
         raise UserError(f"{place}: a prompt is a string or a list of chat messages")
     turns = []
-    for message in asked:
+    for message in prompt:
         match message:
             case {"role": str() as role, "content": str() as content} if role in ROLES:
                 turns.append((role, content))

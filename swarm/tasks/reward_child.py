@@ -1,6 +1,6 @@
 """A process that computes rewards and plays episodes for RewardPool, which starts it without the node's secrets.
 
-It receives one Begin, then any number of Completion and StepAsked, and answers each with an Outcome (process.py).
+It receives one Begin, then any number of Completion and StepCall, and answers each with an Outcome (process.py).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     text: str | None = None
 
 
-class StepAsked(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+class StepCall(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """The turns of an episode, as in StepWanted; the environment is to answer the last one. All turns are sent, some
     tens of kB, since a process that has lost the episode plays it again."""
 
@@ -132,14 +132,14 @@ class Episodes:
         self._task, self._is_control = task, begin.reward == "random"
         self.live: Bounded[str, Episode] = Bounded(MAX_LIVE)
 
-    def answer(self, asked: StepAsked, progress: Callable[[], None] = lambda: None) -> Observed:
+    def answer(self, call: StepCall, progress: Callable[[], None] = lambda: None) -> Observed:
         """Return the answer to the last turn, if there is one. Raise what the environment raises, and drop the episode.
         `progress` is called after each turn that is played again, since each has its own time limit."""
-        *before, last = asked.drawn or (None,)
-        episode = self.live.pop(asked.episode, None)
+        *before, last = call.drawn or (None,)
+        episode = self.live.pop(call.episode, None)
         if episode is None or episode.turns != len(before):
-            control = asked.seed if self._is_control else None
-            episode = Episode(self._task.environment(), self._text, asked.prompt, control)
+            control = call.seed if self._is_control else None
+            episode = Episode(self._task.environment(), self._text, call.prompt, control)
             for drawn in before:
                 assert drawn is not None
                 if episode.step(drawn).done:
@@ -147,7 +147,7 @@ class Episodes:
                 progress()
         observed = episode.step(last) if last is not None else Observed()
         if not observed.done:
-            self.live[asked.episode] = episode
+            self.live[call.episode] = episode
         return observed
 
 
@@ -157,16 +157,16 @@ class Rewards:
     def __init__(self, progress: Callable[[], None]) -> None:
         self._progress = progress
 
-    def handle(self, asked: Begin | Completion | StepAsked) -> Outcome:
+    def handle(self, call: Begin | Completion | StepCall) -> Outcome:
         try:
-            match asked:
+            match call:
                 case Begin():
-                    return self._load(asked)
-                case StepAsked():
+                    return self._load(call)
+                case StepCall():
                     assert self._episodes is not None
-                    return Outcome(observed=self._episodes.answer(asked, self._progress))
+                    return Outcome(observed=self._episodes.answer(call, self._progress))
                 case Completion():
-                    return Outcome(score=checked(self._score(asked)))
+                    return Outcome(score=checked(self._score(call)))
         except MemoryError:
             if self._episodes is not None:
                 self._episodes.live.clear()  # They may hold the memory; each is played again when it is asked for
@@ -189,14 +189,14 @@ class Rewards:
             return Outcome(fault=one_line(error))
         return Outcome()
 
-    def _score(self, asked: Completion) -> object:
-        text = asked.text
+    def _score(self, call: Completion) -> object:
+        text = call.text
         if text is None:
             assert self._tokenizer is not None
-            text = completion_text(self._tokenizer, array("i", asked.token_ids), self._begin.stop_token_ids)
+            text = completion_text(self._tokenizer, array("i", call.token_ids), self._begin.stop_token_ids)
         if self._begin.reward == "random":
-            return random_score(self._task, asked.prompt, text, asked.seed)
-        return self._task.score(asked.prompt, text)
+            return random_score(self._task, call.prompt, text, call.seed)
+        return self._task.score(call.prompt, text)
 
 
 def main() -> None:
@@ -207,7 +207,7 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel()
-    channel.serve(Begin | Completion | StepAsked, Rewards(channel.progress).handle)
+    channel.serve(Begin | Completion | StepCall, Rewards(channel.progress).handle)
 
 
 def one_line(error: BaseException) -> str:

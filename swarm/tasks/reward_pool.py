@@ -24,10 +24,10 @@ from msgspec.structs import replace
 
 from swarm.errors import ChildFailed, ChildHung, UserError
 from swarm.process import Child, clean_environment
-from swarm.tasks.reward_child import Begin, Completion, Outcome, StepAsked
+from swarm.tasks.reward_child import Begin, Completion, Outcome, StepCall
 from swarm.types import Observed, Score, Unscored
 
-__all__ = ["Begin", "Completion", "RewardPool", "StepAsked"]
+__all__ = ["Begin", "Completion", "RewardPool", "StepCall"]
 
 LOAD_S = 600.0  # Longest wait for a process to load the task: libraries, and data sets of some millions of lines
 MAX_DEATHS = 2  # Of processes over one completion. One may not be its fault: short of memory, the kernel kills any.
@@ -76,10 +76,10 @@ class RewardPool:
             self._free.put_nowait(worker)
         return outcomes
 
-    async def step(self, asked: StepAsked) -> Observed | Unscored:
+    async def step(self, call: StepCall) -> Observed | Unscored:
         """Have an environment answer the last turn, or begin an episode. Waits for earlier steps without a limit:
         pacing bounds the number of callers."""
-        outcome = await self._workers[crc32(asked.episode.encode()) % len(self._workers)].outcome(asked)
+        outcome = await self._workers[crc32(call.episode.encode()) % len(self._workers)].outcome(call)
         return Unscored(reason=outcome.fault[:MAX_REASON]) if outcome.fault else outcome.observed
 
     async def close(self) -> None:
@@ -109,9 +109,9 @@ class _Worker:
         async with self._turn:
             return await self._begun()
 
-    async def outcome(self, asked: Completion | StepAsked) -> Outcome:
+    async def outcome(self, call: Completion | StepCall) -> Outcome:
         # A reward sees only texts, so the prompt's tokens are not sent.
-        sent = replace(asked, prompt=replace(asked.prompt, token_ids=()))
+        sent = replace(call, prompt=replace(call.prompt, token_ids=()))
         async with self._turn:
             for death in range(1, MAX_DEATHS + 1):
                 if fault := await self._begun():

@@ -91,16 +91,16 @@ class TurnText:
         chat = self._begun([(role, f"question {place}") for place, (role, _) in enumerate(opening or [("user", "")])])
         shown = self._template.render(chat)
         is_other = False
-        for said, answer in (("left", "You see\n\na wall."), ("right\nor up", "You are there.")):
-            before, asked = shown, chat[-1][1]
-            chat += [("assistant", said), ("user", answer)]
+        for turn, answer in (("left", "You see\n\na wall."), ("right\nor up", "You are there.")):
+            before, question = shown, chat[-1][1]
+            chat += [("assistant", turn), ("user", answer)]
             shown = self._template.render(chat)
             (after,) = self._after([("user", answer)], self._mark(chat))
-            kept = shown.removesuffix(said + after)
+            kept = shown.removesuffix(turn + after)
             same = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, kept, strict=False)))
             rests = [THINKING.sub("", text[len(same) :]) for text in (before, kept)]
             # Before an earlier turn the template may add or leave out a thought or the name of a channel.
-            if kept == shown or asked not in same or all(rests):
+            if kept == shown or question not in same or all(rests):
                 raise UserError(REFUSED)
             is_other |= kept != before
         thought = self._template.render([*self._begun([("user", "sky?")]), ("assistant", THOUGHT), ("user", "sea?")])

@@ -20,7 +20,7 @@ from swarm.environments.base import Environment, Messages, Step
 from swarm.errors import ChildFailed, UserError
 from swarm.extras import how_to_have
 from swarm.process import Child, clean_environment
-from swarm.tasks.base import SEAT, Ended, Task, TaskOptions
+from swarm.tasks.base import SEAT, EpisodeResult, Task, TaskOptions
 from swarm.types import MAX_TURNS, Prompt, Score
 
 ELSEWHERE = "a taskset of verifiers is played by its own process, through the learner's endpoint alone"
@@ -94,17 +94,17 @@ class VerifiersRuns:
     async def begin(self) -> None:
         """Have the process load the taskset, before any sampler comes. Raise UserError if it cannot."""
         try:
-            await (await self._started()).call(Play(prompt_id="", headers={}), Ended)
+            await (await self._started()).call(Play(prompt_id="", headers={}), EpisodeResult)
         except ChildFailed as error:
             raise UserError(f"the taskset cannot be played: {error}") from error
 
-    async def run(self, episode: str, prompt_id: str) -> Ended:
+    async def run(self, episode: str, prompt_id: str) -> EpisodeResult:
         """Play one episode; this is what ExternalEpisodes calls. Raise ChildFailed if the process ends or does not
         start."""
         child = await self._started()
         headers = {"Authorization": f"Bearer {self._token}", "X-Echo-Episode": episode}
         try:
-            return await child.call(Play(prompt_id=prompt_id, headers=headers), Ended)
+            return await child.call(Play(prompt_id=prompt_id, headers=headers), EpisodeResult)
         except ChildFailed:
             if self._closed:
                 raise asyncio.CancelledError from None  # We ended it ourselves, so nothing failed

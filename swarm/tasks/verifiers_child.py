@@ -16,7 +16,7 @@ import msgspec
 
 from swarm.errors import UserError
 from swarm.process import ChildChannel
-from swarm.tasks.base import Ended
+from swarm.tasks.base import EpisodeResult
 from swarm.tasks.questions import is_held_out
 from swarm.tasks.verifiers import Begin, Play
 from swarm.types import MAX_PARTS, PART_NAME_LENGTH, Prompt
@@ -88,19 +88,19 @@ def _sides(taskset: Any) -> dict[str, list[dict[str, Any]]]:
     """Return the tasks to train on and those held out. The digest of a task decides, not its position."""
     sides: dict[str, list[dict[str, Any]]] = {"train": [], "heldout": []}
     for task in islice(taskset, MAX_TASKS):
-        asked = Prompt(prompt_id="-", text=task.data.model_dump_json(exclude={"idx"}), answer="")
-        sides["heldout" if is_held_out(asked) else "train"].append(task.data.model_dump(mode="json"))
+        question = Prompt(prompt_id="-", text=task.data.model_dump_json(exclude={"idx"}), answer="")
+        sides["heldout" if is_held_out(question) else "train"].append(task.data.model_dump(mode="json"))
     if not all(sides.values()):
         raise UserError("all tasks of the taskset are on one side: it needs more")
     return sides
 
 
-def _ended(episode: Any) -> Ended:
+def _ended(episode: Any) -> EpisodeResult:
     if faults := [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]:
-        return Ended(fault=" ".join(f"{faults[-1].type}: {faults[-1].message}".split())[:400])
+        return EpisodeResult(fault=" ".join(f"{faults[-1].type}: {faults[-1].message}".split())[:400])
     played = [trace for trace in episode.traces if trace.agent.trainable]
     parts = {name[:PART_NAME_LENGTH]: one.value for trace in played for name, one in trace.rewards.items() if one}
-    return Ended(reward=sum(trace.reward for trace in played), parts=dict(list(parts.items())[:MAX_PARTS]))
+    return EpisodeResult(reward=sum(trace.reward for trace in played), parts=dict(list(parts.items())[:MAX_PARTS]))
 
 
 async def _serve(begin: Begin, channel: ChildChannel) -> None:
@@ -117,16 +117,16 @@ async def _serve(begin: Begin, channel: ChildChannel) -> None:
         serving = asyncio.create_task(server.run())
         serving.add_done_callback(lambda done: done.cancelled() or os._exit(1))  # Or callers would wait for ever
 
-        async def play(asked: Play) -> Ended:
-            if not asked.prompt_id:
-                return Ended()  # An empty prompt id only checks that the taskset has loaded.
-            side, _, number = asked.prompt_id.rpartition("-")
+        async def play(call: Play) -> EpisodeResult:
+            if not call.prompt_id:
+                return EpisodeResult()  # An empty prompt id only checks that the taskset has loaded.
+            side, _, number = call.prompt_id.rpartition("-")
             task = sides[side][int(number) % len(sides[side])]
-            endpoint = TrainClientConfig(**given, headers=asked.headers)
+            endpoint = TrainClientConfig(**given, headers=call.headers)
             try:
                 return _ended(await client.run(endpoint, "policy", SamplingConfig(**begin.sampling), task))
             except Exception as error:  # noqa: BLE001 - whatever a taskset raises, only this episode fails
-                return Ended(fault=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400])
+                return EpisodeResult(fault=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400])
 
         await channel.serve_side_by_side(Play, play)
         serving.cancel()

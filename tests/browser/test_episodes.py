@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from swarm.dashboard.server import Dashboard
-from swarm.dashboard.source import Run
+from swarm.dashboard.source import ShownRun
 from swarm.run.directory import create_run_directory
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Read
@@ -37,7 +37,7 @@ def episodes(tmp_path: Path) -> Iterator[str]:
             lambda tokens: f"{IMAGE}{SCRIPT} " + "+".join(map(str, tokens)),
             lambda prompt, said: [],
         )
-        page = Dashboard(Run(directory=run_dir, readers=lambda: words))
+        page = Dashboard(ShownRun(directory=run_dir, readers=lambda: words))
         addresses.append(f"http://127.0.0.1:{await page.start('127.0.0.1', 0)}")
         ready.set()
         await asyncio.to_thread(over.wait)

@@ -32,7 +32,6 @@ REFUSED = (
     (("--max-staleness", "1", "--publish-every-steps", "3"), "lower the one or raise the other"),
     (("--steps", "many"), "valid integer"),
     (("--steps", "0"), "greater than or equal to 1"),
-    (("--reward", "money"), "'task' or 'random'"),
     (("--model", "/", "--task", "copy"), "no config.json"),
     (("--model", "./no-such-directory", "--task", "copy"), "no config.json"),
     (("--model", "Qwen/Qwen3-0.6B"), "what is Qwen/Qwen3-0.6B to learn? Say it with --task jsonl:FILE"),

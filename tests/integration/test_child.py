@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -77,6 +78,19 @@ async def test_a_child_without_progress_is_killed(tmp_path: Path) -> None:
         await child.call(Echo(words="", hang=True), Said)
     with pytest.raises(ChildFailed, match="died"):
         await child.call(Echo(words=""), Said)
+
+
+async def test_answers_of_other_calls_are_no_progress_of_one_that_hangs(tmp_path: Path) -> None:
+    """Samples of an engine that hangs end by their time limits, more often than it may be silent."""
+    child = Child("echo", MODULE, "side by side", log=tmp_path / "echo.log", hang_s=0.5)
+    await child.start()
+    hanging = asyncio.ensure_future(child.call(Echo(words="", after="never"), Said))
+    with suppress(ChildFailed):
+        for _ in range(100):
+            assert await child.call(Echo(words="given up"), Said)
+            await asyncio.sleep(0.05)
+    with pytest.raises(ChildFailed, match="no progress"):
+        await asyncio.wait_for(hanging, 0.1)
 
 
 async def test_calls_side_by_side_get_their_own_answers_in_any_order(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from swarm.dashboard import server, source
 from swarm.dashboard.feed import Feed, Reader
 from swarm.dashboard.public import PublicState
 from swarm.dashboard.server import ADDRESS, Dashboard, beside, for_volunteers, serve_files, url_of
-from swarm.dashboard.source import Run
+from swarm.dashboard.source import ShownRun
 from swarm.errors import UserError
 from swarm.run.directory import create_run_directory
 from swarm.run.log import RunLog
@@ -48,7 +48,7 @@ class Led:
     def step(self, number: int, **figures: float) -> None:
         self.log.metrics({"step": number, "time": 1000.0 + number, "reward": number / 10, **figures})
 
-    def run(self) -> Run:
+    def run(self) -> ShownRun:
         def status() -> dict[str, Any] | None:
             self.looked += 1
             return {"state": "running", "step": self.log.last.get("step", 0)} if self.is_up else None
@@ -59,7 +59,7 @@ class Led:
             self.changes.append(request)
             return "max-staleness is 4"
 
-        return Run(
+        return ShownRun(
             directory=self.directory,
             readers=no_readers,
             status=status,
@@ -86,7 +86,7 @@ def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Led:
 async def serve(led: Led) -> AsyncIterator[Serve]:
     pages: list[Dashboard] = []
 
-    async def started(host: str = "127.0.0.1", token: str | None = TOKEN, run: Run | None = None) -> str:
+    async def started(host: str = "127.0.0.1", token: str | None = TOKEN, run: ShownRun | None = None) -> str:
         page = Dashboard(run or led.run(), token=token)
         pages.append(page)
         return f"http://127.0.0.1:{await page.start(host, 0)}"
@@ -336,7 +336,7 @@ async def test_a_taken_port_of_a_kept_run_is_one_line(led: Led) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"cannot listen on port {port}: .*: pass another --port"):
-            await serve_files(Run(directory=led.directory, readers=no_readers), port, print)
+            await serve_files(ShownRun(directory=led.directory, readers=no_readers), port, print)
 
 
 async def test_heavy_work_that_nobody_waits_for_any_more_keeps_its_turn(led: Led) -> None:
@@ -376,7 +376,7 @@ async def test_a_run_that_was_killed_is_shown_as_its_files_have_it(
     timeline = Timeline(1000.0)
     timeline.note("learner", "train", 1001.0, 1002.0)
     (led.directory / "timeline.json").write_text(json.dumps(timeline.kept(now=1003.0)))
-    url = await serve(token=None, run=Run(directory=led.directory, readers=no_readers))
+    url = await serve(token=None, run=ShownRun(directory=led.directory, readers=no_readers))
     _, snapshot = await (await opened(browser, f"{url}")).next()
     shown = snapshot["digest"]
     assert (snapshot["live"], shown["state"], shown["step"]) == (False, "going on, or killed", 7)
@@ -395,7 +395,7 @@ async def test_a_stream_without_news_is_kept_open_by_comments(
     led: Led, serve: Serve, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "PING_S", 0.01)
-    stream = await opened(browser, await serve(run=Run(directory=led.directory, readers=no_readers)))
+    stream = await opened(browser, await serve(run=ShownRun(directory=led.directory, readers=no_readers)))
     await stream.next()
     for _ in range(3):
         assert await stream._answer.content.readuntil(b"\n\n") == b": ping\n\n"

@@ -21,7 +21,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks import load_task, task_options
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
-from swarm.tasks.reward_pool import Begin, RewardPool, StepAsked
+from swarm.tasks.reward_pool import Begin, RewardPool, StepCall
 from swarm.types import Observed, Unscored
 from tests.integration.odd_environment import OddEnvironment
 from tests.integration.test_scoring import EOS, STOP, write_tokenizer
@@ -53,10 +53,10 @@ async def odd(tokenizer: Path) -> AsyncIterator[RewardPool]:
     await pool.close()
 
 
-def asked(name: str, said: Sequence[str]) -> StepAsked:
+def asked(name: str, said: Sequence[str]) -> StepCall:
     drawn = tuple(array("i", [*map(WORDS.index, text), EOS]).tobytes() for text in said)
     prompt = TASK.prompt(int(name.split()[-1]) % 7)
-    return StepAsked(episode=name, prompt=prompt, drawn=drawn)
+    return StepCall(episode=name, prompt=prompt, drawn=drawn)
 
 
 async def seen(pool: RewardPool, name: str, said: Sequence[str]) -> Observed:
@@ -170,7 +170,7 @@ async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.M
     call = child.call
 
     async def limited(one: Any, kind: Any, **options: Any) -> Any:
-        hangs = isinstance(one, StepAsked) and one.episode == "episode 1"
+        hangs = isinstance(one, StepCall) and one.episode == "episode 1"
         return await call(one, kind, **{**options, "hang_s": 1.0} if hangs else options)
 
     monkeypatch.setattr(child, "call", limited)
@@ -206,10 +206,10 @@ async def test_the_settings_of_a_run_and_its_record_reach_the_environment(tmp_pa
     write_tokenizer(tmp_path / "model")
     record = Record(data_digest="", most_tokens=64, began=datetime(2026, 1, 1))
     write_json(tmp_path / RECORD, msgspec.to_builtins(record))
-    config = LeadConfig(model="tiny", task="frozen-lake", reward="random")
+    config = LeadConfig(model="tiny", task="frozen-lake", rewards={"random": 1.0})
     prompt = load_task(task_options(config)).prompt(0)
     pool = reward_pool(config, tmp_path / "model", STOP, processes=1)
-    first = StepAsked(episode="lake", prompt=prompt, seed=7, drawn=(array("i", [5, EOS]).tobytes(),))
+    first = StepCall(episode="lake", prompt=prompt, seed=7, drawn=(array("i", [5, EOS]).tobytes(),))
     found = await pool.step(first)
     await pool.close()
     assert not isinstance(found, Unscored), found

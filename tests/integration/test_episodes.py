@@ -141,7 +141,7 @@ def test_two_players_train_on_their_games(swarm: Swarm) -> None:
 
 @pytest.mark.long
 def test_a_control_with_random_rewards_has_one_of_them_an_episode(swarm: Swarm) -> None:
-    learner = lead(swarm, LAKE, "--reward", "random", steps=2)
+    learner = lead(swarm, LAKE, "--rewards", "random", steps=2)
     episodes = ends_well(learner, *join(swarm, learner, 1), steps=2)
     assert all(turn["reward"] == 0 for one in episodes for turn in one["turns"][1:])
     assert len({one["reward"] for one in episodes}) > len(episodes) // 2

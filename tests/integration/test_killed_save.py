@@ -64,7 +64,7 @@ async def test_a_trainer_killed_while_saving_leaves_the_checkpoint_before(
         assert (prepared.step, prepared.lineage) == (newest.step, newest.lineage) == (1, LINEAGE)
         assert resumed.staging.read_bytes() == weights
         trained = await resumed.train(1, [group([0.0, 1.0])])
-        assert trained.saved_step is None
+        assert trained.saved.step is None
         with pytest.raises(ChildFailed, match="step 5 does not follow the 2 steps taken"):
             await resumed.train(5, [group([0.0, 1.0])])
     finally:

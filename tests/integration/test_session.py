@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -57,9 +56,6 @@ class Line:
 
     def bodies(self, path: str) -> list[bytes]:
         return [body for called, body in self.calls if called == path]
-
-    async def get(self, path: str, *, cap_bytes: int, timeout_s: float, **rest: Any) -> bytes:
-        return await self._peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s, **rest)
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
         self.calls.append((path, body))

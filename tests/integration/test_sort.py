@@ -45,5 +45,5 @@ def test_the_rewarded_skill_is_elicited_and_a_resumed_run_reads_the_base_that_wa
 def test_a_random_reward_elicits_nothing(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         settings(swarm)
-        held_out = finish(swarm, swarm.lead(*BASE, "--reward", "random", "--steps", "40"), "first")
+        held_out = finish(swarm, swarm.lead(*BASE, "--rewards", "random", "--steps", "40"), "first")
     assert held_out[-1]["exact_match"] < 0.6

@@ -54,8 +54,7 @@ pytestmark = pytest.mark.slow
 
 CONFIG = LeadConfig(
     device="cpu",
-    trainer_machines=2,
-    trainer_meeting=f"127.0.0.1:{free_port()}",
+    trainer_machines=f"2@127.0.0.1:{free_port()}",
     tokens_per_micro_batch=24,
     kl_weight=0.01,
     minibatches=2,
@@ -199,7 +198,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Life:
 @pytest.fixture(scope="module")
 def two(one: Life, other_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     """Two ranks, by way of the node's own end of a trainer; started once, since that takes longest."""
-    host, port = str(CONFIG.trainer_meeting).split(":")
+    host, port = str(CONFIG.trainer_machines).partition("@")[2].split(":")
     place = ["--nnodes", "2", "--node-rank", "1", "--master-addr", host, "--master-port", port]
     # As docs/learner.md has it.
     other_machine = subprocess.Popen(

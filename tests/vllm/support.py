@@ -89,8 +89,6 @@ async def started(engine: VllmEngine, staged: Staged, *, places: int = 8, **opti
 
 def end(engine: VllmEngine) -> None:
     """End vLLM's processes, which end with the sampler's in a run."""
-    if engine._watching is not None:
-        engine._watching.cancel()
     if engine._engine is not None:
         engine._engine.shutdown(timeout=1.0)
 

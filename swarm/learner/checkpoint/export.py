@@ -1,7 +1,7 @@
-"""A run's model or adapter as a clean directory: what anybody loads, without what only the trainer needs. Blocking.
+"""Exports a run's model or adapter as a directory that any program can load, without the trainer's files. Blocking.
 
-Files are copied, never linked: who edits the copy must not change the checkpoint that the run goes on from. Each copy
-is checked, so that a directory which is torn, or is removed meanwhile by the run that made it, gives nothing.
+Files are copied, never linked: editing the copy must not change the checkpoint that the run goes on from. Each copy is
+checked, so that nothing is exported from a checkpoint that is damaged, or that its run removes meanwhile.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from swarm.learner.checkpoint.files import (
 
 CONFIG = "config.json"
 CARD = "README.md"
-OF_THE_RUN = ("trainer", DIGESTS)  # How names begin of what is for the run alone
-Card = Callable[[int], str]  # The model card of the weights after so many learner steps
+OF_THE_RUN = ("trainer", DIGESTS)  # Beginnings of the names of files that are not exported
+Card = Callable[[int], str]  # Makes the model card for the weights after a number of learner steps
 Merge = Callable[[Path], None]  # Turns a directory with an adapter into one with the whole model
 
 
 class Torn(UserError):
-    """A directory that does not hold what was written to it."""
+    """A checkpoint whose files are not what was written to them."""
 
 
 def export_model(
@@ -44,9 +44,9 @@ def export_model(
     best: bool = False,
     merge: Merge | None = None,
 ) -> int:
-    """Write the newest whole checkpoint, that of `step`, or the best to `to`, with its `card` if there is one;
-    after how many steps it is. An adapter is written alone, or whole with `merge`. UserError if `to` is not empty or
-    cannot be made, or there is no such model or only a torn one."""
+    """Export the newest whole checkpoint, that of `step`, or the best, with its `card`, to the directory `to`. Return
+    its step. An adapter is written alone, or merged into the model by `merge`. UserError if `to` is not empty or cannot
+    be made, or if there is no such checkpoint or it is damaged."""
     check_target(to)
     if best:
         if (found := best_checkpoint(run_dir)) is None:
@@ -72,7 +72,8 @@ def export_model(
 
 
 def _export(source: Path, to: Path, card: str | None, merge: Merge | None) -> None:
-    """Copy `source` beside `to`, and move it there when all of it was right. Torn if it is not."""
+    """Copy `source` to a directory next to `to`, and rename it once everything is checked. Torn if a file is
+    damaged."""
     digests = {name: digest for name, digest in read_digests(source).items() if not name.startswith(OF_THE_RUN)}
     if not {CONFIG, ADAPTER_CONFIG} & set(digests) or not any(name.endswith(".safetensors") for name in digests):
         raise Torn(f"{source} holds no whole model: its {DIGESTS} names none")

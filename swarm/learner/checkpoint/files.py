@@ -1,9 +1,10 @@
-"""Checkpoint directories as plain files: which are whole, which is the newest, which go. Needs no torch. Blocking.
+"""Checkpoint directories as plain files: which are whole, which is the newest, which to remove. Needs no torch.
+Blocking.
 
-A checkpoint is written beside its place, under its name with `.partial`, and `commit` moves it there. That rename is
-the only commit point: a directory without the ending was whole once. Damage since then (a failing disk, a copy that was
-cut off) shows by `digests.json`, which names every other file with its size and BLAKE3. A process that writes, or
-clears up after a writer that died, holds a lock under the root directory; the system releases it when the process dies.
+A checkpoint is written to a directory whose name ends with `.partial`, and `commit` renames it. This rename is the only
+commit point: a directory without the ending was once complete. Damage since then (a failing disk, an interrupted copy)
+is found by `digests.json`, which has the size and BLAKE3 of every other file. A process that writes, or removes what a
+dead writer left, holds a lock under the root directory; the system releases it when the process dies.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from swarm.errors import UserError
 from swarm.files import sync_path
 from swarm.learner.messages import AlarmState, ClaimState
 
-PARTIAL = ".partial"  # Ends the name of a directory that is being written, or being removed
-LOCK = ".lock"  # File under the root that is locked; a directory itself cannot be locked everywhere (NFS)
+PARTIAL = ".partial"  # Ending of directories that are being written or removed
+LOCK = ".lock"  # The file that is locked; some systems cannot lock a directory (NFS)
 DIGESTS = "digests.json"
 STATE = "trainer.json"
 TENSORS = "trainer.safetensors"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # As peft names them
-BEST = "best"  # A symbolic link in the run directory, to the checkpoint nearest to the best measured version
-STEP_NAME = re.compile(r"step-([0-9]{6,18})")  # Sorts as text up to a million steps; beyond that the number counts
-JSON_BYTES = 1 << 20  # Longest file of JSON that is read; digests.json takes 130 bytes a file, trainer.json about 5,000
-BLOCK_BYTES = 1 << 20  # Read at once when a file is hashed; larger blocks were no faster
+BEST = "best"  # Symbolic link in the run directory to the checkpoint nearest to the best evaluated version
+STEP_NAME = re.compile(r"step-([0-9]{6,18})")  # Names sort as text up to a million steps; the code compares numbers
+MAX_JSON_BYTES = 1 << 20  # Of a file that is read; digests.json has 130 bytes for each file, trainer.json about 5,000
+BLOCK_BYTES = 1 << 20  # Read at once when a file is hashed; larger blocks were not faster
 S = TypeVar("S")
 
 
@@ -47,9 +48,9 @@ class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """trainer.json: learner steps taken, the digest (hexadecimal) of all their batches, the size of the model, and what
-    alarms and the audit of claims remember, which old checkpoints lack. Of an adapter also the digest of the model that
-    it belongs to."""
+    """trainer.json: the number of learner steps, the digest (hexadecimal) of all their batches, the size of the model,
+    and the state of the alarms and of the audit of claims, which old checkpoints lack. For an adapter also `base`, the
+    digest of its model."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     lineage: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
@@ -61,7 +62,7 @@ class TrainerState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One directory that a run can go on from."""
+    """A directory that a run can go on from."""
 
     step: int
     path: Path
@@ -69,7 +70,7 @@ class Checkpoint:
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
-    """Where the checkpoint after `step` learner steps lies."""
+    """The directory of the checkpoint after `step` learner steps."""
     return root / f"step-{step:06}"
 
 
@@ -77,7 +78,7 @@ def checkpoint_path(root: Path, step: int) -> Path:
 
 
 def read_state(directory: Path) -> TrainerState:
-    """trainer.json of a checkpoint. UserError if there is none or it is not one."""
+    """Read trainer.json of a checkpoint. UserError if that fails."""
     state = _read_json(directory / STATE, TrainerState)
     if state is None:
         raise UserError(f"{directory} is not a checkpoint that a run can go on from: its {STATE} cannot be read")
@@ -85,20 +86,20 @@ def read_state(directory: Path) -> TrainerState:
 
 
 def is_whole(directory: Path) -> bool:
-    """Return whether every file has the size and the BLAKE3 that digests.json says. Reads all files."""
+    """Return whether every file has the size and BLAKE3 in digests.json. Reads all files."""
     return fault_of(directory) == ""
 
 
 def fault_of(directory: Path, *, only_sizes: bool = False) -> str:
-    """Return which file is not as digests.json says, and how; "" if all are. Reads all files unless `only_sizes`."""
-    said = read_digests(directory)
-    if not {STATE, TENSORS} <= set(said):
+    """Return which file does not match digests.json, and how; "" if all match. Reads all files unless `only_sizes`."""
+    digests = read_digests(directory)
+    if not {STATE, TENSORS} <= set(digests):
         return f"its {DIGESTS} is missing or torn"
     try:
-        for name, digest in said.items():
+        for name, digest in digests.items():
             if (nbytes := (directory / name).stat().st_size) != digest.nbytes:
                 return f"{name} has {nbytes} bytes instead of {digest.nbytes}"
-        for name, digest in () if only_sizes else said.items():
+        for name, digest in () if only_sizes else digests.items():
             if digest_of(directory / name) != digest:
                 return f"{name} is not what was written there"
     except OSError as error:
@@ -107,10 +108,10 @@ def fault_of(directory: Path, *, only_sizes: bool = False) -> str:
 
 
 def damaged_checkpoints(root: Path) -> dict[str, str]:
-    """Names of the directories under `root` that no run can go on from, and what is wrong with each. Reads all."""
+    """The names of the damaged directories under `root`, with the fault of each. Reads all files."""
     faults = {}
     for path in step_directories(root):
-        # Sound files may lie under the name of another step.
+        # Undamaged files may be in a directory with the name of another step.
         fault = fault_of(path) or ("" if _checkpoint(path) else f"its {STATE} is of another step, or none")
         if fault:
             faults[path.name] = fault
@@ -118,18 +119,18 @@ def damaged_checkpoints(root: Path) -> dict[str, str]:
 
 
 def whole_checkpoints(root: Path) -> list[Checkpoint]:
-    """All that have a digests.json, oldest first. Their files are not read: `is_whole` tells whether they are sound."""
+    """All checkpoints with a digests.json, oldest first. Only `is_whole` reads the files and finds damage."""
     return [found for path in step_directories(root) if (found := _checkpoint(path)) is not None]
 
 
 def newer_than(root: Path, step: int | None) -> list[str]:
-    """Names of the directories of checkpoints after `step`, whole or not; all for None."""
+    """The names of checkpoint directories after `step`, or of all if it is None, whole or not."""
     names = [path.name for path in step_directories(root)]
     return names if step is None else [name for name in names if int(name.removeprefix("step-")) > step]
 
 
 def best_checkpoint(run_dir: Path) -> Path | None:
-    """The checkpoint that RUN_DIR/best leads to, whole or not; None if there is no such link."""
+    """The checkpoint to which RUN_DIR/best links, whole or not; None if there is no such link."""
     try:
         name = (run_dir / BEST).readlink().name
     except OSError:
@@ -146,8 +147,8 @@ def newest_whole(root: Path) -> Checkpoint | None:
 
 @contextmanager
 def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
-    """An empty directory to write a checkpoint of about `nbytes` into; at the end it is committed as `directory`.
-    DiskFull if there is no room. Whatever is raised, only what was there before is left."""
+    """Yield an empty directory for a checkpoint of about `nbytes`; at the end of the block it is committed as
+    `directory`. DiskFull if there is no room. If anything is raised, the disk is left as it was."""
     root, partial = directory.parent, directory.with_name(directory.name + PARTIAL)
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root, wait=True):
@@ -162,19 +163,19 @@ def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
 
 
 def commit(partial: Path, directory: Path) -> None:
-    """Make `partial` the checkpoint `directory`, so that neither a crash nor a power cut undoes it. One that is there
-    already is replaced; for a moment, between the two renames, neither is there."""
+    """Rename `partial` to the checkpoint `directory`, so that neither a crash nor a power cut undoes it. An existing
+    one is replaced; for a moment, between the two renames, there is neither."""
     entries = sorted(partial.rglob("*"))
     digests = {path.relative_to(partial).as_posix(): digest_of(path) for path in entries if path.is_file()}
     (partial / DIGESTS).write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
-    # Libraries make some files for their owner alone: those who may read one of a directory may read all.
+    # Libraries make some files readable only for their owner; here all files get the same mode.
     mode = stat.S_IMODE((partial / DIGESTS).stat().st_mode)
     for path in entries:
         path.chmod(mode if path.is_file() else partial.stat().st_mode)
     for path in (*entries, partial / DIGESTS, partial):
         sync_path(path)
     gone = _set_aside(directory) if directory.exists() else None
-    # Only now, that the disk has every byte: after this line the checkpoint counts.
+    # Only now, when every byte is on the disk: after this line the checkpoint counts.
     os.rename(partial, directory)
     sync_path(directory.parent)
     if gone is not None:
@@ -182,7 +183,7 @@ def commit(partial: Path, directory: Path) -> None:
 
 
 def clear_up(root: Path) -> None:
-    """Remove what crashes left behind, each as large as a checkpoint. Nothing while a checkpoint is being written."""
+    """Remove partial directories that crashes left, unless a checkpoint is being written."""
     if not root.is_dir():
         return
     with _locked(root, wait=False) as alone:
@@ -191,25 +192,26 @@ def clear_up(root: Path) -> None:
 
 
 def link_best(root: Path, step: int) -> None:
-    """Let RUN_DIR/best lead to the checkpoint that is nearest to `step`, the older of two."""
+    """Link RUN_DIR/best to the checkpoint nearest to `step`, the older of two equally near ones."""
     whole = whole_checkpoints(root)
     if not whole:
         return
     nearest, fresh = min(whole, key=lambda one: abs(one.step - step)), root.with_name(BEST + PARTIAL)
-    with suppress(OSError):  # A disk that is full, or whose file system has no links: it is tried again next time
+    with suppress(OSError):  # The disk is full, or its file system has no links; the next call tries again
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(Path(root.name, nearest.path.name))
         fresh.replace(root.with_name(BEST))
 
 
 def prune(root: Path, keep: int) -> None:
-    """Keep the newest `keep` (at least one) checkpoints and the best; remove the others, and what crashes left behind.
-    The newest is read through; of the older ones only the sizes are compared. If none is whole, only partial ones are
-    removed. While a checkpoint is being written, partial ones and those newer than the newest whole one stay."""
+    """Keep the newest `keep` (at least one) checkpoints and the best; remove the others and what crashes left. The
+    newest one is read completely; of older ones only the sizes are compared. If no checkpoint is whole, only partial
+    directories are removed. While a checkpoint is being written, partial directories and those newer than the newest
+    whole one stay."""
     if not root.is_dir():
         return
     with _locked(root, wait=False) as alone:
-        # Listed first: one that is committed from now on is not among these, and so not removed.
+        # Listed first, so that a checkpoint that is committed from now on is not removed.
         listed = step_directories(root)
         if alone:
             _remove_partial(root)
@@ -221,7 +223,7 @@ def prune(root: Path, keep: int) -> None:
         kept = {newest.path, *older[::-1][: max(0, keep - 1)], best_checkpoint(root.parent)}
         for path in listed if alone else listed[:at]:
             if path not in kept:
-                # Cut off half-way it is a partial one.
+                # If this is interrupted, a partial directory is left.
                 shutil.rmtree(_set_aside(path))
 
 
@@ -234,7 +236,8 @@ def _set_aside(directory: Path) -> Path:
 
 @contextmanager
 def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
-    """Yield whether the lock of `root` is held: always with `wait`, else only if no other process holds it."""
+    """Hold the lock of `root` in the block, and yield whether it is held: without `wait`, not if another process has
+    it."""
     descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
@@ -248,26 +251,26 @@ def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def in_stream_dtype(name: str, content: bytes) -> bytes:
-    """A small file of a model as it belongs beside tensors of the stream: config.json says bfloat16, not the dtype of
-    the model in memory."""
+    """The content of a small file of a model, with the dtype of the stream: config.json has to say bfloat16, not the
+    dtype in memory."""
     if name != "config.json":
         return content
     config: dict[str, Any] = {**json.loads(content), "dtype": "bfloat16"}
     config.pop("torch_dtype", None)  # an older name of it
     for part in config.values():
-        # Models of several parts, as of text and images, have a configuration each.
+        # A model of several parts, such as text and images, has a configuration for each.
         if isinstance(part, dict) and "dtype" in part:
             part["dtype"] = "bfloat16"
     return json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def name_in_adapter(name: str) -> str:
-    """The name that peft's files give a tensor of the stream."""
+    """The name of a tensor of the stream in peft's files."""
     return f"base_model.model.{name}"
 
 
 def adapter_metadata(base: str) -> dict[str, str]:
-    """Of the safetensors file of an adapter: with the digest of the model that it belongs to."""
+    """Metadata for the safetensors file of an adapter, with the digest of its model."""
     return {"format": "pt", "base": base}
 
 
@@ -275,7 +278,7 @@ def adapter_metadata(base: str) -> dict[str, str]:
 
 
 def step_directories(root: Path) -> list[Path]:
-    """All directories named as checkpoints are, whatever is in them, by step."""
+    """All directories with the name of a checkpoint, by step, whether whole or not."""
     found = {path: match for path in _directories(root) if (match := STEP_NAME.fullmatch(path.name))}
     return sorted(found, key=lambda path: int(found[path][1]))
 
@@ -303,12 +306,12 @@ def _checkpoint(path: Path) -> Checkpoint | None:
 
 
 def read_digests(directory: Path) -> dict[str, FileDigest]:
-    """Of every file but digests.json itself; empty if that is missing or torn."""
+    """The digest of every file except digests.json itself; empty if that is missing or damaged."""
     return _read_json(directory / DIGESTS, dict[str, FileDigest]) or {}
 
 
 def digest_of(path: Path) -> FileDigest:
-    """Read in blocks, not through a map: a fault of the disk is an OSError then, and no SIGBUS."""
+    """The digest of a file. It is read in blocks, not mapped: so a fault of the disk is an OSError, not a SIGBUS."""
     hashed, nbytes = blake3(), 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(BLOCK_BYTES):
@@ -318,9 +321,9 @@ def digest_of(path: Path) -> FileDigest:
 
 
 def _read_json(path: Path, kind: type[S]) -> S | None:
-    """The file as a `kind`; None if it cannot be read as one."""
+    """The content of a file as a `kind`; None if it cannot be read as one."""
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.read(JSON_BYTES), type=kind)
+            return msgspec.json.decode(file.read(MAX_JSON_BYTES), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None

@@ -1,4 +1,4 @@
-"""An adapter and the model that it belongs to as one model, which anybody loads without peft. Blocking."""
+"""Merges an adapter into its model, so that programs can load it without peft. Blocking."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from swarm.types import BasePrecision
 
 @torch.no_grad()
 def merge_into(directory: Path, *, model: str, seed: int, made_in: Path, precision: BasePrecision = "bf16") -> None:
-    """Turn `directory`, which holds the adapter of a run, into the whole model in bf16: W + alpha / rank · B A, added
-    in float32. UserError if `model`, loaded as the run's learner did, is not what the adapter was trained beside."""
+    """Replace the adapter of a run in `directory` by the merged model in bf16: W + alpha / rank · B A, added in
+    float32. UserError if `model`, loaded as the run's learner did, is not the model that the adapter was trained
+    with."""
     config = json.loads((directory / ADAPTER_CONFIG).read_text())
     base, tokenizer = load_model(model, seed, made_in, dtype=torch.bfloat16)
     hold_in(base, precision)
     with safe_open(directory / ADAPTER_WEIGHTS, framework="pt") as file:
         if (file.metadata() or {}).get("base") != digest_of_weights(base).hex():
-            raise UserError(f"{model} is not the model that this adapter was trained beside: put back that one's files")
+            raise UserError(f"{model} is not the model that this adapter was trained with: restore its files")
     held = load_file(directory / ADAPTER_WEIGHTS)
     matrices = {name.removeprefix(name_in_adapter("")): tensor.float() for name, tensor in held.items()}
     weights = {one.name: as_published(own).to(TORCH_DTYPES[one.dtype]) for one, own in stream_tensors(base).items()}
@@ -37,7 +38,7 @@ def merge_into(directory: Path, *, model: str, seed: int, made_in: Path, precisi
         weights[layer] = (weights[layer].float() + added).to(weights[layer].dtype)
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         (directory / name).unlink()
-    # A bar for a moment's work; the setting is the whole process's.
+    # No progress bar for so short a time. The setting applies to the whole process.
     disable_progress_bar()
     try:
         save_model(base, tokenizer, directory, weights)

@@ -1,4 +1,4 @@
-"""Model files: what is loaded, what others load, how weights are laid out in the stream."""
+"""Model files: loading a model, saving it for other programs, and the layout of its weights in the stream."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from swarm.models.device import TORCH_DTYPES, as_streamed, mapped_file, stream_d
 from swarm.settings import TINY, TINY_WARM
 from swarm.wire import Digest
 
-FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")  # Of configuration and tokenizer; weights are sent another way
+FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")  # Of configuration and tokenizer; weights are in the stream
 FETCHING_LINE_S = 5.0  # Between two lines about a file that is fetched
-FETCHING_BYTES = 50_000_000  # Smallest file that is spoken of: all others are here at once
+FETCHING_BYTES = 50_000_000  # Smallest file that is reported: others are fetched in a moment
 
 
 class _Fetching(tqdm):
-    """A file that comes from the hub. Bars would go to a log that nobody sees; `tell` gets a line now and then."""
+    """Reports a file that is fetched from the hub. A progress bar would go to a log file, so `tell` gets lines
+    instead."""
 
     tell: Callable[[str], None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Of a log tqdm would show nothing, and so call nothing.
+        # tqdm disables itself where the output is a log file, and then would not call `display`.
         super().__init__(*args, **{**kwargs, "disable": False, "mininterval": FETCHING_LINE_S})
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
@@ -48,16 +49,16 @@ def load_model(
     tell: Callable[[str], None] = lambda line: None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Any, Any]:
-    """Model (fp32 masters; a loaded one in `dtype`) and tokenizer of a directory, a Hugging Face id, "tiny" or
-    "tiny-warm". UserError if there is none. A model that is trained here is cached in `made_in`. `tell` gets lines
-    about a model that is fetched."""
+    """Model and tokenizer of a directory, a Hugging Face id (in `dtype`), "tiny" or "tiny-warm" (in float32). UserError
+    if there is no such model. "tiny-warm" is trained here and cached in `made_in`. `tell` gets lines about a model that
+    is fetched."""
     if name == TINY:
         return tiny_model(seed), tiny_tokenizer()
     if name == TINY_WARM:
         return warm_model(seed, made_in), tiny_tokenizer()
     try:
-        told = type("Fetching", (_Fetching,), {"tell": staticmethod(tell)})
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, tqdm_class=told)
+        bar = type("Fetching", (_Fetching,), {"tell": staticmethod(tell)})
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, tqdm_class=bar)
         _make_writable(model)
         return model, AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -66,8 +67,8 @@ def load_model(
 
 
 def _make_writable(model: Any) -> None:
-    """Mend a generation config that transformers reads but refuses to write: older models give a temperature and do not
-    say that they sample. If that is not all, keep only how to stop."""
+    """Repair a generation config that transformers reads but refuses to write: older models have a temperature but not
+    do_sample. If that is not enough, keep only the tokens that end a text."""
     found = model.generation_config
     if found is None or _can_be_written(found):
         return
@@ -86,19 +87,19 @@ def _can_be_written(generation: GenerationConfig) -> bool:
 
 
 def save_model(model: Any, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor]) -> None:
-    """The bf16 tensors `state`, by the names of `model`, with its configuration and tokenizer, as Hugging Face has it.
-    Tied tensors are in `state` once. `model` may be training: none of its tensors is read."""
+    """Save the bf16 tensors `state`, by the names of `model`, with its configuration and tokenizer, in Hugging Face's
+    format. Tied tensors are in `state` once. `model` may be in training: none of its tensors is read."""
     model.save_pretrained(directory, state_dict=state)
-    # It has written the dtype of the model in memory.
+    # save_pretrained has written the dtype of the model in memory.
     config = directory / "config.json"
     config.write_bytes(in_stream_dtype(config.name, config.read_bytes()))
     tokenizer.save_pretrained(directory)
 
 
 def save_small_files(model: Any, tokenizer: Any, directory: Path) -> tuple[ModelFile, ...]:
-    """Write configuration and tokenizer under `directory`; the same files for the layout."""
+    """Write configuration and tokenizer to `directory`. Return the same files, for the layout."""
     directory.mkdir(parents=True, exist_ok=True)
-    # A model made from scratch has none, and vLLM knows by it alone that a model generates.
+    # A model made from scratch has no architectures, and vLLM needs them to know that a model generates.
     model.config.architectures = model.config.architectures or [type(model).__name__]
     model.config.save_pretrained(directory)
     if model.generation_config is not None:
@@ -111,15 +112,15 @@ def save_small_files(model: Any, tokenizer: Any, directory: Path) -> tuple[Model
 
 
 def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
-    """What the stream holds, in order: by dtype, an adapter last, then by the model's own order. Tied tensors are in it
-    once. Wide dtypes come first, so that every tensor begins at a multiple of its item size and can be viewed in
-    place."""
+    """The tensors of the stream, in its order: by dtype, then an adapter's last, then in the model's own order. Tied
+    tensors are in it once. Wide dtypes come first, so that every tensor begins at a multiple of its item size and can
+    be viewed in place."""
     aliases: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     first: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
     adapted = is_adapted(model)
     for held_as, tensor in model.state_dict(keep_vars=True).items():
         name = stream_name(held_as) if adapted else held_as
-        # A sharded tensor has no address; tied ones are one object.
+        # A sharded tensor has no address, but tied ones are the same object.
         key = (tensor.data_ptr() or id(tensor), tuple(tensor.shape))
         aliases.setdefault(key, []).append(name)
         first.setdefault(key, tensor)
@@ -144,7 +145,7 @@ def layout_of(
 
 
 def digest_of_weights(model: Any) -> Digest:
-    """Of a model as the stream holds it, without its adapter."""
+    """The digest of a model's weights as they are in the stream, without its adapter."""
     found = blake3(max_threads=blake3.AUTO)
     own = [pair for pair in stream_tensors(model).items() if pair[0].frozen or not is_adapted(model)]
     for spec, tensor in own:
@@ -155,8 +156,8 @@ def digest_of_weights(model: Any) -> Digest:
 
 @torch.no_grad()
 def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path, *, only_trained: bool = False) -> None:
-    """Cast to bf16 and write, tensor by tensor: no second copy of the model in memory, and no map, whose pages would be
-    counted as this process's. With `only_trained` the file has the frozen ones already."""
+    """Cast to bf16 and write, tensor by tensor: so there is no second copy of the model in memory, and no map, whose
+    pages would count as this process's. `only_trained`: the file already has the frozen tensors."""
     path.touch()
     with path.open("r+b") as file:
         for spec, own in tensors.items():
@@ -167,14 +168,14 @@ def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path, *, only_t
 
 
 def put(place: torch.Tensor, tensor: torch.Tensor, first: int = 0) -> None:
-    """Write a tensor, or what of it begins at item `first`, to its place in host memory. It is there on return."""
+    """Write a tensor, or the part of it from item `first` on, to `place` in host memory. Returns when it is there."""
     # Cast on the device: half as many bytes cross the bus.
     place.copy_(as_streamed(tensor, first))
 
 
 def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
-    """The weights that were staged to `path`, in the form of `tensors` and by the names of policy.PolicyModel, which
-    may be called with them; without the frozen ones, which a model has. FileNotFoundError if there are none."""
+    """The trained weights that were staged to `path`, with device and dtype of `tensors`, by the names of
+    policy.PolicyModel, so that it can be called with them. FileNotFoundError if there is no such file."""
     return {
         f"model.{module_name(spec.name)}": kept.to(tensors[spec].device).to(tensors[spec].dtype)
         for spec, kept in read_stored(tensors, path)
@@ -182,8 +183,8 @@ def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[
 
 
 def read_stored(specs: Iterable[TensorSpec], path: Path) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
-    """Read what was staged to `path`, one tensor at a time, without the frozen ones. FileNotFoundError if it is not
-    there."""
+    """Yield the trained tensors that were staged to `path`, one at a time. FileNotFoundError if there is no such
+    file."""
     with path.open("rb") as file:
         for spec in specs:
             if spec.frozen:
@@ -195,9 +196,9 @@ def read_stored(specs: Iterable[TensorSpec], path: Path) -> Iterator[tuple[Tenso
 
 
 def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[torch.Tensor]:
-    """Where each tensor of the stream lies in the file at `path`, in the memory that is mapped to it."""
+    """Map the file at `path`, and return the part for each tensor of the stream."""
     total = sum(spec.nbytes for spec in tensors)
-    # torch would make the file for its owner alone; it becomes the learner's weight map.
+    # torch would make the file readable only for its owner; it becomes the learner's weight map.
     path.touch()
     parts = mapped_file(path, total, shared=True).split([spec.nbytes for spec in tensors])
     return [part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape) for part, spec in zip(parts, tensors, strict=True)]

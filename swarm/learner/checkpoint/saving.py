@@ -1,9 +1,9 @@
-"""A trainer's state: written by a thread, which an optimiser step waits for if it would change it, and restored.
+"""Saves and restores a trainer's state. A thread writes it; an optimiser step that would change the tensors waits.
 
-trainer.safetensors holds the state bit for bit: `weight/NAME` (fp32 masters and buffers; beside frozen weights the
-adapter alone), `adam/KIND/NAME` (the step count and the moments of each parameter that has been stepped, float32, or
-uint8 with scales beside them), `rng/KIND` (states of the generators, uint8). Tied tensors are in it once, under their
-first name.
+trainer.safetensors has the state bit for bit: `weight/NAME` (fp32 masters and buffers, or only the adapter if other
+weights are frozen), `adam/KIND/NAME` (the step count and the moments of each parameter that has been stepped, float32,
+or uint8 with scales), `rng/KIND` (states of the generators, uint8). Tied tensors are in it once, under their first
+name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from swarm.models.device import DTYPE_NAMES, TORCH_DTYPES, as_streamed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What of a trainer changes as it trains."""
+    """The parts of a trainer that change as it trains."""
 
     model: Any
     optimizer: AdamW
@@ -39,13 +39,13 @@ class Parts:
     device: torch.device
     ranks: Ranks
     progress: Callable[[], None]
-    base: bytes = b""  # Digest of what is frozen beside an adapter
+    base: bytes = b""  # Digest of the frozen weights, with an adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One moment of a run, in rank 0's own CPU memory: at most 12 bytes a parameter, and 2 more while it is written.
-    `is_shared`: some of `tensors` are the trainer's own, which an optimiser step changes."""
+    """The state at one moment, in rank 0's CPU memory: at most 12 bytes a parameter, and 2 more while it is written.
+    `is_shared`: some of `tensors` are the trainer's own, not copies, and an optimiser step would change them."""
 
     tensors: dict[str, torch.Tensor]
     state: TrainerState
@@ -60,8 +60,8 @@ def take(
     alarms: AlarmState | None = None,
     claims: ClaimState | None = None,
 ) -> Snapshot:
-    """All that a learner step changes. What an optimiser step alone changes, and one rank has whole in the host's
-    memory, is not copied: a copy of a small model's state would be half of what its training takes."""
+    """Take a snapshot of everything that a learner step changes. A single rank on a CPU does not copy tensors that only
+    an optimiser step changes: for a small model the copy would take half as much memory as its training."""
     kept: dict[str, torch.Tensor] = {}
     is_shared = False
     own = _weights(parts.model)
@@ -84,8 +84,8 @@ def take(
 
 
 def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:
-    """Write a checkpoint to `directory`: the snapshot, and the model or adapter in bf16 as anybody loads it. DiskFull
-    or OSError. Of `model` only names and configuration are read."""
+    """Write a checkpoint to `directory`: the snapshot, and the model or adapter in bf16 in a format that other programs
+    load. DiskFull or OSError. Of `model` only names and configuration are read."""
     trained = [spec.name for spec in stream_tensors(model) if not spec.frozen]
     half = {name: as_streamed(snapshot.tensors[f"weight/{name}"]) for name in trained}
     nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))
@@ -99,9 +99,9 @@ def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> No
 
 
 def _write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """As safetensors' `save_file` does, which first makes bytes of all of them."""
+    """The same as safetensors' `save_file`, which would first copy all tensors to bytes."""
     header, nbytes = {}, 0
-    # Widest first, so that each lies at a multiple of its own width.
+    # Widest first, so that each begins at a multiple of its item size.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
         where = [nbytes, nbytes := nbytes + tensor.nbytes]
         header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": where}
@@ -115,8 +115,8 @@ def _write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
 
 @torch.no_grad()
 def restore(parts: Parts, directory: Path) -> TrainerState:
-    """Put everything back as it was when `directory` was saved. UserError if that is another model's, or torn. The
-    state of a CUDA generator is put back only on a CUDA device."""
+    """Restore the state that was saved to `directory`. UserError if it is damaged or of another model. The state of a
+    CUDA generator is restored only on a CUDA device."""
     ranks = parts.ranks
     held = ranks.together(lambda: _Held(parts, directory) if ranks.rank == 0 else None)
     first = ranks.from_first((held.state, held.small()) if held else None)
@@ -137,7 +137,7 @@ def restore(parts: Parts, directory: Path) -> TrainerState:
 
 
 def _restore_state(parts: Parts, parameter: torch.Tensor, name: str, steps: torch.Tensor, held: _Held | None) -> None:
-    """Of the optimiser, whatever kinds it was saved in."""
+    """Restore the optimiser's state of one parameter, converted if it was saved with other kinds of moments."""
     state = parts.optimizer.state[parameter] = parts.optimizer.begin(parameter)
     whole = parts.ranks.together(lambda: converted(held.moments(name), state) if held else {})
     state["step"].copy_(steps)
@@ -146,7 +146,7 @@ def _restore_state(parts: Parts, parameter: torch.Tensor, name: str, steps: torc
 
 
 class _Held:
-    """A checkpoint's tensors, read one at a time. UserError if they are another model's, or cannot be read."""
+    """The tensors of a checkpoint, read one at a time. UserError if they are of another model, or cannot be read."""
 
     def __init__(self, parts: Parts, directory: Path) -> None:
         self._path = directory / TENSORS
@@ -159,7 +159,7 @@ class _Held:
         if self.state.base != parts.base.hex():
             raise UserError(
                 f"the checkpoint {directory} is of {'an adapter' if self.state.base else 'a whole model'} that was "
-                "trained beside other weights: resume with the model that the run began with, as it was then"
+                "trained with other frozen weights: resume with the model that the run began with, as it was then"
             )
         try:
             self._file = safe_open(self._path, framework="pt")
@@ -180,7 +180,7 @@ class _Held:
         return {kind: self.tensor(key) for kind, key in keys.items() if key in self.names}
 
     def small(self) -> dict[str, torch.Tensor]:
-        # Cloned, since what was read may be mapped from the file.
+        # Cloned, since tensors that were read may be mapped from the file.
         return {name: self.tensor(name).clone() for name in self.names if name.startswith(("adam/step/", "rng/"))}
 
     def _check_weights(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
@@ -202,6 +202,8 @@ class _Held:
 
 
 class Saver:
+    """Writes one checkpoint at a time in a thread."""
+
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "saver")
         self._running: tuple[Snapshot, Future[None]] | None = None
@@ -209,24 +211,24 @@ class Saver:
         self._fault = ""
 
     def start(self, snapshot: Snapshot, write: Callable[[], None]) -> None:
-        """Begin to write a checkpoint; none is being written."""
+        """Begin to write a checkpoint. The caller has waited for the one before."""
         assert self._running is None
         self._running = snapshot, self._pool.submit(write)
 
     def wait(self, *, only_shared: bool = False) -> None:
-        """Until nothing is being written, or with `only_shared` nothing that an optimiser step would change."""
+        """Wait until no checkpoint is being written; with `only_shared`, none that an optimiser step would change."""
         if self._running is not None and (self._running[0].is_shared or not only_shared):
             self._collect(*self._running)
 
     def report(self) -> Saved:
-        """The newest step that is on the disk, and the last fault if there is one not yet reported."""
+        """The newest step that is on the disk, and the last fault unless it was reported before."""
         if self._running is not None and self._running[1].done():
             self._collect(*self._running)
         fault, self._fault = self._fault, ""
         return Saved(step=self._saved_step, fault=fault)
 
     def _collect(self, snapshot: Snapshot, running: Future[None]) -> None:
-        """Every fault becomes a line: a run goes on without one checkpoint, whatever was wrong with it."""
+        """Turn a fault into a line to report: whatever it was, the run goes on without this checkpoint."""
         error, step = running.exception(), snapshot.state.step
         self._running = None
         if error is None:
@@ -239,7 +241,8 @@ class Saver:
 
 
 def _weights(model: Any) -> dict[str, torch.Tensor]:
-    """Everything of the model, buffers that `state_dict` leaves out too, or its adapter; tied tensors once."""
+    """All tensors of the model, including buffers that `state_dict` leaves out, or of its adapter; tied tensors
+    once."""
     streamed = {spec.name: tensor for spec, tensor in stream_tensors(model).items() if not spec.frozen}
     if is_adapted(model):
         return {f"weight/{name}": tensor for name, tensor in streamed.items()}

@@ -8,9 +8,6 @@ A sample that vLLM cannot draw exactly as the lease says is a fault.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 import time
 from typing import Any
 
@@ -37,7 +34,7 @@ from swarm.sampler.proving import Reference
 from swarm.sampler.room import reckon
 from swarm.sampler.vllm import adapters, rounding
 from swarm.sampler.vllm import versions as vllm_versions
-from swarm.sampler.vllm.swap import CALL_S, UNPROVEN, Swaps, TokenWatch, last, limited
+from swarm.sampler.vllm.swap import CALL_S, UNPROVEN, Swaps, last, limited
 from swarm.types import Span, VersionId
 
 START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
@@ -56,8 +53,6 @@ class VllmEngine:
         self._places = 0
         self._requests = 0
         self._running: dict[str, str] = {}
-        self._watch = TokenWatch(0.0)
-        self._watching: asyncio.Task[None] | None = None
         self._progress: Told = lambda: None
 
     async def start(self, command: Start, progress: Told) -> Started:
@@ -72,10 +67,8 @@ class VllmEngine:
         building = asyncio.to_thread(self._build, command, is_cuda)
         reference = await limited(building, START_S, "start", progress)
         await limited(self._engine.collective_rpc("echo_seed_draws"), CALL_S, "change its draws", progress)
-        self._watch = TokenWatch(command.options.hang_s)
         given = (self._engine, self._config, command.layout, reference, command.options.precision)
-        self._swaps = Swaps(*given, watch=self._watch, give_up=self._give_up_all, is_cuda=is_cuda)
-        self._watching = asyncio.create_task(self._end_if_it_hangs())
+        self._swaps = Swaps(*given, give_up=self._give_up_all, is_cuda=is_cuda)
         return Started(
             engine="vllm",
             device="cuda" if is_cuda else "cpu",
@@ -98,7 +91,7 @@ class VllmEngine:
         reference = Reference(command.directory, command.layout, precision)
         config = vllm_versions.engine_config(command, self._extension, self._places, is_cuda=is_cuda)
         wanted = config.model_config.max_model_len
-        self._engine, self._config = vllm_versions.make_engine(config, self._note_tokens), config
+        self._engine, self._config = vllm_versions.make_engine(config, lambda: self._progress()), config
         if command.options.max_model_len is not None and (held := config.model_config.max_model_len) < wanted:
             raise UserError(
                 f"the engine's cache holds {held} tokens, and one sample was to take {wanted}: "
@@ -128,7 +121,6 @@ class VllmEngine:
         self._requests += 1
         request = str(self._requests)
         self._running[request] = ""
-        self._watch.begin(now=time.monotonic())
         late = asyncio.get_running_loop().call_later(job.time_limit_s, self._give_up, request, TIME_LIMIT)
         output = None
         try:
@@ -141,7 +133,6 @@ class VllmEngine:
             self._give_up(request, TIME_LIMIT)
         finally:
             late.cancel()
-            self._watch.end()
             fault = self._running.pop(request)
         if output is None or not output.finished:
             return failed(fault or "vLLM gave no answer"), 0
@@ -178,23 +169,6 @@ class VllmEngine:
         """Check, swap and prove beneath running samples. Raise vLLM's EngineDeadError if its processes are gone."""
         assert self._swaps is not None
         return await self._swaps.install(command, progress)
-
-    # -- watch -------------------------------------------------------------------------------------------------
-
-    def _note_tokens(self) -> None:
-        self._watch.token(now=time.monotonic())
-        self._progress()
-
-    async def _end_if_it_hangs(self) -> None:
-        due_s = self._watch.due_s(now=time.monotonic())
-        while due_s > 0:
-            await asyncio.sleep(due_s)
-            due_s = self._watch.due_s(now=time.monotonic())
-        print("vLLM is busy and has drawn no token for too long: this process ends", file=sys.stderr, flush=True)
-        if os.getpgrp() == os.getpid():
-            # The node started this process as the leader of a group: vLLM's processes die with it, however they hang.
-            os.killpg(os.getpid(), signal.SIGKILL)
-        os._exit(70)
 
 
 def _sampled(swaps: Swaps, job: Job, completion: Any, adapter: VersionId | None) -> Sampled:

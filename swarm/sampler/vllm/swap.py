@@ -1,4 +1,4 @@
-"""New weights beneath running samples, the proof that vLLM holds them, and a watch on whether it still draws.
+"""New weights beneath running samples, and the proof that vLLM holds them.
 
 The steps: check the file against the signed sums; compute from it what a probe must give; pause all samples and drop
 their caches; let the workers take the words that changed or, where they hold another form, reload from a path that no
@@ -37,42 +37,6 @@ from swarm.sampler.vllm.adapters import DIRECTORY, Adapters
 from swarm.sampler.weights import wrong_tensor
 from swarm.types import Rounding, Span, VersionId
 
-
-class TokenWatch:
-    """An engine hangs if it has samples to draw, is not paused and has drawn no token for `hang_s`."""
-
-    def __init__(self, hang_s: float) -> None:
-        self._hang_s = hang_s
-        self._samples = 0
-        self._paused = False
-        self._alive_at = 0.0
-
-    def begin(self, *, now: float) -> None:
-        if self._samples == 0:
-            self._alive_at = now
-        self._samples += 1
-
-    def end(self) -> None:
-        self._samples -= 1
-
-    def token(self, *, now: float) -> None:
-        self._alive_at = now
-
-    def pause(self) -> None:
-        """Expect no token until `resume`; the caller limits how long."""
-        self._paused = True
-
-    def resume(self, *, now: float) -> None:
-        self._paused = False
-        self._alive_at = now
-
-    def due_s(self, *, now: float) -> float:
-        """Return the seconds until the engine counts as hanging if it draws nothing; 0 or less if it hangs now."""
-        if self._samples == 0 or self._paused:
-            return self._hang_s
-        return self._alive_at + self._hang_s - now
-
-
 R = TypeVar("R")
 PAUSE_S = 60.0  # A pause waits for the current step; the longest, a full prefill, takes seconds
 CALL_S = 30.0  # A label, a cache reset, a resume: messages to the core that take milliseconds
@@ -104,7 +68,6 @@ class Swaps:
         reference: Reference,
         precision: Rounding,
         *,
-        watch: TokenWatch,
         give_up: Callable[..., None],
         is_cuda: bool,
     ) -> None:
@@ -116,7 +79,6 @@ class Swaps:
         self._layout_json = msgspec.json.encode(msgspec.structs.replace(layout, files=()))
         self._reference = reference
         self._precision = precision
-        self._watch = watch
         self._give_up = give_up
         self._is_adapted = layout.adapter is not None
         self.adapters = Adapters(engine, layout, getattr(config.lora_config, "max_loras", 0), give_up)
@@ -218,7 +180,6 @@ class Swaps:
         """Do the part of a swap during which nothing is drawn. If a probe is `expected`, queue it at the end."""
         engine, probing, label = self._engine, None, str(command.version)
         paused_at = time.monotonic()
-        self._watch.pause()
         try:
             await self._limited(engine.pause_generation(mode="keep", clear_cache=True), PAUSE_S, "pause", progress)
             if not (is_changed := await self._change(command, path, progress)):
@@ -237,7 +198,6 @@ class Swaps:
         finally:
             # Always resume: paused samples would not even notice that they are given up.
             await self._limited(engine.resume_generation(), CALL_S, "resume", progress)
-            self._watch.resume(now=time.monotonic())
             self._pause_s = time.monotonic() - paused_at
         return proof, probing
 

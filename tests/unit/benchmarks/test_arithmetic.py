@@ -135,8 +135,8 @@ def test_the_benchmark_runs_the_example_without_its_end(config: LeadConfig, tmp_
     path = tmp_path / "lead.toml"
     path.write_text(lead_settings(random_reward=True, eval_every=20, seed=3))
     found = load_config(LeadConfig, path, {})
-    assert (found.reward, found.eval_every_steps, found.seed, found.target) == ("random", 20, 3, None)
-    assert (found.learning_rate, found.rewards) == (config.learning_rate, config.rewards)
+    assert (found.is_control, found.eval_every_steps, found.seed, found.target) == (True, 20, 3, None)
+    assert (found.learning_rate, found.own_rewards) == (config.learning_rate, config.rewards)
     assert Path(found.model).samefile(config.model)
 
 

@@ -9,7 +9,7 @@ import stat
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -76,7 +76,10 @@ def lead_of(settings: DemoConfig) -> LeadConfig:
     """What its learner goes by: a file, and the flags beside it."""
     _, *arguments = demo_of(settings)._lead_arguments()
     pairs = zip(arguments[::2], arguments[1::2], strict=True)
-    flags = {name.removeprefix("--").replace("-", "_"): value for name, value in pairs}
+    given = [(name.removeprefix("--").replace("-", "_"), value) for name, value in pairs]
+    flags: dict[str, Any] = dict(given)
+    if rewards := [value for name, value in given if name == "rewards"]:
+        flags["rewards"] = rewards
     return load_config(LeadConfig, Path(flags.pop("config")), flags)
 
 
@@ -106,9 +109,10 @@ def test_a_real_model_has_the_settings_of_its_example(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     settings = DemoConfig(real=True, seed=3, reward="random", run_dir=tmp_path / "run")
     found, example = lead_of(settings), load_config(LeadConfig, REAL, {})
-    assert (found.model, found.seed, found.reward) == (str(model), 3, "random")
+    assert (found.model, found.seed) == (str(model), 3)
+    assert found.rewards == {**example.rewards, "random": 1.0}
     assert Path(found.task.removeprefix("jsonl:")).resolve() == ROOT / example.task.removeprefix("jsonl:")
-    given = ("model", "seed", "reward", "task", "run_dir", "host", "port")
+    given = ("model", "seed", "rewards", "task", "run_dir", "host", "port")
     assert found == example.model_copy(update={name: getattr(found, name) for name in given})
     show = show_of(settings)
     assert (show.learned, str(example.eval_prompts) in show.measure) == (example.target, True)

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from swarm.errors import ChildFailed, ProtocolError
 from swarm.inference.episodes import ExternalEpisodes
 from swarm.rollout.plane.effects import StepWanted
-from swarm.tasks.base import SEAT, Ended
+from swarm.tasks.base import SEAT, EpisodeResult
 from swarm.types import GroupId, Observed, Prompt, Rollout, Unscored
 
-Program = Callable[[Callable[[Sequence[int]], Awaitable[list[int]]]], Awaitable[Ended]]
+Program = Callable[[Callable[[Sequence[int]], Awaitable[list[int]]]], Awaitable[EpisodeResult]]
 """Plays an episode: it is given what asks for a turn with token ids, and returns what was drawn."""
 
 PROMPT = Prompt(prompt_id="train-7", text="", answer="")
 
 
 def episodes(program: Program, **options: float) -> ExternalEpisodes:
-    async def run(episode: str, prompt_id: str) -> Ended:
+    async def run(episode: str, prompt_id: str) -> EpisodeResult:
         assert prompt_id == PROMPT.prompt_id
 
         async def ask(token_ids: Sequence[int]) -> list[int]:
@@ -67,10 +67,10 @@ def read(one: Observed | Unscored) -> list[int]:
 
 
 async def test_each_request_is_the_next_turn_and_the_end_has_the_reward() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
         assert await ask([1, 2]) == [3]
         assert await ask([1, 2, 3, 4, 5]) == [6]
-        return Ended(reward=1.0, parts={"right": 1.0})
+        return EpisodeResult(reward=1.0, parts={"right": 1.0})
 
     played = episodes(program)
     assert read(await played.step(wanted())) == [1, 2]
@@ -90,11 +90,11 @@ def test_what_is_observed_and_drawn_is_what_the_program_saw(turns: list[tuple[li
     """The stream that is trained on is the program's last request and the turn that answered it."""
     seen: list[int] = []
 
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
         for said, _ in turns:
             seen.extend(said)
             seen.extend(await ask(list(seen)))
-        return Ended()
+        return EpisodeResult()
 
     async def play() -> list[int]:
         played, stream = episodes(program), list[int]()
@@ -111,12 +111,12 @@ def test_what_is_observed_and_drawn_is_what_the_program_saw(turns: list[tuple[li
 
 @pytest.mark.parametrize("second", [[1, 2, 9, 4], [1, 2], [1, 2, 3], [9], []])
 async def test_a_conversation_that_drifted_is_refused_and_not_scored(second: list[int]) -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
         await ask([1, 2])
         try:
             await ask(second)
         except ProtocolError as error:
-            return Ended(fault=str(error))
+            return EpisodeResult(fault=str(error))
         raise AssertionError
 
     played = episodes(program)
@@ -127,9 +127,9 @@ async def test_a_conversation_that_drifted_is_refused_and_not_scored(second: lis
 
 
 async def test_an_episode_has_one_conversation() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
         await ask([1])
-        return Ended()
+        return EpisodeResult()
 
     played = episodes(program)
     await played.step(wanted())
@@ -138,32 +138,32 @@ async def test_an_episode_has_one_conversation() -> None:
 
 
 async def test_a_program_that_dies_costs_its_episode() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
         raise ChildFailed("the environment server died")
 
     assert await episodes(program).step(wanted()) == Unscored(reason="the environment server died")
 
 
-@pytest.mark.parametrize("ended", [Ended(reward=float("nan")), Ended(parts={"right": float("inf")})])
-async def test_a_reward_that_is_no_number_is_none(ended: Ended) -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+@pytest.mark.parametrize("ended", [EpisodeResult(reward=float("nan")), EpisodeResult(parts={"right": float("inf")})])
+async def test_a_reward_that_is_no_number_is_none(ended: EpisodeResult) -> None:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
         return ended
 
     assert isinstance(await episodes(program).step(wanted()), Unscored)
 
 
 async def test_a_program_that_thinks_too_long_is_given_up() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
         await asyncio.Event().wait()
-        return Ended()
+        return EpisodeResult()
 
     outcome = await episodes(program, step_s=0.01).step(wanted())
     assert outcome == Unscored(reason="it took longer than 0.01 s")
 
 
 async def test_turns_of_a_life_before_cannot_be_played_again() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
-        return Ended()
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
+        return EpisodeResult()
 
     assert isinstance(await episodes(program).step(wanted([3])), Unscored)
 
@@ -171,12 +171,12 @@ async def test_turns_of_a_life_before_cannot_be_played_again() -> None:
 async def test_a_program_hears_that_its_episode_was_given_up() -> None:
     heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
         try:
             await ask([1])
         except ProtocolError as error:
             heard.set_result(str(error))
-        return Ended()
+        return EpisodeResult()
 
     played = episodes(program)
     await played.step(wanted())
@@ -186,9 +186,9 @@ async def test_a_program_hears_that_its_episode_was_given_up() -> None:
 
 
 async def test_only_episodes_that_are_open_go_on() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
         await ask([1])
-        return Ended(reward=1.0)
+        return EpisodeResult(reward=1.0)
 
     played = episodes(program)
     for name in ("e", "f"):
@@ -204,9 +204,9 @@ async def test_a_fault_of_an_episode_that_was_given_up_troubles_nobody() -> None
     told: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
 
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> Ended:
+    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
         await ask([1])
-        return Ended()
+        return EpisodeResult()
 
     played = episodes(program)
     await played.step(wanted())

@@ -16,7 +16,7 @@ from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.run.prompts import open_task
 from swarm.settings import LeadConfig
-from swarm.tasks.base import Ended
+from swarm.tasks.base import EpisodeResult
 from swarm.types import GroupId, SamplingRules
 from tests.builders import prompt
 from tests.unit.runs import run_in
@@ -39,8 +39,8 @@ def test_a_program_that_plays_says_first_what_is_read_and_gives_rewards_of_its_o
     rules = rules_of(is_external=True)
     assert rules is not None
     assert rules.begins
-    with pytest.raises(UserError, match="there is no control for it, leave --reward out"):
-        rules_of(is_external=True, reward="random")
+    with pytest.raises(UserError, match="there is no control for it, leave --rewards out"):
+        rules_of(is_external=True, rewards={"random": 1.0})
 
 
 @pytest.mark.parametrize(("settings", "most"), [({}, 1), ({"max_new_tokens": 7}, 7), ({"max_new_tokens": 99}, 72)])
@@ -56,12 +56,12 @@ async def test_a_program_whose_episode_was_given_up_hears_of_it(
     monkeypatch.setattr("swarm.lead.answering.SWEEP_S", 0.0)
     heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def play(episode: str, prompt_id: str) -> Ended:
+    async def play(episode: str, prompt_id: str) -> EpisodeResult:
         try:
             await played.continue_episode(episode, [1])
         except ProtocolError as refused:
             heard.set_result(f"{episode}: {refused}")
-        return Ended()
+        return EpisodeResult()
 
     config, played = LeadConfig(task="frozen-lake"), ExternalEpisodes(play)
     service = cast(Any, SimpleNamespace(ask=None))

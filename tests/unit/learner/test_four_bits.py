@@ -110,7 +110,7 @@ def test_it_goes_on_with_the_same_base_and_with_no_other(trainer: Trainer, tmp_p
         one.step(Train(step=1, groups=STEP.groups))
         one.stage()
     assert (tmp_path / "again/staging.bin").read_bytes() == (tmp_path / "staging.bin").read_bytes()
-    with pytest.raises(UserError, match="trained beside other weights"):
+    with pytest.raises(UserError, match="trained with other frozen weights"):
         trainer_in(tmp_path / "other", adapter=4, resume=checkpoint)
 
 
@@ -123,7 +123,7 @@ def test_it_is_merged_into_the_base_that_it_was_trained_beside(trainer: Trainer,
     def merge(directory: Path) -> None:
         with safe_open(directory / ADAPTER_WEIGHTS, framework="pt") as file:
             assert file.metadata()["base_precision"] == "nf4"
-        with pytest.raises(UserError, match="is not the model that this adapter was trained beside"):
+        with pytest.raises(UserError, match="is not the model that this adapter was trained with"):
             merge_into(directory, model="tiny", seed=0, made_in=tmp_path)
         merge_into(directory, model="tiny", seed=0, made_in=tmp_path, precision="nf4")
 

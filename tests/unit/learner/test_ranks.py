@@ -84,7 +84,5 @@ def test_ranks_without_a_device_each_are_one_line(
 def test_torchrun_is_told_of_this_machine_and_of_others() -> None:
     assert torchrun_options(LeadConfig()) == ()
     assert torchrun_options(LeadConfig(trainer_ranks=4)) == ("--standalone", "--nproc-per-node", "4")
-    words = " ".join(
-        torchrun_options(LeadConfig(trainer_ranks=8, trainer_machines=2, trainer_meeting="10.0.0.1:29500"))
-    )
+    words = " ".join(torchrun_options(LeadConfig(trainer_ranks=8, trainer_machines="2@10.0.0.1:29500")))
     assert words == "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500 --nproc-per-node 8"

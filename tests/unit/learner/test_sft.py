@@ -134,7 +134,7 @@ def test_a_token_on_both_sides_of_a_prompts_end_is_refused(tmp_path: Path) -> No
     make: Any = PreTrainedTokenizerFast  # Annotated in part only
     tuner = tuner_of(model_in(tmp_path, tokenizer=make(tokenizer_object=core, eos_token="<eos>")))
     assert tuner.row(Example(prompt="ab", completion="b"), {}).token_ids.tolist() == [3, 2, 0]
-    with pytest.raises(UserError, match="a token is partly of what is to be learned"):
+    with pytest.raises(UserError, match="a token spans the prompt and the answer"):
         tuner.row(Example(prompt="a", completion="b"), {})
 
 

@@ -72,7 +72,7 @@ def test_what_may_change_changes(tmp_path: Path, name: str) -> None:
     assert getattr(resumed_config(path, {name: OTHER[name]}), name) == OTHER[name]
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", 1), ("task", "other"), ("reward", "random")])
+@pytest.mark.parametrize(("name", "value"), [("seed", 1), ("task", "other"), ("rewards", {"random": 1.0})])
 def test_what_makes_a_run_what_it_is_cannot_change(tmp_path: Path, name: str, value: Any) -> None:
     path = made(tmp_path)
     with pytest.raises(UserError, match=f"--{name} cannot change when a run is resumed: begin a new one"):

@@ -15,7 +15,7 @@ from swarm.environments.base import Environment, Messages, Step
 from swarm.tasks import reward_child
 from swarm.tasks.base import RewardKind, TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
-from swarm.tasks.reward_child import Begin, Episode, Episodes, StepAsked, one_line
+from swarm.tasks.reward_child import Begin, Episode, Episodes, StepCall, one_line
 from swarm.tasks.turns import TurnText
 from swarm.types import MAX_TOKENS, Observed, Prompt
 from tests.integration.odd_environment import OddEnvironment
@@ -51,8 +51,8 @@ def opened(reward: RewardKind = "task") -> Episodes:
     return Episodes(begin, datetime(2026, 1, 1), TASK, TOKENIZER)
 
 
-def asked(name: int, drawn: Turns) -> StepAsked:
-    return StepAsked(episode=f"episode {name}", prompt=PROMPTS[name], seed=name, drawn=drawn)
+def asked(name: int, drawn: Turns) -> StepCall:
+    return StepCall(episode=f"episode {name}", prompt=PROMPTS[name], seed=name, drawn=drawn)
 
 
 def played_alone(name: int, drawn: Turns, reward: RewardKind = "task") -> list[Observed]:

@@ -324,6 +324,6 @@ def test_an_adapter_is_not_merged_into_another_model(adapted: tuple[Path, Any], 
     run_dir = Path(shutil.copytree(adapted[0], tmp_path / "run"))
     config = run_dir / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "seed": 1}))
-    with pytest.raises(UserError, match="is not the model that this adapter was trained beside"):
+    with pytest.raises(UserError, match="is not the model that this adapter was trained with"):
         command(run_dir, tmp_path / "merged", merge=True)
     assert not (tmp_path / "merged").exists()

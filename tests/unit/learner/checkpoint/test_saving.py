@@ -277,11 +277,11 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
 def test_a_step_says_what_is_on_the_disk(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path / "run")
     command = Train(step=0, groups=(group([1.0, 0.0]),))
-    assert trainer.step(command).saved_step is None
+    assert trainer.step(command).saved.step is None
     save(trainer, tmp_path, 1)
     trainer._saver.wait()
     done = trainer.step(command)
-    assert (done.saved_step, done.save_fault) == (1, "")
+    assert (done.saved.step, done.saved.fault) == (1, "")
 
 
 def test_a_full_disk_is_told_once_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,8 +294,8 @@ def test_a_full_disk_is_told_once_and_harms_nothing(tmp_path: Path, monkeypatch:
         save(trainer, root, 2)
         trainer._saver.wait()
     done = trainer.step(Train(step=1, groups=(group([1.0, 0.0]),)))
-    assert done.saved_step == 1
-    assert done.save_fault.startswith(f"the disk of {root} has no room for the checkpoint step-000002: free ")
+    assert done.saved.step == 1
+    assert done.saved.fault.startswith(f"the disk of {root} has no room for the checkpoint step-000002: free ")
     assert trainer.flush() == Saved(step=1, fault="")
     save(trainer, root, 2)
     assert trainer.flush() == Saved(step=2, fault="")
@@ -388,7 +388,7 @@ def test_an_adapter_goes_on_beside_the_weights_that_it_was_trained_beside_alone(
     trainer = trainer_in(tmp_path, adapter=ADAPTER)
     directory = save(trainer, tmp_path, 0)
     trainer.flush()
-    with pytest.raises(UserError, match="trained beside other weights"):
+    with pytest.raises(UserError, match="trained with other frozen weights"):
         trainer_in(tmp_path / "other", resume=directory, adapter=ADAPTER, seed=1)
     with pytest.raises(UserError, match=r"is of a model of .* parameters, not of one of"):
         trainer_in(tmp_path / "whole", resume=directory)
