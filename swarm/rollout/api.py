@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -31,16 +30,13 @@ from swarm.rollout.intake import TEXTS, Body, Claimed, Intake, is_small, open_su
 from swarm.rollout.journal.entries import GroupDropped, Record, RolloutScored
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import (
-    STEP_REPLY_BYTES,
     WHY_LENGTH,
-    Answer,
     Beat,
     BeatReply,
     LeaseReply,
     LeaseRequest,
     Refusal,
     Release,
-    Stepped,
     StepReply,
 )
 from swarm.rollout.plane.effects import (
@@ -61,7 +57,7 @@ from swarm.rollout.plane.groups import Group, Sample
 from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.rollout.scoring import RewardFailures, Scorer, Scoring, Stepper
-from swarm.rollout.stepping import Stepping
+from swarm.rollout.stepping import Stepping, stepped, within
 from swarm.rollout.tally import Recent, SamplerStats, SamplerWatch, Tally
 from swarm.types import (
     GroupId,
@@ -447,8 +443,8 @@ class RolloutService:
         if not await self._committed_soon():
             return _come_back(SLOW_COMMIT)
         found = [(one, plane.next_of(node, one), verdict) for one, verdict in answers]
-        steps = [_stepped(one, said, verdict) for one, said, verdict in found if said is not None]
-        return binary(encode(StepReply(steps=_within(steps))))
+        steps = [stepped(one, said, verdict) for one, said, verdict in found if said is not None]
+        return binary(encode(StepReply(steps=within(steps))))
 
     async def _admit(self, request: web.Request) -> Body | web.Response:
         """Take a submission in hand, or return why it is not read."""
@@ -677,23 +673,3 @@ def _refuse(reason: Refusal, retry_after_s: float, detail: str = "") -> web.Resp
 def _come_back(why: str) -> web.Response:
     """Return a 503: send the same again in a second."""
     return web.Response(status=503, text=why, headers={"Retry-After": "1"})
-
-
-def _stepped(answer: Answer, said: Observed, judged: Judged | None) -> Stepped:
-    """Return what the environment said to a turn; `judged` is None if the turn was taken before."""
-    return Stepped(
-        group_id=answer.rollout.group_id,
-        index=answer.rollout.index,
-        turn=answer.turn,
-        verdict=judged.verdict if judged is not None else "accepted",
-        detail=judged.detail if judged is not None else "",
-        ended=said.done,
-        seat=said.seat,
-        token_ids=said.token_ids,
-    )
-
-
-def _within(steps: Sequence[Stepped]) -> tuple[Stepped, ...]:
-    """Return as many as a reply has room for, at least one if there is any. The others are asked for again."""
-    sizes = accumulate(len(one.token_ids) for one in steps)
-    return tuple(one for one, end in zip(steps, sizes, strict=True) if end <= STEP_REPLY_BYTES // 2)

@@ -183,7 +183,7 @@ async def test_a_node_has_only_so_many_requests_held_open() -> None:
 
 
 async def test_a_reply_has_no_more_than_its_cap(monkeypatch: pytest.MonkeyPatch, lake: Lake) -> None:
-    monkeypatch.setattr(api, "STEP_REPLY_BYTES", 16)
+    monkeypatch.setattr(stepping, "STEP_REPLY_BYTES", 16)
     monkeypatch.setattr(stepping, "GATHER_S", WAIT_S)
     async with serving(learner_of(size=3)) as learner:
         await learner.open(lake)
