@@ -218,7 +218,7 @@ def test_vllm_has_room_for_a_few_versions_of_an_adapter(
     monkeypatch.setattr(room, "measured", lambda *_: less)
     with pytest.raises(UserError, match="too little memory") as caught:
         reckon("vllm", adapted, asked)
-    assert "--precision" not in str(caught.value)
+    assert "int4" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("has_units", "dtype"), [(True, "bfloat16"), (False, "float32")])
