@@ -194,6 +194,12 @@ class Task(Section):
         Key("Columns of the questions and of the answers in a data set."),
     ] = ("prompt", "answer")
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600), Key("Seconds that a reward may take."), RESUMED] = 10.0
+    reward_processes: Annotated[
+        int | None,
+        Field(ge=1, le=256),
+        Key("Processes that score answers; more for a judge on the network.", "a quarter of the cores, at most 8"),
+        RESUMED,
+    ] = None
 
     @property
     def is_control(self) -> bool:

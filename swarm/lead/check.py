@@ -20,7 +20,7 @@ def reward_pool(
     config: LeadConfig,
     files_dir: Path | None = None,
     stop_token_ids: Sequence[int] = (),
-    processes: int = PROCESSES,
+    processes: int | None = None,
 ) -> RewardPool:
     """Return the reward processes of a run, not yet started. `files_dir`, in the run's directory, has the tokenizer,
     which scoring texts does not need; with it, rewards print into the run's logs."""
@@ -38,7 +38,7 @@ def reward_pool(
     return RewardPool(
         begin,
         timeout_s=config.reward_timeout_s,
-        processes=processes,
+        processes=processes or config.reward_processes or PROCESSES,
         logs=files_dir.parent / LOGS if files_dir is not None else None,
     )
 
