@@ -220,7 +220,7 @@ class LearnerNode:
                 await self._start_rewards(await self._prepare())
         finally:
             await self._end_children()
-        self._say("nothing is amiss")
+        self._say("the run can begin: leave --check out")
         return True
 
     async def _take_part(self) -> bool:

@@ -88,7 +88,7 @@ def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> Non
     done = command("lead", "--check", "--host", "127.0.0.1", "--port", "0", "--run-dir", str(run_dir))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the model has " in done.stdout
-    assert done.stdout.endswith("nothing is amiss\n")
+    assert done.stdout.endswith("the run can begin: leave --check out\n")
     assert list(tmp_path.iterdir()) == []
 
 
