@@ -1,13 +1,13 @@
-"""What an engine's process gives up before it reads anything of a learner's: the network, the node's keys, all rights.
+"""Confines an engine's process before it reads anything from a learner: no network, no keys, no privileges.
 
-On Linux it enters namespaces of its own. In that network there is nothing but a loopback; the files with the node's
-keys are covered; and the node's memory and descriptors belong to another user namespace, so they cannot be opened. The
-node is reached over a socket in the file system, and a GPU over /dev: neither depends on namespaces.
+On Linux it enters namespaces of its own. Its network has only a loopback device; the files with the node's keys are
+covered; and the node's memory and descriptors belong to another user namespace, so they cannot be opened. The process
+reaches the node over a socket in the file system and a GPU over /dev: neither depends on namespaces.
 
-Namespaces do not hold every kind of socket: by vsock a virtual machine reaches its host. So a system call filter leaves
-Unix sockets and those that a network namespace holds. Containers and Ubuntu (from 24.04) mostly allow no user
-namespaces. There the filter leaves Unix sockets alone. vLLM needs TCP between its own processes, which such a filter
-cannot tell from any other.
+A network namespace does not confine every kind of socket: over vsock a virtual machine reaches its host. So a system
+call filter allows only Unix sockets and those that the namespace confines. Most containers, and Ubuntu from 24.04,
+allow no user namespaces. There the filter allows Unix sockets alone. vLLM needs TCP between its own processes, and a
+filter cannot tell that from other TCP.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 CAPABILITIES_3 = 0x20080522  # The present form of capset's arguments: two words of 32 bits for each set
 FILE_RIGHTS = 0b1011  # CHOWN, DAC_OVERRIDE, FOWNER: root's samplers may run from another user's files
 NATIVE = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}  # AUDIT_ARCH, and the number of socket()
-IO_URING_SETUP = 425  # It could make sockets that no filter sees
+IO_URING_SETUP = 425  # io_uring could make sockets that the filter does not see
 IN_NAMESPACE = (socket.AF_INET, socket.AF_INET6, *((socket.AF_NETLINK,) if sys.platform == "linux" else ()))
 OTHER_ABI = 0x40000000  # Numbers from here on belong to x32, which has its own socket()
 MODPROBE_S = 20.0  # Loading a driver takes seconds
 
 STACKS_BYTES = 2 << 30
-"""What counts as taken and is never touched: 8 MiB of stack for each of a hundred threads or two."""
+"""Counts as taken although it is never touched: 8 MiB of stack for each of one or two hundred threads."""
 
 NO_NAMESPACES = "this system gives it no user namespace (engines.md says how)"
 
 
 def confine(secrets: Sequence[str], *, needs_loopback: bool) -> str:
-    """Take from this process and its children what the module says, as far as the system can; before any thread is
-    started. Return in a line what it can still do, or ""."""
+    """Confine this process and its children as the module says, as far as the system allows. Call it before any thread
+    is started. Return a line that says what the process can still do, or ""."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if sys.platform != "linux":
         return f"the engine process can reach the network and the node's keys: {sys.platform} has no namespaces"
@@ -62,12 +62,12 @@ def confine(secrets: Sequence[str], *, needs_loopback: bool) -> str:
 
 
 def has_gpu() -> bool:
-    """Return True if there is a driver of a GPU; such a driver maps far more than it takes."""
+    """Return whether there is a GPU driver; such a driver maps far more memory than it uses."""
     return any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd", "dxg"))
 
 
 def _wake_gpu() -> None:
-    """Load what CUDA would load at its first use, by a program that root lends its rights: not from in here."""
+    """Load the driver that CUDA would load at its first use. It takes root's rights, which are gone later."""
     if Path("/dev/nvidiactl").exists() and not Path("/dev/nvidia-uvm").exists():
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(["nvidia-modprobe", "-u", "-c=0"], timeout=MODPROBE_S, check=False)
@@ -75,7 +75,7 @@ def _wake_gpu() -> None:
 
 def _enter_namespaces(libc: ctypes.CDLL) -> bool:
     uid, gid, flags = os.geteuid(), os.getegid(), CLONE_NEWNET | CLONE_NEWNS
-    # Root needs no user namespace, in which it could not read the files of others any more.
+    # Root needs no user namespace; inside one it could no longer read other users' files.
     if uid != 0 or libc.unshare(flags) != 0:
         if libc.unshare(flags | CLONE_NEWUSER) != 0:
             return False
@@ -88,22 +88,22 @@ def _enter_namespaces(libc: ctypes.CDLL) -> bool:
 
 
 def _cover(libc: ctypes.CDLL, path: str) -> bool:
-    """Put nothing over the file at `path`, in this process's mounts alone."""
-    # Else the node's own file would be covered too.
+    """Mount /dev/null over the file at `path`, for this process alone."""
+    # Without this the file would be covered for the node too.
     if libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None) != 0:
         return False
     return bool(libc.mount(b"/dev/null", os.fsencode(path), None, ctypes.c_ulong(MS_BIND), None) == 0)
 
 
 def _give_up_rights(libc: ctypes.CDLL) -> None:
-    """Keep no right over the namespaces, which could undo them, and get none back from another program."""
+    """Drop all capabilities, which could undo the namespaces, and gain none by starting another program."""
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     kept = FILE_RIGHTS if os.geteuid() == 0 else 0
     libc.capset(struct.pack("=Ii", CAPABILITIES_3, 0), struct.pack("=6I", kept, kept, 0, 0, 0, 0))
 
 
 def _refuse_sockets(libc: ctypes.CDLL, families: Sequence[int]) -> bool:
-    """Filter the system calls of this process: it may make sockets of these families alone."""
+    """Install a filter of system calls: this process may make sockets of these families only."""
     if platform.machine() not in NATIVE:
         return False
     arch, make_socket = NATIVE[platform.machine()]

@@ -23,7 +23,7 @@ from swarm.tasks.reward_pool import RewardPool, StepCall
 from swarm.tasks.turns import TurnText
 from swarm.types import GroupId, SamplingRules
 
-SWEEP_S = 5.0  # Between two looks for programs whose episodes were given up; until then they wait for a turn in vain
+SWEEP_S = 5.0  # Between two checks for programs whose episodes were given up: until then they wait for a turn in vain
 
 
 def episode_rules(config: LeadConfig, task: Task, *, context_tokens: int) -> EpisodeRules | None:
@@ -46,8 +46,8 @@ def sampling_rules(config: LeadConfig, task: Task, stop_token_ids: tuple[int, ..
 
 
 class Answering:
-    """Has environments answer, in the reward processes `rewards` or a program of their own, and serves the endpoint
-    (swarm/inference) on this machine. Its parts are closed with `exits`."""
+    """Lets environments answer, in the reward processes `rewards` or in another program, and serves the endpoint
+    (swarm/inference) on this machine."""
 
     def __init__(self, run: Run, task: Task, rewards: RewardPool, rollouts: RolloutService) -> None:
         self._config, self._task, self._rewards, self._run_dir = run.config, task, rewards, run.directory
@@ -55,7 +55,7 @@ class Answering:
         self._rollouts = rollouts
 
     async def open(self, prompts: Prompts, prepared: Prepared, record: Record, exits: AsyncExitStack) -> None:
-        """Serve the endpoint, for people who ask and for a program that plays."""
+        """Serve the endpoint, for people's questions and for a program that plays episodes. `exits` will close it."""
         template, stops = prompts.template, prepared.stop_token_ids
         text = prompts.turns or TurnText(prompts.tokenizer, template, stops, self._config.system_prompt)
         rules = sampling_rules(self._config, self._task, stops)
@@ -88,7 +88,7 @@ class Answering:
         return await self._rewards.step(asked)
 
     async def sweep(self, open_ones: Callable[[], Iterable[str]]) -> None:
-        """Give up what plays episodes that are not open any more, until cancelled."""
+        """Until cancelled, end the programs that play episodes which are no longer open."""
         while self._external is not None:
             await asyncio.sleep(SWEEP_S)
             self._external.keep(set(open_ones()))

@@ -26,7 +26,7 @@ from swarm.extras import how_to_have
 from swarm.types import NodeId
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-EVENTS_WAITING, FLUSH_S = 10_000, 1.0  # Of TensorBoard's writer: an hour of a fast run before anything waits for it
+EVENTS_WAITING, FLUSH_S = 10_000, 1.0  # Of TensorBoard's writer: its queue holds an hour of a fast run
 NO_FIGURES = frozenset({"step", "time", "version", "newest_version", "kind", "prompts", "samples", "unaudited"})
 
 Line = Mapping[str, Any]
@@ -34,8 +34,8 @@ Line = Mapping[str, Any]
 
 
 class EventFile:
-    """Hands the figures of lines to TensorBoard, in place of the files of former lives. Raises UserError if the package
-    is missing, and OSError as `add` does."""
+    """Hands the figures of lines to TensorBoard, and replaces the files of the run's earlier processes. Raises
+    UserError if the package is missing, and OSError as `add` does."""
 
     def __init__(self, run_dir: Path, lines: Iterable[Line]) -> None:
         if find_spec("tensorboard") is None:
@@ -45,7 +45,7 @@ class EventFile:
 
         shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
         self._writer = EventFileWriter(str(run_dir / "tensorboard"), EVENTS_WAITING, FLUSH_S)
-        # Who has read the file of a former life forgets it.
+        # A TensorBoard that has read the earlier file drops what it read.
         self._writer.add_event(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
         for line in lines:
             self.add(line)
@@ -178,7 +178,7 @@ class RunLog:
 
 
 def _spent(before: Spent, line: Mapping[str, Any]) -> Spent:
-    """Return the maximum of `before` and what `line` says. A step that is trained again says less."""
+    """Return the maximum of `before` and what `line` says. A step that is trained again reports less."""
     if "cost_total" not in line or "rollouts_accepted" not in line:
         return before
     return Spent(

@@ -1,9 +1,9 @@
-"""Completions of a batch, grown as a tree: what several of them have in common is computed once.
+"""Grows the completions of a batch as a tree, so that shared prefixes are computed once.
 
-Prompts are read as lines (models/lines.py), so what they begin with alike is read once, and each prompt once however
-many completions it gets. Completions that have the same tokens so far are one leaf of the tree, whose keys and values
-they share; when they draw different tokens the leaf is split, and one that has ended is computed no further. Only for
-models that keep keys and values of all tokens in every layer.
+Prompts are laid out in lines (models/lines.py), so a common beginning is read once, and each prompt once however many
+completions it gets. Completions with the same tokens so far are one leaf of the tree and share its keys and values.
+When they draw different tokens the leaf is split. A completion that has ended is computed no further. This works only
+for models that keep the keys and values of all tokens in every layer.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from swarm.models.device import has_full_attention, stated
 from swarm.models.lines import MASKED_ATTENTION, attention, lay, lines_of
 
 Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Draws a token from each of some logits, [rows, vocabulary], for the completions of these numbers, [rows]."""
+"""Draws one token for each row of logits, [rows, vocabulary], for the completions with these numbers, [rows]."""
 
 Ended = Callable[[torch.Tensor], torch.Tensor]
-"""Says which completions, [all, tokens so far], have ended: [all]."""
+"""Tells which completions, [all, tokens so far], have ended: booleans, [all]."""
 
 
 def can_grow(model: Any) -> bool:
@@ -35,8 +35,8 @@ def can_grow(model: Any) -> bool:
 def grow(
     model: Any, prompts: Sequence[Sequence[int]], choose: Choose, ended: Ended, *, most_tokens: int, until: float
 ) -> torch.Tensor:
-    """Draw a completion of each prompt, [prompts, tokens]; behind the end of one is whatever. At the monotonic time
-    `until` all end after the current token."""
+    """Draw a completion of each prompt, [prompts, tokens]; tokens after the end of a completion are arbitrary. At the
+    monotonic time `until` all end after the current token."""
     distinct = sorted({tuple(prompt) for prompt in prompts})
     number_of = {prompt: number for number, prompt in enumerate(distinct)}
     cache, seen, logits = _read(model, distinct)
@@ -62,15 +62,15 @@ def grow(
 
 
 def _read(model: Any, prompts: Sequence[tuple[int, ...]]) -> tuple[DynamicCache, torch.Tensor, torch.Tensor]:
-    """Of sorted prompts: keys and values, filled up on the left; which of their places are no filling, [prompts,
-    width]; and the logits behind each, [prompts, vocabulary]."""
+    """Read sorted prompts. Return their keys and values, padded on the left; a mask of what is not padding, [prompts,
+    width]; and the logits after each prompt, [prompts, vocabulary]."""
     device, inputs = model.device, [torch.tensor(prompt) for prompt in prompts]
     width = max(map(len, inputs))
     beyond = MASKED_ATTENTION * (stated(model.config.get_text_config(), "hidden_size") or 0)
     parts, logits = [], []
     for line in lines_of(inputs, beyond, None):
         laid, cache = lay([inputs[number] for number in line.numbers]), DynamicCache(config=model.config)
-        # As numbers to add: what some kernels do with a mask of booleans is to add it.
+        # Numbers to add, since some kernels add a mask of booleans too.
         mask = torch.full((1, 1, line.width, line.width), torch.finfo(model.dtype).min, dtype=model.dtype)
         found = model(
             input_ids=laid.token_ids[None].to(device),

@@ -1,4 +1,4 @@
-"""Samples drawn side by side with mlx-lm's BatchGenerator: they begin together and end one by one."""
+"""Draws samples side by side with mlx-lm's BatchGenerator: they begin together and end one by one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from swarm.sampler.mlx.draws import gumbel
 from swarm.sampler.stopping import StopStrings
 from swarm.types import Finish, Span, VersionId
 
-PREFILL_TOKENS = 16_384  # Of all prompts that are read in one step: what mlx-lm allows its own eight
+PREFILL_TOKENS = 16_384  # Of all prompts read in one step: as many as mlx-lm allows for its eight
 
 
 class Row:
-    """A sample as it grows. `asked` counts the tokens drawn, of which mlx-lm hands over the newest a step later."""
+    """A sample as it grows. `asked` counts the tokens drawn; mlx-lm hands over the newest one a step later."""
 
     def __init__(self, job: Job, stops: StopStrings | None = None) -> None:
         self.job, self.stops = job, stops
@@ -48,7 +48,7 @@ class Row:
 
 
 class Float32Logits:
-    """A model whose logits are float32: in 16 bits mlx-lm would round them once more as it makes log-probs of them."""
+    """A model whose logits are float32: mlx-lm would compute log-probs in 16 bits and so round them again."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -63,8 +63,7 @@ class Float32Logits:
 class Drawing:
     """Draws `rows`, at most `places` of them side by side, each token by its row's own seed (draws.py).
 
-    mlx-lm asks row by row, each at most once in a step. The noise of a step is made for all of them at once, and only
-    if one asks.
+    mlx-lm calls the sampler of each row at most once in a step. The noise of a step is made for all rows at once.
     """
 
     def __init__(self, module: Any, rows: Sequence[Row], places: int, vocab_size: int) -> None:
@@ -132,5 +131,5 @@ class Drawing:
         ended = [one for one, row, value in zip(came, rows, logprobs, strict=True) if row.take(one.token, value)]
         for one in ended:
             del self._alive[one.uid]
-        # Those at their limit mlx-lm has let go of itself.
+        # mlx-lm has already removed the rows at their limit.
         self._generator.remove([one.uid for one in ended if one.finish_reason is None])
