@@ -1,6 +1,6 @@
 """Confines an engine's process before it reads anything from a learner: no network, no keys, no privileges.
 
-On Linux it enters namespaces of its own. Its network has only a loopback device; the files with the node's keys are
+On Linux it enters namespaces of its own. Its network has nothing but a loopback; the files with the node's keys are
 covered; and the node's memory and descriptors belong to another user namespace, so they cannot be opened. The process
 reaches the node over a socket in the file system and a GPU over /dev: neither depends on namespaces.
 
@@ -34,13 +34,13 @@ FILE_RIGHTS = 0b1011  # CHOWN, DAC_OVERRIDE, FOWNER: root's samplers may run fro
 NATIVE = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}  # AUDIT_ARCH, and the number of socket()
 IO_URING_SETUP = 425  # io_uring could make sockets that the filter does not see
 IN_NAMESPACE = (socket.AF_INET, socket.AF_INET6, *((socket.AF_NETLINK,) if sys.platform == "linux" else ()))
-OTHER_ABI = 0x40000000  # Numbers from here on belong to x32, which has its own socket()
+OTHER_ABI = 0x40000000  # Call numbers from here on are x32's, which has its own socket()
 MODPROBE_S = 20.0  # Loading a driver takes seconds
 
 STACKS_BYTES = 2 << 30
-"""Counts as taken although it is never touched: 8 MiB of stack for each of one or two hundred threads."""
+"""Reserved address space that stays untouched: 8 MiB of stack for each of 256 threads."""
 
-NO_NAMESPACES = "this system gives it no user namespace (engines.md says how)"
+NO_NAMESPACES = "this system allows it no user namespace (see engines.md)"
 
 
 def confine(secrets: Sequence[str], *, needs_loopback: bool) -> str:
@@ -110,7 +110,7 @@ def _refuse_sockets(libc: ctypes.CDLL, families: Sequence[int]) -> bool:
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
     allow, refuse = 0x7FFF0000, 0x00050000 | errno.EAFNOSUPPORT
     more = len(families)
-    # Each with how many lines to skip if it holds, and if not. A call's data: number, architecture, ..., arguments.
+    # (operation, lines to skip if true, if false, operand). A call's data: number, architecture, ..., arguments.
     lines = (
         (load, 0, 0, 4),
         (equal, 0, 5 + more, arch),

@@ -27,12 +27,14 @@ SWEEP_S = 5.0  # Between two checks for programs whose episodes were given up: u
 
 
 def episode_rules(config: LeadConfig, task: Task, *, context_tokens: int) -> EpisodeRules | None:
-    """Return the limits of the task's episodes, None if it has none."""
+    """Return the limits of the task's episodes; None if it has no episodes."""
     if (environment := task.player) is None:
         return None
     turns, tokens = config.max_turns or environment.max_turns, longest_completion(config, task, context_tokens)
     if task.is_external and config.is_control:
-        raise UserError(f"{config.task} gives its rewards itself: there is no control for it, leave --rewards out")
+        raise UserError(
+            f"{config.task} computes its own rewards, so it can have no random control: leave --rewards out"
+        )
     return EpisodeRules(max_turns=turns, max_tokens=tokens, begins=task.is_external)
 
 
@@ -47,7 +49,7 @@ def sampling_rules(config: LeadConfig, task: Task, stop_token_ids: tuple[int, ..
 
 class Answering:
     """Lets environments answer, in the reward processes `rewards` or in another program, and serves the endpoint
-    (swarm/inference) on this machine."""
+    (swarm/inference) on this machine. What `open` starts is closed with its `exits`."""
 
     def __init__(self, run: Run, task: Task, rewards: RewardPool, rollouts: RolloutService) -> None:
         self._config, self._task, self._rewards, self._run_dir = run.config, task, rewards, run.directory
@@ -55,7 +57,7 @@ class Answering:
         self._rollouts = rollouts
 
     async def open(self, prompts: Prompts, prepared: Prepared, record: Record, exits: AsyncExitStack) -> None:
-        """Serve the endpoint, for people's questions and for a program that plays episodes. `exits` will close it."""
+        """Serve the endpoint, for people's questions and for a program that plays episodes."""
         template, stops = prompts.template, prepared.stop_token_ids
         text = prompts.turns or TurnText(prompts.tokenizer, template, stops, self._config.system_prompt)
         rules = sampling_rules(self._config, self._task, stops)
@@ -81,6 +83,7 @@ class Answering:
             self._external = endpoint.episodes = ExternalEpisodes(runs.run)
 
     async def step(self, wanted: StepWanted) -> Said:
+        """Return what the environment says to a player's turn."""
         if self._external is not None:
             return await self._external.step(wanted)
         seed = control_seed(self._config.seed, wanted.group_id, wanted.index)
@@ -88,12 +91,12 @@ class Answering:
         return await self._rewards.step(asked)
 
     async def sweep(self, open_ones: Callable[[], Iterable[str]]) -> None:
-        """Until cancelled, end the programs that play episodes which are no longer open."""
+        """Give up programs whose episodes are no longer open, until cancelled."""
         while self._external is not None:
             await asyncio.sleep(SWEEP_S)
             self._external.keep(set(open_ones()))
 
 
 def control_seed(run_seed: int, group_id: GroupId, index: int) -> int:
-    """Return the seed of the random control reward. It depends only on the run's seed and the rollout's id."""
+    """Return the seed of a step and of the random control reward; the run's seed and the rollout decide it."""
     return sample_seed(run_seed + 1, group_id, index)

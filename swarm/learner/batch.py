@@ -1,10 +1,10 @@
-"""Rows of prompt and completion, and the micro-batches that one forward pass takes.
+"""Rows of prompt and completion, and micro-batches, each of which one forward pass takes.
 
 Padded: each row is a line of the micro-batch, padded on the right to the longest. Attention is causal, so no token sees
 the padding and no mask is needed. Shared: several rows form one line, in which the tokens that they have in common at
 the beginning (a prompt, part of one, or equal answers) are stored once, and a mask separates the rest. Packed: all rows
 are in one line, and positions begin at 0 in each; the attention kernel must separate the rows by itself.
-`Policy.settle` checks that the model can do this.
+`Policy.settle` checks that it can.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from swarm.models.lines import Line, attention, lay, lines_of
 class Row:
     """One rollout, or what one player of an episode reads and draws; on the CPU. token_ids: [prompt + completion].
 
-    `drawn` are the indices of the tokens that count, in order, so none of an environment's; None: all after the prompt.
+    `drawn` are the indices of the tokens that count, in order, without an environment's; None: all after the prompt.
     behaviour, mask, proximal, reference, and the advantage if it is not the same for all tokens: [drawn]. `proximal`
     and `reference` are log-probs of the policy at the start of the step and of the model that the run began with, None
-    if the objective needs none. `samplers` are the nodes that claim `behaviour`, and `drawn_by` is the index among them
-    for each token; None: the first.
+    if the objective needs none. `samplers` are the nodes that claim the log-probs `behaviour`, and `drawn_by`
+    says which, by index, for each token; None: the first. A token counts as much as `mask` says.
     """
 
     token_ids: torch.Tensor
@@ -58,7 +58,7 @@ class MicroBatch:
     """The input of one forward pass, and what the objective needs for every drawn token, in order.
 
     token_ids, positions: [lines, width]; positions are None if each line is one row. `attention`, boolean [lines, 1,
-    width, width]: which tokens (third dimension) see which (last); None: all up to themselves. `places` are flat
+    width, width]: which tokens (third dimension) see which (last); None: each sees all up to itself. `places` are flat
     indices into [lines * width] of the positions that predict the drawn tokens; places, targets and all fields up to
     `voices`: [tokens]. `counts` is the number of drawn tokens of each row, and `numbers` are the indices of these rows.
     A voice is one sampler in one row: `voices` has the voice of each token, `voices_of` the number of voices in each
@@ -89,13 +89,13 @@ class MicroBatch:
 def without_weight(row: Row) -> Row:
     """A row as long as `row` that changes no gradient and no figure."""
     zeros = torch.zeros_like(row.behaviour)
-    proximal, reference = (None if former is None else zeros for former in (row.proximal, row.reference))
+    proximal, reference = (None if old is None else zeros for old in (row.proximal, row.reference))
     mask = torch.zeros_like(row.mask)
     return replace(row, behaviour=zeros, mask=mask, advantage=0.0, proximal=proximal, reference=reference)
 
 
 def by_prompt(rows: Sequence[Row]) -> list[list[int]]:
-    """The indices of consecutive rows with the same prompt, in order."""
+    """Group the indices of consecutive rows that have the same prompt."""
     keys = [row.token_ids[: row.prompt_tokens].numpy().tobytes() for row in rows]
     return [list(places) for _, places in groupby(range(len(rows)), keys.__getitem__)]
 
@@ -112,7 +112,7 @@ def micro_batches(rows: Sequence[Row], config: TrainerConfig, device: torch.devi
         lines = [Line((number,), len(row.inputs)) for number, row in enumerate(rows)]
     parts = [lines] if budget is None else _cut(lines, budget, packed=packed)
     if packed:
-        parts = [[Line(tuple(number for line in part for number in line.numbers), 0)] for part in parts]
+        parts = [[Line(tuple(number for line in part for number in line.numbers), 0)] for part in parts]  # Width unused
     return [_micro_batch(rows, part, device, packed=packed) for part in parts]
 
 
@@ -137,7 +137,7 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
     counts = tuple(map(len, drawn))
     voices_of = tuple(len(row.samplers) for row in own)
     laid = [lay([rows[number].inputs for number in line.numbers], packed=packed) for line in lines]
-    is_alone = len(numbers) == len(lines) and not packed
+    is_padded = len(numbers) == len(lines) and not packed
     width = max(len(one.token_ids) for one in laid)
     indices = [number * width + index for number, one in enumerate(laid) for index in one.indices]
     advantages = [_each(row.advantage, count) for row, count in zip(own, counts, strict=True)]
@@ -146,8 +146,8 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
     repeats = torch.tensor(counts)
     return MicroBatch(
         token_ids=pad_sequence([one.token_ids for one in laid], batch_first=True).to(device),
-        positions=None if is_alone else pad_sequence([one.positions for one in laid], batch_first=True).to(device),
-        attention=None if is_alone or packed else attention(laid, width).to(device),
+        positions=None if is_padded else pad_sequence([one.positions for one in laid], batch_first=True).to(device),
+        attention=None if is_padded or packed else attention(laid, width).to(device),
         places=torch.cat([index[at - 1] for index, at in zip(indices, drawn, strict=True)]).to(device),
         targets=torch.cat([row.token_ids[at] for row, at in zip(own, drawn, strict=True)]).to(device),
         behaviour=torch.cat([row.behaviour for row in own]).to(device),
@@ -164,7 +164,7 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
 
 
 def _each(value: float | torch.Tensor | None, count: int) -> torch.Tensor:
-    """The value for each token; None is the index 0."""
+    """The value for each token; for None, the index 0."""
     if isinstance(value, torch.Tensor):
         return value
     return torch.zeros(count, dtype=torch.long) if value is None else torch.full((count,), value)

@@ -54,25 +54,25 @@ class Ranks:
         return count
 
     def add_up(self, sums: dict[str, float]) -> dict[str, float]:
-        """Add up, over all ranks, sums over the tokens of each."""
+        """Add up the sums that each rank has over its tokens."""
         return sums
 
     def merge(self, found: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Combine the tensors that the ranks have found, by number."""
+        """Combine the ranks' tensors, which have the numbers of rows."""
         return found
 
     # -- a learner step --------------------------------------------------------------------------------------
 
     def share(self, tokens: Sequence[int]) -> list[int]:
-        """The indices, rising, of the rows that this rank computes; `tokens` are the lengths of all rows."""
+        """The indices, in order, of the rows that this rank computes; `tokens` are the lengths of all rows."""
         return list(range(len(tokens)))
 
     def backward(self, loss: torch.Tensor, module: PolicyModel, *, is_last: bool) -> None:
-        """Add the gradient of `loss` to that of the minibatch, as ranks add up theirs. `is_last`: its last pass."""
+        """Add the gradient of `loss` to the minibatch's, summed over ranks. `is_last`: this is its last pass."""
         loss.backward()
 
     def clip_gradient(self, model: Any, limit: float) -> float:
-        """Scale the gradient to a norm of at most `limit`. Return the norm before; if it is not finite, NaN."""
+        """Scale the gradient to a norm of at most `limit`. Return the norm it had; NaN if that is not finite."""
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
         # If it is not finite, the gradient is now NaN, and the optimiser must not step.
         return norm if math.isfinite(norm) else math.nan
@@ -84,8 +84,8 @@ class Ranks:
         return pick_device(wanted)
 
     def read(self, name: str, seed: int, made_in: Path, tell: Callable[[str], None]) -> tuple[Any, Any, Any]:
-        """A model for `place`, and on rank 0 also the tokenizer, and a second model with the weights if the first has
-        none. UserError if there is no such model."""
+        """A model to give to `place`; on rank 0 also the tokenizer and, if that model has no weights, a second one
+        with them. UserError if there is no such model."""
         model, tokenizer = load_model(name, seed, made_in, tell)
         return model, tokenizer, None
 
@@ -95,7 +95,7 @@ class Ranks:
 
     @contextmanager
     def rounded(self, model: Any) -> Iterator[None]:
-        """Within the block, casting a trained matrix to bf16 gives the published numbers."""
+        """Round trained matrices for the block, so that casting them to bf16 gives the published numbers."""
         trained = [(local(one), self.first(one)) for one in model.parameters() if one.requires_grad and one.dim() > 1]
         for own, first in trained:
             round_off(own, first)
@@ -106,7 +106,7 @@ class Ranks:
                 put_back(own, first)
 
     def first(self, tensor: torch.Tensor) -> int:
-        """The number of items of a tensor before those that this rank holds."""
+        """How many items of a tensor come before those that this rank holds."""
         return 0
 
     def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -123,8 +123,8 @@ class Ranks:
     def with_weights(
         self, tensors: dict[TensorSpec, torch.Tensor], path: Path
     ) -> Iterator[dict[str, torch.Tensor] | None]:
-        """Yield the weights that were staged to `path`, by the names of PolicyModel; or None if within the block the
-        model itself has them. FileNotFoundError, on every rank, if there is no such file."""
+        """Yield the weights that were staged to `path`, by PolicyModel's names; or None if the model itself
+        holds them within the block. FileNotFoundError, on every rank, if there is no such file."""
         yield stored_weights(tensors, path)
 
     def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:

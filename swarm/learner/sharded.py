@@ -89,8 +89,8 @@ class Sharded(Ranks):
                 traceback.print_exc()
             fault = str(error) if is_user_error else f"{type(error).__name__}: {error}"
         faults = self._from_all((fault, is_user_error))
-        for rank, (line, is_users) in enumerate(faults):
-            if is_users:
+        for rank, (line, is_from_user) in enumerate(faults):
+            if is_from_user:
                 raise SharedFault(line)
             if line:
                 raise SharedFailure(f"rank {rank}: {line}")
@@ -135,8 +135,9 @@ class Sharded(Ranks):
 
     def backward(self, loss: torch.Tensor, module: PolicyModel, *, is_last: bool) -> None:
         assert isinstance(module, FSDPModule)
-        is_kept_whole = whole_gradient_bytes(sum(p.numel() for p in module.parameters())) > 0
-        module.set_requires_gradient_sync(is_last or not is_kept_whole)
+        # Then ranks add up once, at the last pass.
+        keeps_whole_gradient = whole_gradient_bytes(sum(p.numel() for p in module.parameters())) > 0
+        module.set_requires_gradient_sync(is_last or not keeps_whole_gradient)
         loss.backward()
 
     def clip_gradient(self, model: Any, limit: float) -> float:
@@ -223,7 +224,7 @@ class Sharded(Ranks):
 
     @contextmanager
     def with_weights(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> Iterator[None]:
-        """Replace each rank's rows by the stored ones, which rank 0 reads, and restore them from host memory at the
+        """Replace each rank's rows with the stored ones, which rank 0 reads, and restore them from host memory at the
         end."""
         if not self.from_first(path.exists()):
             raise FileNotFoundError(path)
@@ -265,12 +266,12 @@ class Sharded(Ranks):
         # The file is complete only when every rank has written.
         dist.barrier()
 
-    # -- parts -----------------------------------------------------------------------------------------------
+    # -- rows -----------------------------------------------------------------------------------------------
 
     def _own_rows(
         self, places: Sequence[torch.Tensor], tensors: Iterable[torch.Tensor]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-        """Yield, for each tensor, the place of this rank's rows, these rows, and the number of their first item. A
+        """Yield, for each tensor, where this rank's rows go in the file, the rows, and the index of their first item. A
         tensor that is not sharded belongs to rank 0."""
         for place, tensor in zip(places, tensors, strict=True):
             if isinstance(tensor, DTensor):
@@ -292,7 +293,7 @@ class Sharded(Ranks):
             dist.send(part.contiguous().to(self._mesh.device_type), rank, group=self._mesh.get_group())
 
     def _receive(self, place: torch.Tensor, rank: int) -> None:
-        """Receive into `place`, through memory of the device that ranks send from."""
+        """Receive into `place`, through a buffer on the device that ranks send from."""
         assert self._mesh is not None
         if place.numel():
             part = torch.empty(place.shape, dtype=place.dtype, device=self._mesh.device_type)
@@ -327,13 +328,13 @@ def _own_device(wanted: str) -> torch.device:
 
 def _end_with_parent() -> None:
     """Have this rank end with torchrun: a signal to torchrun's process group does not reach its ranks, which have
-    sessions of their own. On other systems than Linux a rank ends at its next exchange with the others."""
+    sessions of their own. On systems other than Linux a rank ends at its next exchange with the others."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     check_parent()
 
 
 def check_parent() -> None:
-    """End if torchrun ended while this rank was still starting: then no signal will come, nor any other rank."""
+    """End if torchrun ended while this rank was still starting: then neither a signal nor another rank will come."""
     if os.environ.get(TORCHRUN_VARIABLE, str(os.getppid())) != str(os.getppid()):
         sys.exit("the torchrun that started this rank is gone")

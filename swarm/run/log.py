@@ -1,7 +1,8 @@
 """A run's figures on disk: one JSON line per learner step, one per event, and a file for TensorBoard.
 
-TensorBoard's own writer has a thread. The figures have TRL's names: `train/NAME` by learner step and `eval/NAME` by
-policy version. A resumed run writes its whole history again, since the end of a file may not have reached the disk.
+TensorBoard's writer is a thread, so its errors come late. The figures have TRL's names: `train/NAME` by learner step
+and `eval/NAME` by policy version. A resumed run writes its whole history again, since the end of a file may not have
+reached the disk.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class EventFile:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if line.get("kind", "evaluated") == "evaluated" and (step := _step(line)) >= 0:
+        if line.get("kind") in (None, "evaluated") and (step := _step(line)) >= 0:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in _scalars(line)]
             event = Event(wall_time=_number(line, "time"), step=step, summary=Summary(value=values))
             self._writer.add_event(event)
@@ -104,7 +105,7 @@ class Spent:
         )
 
     def over(self, count: int) -> float | None:
-        """Return the cost of one out of `count`; None if `count` is 0."""
+        """Return the cost of each of `count` items; None if `count` is 0."""
         return self.total / count if count else None
 
 
@@ -117,7 +118,7 @@ class RunLog:
         self._events = _Lines(directory / EVENTS)
         self.last: Mapping[str, Any] = {}
         """The newest line of metrics.jsonl, which may be from before a restart."""
-        # From before a restart: evaluations, the highest staleness, samplers that were there at the end, and the cost.
+        # From before a restart: evaluations, highest staleness, samplers then present (absent until back), and cost.
         self.held_out: list[dict[str, Any]] = []
         self.max_staleness_seen = 0
         self.absent: set[NodeId] = set()
@@ -138,7 +139,7 @@ class RunLog:
             self._show(figures)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Write an event, with the wall-clock time for people."""
+        """Write an event, with a wall-clock time for human readers."""
         line = {"time": round(time.time(), 3), "kind": kind, **fields}
         self._events.add(line)
         self._show(line)
@@ -178,7 +179,7 @@ class RunLog:
 
 
 def _spent(before: Spent, line: Mapping[str, Any]) -> Spent:
-    """Return the maximum of `before` and what `line` says. A step that is trained again reports less."""
+    """Return the larger of `before` and `line`, field by field. A step that is trained again reports less."""
     if "cost_total" not in line or "rollouts_accepted" not in line:
         return before
     return Spent(
@@ -195,7 +196,7 @@ def _number(line: Mapping[str, Any], name: str) -> float:
     return value if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
-def _new_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
+def _whole_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of `file` from its position on, line by line. Skip damaged lines."""
     while (line := file.readline()).endswith(b"\n"):
         try:
@@ -204,12 +205,10 @@ def _new_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(found, dict):
             yield found
-    # Half a line: the disk may be full. Read it again later.
-    file.seek(-len(line), os.SEEK_CUR)
 
 
 class _Lines:
-    """A file of JSON lines. It removes a last line that a crash cut short."""
+    """A file of JSON lines. Opening it removes a last line that a crash cut short."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -222,7 +221,7 @@ class _Lines:
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the lines in the file, one by one."""
         with self._path.open("rb") as file:
-            yield from _new_lines(file)
+            yield from _whole_lines(file)
 
     def add(self, fields: Mapping[str, Any]) -> None:
         self._waiting.append(json.dumps(fields).encode() + b"\n")

@@ -21,10 +21,10 @@ from swarm.models.device import has_full_attention, stated
 from swarm.models.lines import MASKED_ATTENTION, attention, lay, lines_of
 
 Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Draws one token for each row of logits, [rows, vocabulary], for the completions with these numbers, [rows]."""
+"""Draws a token for each completion: from its logits, [rows, vocabulary], and its number, [rows]."""
 
 Ended = Callable[[torch.Tensor], torch.Tensor]
-"""Tells which completions, [all, tokens so far], have ended: booleans, [all]."""
+"""Says which completions, [prompts, tokens so far], have ended: [prompts]."""
 
 
 def can_grow(model: Any) -> bool:
@@ -66,9 +66,9 @@ def _read(model: Any, prompts: Sequence[tuple[int, ...]]) -> tuple[DynamicCache,
     width]; and the logits after each prompt, [prompts, vocabulary]."""
     device, inputs = model.device, [torch.tensor(prompt) for prompt in prompts]
     width = max(map(len, inputs))
-    beyond = MASKED_ATTENTION * (stated(model.config.get_text_config(), "hidden_size") or 0)
+    shares_beyond = MASKED_ATTENTION * (stated(model.config.get_text_config(), "hidden_size") or 0)
     parts, logits = [], []
-    for line in lines_of(inputs, beyond, None):
+    for line in lines_of(inputs, shares_beyond, None):
         laid, cache = lay([inputs[number] for number in line.numbers]), DynamicCache(config=model.config)
         # Numbers to add, since some kernels add a mask of booleans too.
         mask = torch.full((1, 1, line.width, line.width), torch.finfo(model.dtype).min, dtype=model.dtype)
@@ -83,7 +83,7 @@ def _read(model: Any, prompts: Sequence[tuple[int, ...]]) -> tuple[DynamicCache,
         logits.append(found.logits[0])
         places = torch.stack([pad(at, (width - len(at), 0)) for at in laid.indices]).to(device)
         layers: list[Any] = cache.layers
-        parts.append([(of.keys[0][:, places], of.values[0][:, places]) for of in layers])
+        parts.append([(layer.keys[0][:, places], layer.values[0][:, places]) for layer in layers])
     grown = DynamicCache(config=model.config)
     for layer, kept in enumerate(zip(*parts, strict=True)):
         keys, values = (torch.cat(part, 1).transpose(0, 1) for part in zip(*kept, strict=True))

@@ -23,7 +23,7 @@ from swarm.extras import how_to_have
 from swarm.types import Score
 
 EXTRA = how_to_have("tasks")
-MAX_DIGITS = 200  # Of a number; Python itself refuses to parse some thousands
+MAX_DIGITS = 200  # In one number; Python itself refuses a few thousand
 ASIDE_CPU_S = 1.0  # CPU time for one completion, so a busy machine changes nothing; a normal one takes milliseconds
 RELATIVE = 2e-6  # Largest relative difference of numbers that count as equal: 0.333333 is 1/3
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
@@ -60,13 +60,13 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-_WORDS = re.compile(r"\\text(?:bf|it|rm)?\{([^{}]*+)\}")  # Inside mathematics; a sign may follow
+_WORDS = re.compile(r"\\text(?:bf|it|rm)?\{([^{}]*+)\}")  # Unwrapped, so that a sign after it counts
 _GROUPED = re.compile(  # As written in other countries: 1.234,56, 1 234,56, 1.234.567, 1'234, 1_234, 12,34,567
     r"(?<![0-9.,'_])(?<![0-9][ ])[0-9]{1,3}(?:(?:([. '])[0-9]{3}(?:\1[0-9]{3})*,(?![0-9]{3}\b)[0-9]++"
     r"|(?:\.[0-9]{3}){2,}|(['_])[0-9]{3}(?:\2[0-9]{3})*(?:\.[0-9]++)?)|(?:,[0-9]{2})+,[0-9]{3})(?![.,'_]?[0-9])"
 )
-_SIGN_APART = re.compile(r"(^(?=[ ]*[-+][ .,/0-9]+$)|[=:<>(\[{,&*|\u2248\u2264\u2265])[ ]*([-+])[ ]+(?=[0-9.\\$])")
-_IN_PART = re.compile(  # What the library would read only in part: a base, a sequence, a repeating decimal
+_SPACED_SIGN = re.compile(r"(^(?=[ ]*[-+][ .,/0-9]+$)|[=:<>(\[{,&*|\u2248\u2264\u2265])[ ]*([-+])[ ]+(?=[0-9.\\$])")
+_IN_PART = re.compile(  # What math-verify would read only in part: a base, a sequence, a repeating decimal
     r"[0-9]_\{?[0-9]|\\[lcdv]?dots|[,+]\s*(?:\.\.\.|\u2026)|[0-9]\.[0-9]*\\(?:overline|dot|bar)\b"
 )
 _DATE_OR_TIME = re.compile(r"\b[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\b|\b[0-9]{1,2}([-/.])[0-9]{1,2}\1[0-9]{2,4}\b|:0[0-9]\b")
@@ -94,7 +94,7 @@ class _Ascii(dict[int, str]):
         return found
 
 
-_MARKS = str.maketrans("\u2212\u2044\u2215\u2019\u066a\u066b\u066c\u2014", "-//'%.,\u2014")  # A long dash is no minus
+_MARKS = str.maketrans("\u2212\u2044\u2215\u2019\u066a\u066b\u066c\u2014", "-//'%.,\u2014")  # A long dash stays one
 _ASCII = _Ascii({ord("~"): " "})
 
 
@@ -130,7 +130,7 @@ def last_box(text: str) -> str | None:
     found, opened = None, list[int]()
     for match in _BRACES.finditer(text):
         if match[0] != "}":
-            # The position where a box begins; 0, which no box has, for another brace.
+            # Where a box begins; for another brace 0, where no box can begin.
             opened.append(match.end() if len(match[0]) > 1 else 0)
         elif opened and (begin := opened.pop()):
             found = text[begin : match.start()]
@@ -150,7 +150,7 @@ def _last_number(text: str) -> Number | None:
     plain = _WORDS.sub(r" \1 ", text.replace("{,}", ",").replace("\\,", "").replace("\\!", ""))
     plain = re.sub("(?<=[0-9])(?=[\u00bc-\u00be\u2150-\u215e])", " ", plain).translate(_ASCII)
     plain = re.sub(rf"\}}{JOIN}(?:[_^]\{{)?", lambda join: "" if join[0][-1] == "{" else "}", plain)
-    plain = _SIGN_APART.sub(r"\1\2", _GROUPED.sub(_without_groups, plain))
+    plain = _SPACED_SIGN.sub(r"\1\2", _GROUPED.sub(_without_groups, plain))
     found = None
     for match in _NUMBER.finditer(plain):
         found = found if match[0][0] in "^_" else match
@@ -217,13 +217,13 @@ def lenient(completion: str, answer: str) -> bool:
     text = without_thoughts(completion)
     ends = [match.end() for match in _LEAD.finditer(text)]
     line = text[ends[-1] :].partition("\n")[0] if ends else last_box(text) or text
-    # Another sentence may follow in the same line.
+    # Another sentence may follow on the same line.
     return bool(wanted := _bare(answer)) and wanted in (_bare(line), _bare(line.partition(". ")[0]))
 
 
 def _bare(text: str) -> str:
     bare = (last_box(text) or text).casefold()
-    # Marks around an answer: `$\textbf{(B)}$.` has three.
+    # Wrappings: `$\textbf{(B)}$.` has three, so four will do.
     for _ in range(4):
         bare = bare.strip(" \t\r\n.*`\"'$")
         if (inside := _AROUND.fullmatch(bare)) is not None:
@@ -239,7 +239,7 @@ def numeric(completion: str, answer: str) -> float:
 
 def math(completion: str, answer: str) -> float:
     """Whether the completion's final expression is the answer's text, or math-verify finds the two equal. Only the text
-    counts where the library would read a part: dates, times, bases, sequences with dots, repeating decimals.
+    counts where it would read just a part: dates, times, bases, sequences with dots, repeating decimals.
 
     It is computed in a child process, since math-verify would evaluate `9^{9^{9^9}}`.
     """
@@ -300,7 +300,7 @@ def _bare_text(text: str) -> str:
 
 def _are_apart(one: Any, other: Any) -> bool:
     """Whether numbers that math-verify finds equal differ by more than RELATIVE: it rounds to six decimals, so that all
-    tiny numbers are equal. As it does, 50% may be 50."""
+    tiny numbers are equal. Like it, this lets 50% equal 50."""
     pairs = zip_longest(_values(one), _values(other))
     return any(
         None not in pair
@@ -324,7 +324,7 @@ def _values(found: Any) -> list[Any]:
 
 
 def _parse(text: str) -> list[Any]:
-    # It would warn in every process that parsing has no time limit.
+    # math-verify would warn in every process that parsing has no time limit.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     from math_verify import parse
 
@@ -360,8 +360,8 @@ def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -
 def weighted_score(
     weights: Mapping[str, float], completion: str, answer: str, stops: Sequence[str] = (), *, is_lenient: bool = False
 ) -> Score:
-    """The weighted sum of rewards; `parts` has each of them unweighted. A completion contains the stop string that
-    ended it, since `}` may close a box; only `exact` stops reading before it. `is_lenient`: an answer that `lenient`
+    """The weighted sum of rewards; `parts` has each of them unweighted. A completion still has the stop string that
+    ended it (`}` may close a box); only `exact` leaves it out. `is_lenient`: an answer that `lenient`
     accepts is right for `exact` and `math` too."""
     bare = before_stop(completion, stops)
     found = is_lenient and (lenient(bare, answer) or lenient(completion, answer))

@@ -1,10 +1,10 @@
-"""Turns what an environment says into the token ids that a player reads. Tokens that a model drew are never tokenised
+"""Makes the token ids that a player reads of what an environment says. Tokens that a model drew are never tokenised
 again: an environment's turn is rendered alone, tokenised alone, and appended.
 
 The chat is rendered with a mark in place of the model's turn, and what follows the mark is appended. An environment
-cannot end its own turn or begin the model's: if its text contains a control token, such as <|im_end|>, this is cut
-after its first character, so that the model reads the same characters as other tokens. Tokens such as <think>, which
-are neither special in the tokenizer nor between turns in the template, stay as they are, as in other prompts.
+cannot end its own turn or begin the model's: if its text contains a control token, such as <|im_end|>, it is cut
+after its first character, so that the model reads its characters, but in other tokens. Tokens such as <think>, which
+are neither special in the tokenizer nor put between turns by the template, stay as they are, as in other prompts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from swarm.environments.base import Messages
 from swarm.errors import UserError
 from swarm.tasks.chat import ChatTemplate
 
-THINKING = re.compile(r"</?think>|\s")
+IGNORED = re.compile(r"</?think>|\s")
 THOUGHT = "<think>\nrain\n</think>\n\nsun"
 NOTED = "the model's chat template leaves thoughts out of earlier turns: in an episode they stay as they were drawn"
 REFUSED = (
-    "the model's chat template writes earlier turns in another way when a chat goes on, so that an episode would not "
-    "be what the model has read: set other chat_arguments (such as enable_thinking), take another model, or --no-chat"
+    "the model's chat template rewrites earlier turns when a chat goes on, so that an episode would differ from what "
+    "the model has read: set other chat_arguments (such as enable_thinking), use another model, or pass --no-chat"
 )
 
 
@@ -62,7 +62,9 @@ class TurnText:
             first, *rest = self._cut("".join(content for _, content in messages), mark).split(mark)
             encoded = self._tokenizer.encode(first, add_special_tokens=True)
             return [*encoded.ids, *chain.from_iterable(map(self._encode, rest))]
-        text = self._template.render(self._begun([(role, self._cut(content, mark)) for role, content in messages]))
+        text = self._template.render(
+            self._with_system([(role, self._cut(content, mark)) for role, content in messages])
+        )
         return list(chain.from_iterable(map(self._encode, text.split(mark))))
 
     def reply(self, drawn: Sequence[int], messages: Messages) -> list[int]:
@@ -73,7 +75,7 @@ class TurnText:
         pieces = list(self._after(messages, mark))
         last = drawn[-1] if drawn else None
         if self._template is not None and last in self._stops:
-            # Some templates put a space before the end of a turn, which the model did not draw.
+            # Some templates put a space that the model did not draw before the end of a turn.
             first = self._encode(pieces[0].lstrip())
             if first[:1] == [last]:
                 return [*first[1:], *chain.from_iterable(map(self._encode, pieces[1:]))]
@@ -84,13 +86,15 @@ class TurnText:
         return completion_text(self._tokenizer, drawn, self._stops)
 
     def check(self, opening: Messages = ()) -> str:
-        """Compare what would be appended with whole chats of two and three turns in the template, which begin with
+        """Compare what would be appended with the template's whole chats of two and three turns, which begin with
         messages like `opening`. Return a line for the user, or "". UserError if the template rewrites earlier turns."""
         if self._template is None:
             return ""
-        chat = self._begun([(role, f"question {place}") for place, (role, _) in enumerate(opening or [("user", "")])])
+        chat = self._with_system(
+            [(role, f"question {place}") for place, (role, _) in enumerate(opening or [("user", "")])]
+        )
         shown = self._template.render(chat)
-        is_other = False
+        is_changed = False
         for turn, answer in (("left", "You see\n\na wall."), ("right\nor up", "You are there.")):
             before, question = shown, chat[-1][1]
             chat += [("assistant", turn), ("user", answer)]
@@ -98,15 +102,17 @@ class TurnText:
             (after,) = self._after([("user", answer)], self._mark(chat))
             kept = shown.removesuffix(turn + after)
             same = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, kept, strict=False)))
-            rests = [THINKING.sub("", text[len(same) :]) for text in (before, kept)]
-            # Before an earlier turn the template may add or leave out a thought or the name of a channel.
+            rests = [IGNORED.sub("", text[len(same) :]) for text in (before, kept)]
+            # Before an earlier turn the template may add or drop a thought or a channel's name, but not change text.
             if kept == shown or question not in same or all(rests):
                 raise UserError(REFUSED)
-            is_other |= kept != before
-        thought = self._template.render([*self._begun([("user", "sky?")]), ("assistant", THOUGHT), ("user", "sea?")])
-        return NOTED if is_other or THOUGHT not in thought else ""
+            is_changed |= kept != before
+        thought = self._template.render(
+            [*self._with_system([("user", "sky?")]), ("assistant", THOUGHT), ("user", "sea?")]
+        )
+        return NOTED if is_changed or THOUGHT not in thought else ""
 
-    def _begun(self, messages: Messages) -> list[tuple[str, str]]:
+    def _with_system(self, messages: Messages) -> list[tuple[str, str]]:
         """`messages` after the run's system prompt, unless they begin with one."""
         return [*(self._system if not messages or messages[0][0] != "system" else ()), *messages]
 
@@ -118,7 +124,7 @@ class TurnText:
             yield from self._cut("".join(content for _, content in messages), mark).split(mark)
             return
         guarded = [(role, self._cut(content, mark)) for role, content in messages]
-        text = self._template.render([*self._begun([("user", "sun")]), ("assistant", mark), *guarded])
+        text = self._template.render([*self._with_system([("user", "sun")]), ("assistant", mark), *guarded])
         _, *pieces = text.split(mark)
         if len(pieces) != 1 + sum(content.count(mark) for _, content in guarded):
             raise UserError(REFUSED)

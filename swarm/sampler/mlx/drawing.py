@@ -27,7 +27,7 @@ class Row:
         self.asked = 0
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
-        self.finish: Finish = "failed"
+        self.finish: Finish = "failed"  # Until it ends
 
     def take(self, token: int, logprob: float) -> bool:
         """Return whether the sample ends with this token."""
@@ -61,9 +61,10 @@ class Float32Logits:
 
 
 class Drawing:
-    """Draws `rows`, at most `places` of them side by side, each token by its row's own seed (draws.py).
+    """Draws `rows`, at most `places` of them side by side, each token with its row's own seed (draws.py).
 
-    mlx-lm calls the sampler of each row at most once in a step. The noise of a step is made for all rows at once.
+    mlx-lm calls the sampler of each row at most once in a step. The noise of a step is set up for all rows
+    at once; it is lazy, so it is computed only if a row is drawn.
     """
 
     def __init__(self, module: Any, rows: Sequence[Row], places: int, vocab_size: int) -> None:
@@ -90,20 +91,20 @@ class Drawing:
         began, steps = time.monotonic(), 0
         try:
             while self._alive:
-                self._give_up_late(time.monotonic() - began)
+                self._drop_late(time.monotonic() - began)
                 self._prepare_noise()
                 reading, came = self._generator.next()
                 progress()
                 steps += bool(came)
                 if self._alive and not reading and not came:
-                    raise RuntimeError("mlx-lm has lost a sample")
+                    raise RuntimeError("mlx-lm returned nothing, with samples left")
                 if came:
                     self._take(came)
         finally:
             self._generator.close()
         return steps
 
-    def _give_up_late(self, spent_s: float) -> None:
+    def _drop_late(self, spent_s: float) -> None:
         if late := [uid for uid, row in self._alive.items() if spent_s >= row.job.time_limit_s]:
             self._generator.remove(late)
             self._alive = {uid: row for uid, row in self._alive.items() if uid not in late}

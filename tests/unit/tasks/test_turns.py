@@ -135,7 +135,7 @@ def test_a_drawn_thought_stays_in_the_stream_though_the_template_would_drop_it()
 
 
 def test_a_template_that_writes_earlier_turns_in_another_way_is_refused_with_what_else_to_do() -> None:
-    with pytest.raises(UserError, match=r"chat_arguments .* or --no-chat"):
+    with pytest.raises(UserError, match=r"chat_arguments .* or pass --no-chat"):
         made(RECENT).check()
     with pytest.raises(UserError, match="chat_arguments"):
         made(SYSTEM_LAST, system_prompt="Be brief.").check()
