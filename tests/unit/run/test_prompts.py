@@ -317,7 +317,7 @@ def _open_lake(run_dir: Path, **settings: Any) -> tuple[Prompts, list[str]]:
 def test_a_template_that_rewrites_earlier_turns_is_for_no_episodes(run_dir: Path) -> None:
     """And one that drops earlier thoughts is told."""
     (run_dir / "model" / "chat_template.jinja").write_text(TEMPLATE.replace("messages", "messages[-2:]"))
-    with pytest.raises(UserError, match=r"chat_arguments .* or --no-chat"):
+    with pytest.raises(UserError, match=r"chat_arguments .* or pass --no-chat"):
         _open_lake(run_dir, chat=True)
     assert read_record(run_dir) is None
     assert _open_lake(run_dir)[1] == [], "it is not asked if the model reads prompts as they are"
