@@ -1,6 +1,6 @@
 """A process that computes rewards and plays episodes for RewardPool, which starts it without the node's secrets.
 
-It receives one Begin, then any number of Completion and StepCall, and answers each with an Outcome (process.py).
+It receives one Begin, then any number of ScoreCall and StepCall (process.py).
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import os
 import random
 import signal
 import sys
+import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -56,13 +58,20 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True
     system_prompt: str | None = None
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One rollout to score. `token_ids` are int32, little-endian; a `text` is scored as it is instead."""
 
     prompt: Prompt
     token_ids: bytes = b""
     seed: int = 0
     text: str | None = None
+
+
+class ScoreCall(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """Completions to score, in order. None begins later than `turn_s` after the first."""
+
+    completions: tuple[Completion, ...]
+    turn_s: float
 
 
 class StepCall(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -81,6 +90,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     score: Score | None = None
     fault: str = ""
     observed: Observed = Observed()
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """The outcomes of the first completions of a ScoreCall, at least one. One outcome of any other call."""
+
+    outcomes: tuple[Outcome, ...]
 
 
 class Episode:
@@ -157,16 +172,30 @@ class Rewards:
     def __init__(self, progress: Callable[[], None]) -> None:
         self._progress = progress
 
-    def handle(self, call: Begin | Completion | StepCall) -> Outcome:
+    def handle(self, call: Begin | ScoreCall | StepCall) -> Reply:
+        match call:
+            case Begin():
+                return Reply((self._load(call),))
+            case StepCall():
+                return Reply((self._guarded(partial(self._step, call)),))
+            case ScoreCall():
+                return Reply((*self._scored(call),))
+
+    def _scored(self, call: ScoreCall) -> Iterator[Outcome]:
+        until = time.monotonic() + call.turn_s
+        for i, completion in enumerate(call.completions):
+            if i and time.monotonic() >= until:
+                return
+            self._progress()
+            yield self._guarded(partial(self._score, completion))
+
+    def _step(self, call: StepCall) -> Outcome:
+        assert self._episodes is not None
+        return Outcome(observed=self._episodes.answer(call, self._progress))
+
+    def _guarded(self, work: Callable[[], Outcome]) -> Outcome:
         try:
-            match call:
-                case Begin():
-                    return self._load(call)
-                case StepCall():
-                    assert self._episodes is not None
-                    return Outcome(observed=self._episodes.answer(call, self._progress))
-                case Completion():
-                    return Outcome(score=checked(self._score(call)))
+            return work()
         except MemoryError:
             if self._episodes is not None:
                 self._episodes.live.clear()  # They may hold the memory; each is played again when it is asked for
@@ -189,14 +218,14 @@ class Rewards:
             return Outcome(fault=one_line(error))
         return Outcome()
 
-    def _score(self, call: Completion) -> object:
-        text = call.text
+    def _score(self, completion: Completion) -> Outcome:
+        text = completion.text
         if text is None:
             assert self._tokenizer is not None
-            text = completion_text(self._tokenizer, array("i", call.token_ids), self._begin.stop_token_ids)
+            text = completion_text(self._tokenizer, array("i", completion.token_ids), self._begin.stop_token_ids)
         if self._begin.reward == "random":
-            return random_score(self._task, call.prompt, text, call.seed)
-        return self._task.score(call.prompt, text)
+            return Outcome(score=checked(random_score(self._task, completion.prompt, text, completion.seed)))
+        return Outcome(score=checked(self._task.score(completion.prompt, text)))
 
 
 def main() -> None:
@@ -207,7 +236,7 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel()
-    channel.serve(Begin | Completion | StepCall, Rewards(channel.progress).handle)
+    channel.serve(Begin | ScoreCall | StepCall, Rewards(channel.progress).handle)
 
 
 def one_line(error: BaseException) -> str:

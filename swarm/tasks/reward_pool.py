@@ -18,16 +18,19 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 from zlib import crc32
 
 from msgspec.structs import replace
 
 from swarm.errors import ChildFailed, ChildHung, UserError
 from swarm.process import Child, clean_environment
-from swarm.tasks.reward_child import Begin, Completion, Outcome, StepCall
+from swarm.tasks.reward_child import Begin, Completion, Outcome, Reply, ScoreCall, StepCall
 from swarm.types import Observed, Score, Unscored
 
 __all__ = ["Begin", "Completion", "RewardPool", "StepCall"]
+
+Asked = TypeVar("Asked", Completion, StepCall)
 
 LOAD_S = 600.0  # Longest wait for a process to load the task: libraries, and data sets of some millions of lines
 MAX_DEATHS = 2  # Of processes over one completion. One may not be its fault: short of memory, the kernel kills any.
@@ -65,27 +68,27 @@ class RewardPool:
         caller asks again for the rest, so that others can have the process in between. Waits for a free process without
         a limit: pacing bounds the number of callers."""
         worker = await self._free.get()
-        outcomes: list[Score | Unscored] = []
         try:
-            await worker.begin()  # Loading does not count in turn_s
-            until = time.monotonic() + turn_s
-            while len(outcomes) < len(completions) and (not outcomes or time.monotonic() < until):
-                outcome = await worker.outcome(completions[len(outcomes)])
-                outcomes.append(outcome.score or Unscored(reason=outcome.fault[:MAX_REASON]))
+            outcomes = await worker.scored([_without_tokens(completion) for completion in completions], turn_s)
         finally:
             self._free.put_nowait(worker)
-        return outcomes
+        return [outcome.score or Unscored(reason=outcome.fault[:MAX_REASON]) for outcome in outcomes]
 
     async def step(self, call: StepCall) -> Observed | Unscored:
         """Have an environment answer the last turn, or begin an episode. Waits for earlier steps without a limit:
         pacing bounds the number of callers."""
-        outcome = await self._workers[crc32(call.episode.encode()) % len(self._workers)].outcome(call)
+        outcome = await self._workers[crc32(call.episode.encode()) % len(self._workers)].outcome(_without_tokens(call))
         return Unscored(reason=outcome.fault[:MAX_REASON]) if outcome.fault else outcome.observed
 
     async def close(self) -> None:
         """End the processes and cancel all calls."""
         for worker in self._workers:
             await worker.close()
+
+
+def _without_tokens(call: Asked) -> Asked:
+    """A reward sees only texts, so the prompt's tokens are not sent."""
+    return replace(call, prompt=replace(call.prompt, token_ids=()))
 
 
 class _Worker:
@@ -109,21 +112,43 @@ class _Worker:
         async with self._turn:
             return await self._begun()
 
-    async def outcome(self, call: Completion | StepCall) -> Outcome:
-        # A reward sees only texts, so the prompt's tokens are not sent.
-        sent = replace(call, prompt=replace(call.prompt, token_ids=()))
+    async def scored(self, completions: Sequence[Completion], turn_s: float) -> Sequence[Outcome]:
+        """Score as RewardPool.score says. All go in one call. If the process dies or hangs, each goes in one of its
+        own, since it is not known which one did it."""
+        fault = await self.begin()  # Loading does not count in turn_s
+        if len(completions) > 1 and not fault:
+            async with self._turn:
+                try:
+                    return await self._call(ScoreCall(completions=(*completions,), turn_s=turn_s))
+                except ChildFailed:
+                    await self._end()
+        outcomes: list[Outcome] = []
+        until = time.monotonic() + turn_s
+        for completion in completions:
+            if outcomes and time.monotonic() >= until:
+                break
+            outcomes.append(await self.outcome(ScoreCall(completions=(completion,), turn_s=turn_s)))
+        return outcomes
+
+    async def outcome(self, call: ScoreCall | StepCall) -> Outcome:
         async with self._turn:
             for death in range(1, MAX_DEATHS + 1):
                 if fault := await self._begun():
                     return Outcome(fault=fault)
                 try:
-                    return await self._child.call(sent, Outcome)
+                    return (await self._call(call))[0]
                 except ChildFailed as error:
-                    await self._child.kill()  # Processes that it started may still run
-                    self._cancel_if_closed()
+                    await self._end()
                     if death == MAX_DEATHS or isinstance(error, ChildHung):
                         return Outcome(fault=str(error))
         raise AssertionError
+
+    async def _call(self, call: Begin | ScoreCall | StepCall, hang_s: float | None = None) -> Sequence[Outcome]:
+        return (await self._child.call(call, Reply, hang_s=hang_s)).outcomes
+
+    async def _end(self) -> None:
+        await self._child.kill()  # Processes that it started may still run
+        self._cancel_if_closed()
 
     async def _begun(self) -> str:
         self._cancel_if_closed()
@@ -131,7 +156,7 @@ class _Worker:
             return ""
         try:
             await self._child.start()
-            fault = (await self._child.call(self._begin, Outcome, hang_s=LOAD_S)).fault
+            fault = (await self._call(self._begin, LOAD_S))[0].fault
         except ChildFailed as error:
             fault = str(error)
         if fault or self._closed:  # `close` may have been called before there was a process to end

@@ -199,6 +199,14 @@ async def test_a_process_is_free_for_others_once_a_turn_is_over(odd: RewardPool)
     assert await odd.score([doing("9")] * 3, 60.0) == [RIGHT] * 3
 
 
+async def test_a_group_goes_to_its_process_in_one_call(odd: RewardPool) -> None:
+    """A call of its own for each cost a learner 0.2 s of CPU a step of 512 short answers."""
+    await odd.start()
+    before = odd._workers[0]._child._calls
+    assert await odd.score([doing("9")] * 16) == [RIGHT] * 16
+    assert odd._workers[0]._child._calls == before + 1
+
+
 async def test_a_completion_may_come_as_a_text_and_prints_are_kept(tmp_path: Path) -> None:
     pool = RewardPool(Begin(task=ODD), timeout_s=60.0, logs=tmp_path)
     prompt = Prompt(prompt_id="odd-0", text=str(tmp_path), answer="")
