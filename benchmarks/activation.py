@@ -28,9 +28,9 @@ from random import Random
 import numpy
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from swarm.capacity.fleet import Demand, Dissemination, Lengths, Worker
-from swarm.capacity.prices import Offer
-from swarm.capacity.selection import Market, Rules, Search
+from swarm.pay.fleet import Demand, Dissemination, Lengths, Worker
+from swarm.pay.prices import Offer
+from swarm.pay.selection import Market, Rules, Search
 
 VERSION_BYTES = 160e6
 """A delta of an 8B model at 1 %."""

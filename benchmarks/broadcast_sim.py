@@ -42,7 +42,7 @@ from benchmarks.links import (
     read_profile,
 )
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.simulate.world import World
+from swarm.plan.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.broadcast.network import PACKET_BYTES, PACKET_OVERHEAD, NetworkShape
 from tests.simulator.broadcast.schemes import SCHEMES, bound_bytes_per_s

@@ -1,14 +1,14 @@
-"""The learner's idle share: predicted by swarm.capacity.model against simulated with the real rollout plane.
+"""The learner's idle share: predicted by swarm.pay.model against simulated with the real rollout plane.
 
 bin/python -m benchmarks.capacity --json
 bin/python -m benchmarks.capacity --staleness 2 --broadcast 0.3,1 --steps 100
 bin/python -m benchmarks.capacity --freshness off --json
 bin/python -m benchmarks.capacity --real --json      nine points of a real swarm instead, see capacity_real.py
 
-A grid of max_staleness, broadcast_s / train_step_s and the fleet's rate over the model's own mu_min (idle target 2 %)
-for its kind of fleet. Where no rate is enough the rate is over R / train_step_s instead, and the row says so. A cell
-simulates `--steps` steps after a warm-up of 20 (tests.simulator.capacity.run_fixed, which shares no code with the model
-but the mean of the longest of a batch).
+A grid of max_staleness, broadcast_s / train_step_s and the fleet's rate over the least that the model thinks is enough
+(idle 2 %) for its kind of fleet. Where no rate is enough the rate is over R / train_step_s, and the row says so. A cell
+simulates `--steps` steps after a warm-up of 20 (swarm/plan/simulate/fixed.py, which shares no code with the model but
+the mean of the longest of a batch).
 
 Four kinds of fleet take turns, so that each meets every bound and most broadcasts; a version takes `broadcast` to the
 last of its workers. Lengths are lognormal with sigma 1 and clipped at 4.5 times the median, as in practice.
@@ -18,8 +18,8 @@ last of its workers. Lengths are lognormal with sigma 1 and clipped at 4.5 times
     lockstep  engines of 16 samples that begin and end together, groups of 16
     mixed     continuous of 4 and 24 places, lockstep of 8, three speeds, installs from 0.3 to 1 broadcast, groups of 8
 
-The error of a cell is predicted minus simulated: of the idle share in percentage points, of mean staleness in steps.
-Exit status 1 if the mean of their sizes is above 2 points or 0.1 steps, or the largest above 6 points or 0.3 steps.
+The error of a cell is predicted minus simulated, in percentage points. Exit status 1 if the mean of their sizes is
+above 2 points.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from functools import partial
 from typing import Any, get_args
 
 from benchmarks.learning_swarm import RunFailed
-from swarm.capacity.fleet import Demand, Lengths, Worker
-from swarm.capacity.model import Prediction, mu_min, predict
-from swarm.simulate.learner import CapacityFigures
+from swarm.pay.fleet import Demand, Lengths, Worker
+from swarm.pay.model import NEARLY_BUSY, Prediction, predict
+from swarm.plan.simulate.fixed import run_fixed
+from swarm.plan.simulate.learner import CapacityFigures
 from swarm.types import Freshness
-from tests.simulator.capacity import run_fixed
 
 TRAIN_STEP_S = 60.0
 
@@ -48,16 +48,6 @@ LENGTHS = Lengths.lognormal(median=1800, sigma=1.0, cap=8192)
 
 MEAN_POINTS = 2.0
 """Most that the mean error may be."""
-
-MAX_POINTS = 6.0
-"""Most that one cell may be off."""
-
-MEAN_STEPS = 0.1
-"""Most that mean staleness may be off in the mean: plan and status show one decimal."""
-
-MAX_STEPS = 0.3
-"""Most that it may be off in one cell: by how much pacing itself may miss the youngest possible (benchmarks.staleness).
-"""
 
 Delayed = tuple[Worker, float]
 """A worker and its install in broadcasts."""
@@ -132,10 +122,6 @@ class Cell:
     workers: int
     predicted_idle: float
     simulated_idle: float
-    predicted_discarded: float
-    simulated_discarded: float
-    predicted_staleness: float
-    simulated_staleness: float
     binds: str
     predict_s: float
 
@@ -143,16 +129,24 @@ class Cell:
     def error_points(self) -> float:
         return 100 * (self.predicted_idle - self.simulated_idle)
 
-    @property
-    def error_steps(self) -> float:
-        return self.predicted_staleness - self.simulated_staleness
+
+PLENTY = 32.0  # Times R / T: if this rate is not enough, no rate is
 
 
-def unit_of(kind: Kind, demand: Demand, broadcast_s: float) -> tuple[str, float]:
-    """What rates are told in: the least that the model thinks is enough, where there is one."""
-    once = demand.rollouts_per_step / TRAIN_STEP_S
-    least = mu_min(demand, *kind.fleet(once, broadcast_s))
-    return ("R/T", once) if math.isinf(least) else ("mu_min", least)
+def unit_of(demand: Demand, fleet: Callable[[float], tuple[list[Worker], list[float]]]) -> tuple[str, float]:
+    """What rates are given in: the least that the model thinks is enough for such a fleet, where there is one."""
+    once = demand.rollouts_per_step / demand.train_step_s
+
+    def is_enough(rate: float) -> bool:
+        return predict(demand, *fleet(rate)).idle_share <= NEARLY_BUSY
+
+    if not is_enough(PLENTY * once):
+        return "R/T", once
+    low, high = once / 2, PLENTY * once
+    while high > 1.01 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return "least", high
 
 
 def cells(
@@ -166,7 +160,7 @@ def cells(
 ) -> Iterator[Cell]:
     """The cells of one bound and one broadcast."""
     demand, broadcast_s = kind.demand(max_staleness, freshness), broadcast * TRAIN_STEP_S
-    unit, rate = unit_of(kind, demand, broadcast_s)
+    unit, rate = unit_of(demand, lambda rate: kind.fleet(rate, broadcast_s))
     for ratio in ratios:
         workers, install_s = kind.fleet(ratio * rate, broadcast_s)
         began = time.process_time()
@@ -199,18 +193,15 @@ def _cell(
         workers=len(workers),
         predicted_idle=told.idle_share,
         simulated_idle=found.idle_share,
-        predicted_discarded=told.discarded_share,
-        simulated_discarded=found.discarded_share,
-        predicted_staleness=told.mean_staleness,
-        simulated_staleness=found.mean_staleness,
         binds=told.binds,
         predict_s=predict_s,
     )
 
 
 HEADER = (
-    "| fleet | S | T_bcast / T | unit | rate / unit | workers | idle, predicted | simulated | error | discarded "
-    "| staleness | binds |\n" + "|---" * 12 + "|"
+    "| fleet | S | T_bcast / T | unit | rate / unit | workers | idle, predicted | simulated | error | binds |\n"
+    + "|---" * 10
+    + "|"
 )
 
 
@@ -226,8 +217,6 @@ def line(cell: Cell) -> str:
         f"{100 * cell.predicted_idle:.1f}",
         f"{100 * cell.simulated_idle:.1f}",
         f"{cell.error_points:+.1f}",
-        f"{100 * cell.predicted_discarded:.1f}, {100 * cell.simulated_discarded:.1f}",
-        f"{cell.predicted_staleness:.2f}, {cell.simulated_staleness:.2f}",
         cell.binds,
     ]
     return "| " + " | ".join(str(column) for column in columns) + " |"
@@ -244,24 +233,17 @@ def grid(options: argparse.Namespace) -> Iterator[Cell]:
 
 
 def summary(found: Sequence[Cell]) -> dict[str, Any]:
-    """The errors, and how many cells have no mu_min."""
-    points, steps = [abs(cell.error_points) for cell in found], [abs(cell.error_steps) for cell in found]
-    discarded = [100 * abs(cell.predicted_discarded - cell.simulated_discarded) for cell in found]
+    """The errors: mean, median, of nine in ten cells, and the largest."""
+    points = sorted(abs(cell.error_points) for cell in found)
     return {
         "mean_abs_error_points": statistics.fmean(points),
-        "max_abs_error_points": max(points),
-        "mean_abs_error_steps": statistics.fmean(steps),
-        "max_abs_error_steps": max(steps),
-        "mean_abs_discarded_points": statistics.fmean(discarded),
-        "met": statistics.fmean(points) <= MEAN_POINTS
-        and max(points) <= MAX_POINTS
-        and statistics.fmean(steps) <= MEAN_STEPS
-        and max(steps) <= MAX_STEPS,
-        "without_mu_min": sum(cell.unit == "R/T" for cell in found),
+        "median_abs_error_points": statistics.median(points),
+        "p90_abs_error_points": points[int(0.9 * len(points))],
+        "max_abs_error_points": points[-1],
+        "met": statistics.fmean(points) <= MEAN_POINTS,
+        "without_least_rate": sum(cell.unit == "R/T" for cell in found),
         "longest_prediction_s": max(cell.predict_s for cell in found),
-        "cells": [
-            asdict(cell) | {"error_points": cell.error_points, "error_steps": cell.error_steps} for cell in found
-        ],
+        "cells": [asdict(cell) | {"error_points": cell.error_points} for cell in found],
     }
 
 
@@ -270,7 +252,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=40, help="learner steps that are simulated for each cell")
     parser.add_argument("--staleness", type=_list(int), default=[1, 2, 3, 6], help="bounds, 1,2,3,6")
     parser.add_argument("--broadcast", type=_list(float), default=[0.05, 0.3, 0.6, 1.0, 1.5, 2.0], help="in steps")
-    parser.add_argument("--ratios", type=_list(float), default=[0.7, 0.85, 1.0, 1.15, 1.3, 1.5], help="of mu_min")
+    parser.add_argument(
+        "--ratios", type=_list(float), default=[0.7, 0.85, 1.0, 1.15, 1.3, 1.5], help="of the least rate"
+    )
     parser.add_argument("--freshness", choices=get_args(Freshness), default="adaptive", help="as the setting of lead")
     parser.add_argument("--real", action="store_true", help="nine points against real processes instead, 12 minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
@@ -309,13 +293,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found.append(cell)
         print(line(cell), flush=True)
     whole = summary(found)
+    names = ("mean", "median", "p90", "max")
+    errors = ", ".join(f"{name} {whole[f'{name}_abs_error_points']:.2f}" for name in names)
     print(
-        f"{len(found)} cells ({whole['without_mu_min']} without a mu_min): mean error "
-        f"{whole['mean_abs_error_points']:.2f} points (at most {MEAN_POINTS:g}), largest "
-        f"{whole['max_abs_error_points']:.2f} (at most {MAX_POINTS:g}); of staleness "
-        f"{whole['mean_abs_error_steps']:.3f} steps (at most {MEAN_STEPS:g}), largest "
-        f"{whole['max_abs_error_steps']:.2f} (at most {MAX_STEPS:g}); targets "
-        f"{'met' if whole['met'] else 'missed'}; {time.process_time() - began:.0f} CPU-s"
+        f"{len(found)} cells ({whole['without_least_rate']} where no rate is enough): error in points {errors}; mean "
+        f"at most {MEAN_POINTS:g}: {'met' if whole['met'] else 'missed'}; "
+        f"{time.process_time() - began:.0f} CPU-s"
     )
     if options.json:
         print(json.dumps(whole))

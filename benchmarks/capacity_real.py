@@ -6,7 +6,7 @@ Nine points, each a learner and SAMPLERS samplers in processes of their own (two
 takes TRAIN_STEP_S for a step (tests/slow_steps.py), each sampler's engine without a model works at a set pace
 (tests/scripted_engine.py), and the learner's uplink is capped so that a version, dealt once and passed on by the
 samplers, takes the wanted part of a step. What is wanted only places the point on the grid: S, T_b / T, and the rate
-over `mu_min` of such samplers, or over R / T where no rate is enough.
+over the least that the model thinks is enough (idle 2 %), or over R / T where no rate is enough.
 
 A prediction is made from what was measured in the run itself after its warm-up, nothing else:
 
@@ -40,10 +40,11 @@ from typing import Any
 from pydantic import BaseModel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.capacity import unit_of
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
-from swarm.capacity.fleet import Demand, Lengths, Worker, mean_longest
-from swarm.capacity.model import Prediction, mu_min, predict
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.pay.fleet import Demand, Lengths, Worker, mean_longest
+from swarm.pay.model import Prediction, predict
 from swarm.settings import JoinConfig, LeadConfig
 from swarm.settings_file import as_toml
 
@@ -84,7 +85,7 @@ BITS = 8e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Where a run is wanted: `broadcast_steps` is T_b / T, `ratio` the rate over mu_min or R / T."""
+    """Where a run is wanted: `broadcast_steps` is T_b / T, `ratio` the rate over the least that is enough, or R / T."""
 
     max_staleness: int
     broadcast_steps: float
@@ -161,13 +162,15 @@ def pace_of(point: Point, version_bytes: float) -> Pace:
     lengths = Lengths(tokens=tuple(float(n) for n in range(1, MAX_TOKENS + 1)))
     demand = demand_of(point.max_staleness, TRAIN_STEP_S, lengths)
     broadcast_s = point.broadcast_steps * TRAIN_STEP_S
-    once = demand.rollouts_per_step / TRAIN_STEP_S
-    fleet = [
-        Worker(name=f"w{n}", rollouts_per_s=once / SAMPLERS, samples_at_once=AT_ONCE, lockstep=True)
-        for n in range(SAMPLERS)
-    ]
-    least = mu_min(demand, fleet, [broadcast_s] * SAMPLERS)
-    unit, rate = ("mu_min", least) if least < float("inf") else ("R/T", once)
+
+    def fleet(rate: float) -> tuple[list[Worker], list[float]]:
+        each = rate / SAMPLERS
+        workers = [
+            Worker(name=f"w{n}", rollouts_per_s=each, samples_at_once=AT_ONCE, lockstep=True) for n in range(SAMPLERS)
+        ]
+        return workers, [broadcast_s] * SAMPLERS
+
+    unit, rate = unit_of(demand, fleet)
     batch_s = SAMPLERS * AT_ONCE / (point.ratio * rate)
     bytes_s = max(HANDLING_S / 2, broadcast_s - HANDLING_S)
     return Pace(

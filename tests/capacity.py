@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import combinations
 from random import Random
 
-from swarm.capacity.fleet import Demand, Disseminate, Dissemination, Lengths, Worker
-from swarm.capacity.model import Prediction
-from swarm.capacity.prices import usable_share
+from swarm.pay.fleet import Demand, Disseminate, Dissemination, Lengths, Worker
 
 VERSION_BYTES = 80e6
 
@@ -90,40 +87,6 @@ def star(uplink_bytes_per_s: float, version_bytes: float = VERSION_BYTES) -> Dis
         )
 
     return disseminate
-
-
-class RateCondition:
-    """mu >= R / min(T, (S + 1 - kappa) T - L), each sampler with its own L: a model whose least rate is exact."""
-
-    def useful(self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> float:
-        return sum(
-            one.rollouts_per_s * usable_share(demand, install_s=own_s, place_s=one.place_s)
-            for one, own_s in zip(workers, install_s, strict=True)
-        )
-
-    def predict(self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], /) -> Prediction:
-        needed = demand.rollouts_per_step / demand.train_step_s
-        idle = max(0.0, 1.0 - self.useful(demand, workers, install_s) / needed)
-        step_s = demand.train_step_s / (1.0 - idle) if idle < 1 else math.inf
-        return Prediction(
-            idle_share=idle,
-            discarded_share=0.0,
-            mean_staleness=1.0,
-            step_s=step_s,
-            rollouts_per_s=demand.rollouts_per_step / step_s,
-            samplers_idle_share=0.0,
-            binds="rate" if idle else "learner",
-        )
-
-    def mu_min(
-        self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], /, *, idle_target: float
-    ) -> float:
-        useful = self.useful(demand, workers, install_s)
-        needed = demand.rollouts_per_step / demand.train_step_s * (1.0 - idle_target)
-        return sum(one.rollouts_per_s for one in workers) * needed / useful if useful else math.inf
-
-    def shortfall(self, demand: Demand, /, *, broadcast_s: float, generation_s: float) -> str | None:
-        return None
 
 
 def subsets(workers: Sequence[Worker]) -> list[tuple[Worker, ...]]:

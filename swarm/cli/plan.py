@@ -14,9 +14,8 @@ import typer
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
-    from swarm.capacity.plan.arms import Broadcasts
-    from swarm.capacity.plan.plan import Plan, Progress
-    from swarm.capacity.plan.scenario import Scenario
+    from swarm.plan.plan import Plan, Progress
+    from swarm.plan.scenario import Scenario
 
 ScenarioFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="A scenario: docs/scenarios.md.")]
 IdleTarget = Annotated[
@@ -26,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 
 
 def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = False) -> None:
-    """Choose the fleet for a scenario. What to rent or admit, what it costs, what binds, what would help most next."""
+    """Choose the fleet for a scenario. What to rent or admit, what it costs, what binds."""
     from rich.console import Console
 
     from swarm.report.plans import plan_view
@@ -34,8 +33,7 @@ def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = Fal
     scenario = load_scenario(file)
     with progress(shown=sys.stderr.isatty()) as tell:
         found = planned(scenario, idle_target=idle_target, progress=tell)
-    console = Console()
-    console.print(plan_view(found, console.width))
+    Console().print(plan_view(found))
     if as_json:
         typer.echo(json.dumps(plan_json(found)))
 
@@ -55,46 +53,26 @@ def progress(*, shown: bool) -> Iterator[Progress]:
 
 
 def planned(scenario: Scenario, *, idle_target: float, progress: Progress | None = None) -> Plan:
-    """Plan with the broadcasts that a swarm would make. Raise UserError if no setting could work."""
-    from swarm.capacity.plan.plan import NoFeasibleSet, plan_for
+    """Plan, or raise UserError if no setting could work."""
+    from swarm.plan.plan import NoFeasibleSet, plan_for
 
     try:
-        return plan_for(scenario, broadcasts_of(scenario), idle_target=idle_target, progress=progress)
+        return plan_for(scenario, idle_target=idle_target, progress=progress)
     except NoFeasibleSet as fault:
         raise UserError(str(fault)) from fault
-
-
-def broadcasts_of(scenario: Scenario) -> Broadcasts:
-    """Return how versions travel in this scenario."""
-    from swarm.capacity.delivery import disseminate_by
-    from swarm.capacity.plan.scenario import BYTES_PER_MBIT
-
-    def broadcast(scheme: str, version_bytes: float) -> Any:
-        return disseminate_by(
-            scheme="star" if scheme == "star" else None,
-            learner_uplink_bytes_per_s=scenario.learner.up_mbps * BYTES_PER_MBIT,
-            encoded_bytes=version_bytes,
-            apply_s=scenario.delta.apply_s,
-        )
-
-    return broadcast
 
 
 def plan_json(found: Plan) -> dict[str, Any]:
     """Return the plan as plain values; savings are shares of each baseline's cost per step."""
     from dataclasses import asdict
 
-    from swarm.capacity.plan.plan import saving
+    from swarm.plan.plan import saving
 
-    values = asdict(found)
-    for arm, plain in zip((*found.arms, found.chosen), (*values["arms"], values["chosen"]), strict=True):
-        plain["name"] = arm.name
-        plain["saving"] = {one.name: saving(arm.cost_per_step, one) for one in found.references}
-    return values
+    return asdict(found) | {"saving": {one.name: saving(found.cost_per_step, one) for one in found.references}}
 
 
 def load_scenario(file: Path) -> Scenario:
-    from swarm.capacity.plan.scenario import Scenario
+    from swarm.plan.scenario import Scenario
     from swarm.settings_file import load_file
 
     return load_file(Scenario, file)

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from swarm.capacity.prices import HOUR_S
-from swarm.cli.plan import Json, ScenarioFile, broadcasts_of, load_scenario, progress
+from swarm.cli.plan import Json, ScenarioFile, load_scenario, planned, progress
 from swarm.errors import UserError
+from swarm.pay.prices import HOUR_S
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from swarm.capacity.plan.arms import Setting
-    from swarm.capacity.plan.scenario import Scenario
+    from swarm.plan.plan import Plan
+    from swarm.plan.scenario import Scenario
+    from swarm.plan.simulate.outcome import Settings, SwarmFigures
+    from swarm.plan.simulate.swarm import CapacitySimulation
     from swarm.report.charts import Chart, Curve
-    from swarm.simulate.outcome import Settings, SwarmFigures
-    from swarm.simulate.swarm import CapacitySimulation
 
-Arm = Literal["relay-delta", "relay-full", "star-delta", "star-full"]
 Activate = Literal["all", "cheapest"]
 
 MAX_HOURS = 24.0 * 31  # A month: at a thousand nodes half an hour of computing
@@ -37,7 +36,6 @@ def simulate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 0,
     hours: Annotated[float | None, typer.Option(help="Virtual hours. Default: those of the file.")] = None,
     activate: Annotated[str, typer.Option(help="all, or cheapest: who is needed.")] = "cheapest",
-    arm: Annotated[str, typer.Option(help=f"How versions travel: {', '.join(get_args(Arm))}.")] = "relay-delta",
     max_staleness: Annotated[int | None, typer.Option(min=0, help="S. Default: that of the plan.")] = None,
     publish_every_steps: Annotated[int | None, typer.Option(min=1, help="K. Default: that of the plan.")] = None,
     budget_per_hour: Annotated[float | None, typer.Option(help="Most that samplers may cost, with traffic.")] = None,
@@ -46,8 +44,8 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Run a scenario on a virtual clock. Its idle time, staleness and costs, before anything is paid."""
-    from swarm.capacity.selection import Rules
-    from swarm.simulate.swarm import CapacitySimulation, Choice
+    from swarm.pay.selection import Rules
+    from swarm.plan.simulate.swarm import CapacitySimulation, Choice
 
     if plot is not None:
         _check_plot(plot)
@@ -59,7 +57,7 @@ def simulate(
     with progress(shown=sys.stderr.isatty() and not trace) as show_progress:
         show_progress("choosing S and K as plan does", 0.0)
         settings = settings_of(
-            scenario, arm, hours=hours, max_staleness=max_staleness, publish_every_steps=publish_every_steps
+            scenario, hours=hours, max_staleness=max_staleness, publish_every_steps=publish_every_steps
         )
         rules = Rules(
             activate="all" if activate == "all" else "cheapest",
@@ -75,57 +73,44 @@ def simulate(
             progress=lambda share: show_progress(f"simulating {settings.hours:g} hours", share),
         )
         figures = simulation.run()
-    title = f"{scenario.scenario.name}: {settings.hours:g} h, seed {seed}, {arm}, {activate}"
+    title = f"{scenario.scenario.name}: {settings.hours:g} h, seed {seed}, {activate}"
     if plot is not None:
         draw(simulation, figures, plot, title)
     if as_json:
-        typer.echo(json.dumps(as_object(scenario, settings, figures, seed=seed, arm=arm, activate=activate)))
+        typer.echo(json.dumps(as_object(scenario, settings, figures, seed=seed, activate=activate)))
     else:
         show(scenario, settings, figures, title)
 
 
 def settings_of(
-    scenario: Scenario, arm: str, *, hours: float | None, max_staleness: int | None, publish_every_steps: int | None
+    scenario: Scenario, *, hours: float | None, max_staleness: int | None, publish_every_steps: int | None
 ) -> Settings:
     """Return what to simulate. Raise UserError if that makes no sense."""
-    from swarm.simulate.outcome import Settings
+    from swarm.plan.simulate.outcome import Settings
 
-    if arm not in get_args(Arm):
-        raise UserError(f"--arm {arm}: one of {', '.join(get_args(Arm))}")
     if hours is None:
         hours = scenario.simulation.hours
     if not 0 < hours <= MAX_HOURS:
         raise UserError(f"--hours {hours:g}: from more than 0 to {MAX_HOURS:g}")
     bound, period = max_staleness, publish_every_steps
     if bound is None or period is None:
-        planned = planned_setting(scenario, arm, max_staleness=bound)
-        bound, period = planned.max_staleness, period or planned.publish_every_steps
+        found = planned_setting(scenario, max_staleness=bound)
+        bound, period = found.max_staleness, period or found.publish_every_steps
     if period > bound + 1:
         raise UserError(
             f"--publish-every-steps {period}: more than S + 1 = {bound + 1}, so samplers would wait for ever"
         )
-    return Settings(
-        hours=hours,
-        max_staleness=bound,
-        publish_every_steps=period,
-        deltas=arm.endswith("delta"),
-        scheme="star" if arm.startswith("star") else None,
-    )
+    return Settings(hours=hours, max_staleness=bound, publish_every_steps=period)
 
 
-def planned_setting(scenario: Scenario, arm: str, *, max_staleness: int | None) -> Setting:
-    """Return the bound and period that `plan` chooses for this arm; `max_staleness`, if given, is the bound."""
-    from swarm.capacity.model import NEARLY_BUSY
-    from swarm.capacity.plan.arms import ArmPlanner
-    from swarm.capacity.plan.scenario import online_of
+def planned_setting(scenario: Scenario, *, max_staleness: int | None) -> Plan:
+    """Return the plan of which the bound and the period are taken; `max_staleness`, if given, is the bound."""
+    from swarm.pay.model import NEARLY_BUSY
 
     if max_staleness is not None:
         bounds = scenario.staleness.model_copy(update={"S": (max_staleness,)})
         scenario = scenario.model_copy(update={"staleness": bounds})
-    planner = ArmPlanner(scenario, online_of(scenario, random=None), broadcasts_of(scenario), idle_target=NEARLY_BUSY)
-    return planner.cheapest(
-        "star" if arm.startswith("star") else "relay", "delta" if arm.endswith("delta") else "full"
-    ).setting
+    return planned(scenario, idle_target=NEARLY_BUSY)
 
 
 def draw(simulation: CapacitySimulation, figures: SwarmFigures, file: Path, title: str) -> None:
@@ -210,14 +195,13 @@ def charts_of(simulation: CapacitySimulation) -> list[Chart]:
 
 
 def as_object(
-    scenario: Scenario, settings: Settings, figures: SwarmFigures, *, seed: int, arm: str, activate: str
+    scenario: Scenario, settings: Settings, figures: SwarmFigures, *, seed: int, activate: str
 ) -> dict[str, Any]:
     """Return the object for --json. An infinite value (a step that never came) is null."""
     found = {
         "scenario": scenario.scenario.name,
         "currency": scenario.scenario.currency,
         "seed": seed,
-        "arm": arm,
         "activate": activate,
         "max_staleness": settings.max_staleness,
         "publish_every_steps": settings.publish_every_steps,

@@ -21,14 +21,14 @@ from typing import Any, Literal
 
 from swarm.bounded import Bounded
 from swarm.broadcast.service import BroadcastService
-from swarm.capacity.activation import LATE_PERIODS, Activation, gather_s
-from swarm.capacity.cost import MAX_NODES, CostBook, CostFigures
-from swarm.capacity.delivery import disseminate_by, measured_first, sustained
-from swarm.capacity.estimator import Estimator, StartValues
-from swarm.capacity.fleet import Disseminate, Terms
-from swarm.capacity.selection import Rules
 from swarm.lead.publication import InstallTracker
 from swarm.node.network import NodeNetwork
+from swarm.pay.activation import LATE_PERIODS, Activation, gather_s
+from swarm.pay.cost import MAX_NODES, CostBook, CostFigures
+from swarm.pay.delivery import disseminate_by, measured_first, sustained
+from swarm.pay.estimator import Estimator, StartValues
+from swarm.pay.fleet import Disseminate, Terms
+from swarm.pay.selection import Rules
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.messages import Offer
@@ -427,7 +427,6 @@ def _said_of(binds: str, selection: Any) -> dict[str, Any]:
     needed = selection.needed_rollouts_per_s
     return {
         "predicted_idle_share": round(selection.prediction.idle_share, 4),
-        "predicted_mean_staleness": round(selection.prediction.mean_staleness, 2),
         "binds": binds,
         "rollouts_per_s_useful": round(selection.useful_rollouts_per_s, 3),
         "rollouts_per_s_needed": round(needed, 3) if math.isfinite(needed) else None,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from aiohttp import web
 
-from swarm.capacity.model import Binds
 from swarm.learner.messages import AlarmKind
 from swarm.net.client import METRICS_PATH
+from swarm.pay.model import Binds
 from swarm.rollout.journal.entries import NO_VARIANCE
 from swarm.sampler.engine import EngineKind
 from swarm.types import Verdict

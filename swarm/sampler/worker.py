@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from swarm.broadcast.version.manifest import ChunkTable, Head, Layout
-from swarm.capacity.fleet import Lengths, mean_longest
 from swarm.errors import ChildFailed, UserError
+from swarm.pay.fleet import Lengths, mean_longest
 from swarm.process import Child, clean_environment
 from swarm.rollout.messages import MAX_DID, Did, Doing
 from swarm.sampler.engine import (

@@ -114,7 +114,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_imports_no_torch() -> None:
     program = (
-        "import sys, swarm.cli.run, swarm.capacity.plan.plan, swarm.capacity.delivery, swarm.report.plans;"
+        "import sys, swarm.cli.run, swarm.plan.plan, swarm.pay.delivery, swarm.report.plans;"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=EXAMPLES.parent)

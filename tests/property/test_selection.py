@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.capacity.cover import ALL_SETS, cover
-from swarm.capacity.fleet import Worker
-from swarm.capacity.prices import Offer
-from swarm.capacity.selection import Rules, Search
-from tests.capacity import RateCondition, by_downlink, demand, random_fleet, subsets
+from swarm.pay.cover import ALL_SETS, cover
+from swarm.pay.fleet import Worker
+from swarm.pay.prices import Offer
+from swarm.pay.selection import Rules, Search
+from tests.capacity import by_downlink, demand, random_fleet, subsets
 
 MAX_EXCESS = 0.02
 
 
-def cheapest(fleet: list[Worker], groups: int) -> float | None:
-    """The least price of a set that has what it needs with its own margins."""
-    search = Search(demand(groups=groups), fleet, by_downlink, Rules(), model=RateCondition())
-    tried = (search.assess([one.name for one in chosen]) for chosen in subsets(fleet) if chosen)
+def cheapest(fleet: list[Worker], groups: int, least: float) -> float | None:
+    """The least price of a set that reaches `least` with a reserve of its own."""
+    search = Search(demand(groups=groups), fleet, by_downlink, Rules())
+    tried = (search.assess([one.name for one in chosen], least) for chosen in subsets(fleet) if chosen)
     return min((selection.cost_per_hour for selection in tried if selection.has_margin), default=None)
 
 
@@ -38,8 +38,8 @@ def test_so_it_does_of_fourteen() -> None:
 def check_choice(seed: int, count: int, share: float) -> None:
     fleet = random_fleet(count, Random(seed))
     groups = max(1, round(share * sum(one.rollouts_per_s for one in fleet) * 120 / 8))
-    found = Search(demand(groups=groups), fleet, by_downlink, Rules(), model=RateCondition()).select()
-    best = cheapest(fleet, groups)
+    found = Search(demand(groups=groups), fleet, by_downlink, Rules()).select()
+    best = cheapest(fleet, groups, found.least_rollouts_per_s)
     if best is None:
         assert not found.has_margin
         assert len(found.active) == count or not found.feasible or found.prediction.idle_share <= 0.02

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from swarm.capacity.activation import DWELL_DECISIONS, Activated, Activation
-from swarm.capacity.estimator import Estimator, StartValues
-from swarm.capacity.fleet import Disseminate, Dissemination, Terms, Worker
-from swarm.capacity.selection import Rules
-from tests.capacity import RateCondition, by_downlink, demand, random_fleet, worker
+from swarm.pay.activation import DWELL_DECISIONS, Activated, Activation
+from swarm.pay.estimator import Estimator, StartValues
+from swarm.pay.fleet import Disseminate, Dissemination, Terms, Worker
+from swarm.pay.selection import Rules
+from tests.capacity import by_downlink, demand, random_fleet, worker
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def test_nothing_flaps_at_ten_percent_noise_in_every_figure(noise: Noise, max_st
     random = Random(seed)
     fleet = random_fleet(60, random)
     wanted = demand(groups=160, max_staleness=max_staleness)
-    activation = Activation(Rules(), model=RateCondition())
+    activation = Activation(Rules())
     changed = []
     for number in range(DECISIONS):
         rates = [replace(one, rollouts_per_s=one.rollouts_per_s * noise(random)) for one in fleet]
@@ -68,7 +68,7 @@ class Swarm:
     """Of its rate that pacing lets a sampler work."""
 
     estimator: Estimator = field(default_factory=lambda: Estimator(StartValues(departures_per_hour=0.005)))
-    activation: Activation = field(default_factory=lambda: Activation(Rules(), model=RateCondition()))
+    activation: Activation = field(default_factory=lambda: Activation(Rules()))
     claims: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     period_s: float = 120.0

@@ -8,7 +8,7 @@ import pytest
 
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.broadcast.notes import Kind, Send
-from swarm.simulate.world import World
+from swarm.plan.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.__main__ import seeds_of
 from tests.simulator.broadcast.checkers import BroadcastBreach, BroadcastChecker

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from swarm.simulate.world import World
+from swarm.plan.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.broadcast.network import BulkNetwork, NetworkShape
 

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from swarm.gossip.records import Appeared, Died, Effect
-from swarm.simulate.swarm import death_s, newcomer_s
+from swarm.plan.simulate.swarm import death_s, newcomer_s
 from tests.simulator.gossip.swarm import GossipNode, GossipScenario, GossipSwarm
 
 EVENTS = 20

@@ -10,8 +10,8 @@ from statistics import median
 import pytest
 
 from swarm.broadcast.forest.planner import Scheme
-from swarm.capacity.delivery import flow_of
-from swarm.simulate.world import World
+from swarm.pay.delivery import flow_of
+from swarm.plan.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.broadcast.network import PACKET_OVERHEAD, NetworkShape
 from tests.simulator.broadcast.seeds import MBIT, draw_uplink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from swarm.simulate.world import World
+from swarm.plan.simulate.world import World
 from tests.simulator.network import LinkShape, Network, Reply
 
 TIMEOUT_S = 5.0

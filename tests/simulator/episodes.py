@@ -22,13 +22,13 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
+from swarm.plan.simulate.world import World
 from swarm.rollout.journal.entries import Record, RolloutAccepted, RolloutReturned
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Effect, Granted, Judged, StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.sampler.feeding import Room, room_of, spare_of
-from swarm.simulate.world import World
 from swarm.types import Lease, NodeId, Observed, Prompt, Rollout, SamplingRules, Span, VersionId
 from tests.simulator.rollouts.ledger import Ledger
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from swarm.simulate.world import Callback, World
+from swarm.plan.simulate.world import Callback, World
 
 A = TypeVar("A")
 Reply = Callable[[A, int], None]

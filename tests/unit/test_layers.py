@@ -22,12 +22,12 @@ CORES = (
     "swarm.broadcast.forest",
     "swarm.rollout.plane",
     "swarm.rollout.intake",
-    "swarm.capacity",
+    "swarm.pay",
     "swarm.learner.alarms",
     "swarm.audit.auditor",
     "swarm.learner.claims",
     "swarm.models.memory",
-    "swarm.simulate",
+    "swarm.plan",
     "swarm.run.timeline",
     "swarm.report.words",
     "swarm.dashboard.digest",
@@ -58,17 +58,15 @@ IO = (
     *("asyncio", "time", "socket", "os", "threading", "logging", "torch", "vllm", "uvloop", "subprocess"),
     *("aiohappyeyeballs", "aiohttp"),
 )
-PEERS = ("gossip", "broadcast", "rollout", "capacity")
+PEERS = ("gossip", "broadcast", "rollout", "pay")
 SHARED = tuple(
     f"swarm.{ground}"
     for ground in ("types", "errors", "extras", "wire", "aio", "bounded", "files", "machine", "process", "net")
 )
 CROSSING = {
-    "swarm.capacity.delivery": ("swarm.broadcast.forest",),
-    "swarm.capacity.recursion": ("swarm.rollout.plane.rules",),
+    "swarm.pay.delivery": ("swarm.broadcast.forest",),
 }
-"""What a version costs a fleet is what the broadcast itself would plan for it, and a group is opened in a prediction by
-the rule that the rollout plane goes by."""
+"""What a version costs a fleet is what the broadcast itself would plan for it."""
 
 NODES = ("swarm.node", "swarm.run", "swarm.join", "swarm.audit.auditing", "swarm.lead")
 ABOVE = (*NODES, "swarm.cli", "swarm.dashboard", "swarm.report", "swarm.redteam", "swarm.__main__")
@@ -127,7 +125,7 @@ def test_a_core_imports_no_io() -> None:
 
 def test_a_core_builds_only_on_cores_and_plain_data() -> None:
     for core in cores():
-        allowed = PURE if _within(core.name, "swarm.simulate") else DATA
+        allowed = PURE if _within(core.name, "swarm.plan") else DATA
         built_on = {name for name in _swarm_modules(core) if not _within(name, *allowed)}
         assert built_on - {one.name for one in cores()} == set(), core.name
 

@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from swarm.simulate.world import World
+from swarm.plan.simulate.world import World
 from swarm.types import NodeId
 
 PACKET_BYTES = 1448

@@ -12,7 +12,7 @@ from random import Random
 
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.broadcast.forest.planner import MESH_PEERS
-from swarm.simulate.world import World
+from swarm.plan.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.broadcast.checkers import BroadcastChecker
 from tests.simulator.broadcast.network import NetworkShape

@@ -22,7 +22,7 @@ from swarm.broadcast.forest.planner import PeerProfile, Plan, Relief, repaired
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Behind, Courier, Have, Note, Recall, Send, Want
-from swarm.simulate.world import World
+from swarm.plan.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.broadcast.network import BulkNetwork, NetworkShape
 from tests.simulator.broadcast.schemes import planner_named

@@ -35,7 +35,7 @@ from swarm.gossip.records import (
     read_record,
 )
 from swarm.net.signing import SigningKey, swarm_id_of
-from swarm.simulate.world import World
+from swarm.plan.simulate.world import World
 from swarm.types import Address, NodeId, Role, SwarmId, VersionId
 from swarm.wire import encode
 from tests.simulator.network import LinkShape, Network, Reply

@@ -13,8 +13,8 @@ from dataclasses import replace
 from random import Random
 
 from benchmarks.holding import HoldingPlane
+from swarm.plan.simulate.world import World
 from swarm.rollout.plane.plane import PlaneRules
-from swarm.simulate.world import World
 from swarm.types import NodeId, SamplingRules
 from tests.simulator.network import LinkShape, Network
 from tests.simulator.rollouts.checkers import WatchedPlane

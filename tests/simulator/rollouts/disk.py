@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from swarm.plan.simulate.world import Callback, World
 from swarm.rollout.journal.entries import Entry
-from swarm.simulate.world import Callback, World
 from tests.simulator.rollouts.ledger import Ledger
 
 

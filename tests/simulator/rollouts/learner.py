@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from benchmarks.holding import HoldingPlane
+from swarm.plan.simulate.world import World
 from swarm.rollout.journal.entries import (
     BoundSet,
     GroupDropped,
@@ -36,7 +37,6 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.rules import is_for_publication, publication_period
 from swarm.sampler.session import ASK_WAIT_S
-from swarm.simulate.world import World
 from swarm.types import Lease, NodeId, Rollout, Score, Verdict, VersionId
 from swarm.wire import Digest
 from tests.simulator.network import Reply

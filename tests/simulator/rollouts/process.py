@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swarm.simulate.world import Callback, World
+from swarm.plan.simulate.world import Callback, World
 from tests.simulator.rollouts.disk import Disk
 from tests.simulator.rollouts.scenario import Crash, Death, Scenario
 

@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarm.join.link import back_off_s
+from swarm.plan.simulate.world import World
 from swarm.rollout.plane.effects import Granted, Refused
 from swarm.sampler.session import ASK_WAIT_S
-from swarm.simulate.world import World
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Span, Verdict, VersionId
 from tests.simulator.network import Network, Reply
 from tests.simulator.rollouts.books import Holding

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swarm.simulate.world import Callback, World
+from swarm.plan.simulate.world import Callback, World
 from tests.simulator.rollouts.disk import Disk
 from tests.simulator.rollouts.ledger import ScoredRollout, content_of
 from tests.simulator.rollouts.scenario import Scenario

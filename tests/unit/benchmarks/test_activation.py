@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("scipy", reason="the extra bench is not installed")
 
 from benchmarks.activation import Row, demand_of, fleet_of, min_price, offers_of, row_of, summary
-from swarm.capacity.cover import cover
+from swarm.pay.cover import cover
 
 
 def test_the_program_finds_what_an_exact_search_of_a_small_fleet_finds() -> None:

@@ -26,7 +26,7 @@ from benchmarks.capacity_real import (
     pace_of,
     summary,
 )
-from swarm.capacity.fleet import mean_longest
+from swarm.pay.fleet import mean_longest
 
 POINT = Point(max_staleness=2, broadcast_steps=0.4, ratio=0.7)
 PACE = Pace(unit="R/T", tokens_per_s=10.0, max_upload_mbit=1.0)

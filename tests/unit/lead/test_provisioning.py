@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.capacity.delivery import measured_first
-from swarm.capacity.fleet import Dissemination, Worker
 from swarm.lead.provisioning import Provisioning
 from swarm.lead.publication import InstallTracker
+from swarm.pay.delivery import measured_first
+from swarm.pay.fleet import Dissemination, Worker
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.messages import Offer
 from swarm.run.log import Spent

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from swarm.capacity.fleet import Dissemination
-from swarm.capacity.selection import Rules, Search, Selection
 from swarm.lead.provisioning import _said_of
+from swarm.pay.fleet import Dissemination
+from swarm.pay.selection import Rules, Search, Selection
 from swarm.report.words import bottleneck, counts, learner_figures, nodes, stages, words
 from tests.capacity import demand, worker
 

@@ -1,0 +1,107 @@
+"""The settings of a whole-swarm simulation, and its results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.pay.cost import CostFigures
+from swarm.pay.prices import HOUR_S
+from swarm.plan.simulate.downloads import Traffic
+from swarm.plan.simulate.learner import CapacityFigures, Tally
+
+LEARNER = "learner"  # The class of the learner's own costs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to simulate of a scenario."""
+
+    hours: float
+    max_staleness: int
+    publish_every_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """What happened to the fleet since the start. `joins` are transfers of a first or a missed version."""
+
+    joins: int
+    left: int
+    vanished: int
+    activated: int
+    stood_by: int
+    rollouts_lost: int
+    rollouts_failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmFigures:
+    """Measured after the warm-up, `happened` since the start. `broadcast_s` is the mean time until a version reaches
+    its last active sampler; `active` and `there` are means over time."""
+
+    hours: float
+    capacity: CapacityFigures
+    cost_per_step: float
+    cost_per_hour: float
+    cost_per_million_tokens: float
+    cost_per_hour_by_class: dict[str, float]
+    rollouts_by_class: dict[str, int]
+    active: float
+    there: float
+    broadcast_s: float
+    broadcast_bytes_per_hour: float
+    join_bytes_per_hour: float
+    learner_up_bytes_per_hour: float
+    happened: Happened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """All sums at one moment. `moments` counts the timeline's moments until then."""
+
+    tally: Tally
+    costs: CostFigures
+    traffic: Traffic
+    moments: int
+
+
+def figures_of(
+    before: Sums,
+    after: Sums,
+    *,
+    capacity: CapacityFigures,
+    active: float,
+    there: float,
+    broadcast_s: float,
+    happened: Happened,
+) -> SwarmFigures:
+    """Return what was measured between two moments."""
+    was, now = before.costs, after.costs
+    cost_was, cost_now = _cost_by_class(was), _cost_by_class(now)
+    hours = (after.tally.at - before.tally.at) / HOUR_S
+    sent, later = before.traffic, after.traffic
+    cost = now.total - was.total
+    return SwarmFigures(
+        hours=hours,
+        capacity=capacity,
+        cost_per_step=cost / hours * capacity.step_s / HOUR_S,
+        cost_per_hour=cost / hours,
+        cost_per_million_tokens=cost / max(1.0, now.tokens - was.tokens) * 1e6,
+        cost_per_hour_by_class={name: (spent - cost_was.get(name, 0.0)) / hours for name, spent in cost_now.items()},
+        rollouts_by_class={
+            name: tally.rollouts - (was.by_class[name].rollouts if name in was.by_class else 0)
+            for name, tally in now.by_class.items()
+        },
+        active=active,
+        there=there,
+        broadcast_s=broadcast_s,
+        broadcast_bytes_per_hour=(later.broadcast_bytes - sent.broadcast_bytes) / hours,
+        join_bytes_per_hour=(later.join_bytes - sent.join_bytes) / hours,
+        learner_up_bytes_per_hour=(later.learner_up_bytes - sent.learner_up_bytes) / hours,
+        happened=happened,
+    )
+
+
+def _cost_by_class(figures: CostFigures) -> dict[str, float]:
+    by_class = {name: tally.cost for name, tally in figures.by_class.items()}
+    return {LEARNER: figures.total - sum(by_class.values()), **by_class}

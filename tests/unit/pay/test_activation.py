@@ -1,0 +1,416 @@
+"""When samplers are activated and stood by, and what they are told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from swarm.pay.activation import (
+    DWELL_DECISIONS,
+    LITTLE_DECISIONS,
+    PROBE_S,
+    PROBES,
+    QUICKEST_DECISIONS,
+    SETTLING_DECISIONS,
+    Activated,
+    Activation,
+    Change,
+    StoodBy,
+    dwell_decisions,
+    gather_s,
+)
+from swarm.pay.fleet import Demand, Worker
+from swarm.pay.selection import Rules
+from tests.capacity import by_downlink, demand, worker
+
+PERIOD_S = 120.0
+
+
+class Run:
+    """One activation, asked once a period."""
+
+    def __init__(self, workers: list[Worker], rules: Rules | None = None) -> None:
+        self.workers = workers
+        self.demand: Demand | None = demand()
+        self.activation = Activation(rules or Rules())
+        self.now = 0.0
+
+    def step(self, *, idle_share: float | None = None) -> list[Change]:
+        self.now += PERIOD_S
+        return self.activation.decide(self.demand, self.workers, by_downlink, now=self.now, idle_share=idle_share)
+
+    def steps(self, count: int, *, idle_share: float | None = None) -> list[list[Change]]:
+        return [self.step(idle_share=idle_share) for _ in range(count)]
+
+    @property
+    def active(self) -> frozenset[str]:
+        return self.activation.active
+
+
+def cards(count: int, rate: float, cost: float, name: str = "card") -> list[Worker]:
+    return [worker(f"{name}{number}", rate, cost, device_class=name) for number in range(count)]
+
+
+def activated(changes: list[Change]) -> set[str]:
+    return {change.node for change in changes if isinstance(change, Activated)}
+
+
+def stood_by(changes: list[Change]) -> set[str]:
+    return {change.node for change in changes if isinstance(change, StoodBy)}
+
+
+def settled(workers: list[Worker], rules: Rules | None = None) -> Run:
+    run = Run(workers, rules)
+    run.step()
+    return run
+
+
+def test_while_nothing_is_known_everybody_is_active() -> None:
+    run = Run(cards(20, 0.3, 0.2))
+    run.demand = None
+    assert activated(run.step()) == {one.name for one in run.workers}
+    assert run.activation.selection is None
+    run.demand, run.workers = demand(), cards(20, 0.0, 0.2)
+    assert run.step() == []
+
+
+def test_the_start_keeps_to_the_budget() -> None:
+    run = Run(cards(20, 0.0, 0.2), Rules(budget_per_hour=1.0))
+    run.demand = None
+    run.step()
+    assert len(run.active) == 5
+
+
+def test_once_rates_are_known_the_set_shrinks_after_its_dwell_and_not_before() -> None:
+    run = Run(cards(40, 0.0, 0.2))
+    run.step()
+    run.workers = cards(40, 0.3, 0.2)
+    changes = run.steps(QUICKEST_DECISIONS)
+    assert changes[:-1] == [[]] * (QUICKEST_DECISIONS - 1)
+    assert len(stood_by(changes[-1])) == 25
+    assert run.steps(5) == [[]] * 5
+
+
+def test_lost_samplers_are_replaced_in_the_same_decision() -> None:
+    run = settled(cards(30, 0.3, 0.2))
+    lost = sorted(run.active)[:5]
+    stay = run.active - set(lost)
+    run.workers = [one for one in run.workers if one.name not in lost]
+    changes = run.step()
+    assert len(activated(changes)) == 5
+    assert stood_by(changes) == set()
+    assert stay < run.active
+    assert run.activation.selection is not None
+    assert run.activation.selection.feasible
+    assert all("lost" in change.reason for change in changes)
+
+
+def test_lost_samplers_are_replaced_within_the_budget() -> None:
+    run = settled([*cards(10, 0.3, 0.2), *cards(10, 0.3, 0.3, "dear")], Rules(budget_per_hour=2.6))
+    lost = sorted(run.active)[:4]
+    run.workers = [one for one in run.workers if one.name not in lost]
+    assert activated(run.step())
+    assert run.activation.selection is not None
+    assert 2.2 < run.activation.selection.cost_per_hour <= 2.6
+
+
+def test_a_standby_sampler_that_leaves_changes_nothing() -> None:
+    run = settled(cards(30, 0.3, 0.2))
+    waiting = next(one.name for one in run.workers if one.name not in run.active)
+    run.workers = [one for one in run.workers if one.name != waiting]
+    assert run.step() == []
+    assert run.activation.reason(waiting) == ""
+
+
+def test_cheaper_samplers_replace_dear_ones_after_a_dwell() -> None:
+    run = settled(cards(20, 0.3, 0.5, "dear"))
+    run.workers = [*run.workers, *cards(20, 0.3, 0.2, "cheap")]
+    changes = run.steps(QUICKEST_DECISIONS)
+    assert changes[:-1] == [[]] * (QUICKEST_DECISIONS - 1)
+    assert {name[:4] for name in stood_by(changes[-1])} == {"dear"}
+    assert {name[:4] for name in run.active} == {"chea"}
+    assert "cost more" in run.activation.reason("dear0")
+    assert "costs less" in run.activation.reason(sorted(run.active)[0])
+
+
+def test_who_would_be_cheaper_is_told_to_wait() -> None:
+    run = settled(cards(20, 0.3, 0.5, "dear"))
+    run.workers = [*run.workers, *cards(20, 0.3, 0.2, "cheap")]
+    run.step()
+    assert "when that has lasted" in run.activation.reason("cheap0")
+
+
+def test_a_small_saving_is_no_reason_to_exchange() -> None:
+    run = settled(cards(20, 0.3, 0.206, "dear"))
+    run.workers = [*run.workers, *cards(20, 0.3, 0.2, "cheap")]
+    assert run.steps(3 * DWELL_DECISIONS) == [[]] * (3 * DWELL_DECISIONS)
+
+
+def test_a_saving_must_last() -> None:
+    run = settled(cards(20, 0.3, 0.5, "dear"))
+    dear = run.workers
+    for _ in range(5):
+        run.workers = [*dear, *cards(20, 0.3, 0.2, "cheap")]
+        assert run.steps(QUICKEST_DECISIONS - 1) == [[]] * (QUICKEST_DECISIONS - 1)
+        run.workers = dear
+        assert run.step() == []
+
+
+def test_who_was_just_activated_stays_for_a_dwell() -> None:
+    run = settled(cards(15, 0.3, 0.2))
+    run.workers = [*run.workers[:10], *cards(20, 0.3, 0.5, "dear")]
+    assert activated(run.step())
+    run.workers = [*run.workers, *cards(20, 0.3, 0.1, "cheap")]
+    assert run.steps(QUICKEST_DECISIONS - 1) == [[]] * (QUICKEST_DECISIONS - 1)
+
+
+def test_a_shorter_step_is_answered_when_it_was_seen_again_and_again() -> None:
+    run = settled(cards(40, 0.3, 0.2))
+    assert run.demand is not None
+    run.steps(SETTLING_DECISIONS, idle_share=0.0)
+    run.demand = replace(run.demand, train_step_s=90.0)
+    assert run.steps(LITTLE_DECISIONS - 1, idle_share=0.2) == [[]] * (LITTLE_DECISIONS - 1)
+    changes = run.step(idle_share=0.2)
+    assert len(activated(changes)) > 1, "as many as the closed form says, not one by one"
+    assert stood_by(changes) == set()
+
+
+def test_a_slow_or_fast_step_now_and_then_changes_nothing() -> None:
+    run = settled(cards(40, 0.3, 0.2))
+    usual = run.demand
+    assert usual is not None
+    for train_step_s in (60.0, 240.0, 90.0, 500.0):
+        run.demand = replace(usual, train_step_s=train_step_s)
+        assert run.step(idle_share=0.2) == []
+        run.demand = usual
+        assert run.step(idle_share=0.0) == []
+
+
+def test_what_it_shrinks_to_would_have_been_enough_at_every_decision() -> None:
+    run = Run(cards(60, 0.3, 0.2))
+    run.demand = None
+    run.step()
+    usual = demand()
+    for number in range(QUICKEST_DECISIONS):
+        run.demand = replace(usual, train_step_s=100.0) if number == 2 else usual
+        run.step()
+    assert len(run.active) == math.ceil(512 / 100 * 0.98 * 1.05 / 0.3)
+
+
+def test_samplers_of_unknown_rate_are_tried_a_few_at_a_time() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    before = run.active
+    new = cards(6, 0.0, 0.1, "new")
+    run.workers = [*run.workers, *new]
+    changes = run.step()
+    assert activated(changes) == {"new0", "new1"}
+    assert "being measured" in run.activation.reason("new0")
+    assert "not known yet" in run.activation.reason("new5")
+    run.workers = [*run.workers[:20], *cards(2, 0.3, 0.1, "new"), *new[2:]]
+    assert activated(run.step()) == {"new2", "new3"}
+    assert before < run.active
+
+
+def test_the_first_that_gives_a_rate_sends_nobody_away_who_is_still_being_measured() -> None:
+    run = Run(cards(10, 0.0, 0.2))
+    run.step()
+    run.workers = [*cards(1, 0.3, 0.2), *run.workers[1:]]
+    assert run.step() == []
+    run.now += PROBE_S
+    assert len(stood_by(run.step())) == 9 - PROBES
+
+
+def test_one_that_never_gives_a_rate_makes_room_for_the_next() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    run.workers = [*run.workers, *cards(3, 0.0, 0.1, "new")]
+    run.step()
+    run.now += PROBE_S
+    changes = run.step()
+    assert "new2" in activated(changes)
+    assert len({"new0", "new1"} & run.active) == 1
+
+
+def test_nobody_is_tried_beyond_the_budget() -> None:
+    run = settled(cards(20, 0.3, 0.2), Rules(budget_per_hour=3.2))
+    assert run.activation.selection is not None
+    assert run.activation.selection.cost_per_hour == pytest.approx(3.0)
+    run.workers = [*run.workers, *cards(3, 0.0, 0.5, "new"), *cards(1, 0.0, 0.1, "fresh")]
+    assert activated(run.step()) == {"fresh0"}
+
+
+def test_a_lower_budget_is_kept_at_once() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    run.activation = _with_rules(run.activation, Rules(budget_per_hour=1.0))
+    run.step()
+    assert len(run.active) == 5
+
+
+def _with_rules(before: Activation, rules: Rules) -> Activation:
+    """As after a restart under other rules, with those active who were."""
+    after = Activation(rules)
+    after.resume(before.active)
+    return after
+
+
+def test_after_a_restart_those_stay_who_were_active() -> None:
+    run = settled(cards(40, 0.3, 0.2))
+    before = run.active
+    run.workers = run.workers[::-1]
+    run.activation = _with_rules(run.activation, Rules())
+    assert run.step() == []
+    assert run.active == before
+
+
+def test_all_are_active_if_that_is_wanted() -> None:
+    run = Run([*cards(20, 0.3, 0.2), *cards(5, 0.0, 0.2, "new")], Rules(activate="all"))
+    run.step()
+    assert len(run.active) == 25
+
+
+def test_where_the_model_is_too_kind_the_margin_grows_until_the_learner_is_busy() -> None:
+    run = settled(cards(40, 0.3, 0.2))
+    before = len(run.active)
+    for _ in range(40):
+        run.step(idle_share=0.1)
+    assert len(run.active) > before
+    for _ in range(200):
+        run.step(idle_share=0.5)
+    most = len(run.active)
+    assert 1.4 * before < most < 40
+    for _ in range(200):
+        run.step(idle_share=0.0)
+    assert len(run.active) < most
+
+
+def test_a_learner_that_waits_just_after_a_change_waits_for_starts() -> None:
+    run = settled(cards(40, 0.3, 0.2))
+    assert [run.step(idle_share=0.3) for _ in range(5)] == [[]] * 5
+    assert [run.step(idle_share=0.0) for _ in range(30)] == [[]] * 30
+
+
+def test_figures_without_sense_are_stood_by_and_told() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    bad = sorted(run.active)[0]
+    run.workers = [replace(one, cost_per_hour=float("nan")) if one.name == bad else one for one in run.workers]
+    changes = run.steps(2)
+    assert bad not in run.active
+    assert "prices must be numbers" in run.activation.reason(bad)
+    assert activated(changes[0] + changes[1])
+
+
+def test_nobody_left_is_no_error() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    run.workers = []
+    assert run.step() == []
+    assert run.active == frozenset()
+
+
+# -- classes of which there are only claims ------------------------------------------------------------------------
+
+
+def claiming(count: int, claim: float, cost: float, name: str, *, counted: float = 0.1) -> list[Worker]:
+    """Of a class that nobody has proven."""
+    return [replace(one, claimed_rollouts_per_s=claim) for one in cards(count, counted, cost, name)]
+
+
+def test_of_a_class_that_is_only_claimed_one_is_tried_and_then_another() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    before = run.active
+    run.workers = [*run.workers, *claiming(3, 3.0, 1.0, "new")]
+    (change,) = run.step()
+    assert "nobody of your class has shown" in change.reason
+    first = change.node
+    assert run.step() == []
+    run.now += PROBE_S
+    changes = run.step()
+    assert stood_by(changes) == {first}
+    assert len(activated(changes)) == 1
+    assert before < run.active
+
+
+def test_one_that_would_be_dearer_even_by_its_claim_is_not_tried() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    run.workers = [*run.workers, *claiming(3, 3.0, 2.1, "new")]
+    assert run.steps(5) == [[]] * 5
+
+
+def test_what_is_tried_for_its_claims_stands_by_as_soon_as_it_proves_dear_and_stays_out_of_the_set_till_then() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    before = run.active
+    run.workers = [*run.workers, *claiming(3, 3.0, 1.0, "new")]
+    run.step()
+    assert run.activation.selection is not None
+    assert set(run.activation.selection.active) == before
+    run.workers = [*run.workers[:20], *cards(3, 0.4, 1.0, "new")]
+    assert {name[:3] for name in stood_by(run.step())} == {"new"}
+    assert run.active == before
+
+
+def test_the_cheapest_class_is_found_though_it_is_ten_times_as_fast_as_any_that_is_known() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    run.workers = [*run.workers, *claiming(6, 3.0, 0.3, "new", counted=0.05)]
+    run.step()
+    run.workers = [*run.workers[:20], *cards(6, 3.0, 0.3, "new")]
+    run.steps(DWELL_DECISIONS)
+    assert {name[:3] for name in run.active} == {"new"}
+
+
+def test_classes_that_are_tried_share_the_room_of_the_unknown() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    many = [one for number in range(9) for one in claiming(2, 3.0, 1.0, f"new{number}-")]
+    run.workers = [*run.workers, *many]
+    assert len(activated(run.step())) == PROBES
+
+
+# -- when a decision does not wait ---------------------------------------------------------------------------------
+
+
+def test_two_percent_of_the_active_gone_call_for_a_decision() -> None:
+    run = settled(cards(300, 0.06, 0.2))
+    active = sorted(run.active)
+    assert 50 < len(active) <= 100
+    waiting = next(one.name for one in run.workers if one.name not in run.active)
+    assert not run.activation.calls_for_decision(gone=active[:1], came=0)
+    assert not run.activation.calls_for_decision(gone=[active[0], waiting], came=9)
+    assert run.activation.calls_for_decision(gone=active[:2], came=0)
+
+
+def test_newcomers_call_for_a_decision_where_somebody_is_missing() -> None:
+    run = Run(cards(5, 0.3, 0.2))
+    assert not run.activation.calls_for_decision(gone=(), came=0)
+    assert run.activation.calls_for_decision(gone=(), came=1)
+    run.step()
+    assert run.activation.calls_for_decision(gone=(), came=1)
+    run.workers = cards(20, 0.3, 0.2)
+    run.steps(2 * (LITTLE_DECISIONS + SETTLING_DECISIONS), idle_share=0.5)
+    assert not run.activation.calls_for_decision(gone=(), came=1)
+
+
+@pytest.mark.parametrize(("period_s", "wait_s"), [(0.0, 0.0), (1.0, 0.05), (100.0, 5.0), (200.0, 10.0), (900.0, 10.0)])
+def test_news_are_gathered_for_a_part_of_a_period_and_not_for_long(period_s: float, wait_s: float) -> None:
+    assert gather_s(period_s) == pytest.approx(wait_s)
+
+
+@pytest.mark.parametrize(("saving", "decisions"), [(0.05, 20.0), (0.15, 20.0), (0.3, 5.0), (0.34, 4.0), (1.0, 4.0)])
+def test_what_saves_much_has_to_last_less(saving: float, decisions: float) -> None:
+    assert dwell_decisions(saving) == pytest.approx(decisions, abs=0.11)
+
+
+def test_a_saving_within_noise_must_last_for_a_whole_dwell() -> None:
+    run = settled(cards(20, 0.3, 0.2, "dear"))
+    run.workers = [*run.workers, *cards(20, 0.3, 0.18, "cheap")]
+    changes = run.steps(DWELL_DECISIONS)
+    assert changes[:-1] == [[]] * (DWELL_DECISIONS - 1)
+    assert changes[-1]
+
+
+def test_while_those_that_stepped_in_are_starting_no_margin_is_added_for_what_they_do_not_give_yet() -> None:
+    slow_start = [replace(one, start_s=20 * PERIOD_S) for one in cards(40, 0.3, 0.2)]
+    run = settled(slow_start)
+    lost = sorted(run.active)[:5]
+    run.workers = [one for one in run.workers if one.name not in lost]
+    assert activated(run.step())
+    assert [run.step(idle_share=0.3) for _ in range(20)] == [[]] * 20
+    assert any(run.step(idle_share=0.3) for _ in range(12))

@@ -1,0 +1,173 @@
+"""The formulas of a plan, its settings and its choice, on fleets small enough to reckon by hand."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from swarm.pay.delivery import sustained
+from swarm.pay.fleet import Dissemination, Worker
+from swarm.plan.plan import (
+    NoFeasibleSet,
+    Reference,
+    Setting,
+    disseminate_in,
+    plan_for,
+    references_of,
+    saving,
+    settings_of,
+)
+from swarm.plan.scenario import Scenario, online_of
+from swarm.report.plans import plan_view
+from swarm.settings_file import load_file
+
+LAB = load_file(Scenario, Path(__file__).parents[3] / "examples" / "lab-4b.toml")
+
+
+def scenario(**tables: Any) -> Scenario:
+    """lab-4b with some keys of some tables changed."""
+    values = LAB.model_dump()
+    for name, changes in tables.items():
+        values[name] = changes if isinstance(changes, list) else {**values[name], **changes}
+    values["staleness"]["S"] = tuple(values["staleness"]["S"])
+    values["fleet"] = tuple(values["fleet"])
+    return Scenario(**values)
+
+
+def fleet(count: int) -> list[dict[str, Any]]:
+    return [{**one.model_dump(), "count": count} for one in LAB.fleet]
+
+
+def test_the_baselines_of_lab_4b_cost_what_is_reckoned_by_hand() -> None:
+    colocated, async_dc = references_of(LAB)
+    assert colocated.cost_per_step == pytest.approx(7.16 * 298 / 3600)
+    assert (async_dc.gpus, async_dc.step_s) == (5, 120)
+    assert async_dc.cost_per_step == pytest.approx((7.16 + 5 * 1.79) * 120 / 3600)
+
+
+@pytest.mark.parametrize(("cost", "share"), [(0.5, 0.5), (1.0, 0.0), (1.5, -0.5)])
+def test_a_saving_is_a_share_of_the_reference(cost: float, share: float) -> None:
+    reference = Reference(name="it", gpus=1, step_s=1.0, cost_per_hour=3600.0, cost_per_step=1.0)
+    assert saving(cost, reference) == share
+
+
+@pytest.mark.parametrize(
+    ("install_s", "told_s", "share"),
+    [(0.0, 0.0, 1.0), (10.0, 10.0, 1.0), (12.5, 22.5, 0.8), (20.0, 30.0, 0.5), (40.0, 70.0, 0.25)],
+)
+def test_a_line_that_is_never_idle_carries_a_version_in_each_install(
+    install_s: float, told_s: float, share: float
+) -> None:
+    def once(workers: Sequence[Worker]) -> Dissemination:
+        return Dissemination(install_s=(install_s,), down_bytes=(1.0,), up_bytes=(0.0,), learner_up_bytes=1.0)
+
+    found = sustained(once, period_s=10.0)([])
+    assert (found.install_s, found.down_bytes) == ((told_s,), (share,))
+
+
+def test_versions_that_are_skipped_make_others_older_and_move_no_bytes() -> None:
+    def once(workers: Sequence[Worker]) -> Dissemination:
+        return Dissemination(install_s=(5.0, 25.0), down_bytes=(9.0, 9.0), up_bytes=(6.0, 3.0), learner_up_bytes=12.0)
+
+    plan = sustained(once, period_s=10.0)([])
+    assert plan.install_s == (5.0, 45.0)
+    assert plan.down_bytes == pytest.approx((9.0, 3.6))
+    assert plan.up_bytes == pytest.approx((6.0, 1.2))
+    assert plan.learner_up_bytes == pytest.approx(12.0 * 12.6 / 18.0)
+
+
+def test_settings_are_every_period_that_a_bound_allows() -> None:
+    found = settings_of(scenario(staleness={"S": (0, 2)}))
+    assert [(one.max_staleness, one.publish_every_steps) for one in found] == [(0, 1), (2, 1), (2, 2), (2, 3)]
+
+
+def test_the_rule_of_the_paper_publishes_every_s_minus_1_steps() -> None:
+    found = settings_of(scenario(staleness={"S": (1, 6), "kappa_rule": "paper"}))
+    assert [(one.max_staleness, one.publish_every_steps) for one in found] == [(1, 1), (6, 5)]
+
+
+WORKERS = online_of(LAB, random=None)
+
+
+def test_the_cost_of_a_step_is_the_sum_of_its_parts() -> None:
+    one = scenario(learner={"egress_usd_per_gb": 0.09}, staleness={"S": (6,)})
+    found = plan_for(one)
+    setting = Setting(max_staleness=found.max_staleness, publish_every_steps=found.publish_every_steps)
+    chosen = [worker for worker in WORKERS if worker.name in found.active]
+    delivery = disseminate_in(one, setting)(chosen)
+    per_version = sum(
+        (down * worker.down_cost_per_gb + up * worker.up_cost_per_gb) / 1e9
+        for worker, down, up in zip(chosen, delivery.down_bytes, delivery.up_bytes, strict=True)
+    )
+    per_version += delivery.learner_up_bytes * 0.09 / 1e9
+    versions_per_hour = 3600 / (found.step_s * found.publish_every_steps)
+    assert found.traffic_per_hour == pytest.approx(per_version * versions_per_hour)
+    rent = sum(worker.cost_per_hour * (1 + worker.start_s / 3600 / 150) for worker in chosen)
+    assert found.rent_per_hour == pytest.approx(rent)
+    assert found.cost_per_step == pytest.approx((rent + found.traffic_per_hour + 7.16) * found.step_s / 3600)
+
+
+def test_of_two_bounds_that_cost_the_same_the_smaller_is_planned() -> None:
+    found = plan_for(scenario(staleness={"S": (6, 11)}))
+    assert found.feasible
+    assert (found.max_staleness, found.publish_every_steps) == (6, 1)
+
+
+def test_lab_4b_is_planned_as_it_is_reckoned_by_hand() -> None:
+    """docs/capacity.md: four, four and three of the cheap classes, 0.384 a step, 35 % less than in turn."""
+    told: list[float] = []
+    found = plan_for(LAB, progress=lambda what, share: told.append(share))
+    assert [(one.name, one.active) for one in found.classes if one.active] == [
+        ("vast-3090", 4),
+        ("vast-4090", 4),
+        ("vast-5090", 3),
+    ]
+    assert found.cost_per_step == pytest.approx(0.384, rel=0.02)
+    assert found.idle_share <= 0.02
+    assert 0 < found.mean_staleness <= found.max_staleness
+    assert told == sorted(told)
+    console = Console(file=io.StringIO(), width=100)
+    with console.capture() as shown:
+        console.print(plan_view(found))
+    assert "35% cheaper per step (0.593)" in shown.get()
+    assert "--max-staleness 3 --publish-every-steps 1" in shown.get()
+
+
+def test_a_fleet_that_is_too_small_is_planned_and_waits() -> None:
+    found = plan_for(scenario(fleet=fleet(2), staleness={"S": (6,)}))
+    assert not found.feasible
+    assert found.binds == "rate"
+    assert len(found.active) == 8
+
+
+def test_a_bound_that_is_too_small_waits_for_the_longest_answers() -> None:
+    found = plan_for(scenario(staleness={"S": (1,)}))
+    assert not found.feasible
+    assert found.binds == "generation"
+
+
+@pytest.mark.parametrize(
+    ("tables", "line"),
+    [
+        ({"staleness": {"S": (0,)}}, "nearest is max_staleness 0 with publish_every_steps 1"),
+        ({"learner": {"train_step_s": 4.0}}, "is not below 44, by 41"),
+        ({"delta": {"apply_s": 5000.0}}, "broadcast_s + generation_s < "),
+    ],
+)
+def test_a_scenario_in_which_nobody_is_in_time_is_refused_with_the_inequality(
+    tables: dict[str, Any], line: str
+) -> None:
+    one = scenario(**tables)
+    with pytest.raises(NoFeasibleSet) as caught:
+        plan_for(one)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_huge_bound_is_planned_with_few_periods() -> None:
+    assert len(settings_of(scenario(staleness={"S": (1024,)}))) == 16
