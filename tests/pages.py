@@ -99,7 +99,9 @@ def _messages(*, notes: bool) -> Iterator[str]:
 
 
 def _fields(kind: type[Message]) -> Iterator[str]:
-    for field in spec.type_info(kind).fields:
+    described = spec.type_info(kind)
+    assert isinstance(described, spec.StructType)
+    for field in described.fields:
         yield f"`{field.name}`{'' if field.required else '?'} {_words(field.type)}"
 
 
