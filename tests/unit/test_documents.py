@@ -61,3 +61,15 @@ def test_a_document_repeats_the_code_as_it_is(document: Path) -> None:
 def test_each_part_of_the_code_is_in_a_document() -> None:
     found = [name for document in DOCUMENTS for _, name, _ in PART.findall(document.read_text())]
     assert sorted(found) == sorted(PARTS)
+
+
+def test_each_figure_of_a_step_is_explained() -> None:
+    told = (ROOT / "docs/metrics.md").read_text()
+    code = "".join(
+        path.read_text()
+        for room in ("learner", "lead", "rollout/plane", "audit")
+        for path in (ROOT / "swarm" / room).glob("*.py")
+    )
+    named = set(re.findall(r'"([a-z_]+(?:/[a-z_]+)+)"', code))
+    assert "staleness/mean" in named
+    assert {name for name in named if f"`{name}`" not in told} == set()
