@@ -51,10 +51,16 @@ def _docstring(kind: type) -> str:
 
 
 def _settings(kind: type[BaseModel]) -> Iterator[str]:
+    return _table(("setting", "flag", "meaning", "default"), _sections(kind))
+
+
+def _sections(kind: type[BaseModel]) -> Iterator[Iterable[str]]:
+    """A row for the heading of each section, and one for each of its settings."""
     for table, heading in headings(kind).items():
-        yield f"\n### `[{table}]`{heading.partition(']')[2]}\n"
-        names = [name for name, place in sections(kind).items() if place == table]
-        yield from _table(("setting", "flag", "meaning", "default"), (_setting(n, kind.model_fields[n]) for n in names))
+        yield f"**[{table}]**", "", f"**{heading.partition(']')[2].strip()}**", ""
+        for name, place in sections(kind).items():
+            if place == table:
+                yield _setting(name, kind.model_fields[name])
 
 
 def _setting(name: str, field: FieldInfo) -> Iterable[str]:
