@@ -6,7 +6,7 @@ A part stands between `<!-- from the code: NAME -->` and `<!-- end -->`; all aro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import get_args
@@ -28,6 +28,9 @@ ROOMS = (
 )
 """Modules with what nodes say to one another, in the order of the page."""
 
+SETTING = ("setting", "flag", "meaning", "default")
+METRIC = ("metric", "type", "labels", "what")
+SCENARIO = ("table", "keys, with what is taken when they are left out", "what")
 LOCAL = {"GoodPeers", "Sealed", "Prompt", "Score", "Observed", "Unscored"}
 """Messages of these modules that never leave their machine, or are described by hand."""
 
@@ -37,21 +40,14 @@ def page(text: str) -> str:
     return PART.sub(lambda found: found[1] + "".join(PARTS[found[2]]()) + found[3], text)
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(heads)} |\n|{'---|' * len(list(heads))}\n"
+def _table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}\n"
     for row in rows:
         yield f"| {' | '.join(row)} |\n".replace("|  |", "| |")
 
 
 def _docstring(kind: type) -> str:
     return " ".join((kind.__doc__ or "").split())
-
-
-# -- settings ----------------------------------------------------------------------------------------------------------
-
-
-def _settings(kind: type[BaseModel]) -> Iterator[str]:
-    return _table(("setting", "flag", "meaning", "default"), _sections(kind))
 
 
 def _sections(kind: type[BaseModel]) -> Iterator[Iterable[str]]:
@@ -76,19 +72,9 @@ def _default(field: FieldInfo) -> str:
     return "none" if value in (None, "", (), {}) else str(value).lower() if isinstance(value, bool) else f"`{value}`"
 
 
-# -- metrics -----------------------------------------------------------------------------------------------------------
-
-
-def _metrics(figures: Iterable[Figure]) -> Iterator[str]:
-    return _table(("metric", "type", "labels", "what"), map(_metric, figures))
-
-
 def _metric(figure: Figure) -> Iterable[str]:
     labels = f"`{figure.label}`: {', '.join((*figure.values, OTHER))}" if figure.label else ""
     return f"`{PREFIX}{figure.name}`", "counter" if figure.name.endswith("_total") else "gauge", labels, figure.help
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 def _messages(*, notes: bool) -> Iterator[str]:
@@ -125,23 +111,14 @@ def _words(kind: spec.Type) -> str:
             return f"[{', '.join(map(_words, kind.item_types))}]"
         case spec.StructType():
             return kind.cls.__name__
-        case spec.StrType():
-            return f"text{_longest(kind.max_length)}"
-        case spec.BytesType():
-            return f"bytes{_longest(kind.max_length)}"
+        case spec.StrType() | spec.BytesType():
+            return f"{'text' if isinstance(kind, spec.StrType) else 'bytes'}{_longest(kind.max_length)}"
         case _:
             return type(kind).__name__.removesuffix("Type").lower().replace("none", "nil")
 
 
 def _longest(limit: int | None) -> str:
     return f" ≤ {limit:,}" if limit else ""
-
-
-# -- scenarios ---------------------------------------------------------------------------------------------------------
-
-
-def _scenario() -> Iterator[str]:
-    return _table(("table", "keys, with what is taken when they are left out", "what"), _tables(Scenario))
 
 
 def _tables(kind: type[BaseModel]) -> Iterator[Iterable[str]]:
@@ -162,16 +139,16 @@ def _table_in(kind: object) -> type[BaseModel] | None:
     return next((one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
-PARTS = {
-    "lead": lambda: _settings(LeadConfig),
-    "join": lambda: _settings(JoinConfig),
-    "every": lambda: _metrics(EVERY),
-    "learner": lambda: _metrics(LEARNER),
-    "joined": lambda: _metrics(JOINED),
+PARTS: dict[str, Callable[[], Iterable[str]]] = {
+    "lead": lambda: _table(SETTING, _sections(LeadConfig)),
+    "join": lambda: _table(SETTING, _sections(JoinConfig)),
+    "every": lambda: _table(METRIC, map(_metric, EVERY)),
+    "learner": lambda: _table(METRIC, map(_metric, LEARNER)),
+    "joined": lambda: _table(METRIC, map(_metric, JOINED)),
     "protocol": lambda: [f"This is protocol {PROTOCOL}.\n"],
     "messages": lambda: _messages(notes=False),
     "notes": lambda: _messages(notes=True),
-    "scenario": _scenario,
+    "scenario": lambda: _table(SCENARIO, _tables(Scenario)),
 }
 
 if __name__ == "__main__":
