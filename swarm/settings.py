@@ -2,7 +2,7 @@
 
 Every field is a key of the TOML file, in the table of its section (settings_file.py). A field with a `Flag` is also a
 command-line option (cli/options.py), and RESUMED says that it may be changed when a run is resumed. So a new setting is
-one line here, and one in docs/settings.md, which tests/settings_page.py writes.
+one line here, and one in docs/settings.md, which tests/pages.py writes.
 """
 
 from __future__ import annotations

@@ -154,11 +154,11 @@ MAX_STRIPES = 64  # Four times as many as the planner makes
 
 
 Nodes = Annotated[tuple[Node, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
-NO_NODE = NodeId("")  # As a parent: the learner, or nobody
+NO_NODE = NodeId("")  # As a parent: the learner, or none
 
 
 class Member(Message, frozen=True):
-    """One receiver. Without addresses it is a leaf: it dials, and nobody can dial it."""
+    """One receiver. Without addresses it is a leaf, which dials and cannot be dialled."""
 
     node: Node
     addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=ADDRESSES)] = ()

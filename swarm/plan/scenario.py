@@ -46,7 +46,7 @@ class Table(BaseModel):
 
 
 class About(Table):
-    """[scenario]. The currency is only printed."""
+    """[scenario]. `currency` and `prices_as_of` are only printed."""
 
     name: Name
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
@@ -54,7 +54,8 @@ class About(Table):
 
 
 class Model(Table):
-    """[model]. `load_s`: from the bytes on disk to the first sample."""
+    """[model]. `bytes_bf16`: one full version. `load_s`: from the bytes on disk to the first sample. The others are
+    only printed."""
 
     name: Text
     params: Positive
@@ -63,7 +64,8 @@ class Model(Table):
 
 
 class Delta(Table):
-    """[delta]: a patch over `k` learner steps has bytes_bf16 * f1 * k ** exp bytes, at most the full model's."""
+    """[delta]: a patch over k learner steps has bytes_bf16 * f1 * k ** exp bytes, at most the full model's. `apply_s`:
+    from the last byte of a version to the first token with it."""
 
     f1: PositiveShare
     exp: Share
@@ -71,7 +73,8 @@ class Delta(Table):
 
 
 class Learner(Table):
-    """[learner]. `train_step_s` and `price_per_h` are for all its GPUs together."""
+    """[learner]. `train_step_s`, when it never waits, and `price_per_h` are for all its GPUs together.
+    `egress_usd_per_gb` is for the bytes that it sends. `hardware` is only printed."""
 
     hardware: Text = ""
     price_per_h: Price
@@ -93,7 +96,8 @@ class Learner(Table):
 
 class Rollout(Table):
     """[rollout]: lengths of completions in tokens, lognormal and cut at `cap`. `tpot_s`: seconds per token of one
-    sequence under load. `mu` is for the reader: the logarithm of the median."""
+    sequence while its engine is full. `upload_bytes_per_token`: what a rollout sends to the learner. For the reader:
+    `prompt_tokens`, and `mu`, the logarithm of the median."""
 
     dist: Literal["lognormal"] = "lognormal"
     median: Positive
@@ -125,9 +129,11 @@ class Staleness(Table):
 
 
 class FleetClass(Table):
-    """[[fleet]]: nodes of one kind. `duty`: the share of a day that a node is present; it stays for `mean_session_h` at
-    a time and vanishes without notice every `mtbf_h`. `reachable`: the share that others can dial. A `volunteer` is
-    paid only for work and stays ready; a rented machine is paid from its start to its end."""
+    """[[fleet]]: nodes of one kind. `tokens_per_s`: of one node with this model and all places filled, which the room
+    for its cache decides. Lines are lognormal (sigma 0: all alike). `duty`: the share of a day that a node is present;
+    it stays for `mean_session_h` at a time and vanishes without notice every `mtbf_h`. `reachable`: the share that
+    others can dial. A `volunteer` is paid only for work and stays ready; a rented machine is paid from its start to its
+    end. For the reader: `gpu`, `tokens_per_s_bf16`, `rtt_ms`."""
 
     name: Name
     gpu: Text = ""

@@ -124,7 +124,7 @@ class BeatReply(Message, frozen=True):
     """The newest version, whether the run is over, and why accepted rollouts of this node were dropped since the
     learner started. `standby` says why this node is on standby; "" if it is active. `elsewhere` means that another
     process was at work under this identity, and still is, when this one came. `wrong` is what the audit found; a node
-    that starts its engine anew after it and gives back all that it holds has one more chance."""
+    that then restarts its engine and gives back all that it holds has one more chance."""
 
     newest: VersionId | None
     finished: bool

@@ -1,4 +1,4 @@
-"""The documents name files that exist."""
+"""The documents name files that exist, lead to headings that exist, and repeat the code as it is now."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import PART, PARTS, page
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+LINKED = [*DOCUMENTS, *sorted(ROOT.glob("docs/decisions/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
 OF_AN_EXAMPLE = {"backwards.py", "higher.py"}  # In docs/tasks.md and docs/environments.md
+MAX_LINES = 350
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_a_document_names_source_files_that_exist(document: Path) -> None:
     places = [
         path.relative_to(ROOT)
@@ -23,3 +31,45 @@ def test_a_document_names_source_files_that_exist(document: Path) -> None:
     known = {"/".join(place.parts[start:]) for place in places for start in range(len(place.parts))}
     named = set(re.findall(r"[\w/]*\w\.py\b", document.read_text()))
     assert named - known - OF_AN_EXAMPLE == set()
+
+
+def anchors(document: Path) -> set[str]:
+    """The headings, as GitHub makes anchors of them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", LINKED, ids=name_of)
+def test_a_link_leads_somewhere(document: Path) -> None:
+    for target, _, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(#([^)\s]*))?\)", document.read_text()):
+        there = (document.parent / target).resolve() if target else document
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("document", LINKED, ids=name_of)
+def test_a_document_stays_short(document: Path) -> None:
+    assert document.read_text().count("\n") <= MAX_LINES
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_a_document_repeats_the_code_as_it_is(document: Path) -> None:
+    text = document.read_text()
+    assert text == page(text), "out of date: bin/python -m tests.pages writes it"
+
+
+def test_each_part_of_the_code_is_in_a_document() -> None:
+    found = [name for document in DOCUMENTS for _, name, _ in PART.findall(document.read_text())]
+    assert sorted(found) == sorted(PARTS)
+
+
+def test_each_figure_of_a_step_is_explained() -> None:
+    told = (ROOT / "docs/metrics.md").read_text()
+    code = "".join(
+        path.read_text()
+        for room in ("learner", "lead", "rollout/plane", "audit")
+        for path in (ROOT / "swarm" / room).glob("*.py")
+    )
+    named = set(re.findall(r'"([a-z_]+(?:/[a-z_]+)+)"', code))
+    assert "staleness/mean" in named
+    assert {name for name in named if f"`{name}`" not in told} == set()

@@ -12,9 +12,6 @@ from swarm.errors import UserError
 from swarm.sampler.engine import EngineOptions
 from swarm.settings import JoinConfig, LeadConfig, headings, sections
 from swarm.settings_file import as_toml, line_of, load_config, read_settings
-from tests.settings_page import page
-
-ROOT = Path(__file__).parents[2]
 
 
 def fault(kind: type[LeadConfig | JoinConfig], file: Path | None = None, **flags: Any) -> str:
@@ -324,11 +321,6 @@ def test_several_trainer_machines_need_a_place_to_meet() -> None:
     for wrong in (2, "2", "2@nowhere", "10.0.0.1:29500"):
         assert "--trainer-machines" in fault(LeadConfig, trainer_machines=wrong)
     assert load_config(LeadConfig, None, {"trainer_machines": "2@10.0.0.1:29500"})
-
-
-def test_the_document_about_settings_is_what_the_settings_say() -> None:
-    said = "write it anew: python -m tests.settings_page > docs/settings.md"
-    assert (ROOT / "docs/settings.md").read_text() == page(), said
 
 
 def test_an_adapter_has_ten_times_the_rate() -> None:

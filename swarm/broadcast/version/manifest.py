@@ -110,7 +110,7 @@ class ModelFile(Message, frozen=True):
 
 
 class AdapterShape(Message, frozen=True):
-    """Beside NAME.weight, W, the stream of a model with an adapter has NAME.lora_A.weight, A of [rank, columns], and
+    """Next to NAME.weight, W, the stream of a model with an adapter has NAME.lora_A.weight, A of [rank, columns], and
     NAME.lora_B.weight, B of [rows, rank]; the model computes with W + alpha / rank · B A. All but A and B is frozen,
     and `base` is its digest, in the order of the stream."""
 
@@ -121,7 +121,7 @@ class AdapterShape(Message, frozen=True):
 
 class Layout(Message, frozen=True):
     """The tensors of the stream, in order, and the model's small files. All versions of a run share it. Tensors are
-    frozen only beside an `adapter`."""
+    frozen only in a run with an `adapter`."""
 
     max_objects: ClassVar[int] = 8 * MAX_TENSORS + 1000  # Eight for a matrix
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]

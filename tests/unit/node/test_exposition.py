@@ -17,13 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from swarm.net.client import METRICS_PATH
 from swarm.net.limits import Limits
 from swarm.net.server import NodeServer
-from swarm.node.exposition import EVERY, JOINED, LEARNER, OTHER, PREFIX, Figure, metrics_route
+from swarm.node.exposition import EVERY, JOINED, LEARNER, OTHER, PREFIX, metrics_route
 from tests.monitoring import ALERTS, DASHBOARDS, alerts, expressions, needs_prometheus
 from tests.unit.node.test_network import learner
 
 ROOT = Path(__file__).parents[3]
 FIGURES = {PREFIX + figure.name: figure for figure in (*EVERY, *LEARNER, *JOINED)}
-SECTIONS = {"Every node": EVERY, "A learner": LEARNER, "A sampler or a relay": JOINED}
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 HOSTILE = '"} 1\n# \x1b[2J {evil="'
 
@@ -192,19 +191,6 @@ async def test_who_asks_too_often_is_refused() -> None:
 
 
 # -- what speaks of it -------------------------------------------------------------------------------------------------
-
-
-def row(figure: Figure) -> tuple[str, str, str, str]:
-    kind = "counter" if figure.name.endswith("_total") else "gauge"
-    labels = f"`{figure.label}`: {', '.join((*figure.values, OTHER))}" if figure.label else ""
-    return f"`{PREFIX}{figure.name}`", kind, labels, figure.help
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-def test_the_document_has_a_row_for_each_metric(section: str) -> None:
-    text = (ROOT / "docs/metrics.md").read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
-    rows = [tuple(cell.strip() for cell in line[1:-1].split("|")) for line in text.splitlines() if line.startswith("|")]
-    assert rows[2:] == [row(figure) for figure in SECTIONS[section]]
 
 
 def test_the_document_has_a_row_for_each_alert() -> None:

@@ -16,7 +16,6 @@ from swarm.settings_file import load_file
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TEXT = (EXAMPLES / "lab-4b.toml").read_text()
-DOCS = (EXAMPLES.parent / "docs" / "scenarios.md").read_text()
 
 
 def load(name: str) -> Scenario:
@@ -161,16 +160,3 @@ def test_links_by_chance_are_drawn_by_the_seed() -> None:
     assert once != other
     downs = sorted(one.downlink_bytes_per_s for one in once)
     assert downs[0] < 250e6 / 8 / 1.5 < 250e6 / 8 * 1.5 < downs[-1]
-
-
-def test_the_documentation_names_every_key() -> None:
-    told = set(re.findall(r"`(\w+)`", DOCS))
-
-    def keys(schema: dict[str, object]) -> set[str]:
-        found: set[str] = set()
-        for table in (schema, *dict(schema["$defs"]).values()):  # type: ignore[call-overload]
-            found.update(table.get("properties", {}))
-        return found
-
-    tables = {"scenario", "model", "delta", "learner", "rollout", "staleness", "fleet", "baseline", "simulation"}
-    assert keys(Scenario.model_json_schema()) - tables - {"colocated", "async_dc", "departures"} <= told

@@ -46,4 +46,3 @@ def test_the_example_of_a_task_of_ones_own_runs(tmp_path: Path, monkeypatch: pyt
 )
 def test_what_the_document_says_is_so(words: str) -> None:
     assert words in DOCUMENT
-    assert prompts.STRIDE == 2**40
