@@ -111,7 +111,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One point of the grid. `ratio` is the fleet's rate over `unit`, which is "mu_min" or "R/T"; shares of 1."""
+    """One point of the grid. `ratio` is the fleet's rate over `unit`, which is "least" or "R/T"; shares of 1."""
 
     kind: str
     max_staleness: int

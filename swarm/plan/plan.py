@@ -2,8 +2,9 @@
 
 Theory of operation. For each pair of S and kappa the closed form says what a step costs with the cheapest samplers,
 about as many as will be active. For the few best pairs a set is chosen. Among those of about the same cost the smallest
-bound wins: fresher rollouts learn better. A simulation of the real rollout plane then says how long the learner waits
-for exactly that set, and how old its rollouts are.
+bound comes first: fresher rollouts learn better. A simulation of the real rollout plane then says how long the learner
+waits for exactly that set, and how old its rollouts are. If that makes a step dearer than expected, the next pair is
+simulated too.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ LONGEST_PERIOD = 16  # Longest period between versions, in steps: rarer ones sav
 MAX_PLANNED = 3  # Settings for which a set is chosen
 ROLLOUTS = 10_000  # That are simulated, in some two seconds, but at least MIN_STEPS steps
 MIN_STEPS = 8
+CLOSE = 1.02  # Simulated cost of a step, relative to the expected one, with which the search ends
 AS_CHEAP = 1.01  # Costs per step within this factor count as equal: prices are not known better
 
 
@@ -110,11 +112,15 @@ def plan_for(scenario: Scenario, *, idle_target: float = NEARLY_BUSY, progress: 
     _check_some_is_in_time(scenario, workers)
     tell("choosing S and K", 0.0)
     drafts = [_draft(scenario, workers, one, idle_target) for one in ranked_settings(scenario, workers)[:MAX_PLANNED]]
-    least = min(draft.cost_per_step for draft in drafts)
-    near = [draft for draft in drafts if draft.cost_per_step <= AS_CHEAP * least]
-    chosen = min(near, key=lambda draft: (draft.setting.max_staleness, draft.cost_per_step))
-    tell("simulating the choice", 0.5)
-    return _simulated(scenario, chosen, idle_target)
+    least = AS_CHEAP * min(draft.cost_per_step for draft in drafts)
+    drafts.sort(key=lambda draft: (max(draft.cost_per_step, least), draft.setting.max_staleness))
+    plans: list[Plan] = []
+    for draft in drafts:
+        tell(f"simulating S = {draft.setting.max_staleness}", (1 + len(plans)) / (1 + len(drafts)))
+        plans.append(_simulated(scenario, draft, idle_target))
+        if plans[-1].cost_per_step <= CLOSE * draft.cost_per_step:
+            break
+    return min(plans, key=lambda plan: plan.cost_per_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,10 +31,6 @@ def refused(file: Path) -> str:
     return done.stderr
 
 
-def arm(found: dict[str, Any], name: str, activate: str = "cheapest") -> dict[str, Any]:
-    return next(one for one in found["arms"] if (one["name"], one["activate"]) == (name, activate))
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "colocated", "async_dc"),
@@ -54,20 +49,13 @@ def test_an_example_is_planned(name: str, colocated: float, async_dc: float) -> 
     *shown, last = done.stdout.splitlines()
     found = json.loads(last)
     assert "prices in USD as of 2026-11" in " ".join(done.stdout.split())
-    chosen = found["chosen"]
-    assert chosen == arm(found, "relay delta")
-    assert chosen["feasible"]
-    assert chosen["idle_share"] <= 0.02
-    assert chosen["saving"]["colocated"] > colocated
-    assert chosen["saving"]["async_dc"] > async_dc
-    assert chosen["cost_per_step"] < arm(found, "relay delta", "all")["cost_per_step"]
-    full = arm(found, "relay full")
-    # Where no set with full weights reaches the margin, the one that is shown has none, and costs less.
-    assert chosen["cost_per_step"] < 1.01 * full["cost_per_step"] or full["rollouts_per_s"] < chosen["rollouts_per_s"]
+    assert found["feasible"]
+    assert found["idle_share"] <= 0.02
+    assert found["saving"]["colocated"] > colocated
+    assert found["saving"]["async_dc"] > async_dc
     text = "\n".join(shown)
-    assert f"--max-staleness {chosen['max_staleness']}" in text
+    assert f"--max-staleness {found['max_staleness']}" in text
     assert all(one["name"] in text for one in found["classes"])
-    assert "What would help most next:" in text
 
 
 @pytest.mark.long
@@ -78,20 +66,6 @@ def test_a_narrow_terminal_is_enough(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 60
     assert "…" not in done.stdout
-
-
-@pytest.mark.long
-def test_a_fleet_that_is_too_small_is_shown_with_what_binds_and_what_would_help(tmp_path: Path) -> None:
-    file = tmp_path / "few.toml"
-    text = (EXAMPLES / "lab-4b.toml").read_text().replace("S = [2, 3, 6, 11]", "S = [6]")
-    file.write_text(text.replace("count = 4", "count = 2").replace("count = 3", "count = 2"))
-    done = run_plan(file, "--json")
-    assert done.returncode == 0
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["chosen"]["binds"] == "rate"
-    assert found["chosen"]["idle_share"] > 0.02
-    assert "would cut the learner's idle from" in done.stdout
-    assert "more of class" in found["advice"][0]["change"]
 
 
 def test_what_no_bound_admits_is_refused_with_the_inequality(tmp_path: Path) -> None:

@@ -62,7 +62,6 @@ def test_a_person_reads_the_figures_and_sees_them(tmp_path: Path) -> None:
     [
         (("--hours", "0"), "--hours 0: from more than 0"),
         (("--hours", "nan"), "--hours nan: from more than 0"),
-        (("--arm", "relay"), "--arm relay: one of relay-delta, relay-full, star-delta, star-full"),
         (("--activate", "some"), "--activate some: all or cheapest"),
         (("--max-staleness", "2", "--publish-every-steps", "4"), "more than S \\+ 1 = 3"),
         (("--budget-per-hour", "-1"), "--budget-per-hour -1.0: it must be at least 0"),

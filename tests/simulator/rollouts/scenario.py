@@ -301,7 +301,7 @@ _PACED = replace(
     link_bytes_per_s=100e6,
 )
 """Constant lengths, one slot a sampler: S 3, kappa 1, T_bcast 0.3 T_train, T_gen 0.5 T_train of design.md section 9.
-R / T_train is 1.6 rollouts a second; a sampler makes 0.2 less its round trips, so that 1.05 mu_min is 9 samplers."""
+R / T_train is 1.6 rollouts a second; a sampler makes 0.2 less its round trips, so that 9 samplers are 5 % too many."""
 
 _DIAL = tuple(BoundChange(at_s=at_s, max_staleness=s) for at_s, s in ((20, 0), (40, 6), (60, 1), (80, 2), (82, 0)))
 
