@@ -1,6 +1,6 @@
 """How near to the physical limit a version reaches every peer: real node processes in shaped network namespaces. Root.
 
-bin/python -m benchmarks.broadcast --peers 8 --up-mbit 50 --down-mbit 100 --schemes relay,star,libtorrent --json
+bin/python -m benchmarks.broadcast --peers 8 --up-mbit 50 --down-mbit 100 --schemes relay,star --json
 bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --repeat 3 --json
 bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --kill fastest@0.5 --size-mib 32
 bin/python -m benchmarks.broadcast --peers 8 --stall 5@0.5:up --size-mib 32
@@ -13,16 +13,14 @@ and --stall; peers are hosts 2 and up, `fastest` the public peer with the greate
 median peer has received that fraction. A peer that is killed or stalled both ways is not waited for.
 
 Schemes: relay is what a swarm does by itself; mesh, chain, tree (each feeds two), forest and star are the same nodes
-told what to do; libtorrent (pip install '.[bench]') is tuned as benchmarks/libtorrent_peer.py says. Each scheme of each
-repeat has fresh namespaces and processes. A peer of ours is `echo-node join --role relay`, over TLS unless --no-tls;
+told what to do. Each scheme of each repeat has fresh namespaces and processes. A peer is `echo-node join --role relay`, over TLS unless --no-tls;
 what it holds at the end is compared with what was published. All links are up before the clock starts, but those of a
 forest, which gets its plan with its first version: --second measures the one after.
 
-Figures, medians of --repeat; the times are of one clock, from when the version, encoded, is announced (libtorrent:
-from when the peers, who have the torrent, are told to ask for its pieces):
+Figures, medians of --repeat; the times are of one clock, from when the version, encoded, is announced:
 last_peer_s, first_peer_s  until the last and the first peer hold every chunk, verified
-bound_s, ratio             the largest of the four terms of benchmarks/links.py, with F the bytes of the encoded version
-                           (libtorrent: the file); and last_peer_s over it. With faults, each stretch between two
+bound_s, ratio             the largest of the four terms of benchmarks/links.py, with F the bytes of the encoded version; and
+                           last_peer_s over it. With faults, each stretch between two
                            of them counts with the bound of the links and peers that are left, and
                            bound_without_faults_s is that of the whole profile
 victims_sent_copies        what each victim of a fault had sent by then, in units of F: of a killed node in a tree,
@@ -37,7 +35,6 @@ JSON object; its `schemes` has these by scheme. One that fails has `error` inste
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import signal
 import sys
@@ -51,11 +48,10 @@ from typing import Any, NoReturn
 from benchmarks import broadcast_swarm
 from benchmarks.broadcast_swarm import Payload
 from benchmarks.links import BadProfile, Fault, Profile, check_faults, equal_profile, read_fault, read_profile
-from benchmarks.transfers import Figures, Transfer, TransferFailed, figures_of, medians, table
+from benchmarks.transfers import Figures, TransferFailed, figures_of, medians, table
 from tests.netns.hosts import NetnsError, unusable
 
-OWN = ("relay", "mesh", "chain", "tree", "forest", "star")
-SCHEMES = (*OWN, "libtorrent")
+SCHEMES = ("relay", "mesh", "chain", "tree", "forest", "star")
 
 FAILED, BAD_INPUT = 1, 2
 """Exit statuses."""
@@ -97,19 +93,16 @@ class Benchmark:
         began = time.monotonic()
         own = directory / f"{scheme}-{number}"
         own.mkdir()
-        found = figures_of(self._transfer(scheme, own), self.profile, self.faults)
+        found = figures_of(
+            broadcast_swarm.run(scheme, self.profile, self.faults, self.payload, own, tls=self._tls),
+            self.profile,
+            self.faults,
+        )
         wall_s = time.monotonic() - began
         _say(
             f"{scheme}, run {number}: {found['last_peer_s']:.2f} s, ratio {found['ratio']:.3f} ({wall_s:.0f} s in all)"
         )
         return found
-
-    def _transfer(self, scheme: str, directory: Path) -> Transfer:
-        if scheme == "libtorrent":
-            from benchmarks import libtorrent_swarm
-
-            return libtorrent_swarm.run(self.profile, self.faults, self.payload.nbytes, directory)
-        return broadcast_swarm.run(scheme, self.profile, self.faults, self.payload, directory, tls=self._tls)
 
     def described(self) -> dict[str, Any]:
         """What the figures are of."""
@@ -142,8 +135,6 @@ def _schemes(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if unknown := [name for name in names if name not in SCHEMES]:
         raise BadProfile(f"no scheme is named {unknown[0]!r}: {', '.join(SCHEMES)}")
-    if "libtorrent" in names and importlib.util.find_spec("libtorrent") is None:
-        raise BadProfile("libtorrent is not installed: pip install '.[bench]', or leave it out of --schemes")
     return list(dict.fromkeys(names))
 
 

@@ -194,15 +194,6 @@ def sent_bytes(host: Host) -> int:
     return sum(int(bucket["bytes"]) for bucket in buckets if bucket["kind"] == "tbf")
 
 
-def use_congestion_control(network: Hosts, name: str) -> None:
-    """What every connection in the hosts uses that does not choose for itself. By the route, since a namespace may
-    choose by sysctl only of what the machine allows to everybody."""
-    for host in network:
-        for route in json.loads(_output("ip", "-n", host.namespace, "-j", "-4", "route", "show", "dev", "eth0")):
-            words = [route["dst"], "dev", "eth0", "proto", "kernel", "scope", "link", "src", host.address]
-            _output("ip", "-n", host.namespace, "route", "replace", *words, "congctl", name)
-
-
 def poll(answered: Callable[[], bool], *, every_s: float, limit_s: float, what: str) -> None:
     """Ask now and then; TransferFailed if it does not come true in time."""
     until = time.monotonic() + limit_s
