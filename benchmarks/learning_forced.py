@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.learning_figures import Run, Step, step_of
+from benchmarks.learning_swarm import Run, Step, step_of
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.learner.messages import Train, TrainerConfig, TrainGroup, TrainRollout
