@@ -1,7 +1,7 @@
 """Parts of the check of a GPU that no other benchmark has: copies to the host, and a rank under torchrun.
 
-bin/python -m benchmarks.gpu_parts copies --parameters 4e9 --json
-bin/python -m benchmarks.gpu_parts rank --json
+bin/python -m benchmarks.gpu_parts copies --parameters 4e9
+bin/python -m benchmarks.gpu_parts rank
 
 Copies: the weights of a model cast into the staging file, and the copy that a checkpoint is written from (weights and
 AdamW's moments in float32), in GB/s, beside what one pinned buffer of 256 MiB takes over the bus in the same process.
@@ -150,7 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--parameters", type=float, default=4e9)
     parser.add_argument("--directory", type=Path)
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     match options.part:
