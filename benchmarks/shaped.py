@@ -15,8 +15,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.links import LEARNER, STALLED_MBIT, Fault, Profile, in_order
-from benchmarks.transfers import Sample, TransferFailed
+from benchmarks.links import LEARNER, STALLED_MBIT, Fault, Profile, Sample, TransferFailed, in_order
 from tests.netns.hosts import Host, Hosts, hosts
 
 TICK_S = 0.5

@@ -36,9 +36,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.links import LEARNER, Profile, bound_s, equal_profile
+from benchmarks.links import LEARNER, Profile, TransferFailed, bound_s, equal_profile
 from benchmarks.shaped import Speaker, poll, shaped
-from benchmarks.transfers import TransferFailed
 from tests.integration.processes import fetch_status
 from tests.netns.hosts import Host, Hosts, unusable
 
