@@ -22,7 +22,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -250,13 +250,11 @@ def run(nbytes: int, region_bytes: int, repeat: int, seed: int) -> dict[str, Any
     chosen: Counter[Codec] = Counter()
     contenders = [ours(chosen), *peers()]
     for case in cases(nbytes, region_bytes, seed):
-        print(f"\n{'full weights' if case[0] == 'full' else f'one step at lr {case[0]}':24}size       encode    decode")
         chosen.clear()
         for contender in contenders:
             figure = measure(contender, case, repeat)
             rows.setdefault(contender.name, {})[case[0]] = figure
-            speeds = f"{figure.encode_mb_s:6.0f} MB/s{figure.decode_mb_s:6.0f} MB/s"
-            print(f"{contender.name:24}{100 * figure.ratio:6.3f} %{speeds}", flush=True)
+            print(json.dumps({"case": case[0], "codec": contender.name, **asdict(figure)}), flush=True)
         codecs[case[0]] = sorted(chosen)
     own, *others = (contender.name for contender in contenders)
     return {

@@ -287,15 +287,6 @@ def summary(lines: Sequence[Line], warm_up: int) -> Line:
     }
 
 
-def show(found: dict[str, Line]) -> None:
-    for system, of in found.items():
-        reached = ", ".join(f"{share} {seconds:.0f} s" for share, seconds in of["seconds_to"].items() if seconds)
-        print(
-            f"{system:10} {of['step_s']:7.1f} s and {of['cpu_s_per_step']:7.1f} CPU-s a step, {of['peak_gb']:5.1f} GB, "
-            f"held out {of['held_out_before']} -> {of['held_out_after']}; reached {reached or 'nothing'}"
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="directory of the model")
@@ -315,7 +306,7 @@ def main() -> None:
     parser.add_argument("--publish-every-steps", type=int, default=2)
     parser.add_argument("--freshness", choices=("adaptive", "off"), default="off")
     parser.add_argument("--precision", default="auto", help="auto, float32 or bfloat16")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--json", action="store_true", help="as without it: the last line is one JSON object")
     options = parser.parse_args()
     if options.search:
         search(options)
@@ -329,9 +320,7 @@ def main() -> None:
         settings = {**common(options), **own[system]}
         lines = [done(options, system, seed, settings, options.steps) for seed in range(options.seeds)]
         found[system] = summary(lines, options.warm_up_steps)
-    show(found)
-    if options.json:
-        print(json.dumps(found))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
