@@ -290,8 +290,8 @@ def early(arrays: Arrays) -> np.ndarray[Any, Any]:
 
 
 def better(arrays: Arrays) -> np.ndarray[Any, Any]:
-    """Return which rollouts are in the better half of their prompt's answers: the likelier one, by the float32 learner's
-    sum of log-probs, which stands in for a reward."""
+    """Return which rollouts are in the better half of their prompt's answers: the likelier one, by the float32
+    learner's sum of log-probs, which stands in for a reward."""
     rollouts, first, place = np.unique(arrays["rollout"], return_index=True, return_inverse=True)
     sums, prompts = np.bincount(place, arrays["logprob_float32"]), arrays["prompt"][first]
     found = np.zeros(len(rollouts), dtype=bool)
@@ -325,7 +325,7 @@ def largest_sum(arrays: Arrays, learner: str) -> float:
 
 
 def caught(arrays: Arrays, learner: str) -> dict[str, dict[str, list[int] | None]]:
-    """Return audited tokens until a lie is caught: the median and the most of RUNS, None if it was not in all of them."""
+    """Return audited tokens until a lie is caught: the median and the most of RUNS; None if not all of them did."""
     limits, found = limits_for(str(arrays["engine_class"]), learner), findings(arrays, learner)
     nll = np.split(-arrays[f"logprob_{learner}"], np.cumsum([len(one.errors) for one in found])[:-1])
     return {

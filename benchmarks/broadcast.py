@@ -13,16 +13,16 @@ and --stall; peers are hosts 2 and up, `fastest` the public peer with the greate
 median peer has received that fraction. A peer that is killed or stalled both ways is not waited for.
 
 Schemes: relay is what a swarm does by itself; mesh, chain, tree (each feeds two), forest and star are the same nodes
-told what to do. Each scheme of each repeat has fresh namespaces and processes. A peer is `echo-node join --role relay`, over TLS unless --no-tls;
-what it holds at the end is compared with what was published. All links are up before the clock starts, but those of a
-forest, which gets its plan with its first version: --second measures the one after.
+told what to do. Each scheme of each repeat has fresh namespaces and processes. A peer is `echo-node join --role relay`,
+over TLS unless --no-tls; what it holds at the end is compared with what was published. All links are up before the
+clock starts, but those of a forest, which gets its plan with its first version: --second measures the one after.
 
 Figures, medians of --repeat; the times are of one clock, from when the version, encoded, is announced:
 last_peer_s, first_peer_s  until the last and the first peer hold every chunk, verified
-bound_s, ratio             the largest of the four terms of benchmarks/links.py, with F the bytes of the encoded version; and
-                           last_peer_s over it. With faults, each stretch between two
-                           of them counts with the bound of the links and peers that are left, and
-                           bound_without_faults_s is that of the whole profile
+bound_s, ratio             the largest of the four terms of benchmarks/links.py, with F the bytes of the encoded
+                           version; and last_peer_s over it. With faults, each stretch between two of them counts with
+                           the bound of the links and peers that are left, and bound_without_faults_s is that of the
+                           whole profile
 victims_sent_copies        what each victim of a fault had sent by then, in units of F: of a killed node in a tree,
                            above zero if it had children
 topology                   the plan by which the learner sent, as it says itself

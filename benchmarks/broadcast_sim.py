@@ -6,9 +6,10 @@ bin/python -m benchmarks.broadcast_sim --profile benchmarks/profiles/heterogeneo
 
 Without a profile: uplinks log-normal (median 30 Mbit/s, sigma 0.9, drawn again outside of 5 to 200), downlinks twice
 that and 50 at least, a learner of 100; 70 % leaves; 50 ms one way between any two; of the packets 1 % is lost, sent
-again and costs a round trip, but slows no connection down otherwise (as BBR); 5 % of the peers die at times drawn from the bound's span, and are missed 3 s later. The
-bound is the largest of the four terms for all peers as they are at the start, the dead included, on the bare payload:
-headers of Ethernet, IP and TCP cost 4.6 % in the simulation, so that no ratio can be under 1.046.
+again and costs a round trip, but slows no connection down otherwise (as BBR); 5 % of the peers die at times drawn from
+the bound's span, and are missed 3 s later. The bound is the largest of the four terms for all peers as they are at the
+start, the dead included, on the bare payload: headers of Ethernet, IP and TCP cost 4.6 % in the simulation, so that no
+ratio can be under 1.046.
 
 With a profile (as of benchmarks/broadcast.py, where hosts, faults and bounds are explained): no latency, no loss, no
 deaths but those asked for, and a kill is noticed at once, as the kernel of a killed process tells it.
@@ -59,6 +60,7 @@ PROBE_S = 0.02
 
 GIVE_UP_BOUNDS = 40.0
 """A transfer that takes so many times the bound has failed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:

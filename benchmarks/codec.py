@@ -31,6 +31,7 @@ import numpy.typing as npt
 import zstandard
 
 from benchmarks import codec_real
+from benchmarks.payload import to_bf16
 from swarm.broadcast.version.codec import decode_region, encode_region
 from swarm.broadcast.version.manifest import Codec
 
@@ -71,12 +72,6 @@ class Figure:
 # -- weights ---------------------------------------------------------------------------------------------------
 
 
-def bf16(values: Floats) -> Words:
-    """Rounded to the nearest, ties to even."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
 def normal(count: int, rng: np.random.Generator) -> Floats:
     return rng.standard_normal(count, dtype=np.float32)
 
@@ -102,9 +97,9 @@ def cases(nbytes: int, region_bytes: int, seed: int) -> list[Case]:
         count = min(BLOCK, nbytes // 2 - start)
         masters = np.float32(WEIGHT_STD) * normal(count, rng)
         direction = adam_direction(count, rng)
-        stages["full"].append(bf16(masters))
+        stages["full"].append(to_bf16(masters))
         for rate in LEARNING_RATES:
-            stages[rate].append(bf16(masters - np.float32(rate) * direction))
+            stages[rate].append(to_bf16(masters - np.float32(rate) * direction))
     streams = {name: np.concatenate(blocks) for name, blocks in stages.items()}
     for rate in LEARNING_RATES:
         changed = np.count_nonzero(streams[rate] != streams["full"]) / streams["full"].size

@@ -4,9 +4,9 @@ bin/python -m benchmarks.dashboard
 bin/python -m benchmarks.dashboard --screenshots docs    # instead: pictures of a demo that runs meanwhile
 
 A process of its own serves the page of a run whose status is one that a learner gave, with as many samplers as asked
-for (of tests/unit/report/status.json), all of which change each second. The run takes a step a second, and has a history. To
-make such a status is the learner's work and not in these figures. Each repeat opens the page anew, scrolls to the table
-of nodes and watches updates:
+for (of tests/unit/report/status.json), all of which change each second. The run takes a step a second, and has a
+history. To make such a status is the learner's work and not in these figures. Each repeat opens the page anew, scrolls
+to the table of nodes and watches updates:
 
 - `update_ms`: what the page itself measures of the main thread for all messages of a frame, from JSON to the last
   drawing; its median, 95th percentile (`_p95`) and maximum (`_max`) over the updates.

@@ -1,14 +1,14 @@
 """Whether all that runs on a GPU works on this one, and how fast: what `bin/gpu-check` runs.
 
 bin/gpu-check
-bin/gpu-check --only mfu-0.6b --only copies
+bin/gpu-check --only mfu-0.6b --only rank
 bin/gpu-check --dry-run
 
 Each check is a benchmark in a process of its own, with random weights of a named size; nothing is downloaded. The first
 ones are worth most: after `--minutes` what is left is skipped, by name. After each one its line is printed and all
-figures are written to `--out`. What is not installed, or has no room, is skipped by name. A dry run does the same on the
-CPU with tiny models and only such limits as hold everywhere. Exit status 1 if a limit was missed, a check failed or none
-could run.
+figures are written to `--out`. What is not installed, or has no room, is skipped by name. A dry run does the same on
+the CPU with tiny models and only such limits as hold everywhere. Exit status 1 if a limit was missed, a check failed or
+none could run.
 
 A process that dies, hangs, says nothing or misses a limit takes no other check with it: its whole group is killed when
 it ends or its time is up, and what it wrote last is kept. Nothing is imported here but what every machine has.
@@ -223,15 +223,6 @@ def memory(nbytes: int) -> Callable[[], str]:
     return lacks
 
 
-def host_memory(nbytes: int) -> Callable[[], str]:
-    def lacks() -> str:
-        from swarm.machine import free_host_bytes
-
-        return "" if free_host_bytes() >= nbytes else f"needs {nbytes / GIB:.0f} GiB of the host's memory"
-
-    return lacks
-
-
 def cards(count: int) -> Callable[[], str]:
     def lacks() -> str:
         import torch
@@ -377,8 +368,8 @@ CHECKS = (
     ),
     Check(
         name="rank",
-        command=("benchmarks.gpu_parts", "rank", "--device", "cuda"),
-        dry=("benchmarks.gpu_parts", "rank", "--device", "cpu"),
+        command=("benchmarks.gpu_rank", "--device", "cuda"),
+        dry=("benchmarks.gpu_rank", "--device", "cpu"),
         # FSDP rounds the weights once, and autocast each time: the gradients differ by as much.
         limits=(
             Limit(path="backend_is_nccl", least=1.0),
@@ -417,21 +408,6 @@ CHECKS = (
         limits=ESTIMATE,
         limit_s=45.0,
         needs=ON_24,
-    ),
-    Check(
-        name="copies",
-        command=("benchmarks.gpu_parts", "copies", "--device", "cuda", "--parameters", "4e9"),
-        dry=("benchmarks.gpu_parts", "copies", "--device", "cpu", "--parameters", "3e5"),
-        limits=(
-            Limit(path="stage_share_of_bus"),
-            Limit(path="checkpoint_share_of_bus"),
-            Limit(path="stage_s"),
-            Limit(path="checkpoint_s"),
-        ),
-        limit_s=120.0,
-        packages=LEARNER,
-        # A checkpoint's copy takes 12 bytes a parameter, beside the file of 2.
-        needs=all_of(ON_80, host_memory(60 * GIB)),
     ),
     engine("vllm-float32", *SHORT, "--dtype", "float32", limits=agrees(FLOAT32_KL), limit_s=100.0),
     learner(

@@ -249,9 +249,7 @@ def measure_overload(plan: Plan) -> Figures:
                 time.sleep(plan.turn_s)
                 windows[word].append((before, served.mark()))
         attacked, observed = flood.stop(), honest.stop()
-    unloaded, flooded = (
-        [latencies_between(observed, *marks) for marks in windows[word]] for _, word in KINDS
-    )
+    unloaded, flooded = ([latencies_between(observed, *marks) for marks in windows[word]] for _, word in KINDS)
     turns = [Turn(unloaded_ms=one, flooded_ms=other) for one, other in zip(unloaded, flooded, strict=True)]
     at_rest, under_it = (window_figures(name, windows[word]) for name, word in KINDS)
     return {

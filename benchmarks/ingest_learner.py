@@ -120,9 +120,7 @@ class BenchmarkedLearner:
             emit=lambda kind, **fields: None,
         )
         routes = [session_route(sessions), *self._service.routes()]
-        self._server = NodeServer(
-            routes, self._service.status, tls=tls.context, counted=(sessions.refused,)
-        )
+        self._server = NodeServer(routes, self._service.status, tls=tls.context, counted=(sessions.refused,))
         self._steps = 0
         self._late_s: list[float] = []
 

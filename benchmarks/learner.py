@@ -69,6 +69,7 @@ PRODUCT_WIDTH = 8192  # A square product of 1.1 TFLOP: large enough to reach wha
 PROCESS_S = 1800.0
 """Longest time for one process of the memory part; a loaded machine took 200 s."""
 
+
 def speed(work: Work, repeats: int) -> dict[str, float]:
     """Tokens/s of ours, padded and packed, and of the bare step, and ratios to that, medians over alternating
     repeats."""
@@ -177,7 +178,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         # Logits of all tokens at once are many gigabytes of a real vocabulary.
         for variant in options.variants or (VARIANTS[:-1] if options.device == "cpu" else VARIANTS[2:]):
             of = peak(variant, work)
-            figures["memory"].append(_said({**asdict(of), "per_model_byte": of.per_model_byte, "estimate_ratio": of.estimate_ratio}))
+            figures["memory"].append(
+                _said({**asdict(of), "per_model_byte": of.per_model_byte, "estimate_ratio": of.estimate_ratio})
+            )
     if "reckoned" in options.parts:
         figures["reckoned"] = reckoned.rows(("0.6B",) if quick else tuple(reckoned.MODELS))
         print("\n".join(reckoned.lines(figures["reckoned"])), flush=True)

@@ -8,11 +8,12 @@ bin/python -m benchmarks.learning --only swarm --staleness 2 --model tiny-warm -
 
 Two modes, each run once for every seed, objective and rank of --adapters (0 trains the whole model), with the same
 prompts, model and settings (those of `lead`):
-forced    trainer and engine in one process and in turn: batch t is drawn by version max(0, t - S), so every rollout is as
-          old as the bound allows. It shows what the objective bears. S = 0 is what a single machine does without a swarm
-swarm     `echo-node lead --max-staleness S` and three `join` processes on loopback, with freshness "adaptive" and "off"
-          (--freshness; the same at S = 0). Where samplers are faster than the trainer, as here, "off" lets them run
-          ahead as far as S allows, so that what occurs is about S too
+forced    trainer and engine in one process and in turn: batch t is drawn by version max(0, t - S), so every rollout is
+          as old as the bound allows. It shows what the objective bears. S = 0 is what a single machine does without a
+          swarm
+swarm     `echo-node lead --max-staleness S` and three `join` processes on loopback, with freshness "adaptive" and
+          "off" (--freshness; the same at S = 0). Where samplers are faster than the trainer, as here, "off" lets them
+          run ahead as far as S allows, so that what occurs is about S too
 
 Each run is a line of JSON, and so is each row of medians over the seeds (null is never):
 accuracy, accuracy_min, accuracy_max   greedy exact match of the last version on 500 held-out prompts
@@ -25,8 +26,8 @@ staleness_mean, staleness_max   what occurred, in steps; the maximum is of all s
 curve                  reward of every tenth step
 runs                   seeds that came to an end
 
-Every process computes on one thread. Training takes most of a step of this model (0.13 s of 0.19 s on one core), so more
-samplers have little to win: the seconds tell what the network costs, not what a fleet brings where generation
+Every process computes on one thread. Training takes most of a step of this model (0.13 s of 0.19 s on one core), so
+more samplers have little to win: the seconds tell what the network costs, not what a fleet brings where generation
 dominates. All cases of a seed come before the next seed, so that noise hits all alike. A swarm that fails is said so,
 and the exit status is 1.
 """
@@ -92,7 +93,9 @@ def cases(options: argparse.Namespace) -> list[Case]:
         places += [("forced", bound, "off") for bound in options.staleness]
     if "swarm" in options.only:
         places += [
-            ("swarm", bound, fresh) for bound in options.staleness for fresh in options.freshness[: None if bound else 1]
+            ("swarm", bound, fresh)
+            for bound in options.staleness
+            for fresh in options.freshness[: None if bound else 1]
         ]
     of_each = [(objective, rank) for objective in options.objectives for rank in options.adapters]
     return [Case(mode, bound, objective, fresh, rank) for mode, bound, fresh in places for objective, rank in of_each]

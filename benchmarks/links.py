@@ -1,5 +1,5 @@
-"""The links of a broadcast benchmark: profiles of hosts, faults, the least time that any scheme needs, and the figures of
-what was observed. Pure.
+"""The links of a broadcast benchmark: profiles of hosts, faults, the least time that any scheme needs, and the figures
+of what was observed. Pure.
 
 Rates are in Mbit/s of 1,000,000 bits, times in seconds, sizes in bytes. Host 1 is the learner, the others are peers.
 """

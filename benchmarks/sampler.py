@@ -15,9 +15,9 @@ swaps       what a swap of a version takes against the size of the model, memory
             each of 20 against those of transformers in float32 (sampler_swaps.py)
 recompute   what a swap costs vLLM in all, with contexts of 1,000 tokens (sampler_swaps.py)
 
-Each result is a line of JSON. Targets: throughput at least 0.95 of the bare library's; log-probs within 1e-4 in float32,
-0.02 in the mean in bf16; resident memory flat. Exit status 1 if one is missed. Needs psutil. On a GPU engines are
-measured by `bin/gpu-check`.
+Each result is a line of JSON. Targets: throughput at least 0.95 of the bare library's; log-probs within 1e-4 in
+float32, 0.02 in the mean in bf16; resident memory flat. Exit status 1 if one is missed. Needs psutil. On a GPU engines
+are measured by `bin/gpu-check`.
 """
 
 from __future__ import annotations

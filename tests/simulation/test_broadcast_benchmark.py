@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import broadcast_sim
+from benchmarks.links import Figures
 
 
-def rows_of(arguments: str, capsys: pytest.CaptureFixture[str], *, status: int = 0) -> list[broadcast_sim.Figures]:
+def rows_of(arguments: str, capsys: pytest.CaptureFixture[str], *, status: int = 0) -> list[Figures]:
     assert broadcast_sim.main([*arguments.split(), "--json"]) == status
-    found: list[broadcast_sim.Figures] = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    found: list[Figures] = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     return found
 
 

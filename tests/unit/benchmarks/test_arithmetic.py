@@ -129,9 +129,7 @@ def test_the_base_knows_a_little_and_takes_learner_steps(config: LeadConfig, tmp
     assert [0 <= process.step(number).reward <= 1 for number in range(2)] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("adapter", "learning_rate", "used"), [(None, None, 3e-4), (8, None, 3e-3), (8, 1e-3, 1e-3)]
-)
+@pytest.mark.parametrize(("adapter", "learning_rate", "used"), [(None, None, 3e-4), (8, None, 3e-3), (8, 1e-3, 1e-3)])
 def test_the_benchmark_runs_the_example_without_its_end_and_an_adapter_at_ten_times_its_rate(
     config: LeadConfig, adapter: int | None, learning_rate: float | None, used: float
 ) -> None:

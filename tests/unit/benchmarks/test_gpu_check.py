@@ -189,7 +189,8 @@ def test_when_the_time_is_up_what_is_left_is_named(
     assert dry_run(checks, monkeypatch, "--minutes", "0", "--out", str(tmp_path / "found.json")) == 1
     _, first, second, _ = capsys.readouterr().out.splitlines()
     assert ("first" in first, "second" in second) == (True, True)
-    assert "out of time" in first and "out of time" in second
+    assert "out of time" in first
+    assert "out of time" in second
 
 
 def test_replayed_graphs_are_counted_in_the_steps_of_each_call(tmp_path: Path) -> None:

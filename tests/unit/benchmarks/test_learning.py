@@ -192,6 +192,6 @@ def test_a_swarm_has_each_freshness_and_each_rank_trains_at_its_own_rate() -> No
 
 
 def test_a_short_run_gives_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    assert learning.main("--only forced --staleness 0 --seeds 0 --steps 2 --json".split()) == 0
+    assert learning.main(["--only", "forced", "--staleness", "0", "--seeds", "0", "--steps", "2", "--json"]) == 0
     (only,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert (only["mode"], only["max_staleness"], only["runs"], only["staleness_max"]) == ("forced", 0, 1, 0)
