@@ -265,7 +265,6 @@ def main() -> None:
     parser.add_argument("--size-mib", type=int, default=16, help="of weights, in bf16")
     parser.add_argument("--region-kib", type=int, default=1024, help="64 to 4096, as the model's size has it")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     parser.add_argument("--real", type=Path, nargs="+", metavar="PATH", help="versions of a model in bf16, or where")
     options = parser.parse_args()
@@ -273,7 +272,7 @@ def main() -> None:
     if options.real:
         figures = codec_real.run(options.real)
     else:
-        figures = run(options.size_mib << 20, options.region_kib << 10, options.repeat, options.seed)
+        figures = run(options.size_mib << 20, options.region_kib << 10, options.repeat, seed=1)
     if options.json:
         print(json.dumps(figures))
 

@@ -326,7 +326,6 @@ def _take(browser: Browser, url: str, width: str, scheme: Scheme, to: Path) -> N
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samplers", type=int, default=SAMPLERS)
     parser.add_argument("--updates", type=int, default=40, help="watched in each repeat")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--screenshots", type=Path, metavar="DIR", help="take pictures of a demo instead")
@@ -334,7 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.screenshots is not None:
         take_pictures(options.screenshots)
         return 0
-    found = summary(repeats(options.samplers, options.updates, options.repeats))
+    found = summary(repeats(SAMPLERS, options.updates, options.repeats))
     print(json.dumps(found))
     return int(found["update_ms"]["median"] > UPDATE_TARGET_MS)
 
