@@ -37,7 +37,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.learning_forced import sums_of
 from benchmarks.sums import WORKED, questions, sides
 from swarm.audit.auditing import measured_classes
 from swarm.audit.auditor import ANY, HALF, Auditor, Finding, Limits
@@ -50,6 +49,7 @@ from swarm.learner.trainer import _stop_token_ids
 from swarm.models.device import pick_device
 from swarm.sampler.engine import EngineOptions, Generate, Install, Installed, Job, Sampled, Start
 from swarm.types import NodeId, SamplingRules, VersionId
+from tests.unit.models import sums_of
 
 SUBJECTS = ("the sea", "an old clock", "trains", "bread", "honesty")
 ASKED = (
