@@ -38,16 +38,17 @@ from typing import Any
 
 import psutil
 
-from benchmarks.learning_swarm import POLL_S, RunFailed, nodes_in, url_of
+from benchmarks import learning_swarm
+from benchmarks.learning_swarm import RunFailed
 from swarm.settings import LeadConfig
-from swarm.settings_file import as_toml
+from swarm.settings_file import load_config
 
 SUMS = Path(__file__).parents[1] / "examples" / "sums.jsonl"
 GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 12, 8, 3
 LOOK_S = 1.0
 """Between two readings of memory and CPU time, each of which takes some milliseconds for a process of gigabytes."""
 
-STEP_LIMIT_S, START_LIMIT_S = 300.0, 900.0
+STEP_LIMIT_S = 300.0
 """A run that takes longer has hung."""
 
 OWN = ("max_staleness", "publish_every_steps", "freshness", "precision")
@@ -136,10 +137,11 @@ def run_trl(model: Path, seed: int, settings: Line, steps: int) -> Line:
     }
 
 
-def lead_settings(model: Path, seed: int, settings: Line, steps: int) -> str:
+def lead_settings(model: Path, seed: int, settings: Line, steps: int) -> LeadConfig:
     values = {
         "model": str(model.resolve()),
         "task": f"jsonl:{SUMS}",
+        "rewards": {"numeric": 1.0},
         "chat": False,
         "stop": ["\n"],
         "max_prompt_tokens": 32,
@@ -153,28 +155,16 @@ def lead_settings(model: Path, seed: int, settings: Line, steps: int) -> str:
         "beat_s": 1.0,
     }
     same = ("group_size", "max_new_tokens", "learning_rate", "warmup_steps", "minibatches", "eval_prompts")
-    values |= {name: settings[name] for name in (*same, *OWN)}
-    return as_toml(LeadConfig, values | {"rewards": {"numeric": 1.0}})
+    return load_config(LeadConfig, None, values | {name: settings[name] for name in (*same, *OWN)})
 
 
 def run_echo_node(model: Path, seed: int, settings: Line, steps: int) -> Line:
     """The figures of a learner and one sampler. RunFailed if one of them fails."""
-    with tempfile.TemporaryDirectory(prefix="real-") as path, watching() as watched, nodes_in(Path(path)) as nodes:
-        file, run_dir = Path(path, "lead.toml"), Path(path, "run")
-        file.write_text(lead_settings(model, seed, settings, steps))
-        listen = ("--host", "127.0.0.1", "--port", "0", "--config", str(file), "--run-dir", str(run_dir))
-        learner = nodes.start("learner", "lead", *listen)
-        url = url_of(nodes, run_dir / "node.json")
-        nodes.start("sampler", "join", "--lan", "--bootstrap", url, "--state-dir", str(Path(path, "sampler")))
-        until = time.monotonic() + START_LIMIT_S + STEP_LIMIT_S * steps
-        while learner.poll() is None:
-            nodes.check()
-            if time.monotonic() > until:
-                raise RunFailed("the run did not end in time")
-            time.sleep(POLL_S)
-        nodes.check()
+    with tempfile.TemporaryDirectory(prefix="real-") as path, watching() as watched:
+        config = lead_settings(model, seed, settings, steps)
+        learning_swarm.run(config, 1, Path(path), step_limit_s=STEP_LIMIT_S)
         metrics, events = (
-            [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
+            [json.loads(line) for line in Path(path, "run", name).read_text().splitlines()]
             for name in ("metrics.jsonl", "events.jsonl")
         )
     began = next(event["time"] for event in events if event["kind"] == "prepared")
