@@ -1,4 +1,4 @@
-"""How far examples/arithmetic.toml comes in so many steps.
+"""How far examples/arithmetic.toml comes in a number of steps.
 
 bin/python -m benchmarks.arithmetic --steps 400 --eval-every 100 --json
 bin/python -m benchmarks.arithmetic --steps 400 --eval-every 100 --adapter 8 --learning-rate 1e-3 --json

@@ -106,8 +106,8 @@ class Learner:
         self._policy = Policy(model.to(self.device).eval(), self._rules, temperature=1.0)
 
     def asked(self, prompts: int) -> list[Asked]:
-        """All samples, those of a prompt together, of so many prompts of either kind. Fewer are some of the same, with
-        the same seeds."""
+        """All samples of `prompts` prompts of either kind, those of a prompt together. A smaller number gives a part of
+        the same samples, with the same seeds."""
         chat = SamplingRules(temperature=1.0, max_new_tokens=CHAT_TOKENS, stop_token_ids=self._stops)
         text = SamplingRules(temperature=1.0, max_new_tokens=SUM_TOKENS, stop_token_ids=self._stops, stop=("\n",))
         open_ones = [line.format(subject) for line in ASKED for subject in SUBJECTS]

@@ -91,7 +91,7 @@ ENCODE_BYTES_PER_S = 20e6
 """Nothing encodes slower than this."""
 
 LIMIT_S, LIMIT_BOUNDS = 60.0, 30.0
-"""It has failed after so long, and so many times the bound."""
+"""A transfer that takes longer than LIMIT_S and LIMIT_BOUNDS times the bound has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class Nodes:
 
 
 class Readiness:
-    """Whether a swarm may be published to: whoever can be dialled is public, and no more streams will be opened."""
+    """Whether a swarm may be published to: peers that can be dialled are public, and no more streams will be opened."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -236,7 +236,7 @@ class Readiness:
         )
 
     def _max_streams(self, number: int) -> int:
-        """One to every other host, but none between two that nobody can dial."""
+        """One to every other host, but none between two hosts that cannot be dialled."""
         link = self._profile.hosts[number]
         return sum(link.reachable or other.reachable for n, other in self._profile.hosts.items() if n != number)
 

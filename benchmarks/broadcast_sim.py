@@ -59,7 +59,7 @@ PROBE_S = 0.02
 """How often a fault looks whether its time has come."""
 
 GIVE_UP_BOUNDS = 40.0
-"""A transfer that takes so many times the bound has failed."""
+"""A transfer that takes this many times the bound has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Size and speed of the codec beside others: full weights and the delta of one Adam step, bf16.
+"""Size and speed of the codec and of others: full weights and the delta of one Adam step, bf16.
 
 bin/python -m benchmarks.codec --json
 bin/python -m benchmarks.codec --real DIR --json    # versions of a real model: benchmarks/codec_real.py

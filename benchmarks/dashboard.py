@@ -5,7 +5,7 @@ bin/python -m benchmarks.dashboard --screenshots docs    # instead: pictures of 
 
 A process of its own serves the page of a run whose status is one that a learner gave, with as many samplers as asked
 for (of tests/unit/report/status.json), all of which change each second. The run takes a step a second, and has a
-history. To make such a status is the learner's work and not in these figures. Each repeat opens the page anew, scrolls
+history. To make such a status is the learner's work and not in these figures. Each repeat opens the page again, scrolls
 to the table of nodes and watches updates:
 
 - `update_ms`: what the page itself measures of the main thread for all messages of a frame, from JSON to the last
@@ -96,7 +96,7 @@ COUNTS["task_ms"] = "TaskDuration"
 
 
 def swarm_of(samplers: int, links: int) -> dict[str, Any]:
-    """The recorded status with so many samplers and links. All samplers are known by gossip, and each has a part of a
+    """The recorded status with this many samplers and links. All samplers are known by gossip, and each has a part of a
     version under way."""
     status: dict[str, Any] = json.loads(RECORDED.read_text())
     ids = [f"{number:032x}" for number in range(max(samplers, links))]

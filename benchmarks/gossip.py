@@ -3,7 +3,7 @@
 bin/python -m benchmarks.gossip --nodes 1000 --leaf-share 0.9 --loss 0.1 --seeds 5 --json
 
 One seed is one swarm, in this order: it settles; heads are published; publics join; nothing happens for a long time
-but stalls of event loops, and nobody may be declared dead; then publics and leaves crash, one after another: last, as
+but stalls of event loops, and no node may be declared dead; then publics and leaves crash, one after another: last, as
 few would be left of a small swarm. A message is lost with the given chance, the answer too, and the caller learns of it
 at its time limit: over TCP most of these would only be late.
 
@@ -225,7 +225,7 @@ def measure_records(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measure
 
 
 def measure_quiet(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measured) -> None:
-    """Nothing but stalls: whoever is declared dead now is not. What comes after finds a swarm without stalls."""
+    """Nothing but stalls: a node that is declared dead now is alive. What comes after finds a swarm without stalls."""
     before = watch.false_deaths
     if plan.stall_s:
         swarm.start_stalls(plan.stall_s)
@@ -264,7 +264,7 @@ def crash_together(
 
 
 def run_while(swarm: GossipSwarm, unknown: Callable[[], bool]) -> None:
-    """Until everybody knows, or PATIENCE_S are over."""
+    """Until all nodes know, or PATIENCE_S are over."""
     until = swarm.world.now + PATIENCE_S
     while unknown() and swarm.world.now < until:
         swarm.run_for(5.0)

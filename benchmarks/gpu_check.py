@@ -173,8 +173,8 @@ def _ended(command: Sequence[str], limit_s: float) -> tuple[int | None, str, str
 
 
 def _groups_under(pid: int) -> set[int]:
-    """The groups of a running command's processes: an engine leads one, and takes half a minute to see that nobody
-    needs it while it starts. None if psutil is not here; no engine runs without."""
+    """The groups of a running command's processes: an engine leads one, and takes half a minute to see that it is
+    not needed while it starts. None if psutil is not here; no engine runs without."""
     try:
         import psutil
     except ImportError:

@@ -2,7 +2,7 @@
 
 bin/python -m benchmarks.gpu_rank
 
-It runs with FSDP2 (NCCL on CUDA) in bf16 mixed precision, beside the same step without.
+It runs with FSDP2 (NCCL on CUDA) in bf16 mixed precision, and is compared with the same step without.
 """
 
 from __future__ import annotations

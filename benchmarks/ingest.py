@@ -232,7 +232,7 @@ class Turn:
 
 
 def measure_overload(plan: Plan) -> Figures:
-    """The honest half beside a flood that rests and floods in turns."""
+    """Latencies of the honest half, while a flood rests and floods in turns."""
     with learner(plan) as served:
         honest = Clients(served, "paced", plan.half_nodes, rollouts_per_s=plan.half_rollouts_per_s)
         flood = Clients(served, "flooding", plan.half_nodes, rollouts_per_s=plan.half_rollouts_per_s)

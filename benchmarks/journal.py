@@ -2,7 +2,7 @@
 
 bin/python -m benchmarks.journal --rollouts 1000000 --json
 
-Size: so many rollouts are recorded with payloads of one token (the rows do not depend on the length), as a run would:
+Size: `--rollouts` are recorded with payloads of one token (the rows do not depend on the length), as a run would:
 groups opened and leased, answered, scored, and taken in batches. `db_bytes_per_rollout` is what all tables together
 take in the database after the payloads of all batches were pruned.
 
@@ -117,7 +117,7 @@ async def submit(journal: Journal, load: Load, groups: Iterator[int], latencies_
 
 
 async def steps(journal: Journal, load: Load, count: int) -> tuple[list[float], list[float]]:
-    """Record so many batches; the latencies of the submissions and of the syncs, in seconds."""
+    """Record `count` batches; the latencies of the submissions and of the syncs, in seconds."""
     latencies_s: list[float] = []
     syncs_s: list[float] = []
     for step in range(count):

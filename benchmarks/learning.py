@@ -66,7 +66,7 @@ SAMPLERS = 3
 """As many as the demo has."""
 
 LAST_STEPS = 10
-"""The reward at the end is the mean of so many steps: one batch alone is noisy to about 0.01."""
+"""The reward at the end is the mean of the last steps: one batch alone is noisy to about 0.01."""
 
 LEARNED_REWARD = 0.9
 """The reward that is waited for: nearly all copies are whole."""

@@ -131,7 +131,7 @@ def run(
     *,
     step_limit_s: float = LIMIT_PER_STEP_S,
 ) -> Run:
-    """The run of `config` with so many samplers, each with the flags `join` too; everything it writes goes to
+    """The run of `config` with a number of samplers, each with the flags `join` too; everything it writes goes to
     `directory`. RunFailed if it fails."""
     run_dir = directory / "run"
     settings = directory / "lead.toml"

@@ -87,7 +87,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """One side drew so many tokens in so many seconds, for which all its processes took `cpu_s`."""
+    """What one side drew, in how many seconds, and the CPU seconds of all its processes."""
 
     tokens: int
     seconds: float

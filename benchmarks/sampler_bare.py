@@ -43,7 +43,7 @@ class BareStarted(msgspec.Struct, frozen=True):
 
 
 class BareDrawn(msgspec.Struct, frozen=True):
-    """So many tokens in all, in so many seconds."""
+    """The tokens of all samples, and how long they took."""
 
     tokens: int
     seconds: float

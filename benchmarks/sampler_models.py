@@ -55,7 +55,7 @@ KEY = SigningKey.from_bytes(bytes(range(32)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a model is to be: about so many parameters, with a vocabulary and a context of its own."""
+    """What a model is to be: about how many parameters it has, with a vocabulary and a context of its own."""
 
     parameters: float
     vocab_size: int = 1024

@@ -117,7 +117,7 @@ class Memory:
 async def swap_times(
     kind: EngineKind, directory: Path, *, parameters: float, swaps: int, dtype: EngineDtype = "auto"
 ) -> SwapTimes:
-    """Time `swaps` swaps of a model of about so many parameters, one learner's step each, all places drawing."""
+    """Time `swaps` swaps of a model of about `parameters` parameters, one learner's step each, all places drawing."""
     vocab_size = 32_768 if parameters >= 1e8 else 1024
     versions = Versions.of(random_model(Size(parameters=parameters, vocab_size=vocab_size)), directory)
     async with running(kind, directory) as engine:

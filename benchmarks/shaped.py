@@ -65,7 +65,7 @@ class Speaker:
             raise TransferFailed(self._last_words()) from error
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it has said and nobody has taken yet."""
+        """What it has said since the last call."""
         while not self._events.empty():
             if (event := self._events.get()) is not None:
                 yield event

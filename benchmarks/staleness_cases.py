@@ -4,7 +4,7 @@ Each is run by the real plane with freshness adaptive and off, in the simulator 
 (`places`: of eight) and a fleet 1.3 times as fast as needed unless it says otherwise.
 
 - `halved`: 2.6 times as fast as needed, until half of the samplers vanish in the middle of the run. The learner notices
-  after three beats; nobody takes their place.
+  after three beats; they are not replaced.
 - `doubled`: in the middle of the run as many samplers again join, with the newest version.
 - `bursts`: every 20 steps a held-out round of as many prompts as four batches have.
 - `mixed`: the fastest sampler is 50 times as fast as the slowest, log-uniform, with the same rate in all.

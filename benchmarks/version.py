@@ -17,7 +17,7 @@ encode_s             staged until signed: compare, encode, digests, sums
 stages               seconds from the step's end until each stage was reached, at the median and the last receiver
 disk_bytes_per_received_byte  what all receivers wrote to their disks, over the encoded bytes that they received
 cpu_s_per_gb         CPU of learner (trainer left out) and receivers, over raw gigabytes of the model times receivers
-pss_over_weights     memory of a receiver's node, beside its engine's process, over the weights; shared pages count once
+pss_over_weights     memory of a receiver's node, without its engine's, over the weights; shared pages count once
 memcpy_s             one copy of the model in memory, for comparison
 All processes share the cores of this machine, so the figures rest on `cores`; `receivers` 1 is nearest to a swarm whose
 receivers have machines of their own.
