@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -129,19 +129,14 @@ def write_jsonl(found: Iterable[Question], path: Path) -> None:
 def word_tokenizer() -> Any:
     """One token a word of the questions, one a digit; bytes for all else."""
     digits_and_words = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    return byte_tokenizer(digits_and_words, [one.text for one in questions("words", 2_000)], CHAT_TEMPLATE)
-
-
-def byte_tokenizer(parts: Sequence[Any], texts: Sequence[str], chat_template: str) -> Any:
-    """A fast tokenizer of bytes and of what `parts` cut out of `texts`, with a chat template."""
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(list(parts))
+    core.pre_tokenizer = pre_tokenizers.Sequence(digits_and_words)
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
     )
-    core.train_from_iterator(texts, trainer)
+    core.train_from_iterator([one.text for one in questions("words", 2_000)], trainer)
     untyped: Any = PreTrainedTokenizerFast
     tokenizer = untyped(
         tokenizer_object=core,
@@ -150,7 +145,7 @@ def byte_tokenizer(parts: Sequence[Any], texts: Sequence[str], chat_template: st
         additional_special_tokens=["<user>", "<assistant>"],
         model_max_length=CONTEXT_TOKENS,
     )
-    tokenizer.chat_template = chat_template
+    tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 

@@ -5,8 +5,7 @@
 
 An engine is named KIND/PRECISION, or KIND/PRECISION/DTYPE where rounded weights are to be computed in a certain type:
 `transformers/bfloat16`, `vllm/fp8`, `mlx/int4/bfloat16`. Run vLLM one engine a call, since each wants a process of its
-own. Without --model, the model is the one that examples/smollm2.py makes. --anyhow also takes an engine that the
-product refuses on this model, because its probe in float32 is a little over the bound.
+own. Without --model, the model is the one that examples/smollm2.py makes.
 
 Every engine draws the same samples at temperature 1, with the same seeds: chats that answer open questions, and sums
 that the model continues as a text. The learner then replays them, once in float32 and once in bfloat16 autocast, and
@@ -15,14 +14,15 @@ two figures of each token are saved in DIR, in a file per engine:
 - `error`: the log-prob that the engine claims, less the one that the learner finds, in nats;
 - `margin`: by how much the token misses being the best under its noise, in nats.
 
-The summary (audit_figures.py) prints tables, limits in the form of swarm/audit/classes.toml, and after how many tokens
-lies are caught; it writes the same figures to DIR/summary.json.
+The summary prints a line of JSON for each engine and learner, with limits in the form of swarm/audit/classes.toml: how
+large errors and margins are, and after how many audited tokens a lie is caught at the limits that hold for the class.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import inspect
 import json
 import tempfile
@@ -37,9 +37,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.audit_figures import LEARNERS, summary
-from benchmarks.learning_forced import sums_of
 from benchmarks.sums import WORKED, questions, sides
+from swarm.audit.auditing import measured_classes
+from swarm.audit.auditor import ANY, HALF, Auditor, Finding, Limits
 from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
 from swarm.learner.messages import AuditRollout, TrainerConfig
 from swarm.learner.policy import Policy
@@ -48,7 +48,8 @@ from swarm.learner.replay import replay, row_of
 from swarm.learner.trainer import _stop_token_ids
 from swarm.models.device import pick_device
 from swarm.sampler.engine import EngineOptions, Generate, Install, Installed, Job, Sampled, Start
-from swarm.types import SamplingRules, VersionId
+from swarm.types import NodeId, SamplingRules, VersionId
+from tests.unit.models import sums_of
 
 SUBJECTS = ("the sea", "an old clock", "trains", "bread", "honesty")
 ASKED = (
@@ -68,6 +69,16 @@ CONTEXT_TOKENS = 256  # Of a sample with its prompt: an engine is to reserve no 
 TIME_LIMIT_S = 1800.0  # For one sample: more than any of them takes
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16_384}  # In one pass of the learner
 FIRST_SEED = 10**6
+
+LEARNERS = ("float32", "bfloat16")
+MISSES = (0.3, 1.0)  # Nats
+FACTOR = 5.0  # Between what honest engines do and a limit
+SHIFTS = (0.02, 0.05, 0.1, 0.27, 1.0)  # Nats that every claim is too high by
+REPLACED = (0.01, 0.02, 0.05, 0.1, 0.2)  # Shares of tokens that are drawn with other noise than that of their seed
+RUNS = 20  # Orders of the rollouts
+SAMPLER = NodeId("sampler")
+
+Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +106,8 @@ class Learner:
         self._policy = Policy(model.to(self.device).eval(), self._rules, temperature=1.0)
 
     def asked(self, prompts: int) -> list[Asked]:
-        """All samples, those of a prompt together, of so many prompts of either kind. Fewer are some of the same, with
-        the same seeds."""
+        """All samples of `prompts` prompts of either kind, those of a prompt together. A smaller number gives a part of
+        the same samples, with the same seeds."""
         chat = SamplingRules(temperature=1.0, max_new_tokens=CHAT_TOKENS, stop_token_ids=self._stops)
         text = SamplingRules(temperature=1.0, max_new_tokens=SUM_TOKENS, stop_token_ids=self._stops, stop=("\n",))
         open_ones = [line.format(subject) for line in ASKED for subject in SUBJECTS]
@@ -136,7 +147,6 @@ class Learner:
             "rollout": np.repeat([one.job.seed - FIRST_SEED for one, _ in pairs], counts),
             "position": np.concatenate([np.arange(count) for count in counts]),
             "prompt": np.repeat([one.prompt for one, _ in pairs], counts),
-            "is_chat": np.repeat([one.is_chat for one, _ in pairs], counts),
             "claimed": claimed,
         }
         for learner in LEARNERS:
@@ -228,6 +238,126 @@ def measure(engines: Sequence[str], model: str, device: str, prompts: int, out: 
             print(json.dumps({**said, "replayed_s": round(time.monotonic() - began - drawn_s, 1)}), flush=True)
 
 
+# -- the summary -------------------------------------------------------------------------------------------------
+
+
+def summary(directory: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(directory.glob("*.npz")):
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        for learner in LEARNERS:
+            yield figures(arrays, learner) | caught(arrays, learner)
+
+
+def figures(arrays: Arrays, learner: str) -> dict[str, Any]:
+    """Return the figures of an engine against a learner's precision. Nats throughout."""
+    error, margin = (arrays[f"{name}_{learner}"].astype(np.float64) for name in ("error", "margin"))
+    is_early = early(arrays)
+    bias = max(abs(float(error[where].mean())) for where in (is_early, ~is_early))
+    size, missed = float(np.abs(error).mean()), float(np.minimum(margin, 1.0).mean())
+    return {
+        "engine": str(arrays["engine"]),
+        "class": str(arrays["engine_class"]),
+        "learner": learner,
+        "tokens": len(error),
+        "error_mean": float(error.mean()),
+        "error_mean_se": _error_of_mean(error, arrays["rollout"]),
+        "error_sd": float(error.std()),
+        "bias": bias,
+        "size": size,
+        "mismatch_kl": float((np.expm1(-error) + error).mean()),
+        **{f"margin >{least:g}": float((margin > least).mean()) for least in MISSES},
+        "margin": missed,
+        "margin_max": float(margin.max()),
+        # Of the largest sum of honest evidence against it, the limit `sum` is chosen by hand.
+        "largest_sum": largest_sum(arrays, learner),
+        "limits": {"bias": FACTOR * bias, "size": FACTOR * size, "margin": FACTOR * missed},
+    }
+
+
+def _error_of_mean(error: np.ndarray[Any, Any], rollout: np.ndarray[Any, Any]) -> float:
+    """The standard error of the mean, as if only whole rollouts were independent."""
+    _, place = np.unique(rollout, return_inverse=True)
+    sums = np.bincount(place, error - error.mean())
+    return float(np.sqrt((sums**2).sum()) / len(error))
+
+
+def early(arrays: Arrays) -> np.ndarray[Any, Any]:
+    """Return which tokens are in the first half of their answer."""
+    _, place, counts = np.unique(arrays["rollout"], return_inverse=True, return_counts=True)
+    found: np.ndarray[Any, Any] = arrays["position"] < counts[place] / 2
+    return found
+
+
+def better(arrays: Arrays) -> np.ndarray[Any, Any]:
+    """Return which rollouts are in the better half of their prompt's answers: the likelier one, by the float32
+    learner's sum of log-probs, which stands in for a reward."""
+    rollouts, first, place = np.unique(arrays["rollout"], return_index=True, return_inverse=True)
+    sums, prompts = np.bincount(place, arrays["logprob_float32"]), arrays["prompt"][first]
+    found = np.zeros(len(rollouts), dtype=bool)
+    for prompt in np.unique(prompts):
+        group = np.flatnonzero(prompts == prompt)
+        found[group[np.argsort(-sums[group])[: len(group) // 2]]] = True
+    return found
+
+
+def limits_for(engine_class: str, learner: str) -> Limits:
+    found = measured_classes().get(engine_class, ANY)
+    return found if learner == "float32" else found.widened(HALF)
+
+
+def findings(arrays: Arrays, learner: str) -> list[Finding]:
+    """Return the audit's findings, a rollout each, in order; the better half of a prompt's answers has side 1."""
+    starts = np.flatnonzero(np.diff(arrays["rollout"], prepend=-1))
+    errors, margins = (np.split(arrays[f"{name}_{learner}"], starts[1:]) for name in ("error", "margin"))
+    sides = np.where(better(arrays), 1, -1)
+    return [Finding(errors=e, margins=m, side=int(s)) for e, m, s in zip(errors, margins, sides, strict=True)]
+
+
+def largest_sum(arrays: Arrays, learner: str) -> float:
+    """The largest evidence that comes up against this honest engine, as a share of what convicts."""
+    limits = limits_for(str(arrays["engine_class"]), learner)
+    auditor, largest = Auditor({}, secret=b"", share=1.0), 0.0
+    for finding in findings(arrays, learner):
+        auditor.add(SAMPLER, limits, finding)
+        largest = max(largest, *(one.score for one in auditor._known[SAMPLER].sums.values()))
+    return largest / limits.sum
+
+
+def caught(arrays: Arrays, learner: str) -> dict[str, dict[str, list[int] | None]]:
+    """Return audited tokens until a lie is caught: the median and the most of RUNS; None if not all of them did."""
+    limits, found = limits_for(str(arrays["engine_class"]), learner), findings(arrays, learner)
+    nll = np.split(-arrays[f"logprob_{learner}"], np.cumsum([len(one.errors) for one in found])[:-1])
+    return {
+        "tokens_until_shift": {f"{shift:g}": until_caught(found, nll, limits, shift=shift) for shift in SHIFTS},
+        "tokens_until_replaced": {f"{one:g}": until_caught(found, nll, limits, replaced=one) for one in REPLACED},
+    }
+
+
+def until_caught(
+    found: Sequence[Finding], nll: Sequence[Any], limits: Limits, *, shift: float = 0.0, replaced: float = 0.0
+) -> list[int] | None:
+    taken = []
+    for seed in range(RUNS):
+        draw, auditor, tokens = np.random.default_rng(seed), Auditor({}, secret=b"", share=1.0), 0
+        for at in draw.permutation(len(found)):
+            finding = found[at]
+            tokens += len(finding.errors)
+            margins = np.where(draw.random(len(nll[at])) < replaced, other_margins(nll[at], draw), finding.margins)
+            lie = dataclasses.replace(finding, errors=finding.errors + np.float32(shift), margins=margins)
+            if auditor.add(SAMPLER, limits, lie) is not None:
+                taken.append(tokens)
+                break
+    return [int(np.median(taken)), max(taken)] if len(taken) == RUNS else None
+
+
+def other_margins(nll: Any, draw: np.random.Generator) -> Any:
+    """Margins of tokens as likely as these that were drawn with other noise: the Gumbel noise of the best other token
+    against theirs is logistic around the log-odds against them."""
+    odds = np.log(np.maximum(np.expm1(nll), 1e-9))
+    return np.maximum(0.0, draw.logistic(odds, 1.0)).astype(np.float32)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", default=["transformers/float32", "transformers/bfloat16"])
@@ -243,7 +373,8 @@ def main() -> None:
             parser.error("--out DIR says where the figures go")
         torch.set_num_threads(given.threads)
         measure(given.engines, given.model or made_model(), given.device, given.prompts, given.out)
-    print(summary(given.summary or given.out))
+    for row in summary(given.summary or given.out):
+        print(json.dumps(row))
 
 
 def made_model() -> str:

@@ -1,6 +1,6 @@
 """How near to the physical limit a version reaches every peer: real node processes in shaped network namespaces. Root.
 
-bin/python -m benchmarks.broadcast --peers 8 --up-mbit 50 --down-mbit 100 --schemes relay,star,libtorrent --json
+bin/python -m benchmarks.broadcast --peers 8 --up-mbit 50 --down-mbit 100 --schemes relay,star --json
 bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --repeat 3 --json
 bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --kill fastest@0.5 --size-mib 32
 bin/python -m benchmarks.broadcast --peers 8 --stall 5@0.5:up --size-mib 32
@@ -13,18 +13,16 @@ and --stall; peers are hosts 2 and up, `fastest` the public peer with the greate
 median peer has received that fraction. A peer that is killed or stalled both ways is not waited for.
 
 Schemes: relay is what a swarm does by itself; mesh, chain, tree (each feeds two), forest and star are the same nodes
-told what to do; libtorrent (pip install '.[bench]') is tuned as benchmarks/libtorrent_peer.py says. Each scheme of each
-repeat has fresh namespaces and processes. A peer of ours is `echo-node join --role relay`, over TLS unless --no-tls;
-what it holds at the end is compared with what was published. All links are up before the clock starts, but those of a
-forest, which gets its plan with its first version: --second measures the one after.
+told what to do. Each scheme of each repeat has fresh namespaces and processes. A peer is `echo-node join --role relay`,
+over TLS unless --no-tls; what it holds at the end is compared with what was published. All links are up before the
+clock starts, but those of a forest, which gets its plan with its first version: --second measures the one after.
 
-Figures, medians of --repeat; the times are of one clock, from when the version, encoded, is announced (libtorrent:
-from when the peers, who have the torrent, are told to ask for its pieces):
+Figures, medians of --repeat; the times are of one clock, from when the version, encoded, is announced:
 last_peer_s, first_peer_s  until the last and the first peer hold every chunk, verified
-bound_s, ratio             the largest of the four terms of benchmarks/links.py, with F the bytes of the encoded version
-                           (libtorrent: the file); and last_peer_s over it. With faults, each stretch between two
-                           of them counts with the bound of the links and peers that are left, and
-                           bound_without_faults_s is that of the whole profile
+bound_s, ratio             the largest of the four terms of benchmarks/links.py, with F the bytes of the encoded
+                           version; and last_peer_s over it. With faults, each stretch between two of them counts with
+                           the bound of the links and peers that are left, and bound_without_faults_s is that of the
+                           whole profile
 victims_sent_copies        what each victim of a fault had sent by then, in units of F: of a killed node in a tree,
                            above zero if it had children
 topology                   the plan by which the learner sent, as it says itself
@@ -37,130 +35,273 @@ JSON object; its `schemes` has these by scheme. One that fails has `error` inste
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import filecmp
 import json
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from benchmarks import broadcast_swarm
-from benchmarks.broadcast_swarm import Payload
-from benchmarks.links import BadProfile, Fault, Profile, check_faults, equal_profile, read_fault, read_profile
-from benchmarks.transfers import Figures, Transfer, TransferFailed, figures_of, medians, table
-from tests.netns.hosts import NetnsError, unusable
+import msgspec
 
-OWN = ("relay", "mesh", "chain", "tree", "forest", "star")
-SCHEMES = (*OWN, "libtorrent")
+from benchmarks.links import (
+    LEARNER,
+    BadProfile,
+    Fault,
+    Figures,
+    Profile,
+    Transfer,
+    TransferFailed,
+    bound_s,
+    check_faults,
+    equal_profile,
+    figures_of,
+    medians,
+    read_fault,
+    read_profile,
+    survivors,
+)
+from benchmarks.shaped import EVENT_S, Observer, Speaker, poll, shaped
+from tests.integration.processes import Node, fetch_status
+from tests.netns.hosts import Hosts, NetnsError, unusable
 
-FAILED, BAD_INPUT = 1, 2
-"""Exit statuses."""
+SCHEMES = ("relay", "mesh", "chain", "tree", "forest", "star")
 
 MIB = 1 << 20
 
+READY_S = 120.0
+"""Until all peers are proven public, or not, and have their streams: seconds after the last has started."""
 
-class Benchmark:
-    """What is measured, on what. `directory` gets one of its own for each run; it is the caller's to remove."""
+READY_POLL_S = 1.0
+STEADY_S = 4.0
+"""Streams are complete when their numbers have not changed for so long: two rounds of gossip."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.profile = _profile(options)
-        self.faults = _faults(options, self.profile)
-        self.schemes = _schemes(options.schemes)
-        self.payload = Payload(
-            nbytes=round(options.size_mib * MIB) // 2 * 2,
-            delta_lr=options.delta,
-            is_second=options.second or options.delta is not None,
-        )
-        self._repeat: int = options.repeat
-        self._tls: bool | None = options.tls
-        if self.payload.nbytes < MIB or self._repeat < 1:
-            raise BadProfile("--size-mib and --repeat are 1 at least")
+POLL_S = 0.5
+"""How often a peer that may be done is asked, which it cannot be before its interface has received all bytes: an
+answer costs it some milliseconds of its loop, and the moment itself is told by the peer."""
 
-    def run(self, directory: Path) -> dict[str, Figures]:
-        """The figures of every scheme. All schemes of one repeat come before the next, so that noise hits all alike."""
-        runs: dict[str, list[Figures]] = {scheme: [] for scheme in self.schemes}
-        errors: dict[str, str] = {}
-        for number in range(1, self._repeat + 1):
-            for scheme in [scheme for scheme in self.schemes if scheme not in errors]:
-                try:
-                    runs[scheme].append(self._run_once(scheme, number, directory))
-                except (TransferFailed, NetnsError) as error:
-                    errors[scheme] = str(error)
-                    _say(f"{scheme}, run {number} failed: {error}")
-        return {s: {"error": errors[s]} if s in errors else medians(runs[s]) for s in self.schemes}
+POLL_ANYWAY_S = 10.0
 
-    def _run_once(self, scheme: str, number: int, directory: Path) -> Figures:
-        began = time.monotonic()
-        own = directory / f"{scheme}-{number}"
-        own.mkdir()
-        found = figures_of(self._transfer(scheme, own), self.profile, self.faults)
-        wall_s = time.monotonic() - began
-        _say(
-            f"{scheme}, run {number}: {found['last_peer_s']:.2f} s, ratio {found['ratio']:.3f} ({wall_s:.0f} s in all)"
-        )
-        return found
+ENCODE_BYTES_PER_S = 20e6
+"""Nothing encodes slower than this."""
 
-    def _transfer(self, scheme: str, directory: Path) -> Transfer:
-        if scheme == "libtorrent":
-            from benchmarks import libtorrent_swarm
-
-            return libtorrent_swarm.run(self.profile, self.faults, self.payload.nbytes, directory)
-        return broadcast_swarm.run(scheme, self.profile, self.faults, self.payload, directory, tls=self._tls)
-
-    def described(self) -> dict[str, Any]:
-        """What the figures are of."""
-        links = self.profile.hosts.values()
-        return {
-            "profile": self.profile.name,
-            "hosts": [{"up_mbit": h.up_mbit, "down_mbit": h.down_mbit, "reachable": h.reachable} for h in links],
-            "faults": [{"kind": f.kind, "host": f.host, "fraction": f.fraction} for f in self.faults],
-            "size_bytes": self.payload.nbytes,
-            "delta_lr": self.payload.delta_lr,
-            "second": self.payload.is_second,
-            "repeat": self._repeat,
-        }
+LIMIT_S, LIMIT_BOUNDS = 60.0, 30.0
+"""A transfer that takes longer than LIMIT_S and LIMIT_BOUNDS times the bound has failed."""
 
 
-def _profile(options: argparse.Namespace) -> Profile:
-    if options.profile is not None:
-        return read_profile(options.profile)
-    return equal_profile(options.peers, options.up_mbit, options.down_mbit)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """What is sent: incompressible, or with `delta_lr` one Adam step after the version before. `is_second`: the second
+    version is measured, as a delta always is, and not the first."""
+
+    nbytes: int
+    delta_lr: float | None = None
+    is_second: bool = False
 
 
-def _faults(options: argparse.Namespace, profile: Profile) -> list[Fault]:
-    faults = [read_fault("kill", text, profile) for text in options.kill]
-    faults += [read_fault("stall", text, profile) for text in options.stall]
-    check_faults(profile, faults)
-    return faults
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One version, as the learner told."""
+
+    version: str
+    at_s: float
+    encoded_bytes: int
 
 
-def _schemes(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if unknown := [name for name in names if name not in SCHEMES]:
-        raise BadProfile(f"no scheme is named {unknown[0]!r}: {', '.join(SCHEMES)}")
-    if "libtorrent" in names and importlib.util.find_spec("libtorrent") is None:
-        raise BadProfile("libtorrent is not installed: pip install '.[bench]', or leave it out of --schemes")
-    return list(dict.fromkeys(names))
+def transfer(
+    scheme: str, profile: Profile, faults: list[Fault], payload: Payload, directory: Path, *, tls: bool | None
+) -> Transfer:
+    """One transfer of the version that is measured. `began_s` is when it was announced, encoded before."""
+    with shaped(profile) as network:
+        nodes = Nodes(network, directory, scheme, payload, tls)
+        nodes.wait_until_linked(profile)
+        if payload.is_second:
+            base = nodes.publish(payload)
+            Watch(nodes, base, list(profile.peers)).follow(nodes.observer(profile), profile, [])
+        observer = nodes.observer(profile)
+        observer.settle()
+        published = nodes.publish(payload)
+        watch = Watch(nodes, published, list(survivors(profile, faults).peers))
+        watch.follow(observer, profile, faults)
+        nodes.compare(published.version, watch.completed_s)
+        topology = (nodes.status(LEARNER) or {}).get("topology")
+    return Transfer(
+        nbytes=published.encoded_bytes,
+        began_s=min([published.at_s, *watch.announced_s.values()]),
+        completed_s=watch.completed_s,
+        samples=observer.samples,
+        encrypted=nodes.encrypted,
+        topology=topology,
+        faults_s=observer.faults_s,
+        victims_sent_bytes=observer.victims_sent_bytes,
+    )
 
 
-@contextmanager
-def _directory(kept: Path | None) -> Iterator[Path]:
-    if kept is not None:
+class Nodes:
+    """The learner and its peers in their hosts."""
+
+    def __init__(self, network: Hosts, directory: Path, scheme: str, payload: Payload, tls: bool | None) -> None:
+        self._network = network
+        self._tls = [] if tls is None else ["--tls" if tls else "--no-tls"]
+        self._directory = directory
+        self.learner = self._lead(scheme, payload)
+        listening = self.learner.expect("listening")
+        numbers = [host.number for host in network if host.number != LEARNER]
+        self.peers = {number: self._relay(number, listening["join"]) for number in numbers}
+        self._urls = {LEARNER: listening["url"], **{number: peer.url() for number, peer in self.peers.items()}}
+
+    def _lead(self, scheme: str, payload: Payload) -> Speaker:
+        host = self._network.host(LEARNER)
+        arguments = ["--directory", str(self._directory / "learner"), "--host", host.address, "--scheme", scheme]
+        arguments += ["--size-bytes", str(payload.nbytes), *self._tls]
+        if payload.delta_lr is not None:
+            arguments += ["--delta", repr(payload.delta_lr)]
+        return Speaker(host, "benchmarks.broadcast_learner", *arguments, log=self._directory / "learner.log")
+
+    def _relay(self, number: int, join: str) -> Node:
+        state = str(self._directory / f"peer-{number}")
+        arguments = ["join", "--role", "relay", "--bootstrap", join, "--state-dir", state, "--host", "0.0.0.0"]
+        place = self._network.host(number).command([])
+        return Node(self._directory, f"peer-{number}-log", *arguments, "--lan", *self._tls, place=place)
+
+    def status(self, number: int) -> dict[str, Any] | None:
+        """What a node says of itself; None if it does not answer."""
         try:
-            kept.mkdir(parents=True)
-        except OSError as error:
-            raise BadProfile(f"cannot make {kept}: {error.strerror}") from error
-        yield kept
-        return
-    with tempfile.TemporaryDirectory(prefix="broadcast-") as directory:
-        yield Path(directory)
+            with self._network.host(number).inside():
+                return fetch_status(self._urls[number])
+        except (OSError, HTTPException, json.JSONDecodeError):
+            return None
+
+    def observer(self, profile: Profile) -> Observer:
+        pids = {LEARNER: self.learner.process.pid, **{number: node.process.pid for number, node in self.peers.items()}}
+        return Observer(self._network, profile, pids)
+
+    def publish(self, payload: Payload) -> Published:
+        """Have the learner stage and publish its next version."""
+        self.learner.tell("publish")
+        event = self.learner.expect("published", timeout_s=EVENT_S + payload.nbytes / ENCODE_BYTES_PER_S)
+        return Published(version=event["version"], at_s=event["monotonic_s"], encoded_bytes=event["encoded_bytes"])
+
+    def compare(self, version: str, peers: Iterable[int]) -> None:
+        """TransferFailed unless each of these peers has the learner's bytes of a version on its disk."""
+        name = f"{version}.chunks"
+        published = self._directory / "learner" / "versions" / name
+        for number in peers:
+            (held,) = (self._directory / f"peer-{number}").glob(f"swarms/*/{name}")
+            if not filecmp.cmp(published, held, shallow=False):
+                raise TransferFailed(f"host {number} holds other bytes than the learner published")
+
+    def wait_until_linked(self, profile: Profile) -> None:
+        """Until every peer is public or not, as the profile has it, and every node has its streams."""
+        readiness = Readiness(profile)
+
+        def linked() -> bool:
+            found = {number: self.status(number) for number in profile.hosts}
+            return readiness.is_reached({n: s for n, s in found.items() if s is not None}, now=time.monotonic())
+
+        poll(linked, every_s=READY_POLL_S, limit_s=READY_S, what="the peers become public and open their streams")
+        learner = self.status(LEARNER)
+        self.encrypted = learner is not None and bool(learner["encrypted"])
 
 
-def _options() -> argparse.Namespace:
+class Readiness:
+    """Whether a swarm may be published to: peers that can be dialled are public, and no more streams will be opened."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._streams: dict[int, int] = {}
+        self._since_s = 0.0
+
+    def is_reached(self, statuses: dict[int, dict[str, Any]], *, now: float) -> bool:
+        """With the latest status of every node that answered; TransferFailed if nodes know no streams."""
+        if any("streams" not in status for status in statuses.values()):
+            raise TransferFailed("the nodes' status has no `streams`: they are older than this benchmark")
+        streams = {number: int(status["streams"]) for number, status in statuses.items()}
+        if streams != self._streams:
+            self._streams, self._since_s = streams, now
+        if set(streams) != set(self._profile.hosts) or not self._publics_are_public(statuses):
+            return False
+        full = all(streams[number] >= self._max_streams(number) for number in streams)
+        return full or (min(streams.values()) > 0 and now - self._since_s >= STEADY_S)
+
+    def _publics_are_public(self, statuses: dict[int, dict[str, Any]]) -> bool:
+        return all(
+            (statuses[number]["reachability"] == "public") == link.reachable
+            for number, link in self._profile.peers.items()
+        )
+
+    def _max_streams(self, number: int) -> int:
+        """One to every other host, but none between two hosts that cannot be dialled."""
+        link = self._profile.hosts[number]
+        return sum(link.reachable or other.reachable for n, other in self._profile.hosts.items() if n != number)
+
+
+class Watch:
+    """Asks peers whether they hold a whole version, each only when it may."""
+
+    def __init__(self, nodes: Nodes, published: Published, waited_for: list[int]) -> None:
+        self._nodes = nodes
+        self._published = published
+        self._waited_for = waited_for
+        self._asked_s = dict.fromkeys(waited_for, time.monotonic())
+        self.announced_s: dict[int, float] = {}
+        self.completed_s: dict[int, float] = {}
+
+    def follow(self, observer: Observer, profile: Profile, faults: list[Fault]) -> None:
+        limit_s = LIMIT_S + LIMIT_BOUNDS * bound_s(self._published.encoded_bytes, profile)
+        observer.follow(self._published.encoded_bytes, faults, self._ended, limit_s=limit_s)
+
+    def _ended(self, shares: dict[int, float]) -> bool:
+        for number in self._waited_for:
+            if number not in self.completed_s and self._is_due(number, shares[number]):
+                self._ask(number)
+        return len(self.completed_s) == len(self._waited_for)
+
+    def _is_due(self, number: int, share: float) -> bool:
+        silent_s = time.monotonic() - self._asked_s[number]
+        return silent_s >= (POLL_S if share >= 1 else POLL_ANYWAY_S)
+
+    def _ask(self, number: int) -> None:
+        self._asked_s[number] = time.monotonic()
+        status = self._nodes.status(number)
+        found = (status or {}).get("versions", {}).get(self._published.version)
+        if found is not None and found["complete_s"] is not None:
+            self.announced_s[number] = found["announced_s"]
+            self.completed_s[number] = found["complete_s"]
+
+
+# -- the command line --------------------------------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace, profile: Profile, faults: list[Fault], directory: Path) -> dict[str, Figures]:
+    """The figures of every scheme. All schemes of one repeat come before the next, so that noise hits all alike."""
+    schemes = options.schemes.split(",")
+    payload = Payload(
+        nbytes=round(options.size_mib * MIB) // 2 * 2,
+        delta_lr=options.delta,
+        is_second=options.second or options.delta is not None,
+    )
+    runs: dict[str, list[Figures]] = {scheme: [] for scheme in schemes}
+    errors: dict[str, str] = {}
+    for number in range(1, options.repeat + 1):
+        for scheme in [scheme for scheme in schemes if scheme not in errors]:
+            own = directory / f"{scheme}-{number}"
+            own.mkdir(parents=True)
+            try:
+                done = transfer(scheme, profile, faults, payload, own, tls=options.tls)
+                runs[scheme].append(figures_of(done, profile, faults))
+            except (TransferFailed, NetnsError) as error:
+                errors[scheme] = str(error)
+            print(json.dumps({"scheme": scheme, **(runs[scheme] or [{"error": errors.get(scheme)}])[-1]}), flush=True)
+    return {s: {"error": errors[s]} if s in errors else medians(runs[s]) for s in schemes}
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=8, help="besides the learner, all alike")
     parser.add_argument("--up-mbit", type=float, default=50.0, help="of every host, the learner too")
@@ -174,39 +315,38 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kill", action="append", default=[], metavar="HOST@FRACTION")
     parser.add_argument("--stall", action="append", default=[], metavar="HOST@FRACTION[:up]", help="to 1 Mbit/s")
     parser.add_argument("--tls", action=argparse.BooleanOptionalAction, default=None, help="default: as shipped, on")
-    parser.add_argument("--work-dir", type=Path, help="new; keeps logs and files. Default: one that is removed")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--work-dir", type=Path, help="keeps logs and files. Default: one that is removed")
+    parser.add_argument("--json", action="store_true", help="medians of all schemes as the last line")
     return parser.parse_args()
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"benchmarks.broadcast: {message}", file=sys.stderr)
-    sys.exit(BAD_INPUT)
-
-
-def main() -> None:
-    options = _options()
+def main() -> int:
+    options = parse()
     # Asked to end, it first ends what it started.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        benchmark = Benchmark(options)
-        if why := unusable():
-            _fail(why)
-        with _directory(options.work_dir) as directory:
-            found = benchmark.run(directory)
+        profile = (
+            read_profile(options.profile)
+            if options.profile is not None
+            else equal_profile(options.peers, options.up_mbit, options.down_mbit)
+        )
+        faults = [read_fault("kill", text, profile) for text in options.kill]
+        faults += [read_fault("stall", text, profile) for text in options.stall]
+        check_faults(profile, faults)
     except BadProfile as error:
-        _fail(str(error))
+        sys.exit(f"benchmarks.broadcast: {error}")
+    if why := unusable():
+        sys.exit(f"benchmarks.broadcast: {why}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="broadcast-") as scratch:
+            found = measure(options, profile, faults, options.work_dir or Path(scratch))
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    _say("\n".join([f"\n{benchmark.profile.name}, {benchmark.payload.nbytes / MIB:g} MiB", *table(found)]))
+        return 128 + signal.SIGINT
     if options.json:
-        _say(json.dumps({**benchmark.described(), "schemes": found}))
-    sys.exit(FAILED if any("error" in figures for figures in found.values()) else 0)
+        hosts = [msgspec.to_builtins(link) for link in profile.hosts.values()]
+        print(json.dumps({"profile": profile.name, "hosts": hosts, "schemes": found}))
+    return int(any("error" in figures for figures in found.values()))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,10 +6,10 @@ bin/python -m benchmarks.broadcast_sim --profile benchmarks/profiles/heterogeneo
 
 Without a profile: uplinks log-normal (median 30 Mbit/s, sigma 0.9, drawn again outside of 5 to 200), downlinks twice
 that and 50 at least, a learner of 100; 70 % leaves; 50 ms one way between any two; of the packets 1 % is lost, sent
-again and costs a round trip, but slows no connection down otherwise (as BBR; --cubic caps each connection at what the
-formula of Mathis allows); 5 % of the peers die at times drawn from the bound's span, and are missed 3 s later. The
-bound is the largest of the four terms for all peers as they are at the start, the dead included, on the bare payload:
-headers of Ethernet, IP and TCP cost 4.6 % in the simulation, so that no ratio can be under 1.046.
+again and costs a round trip, but slows no connection down otherwise (as BBR); 5 % of the peers die at times drawn from
+the bound's span, and are missed 3 s later. The bound is the largest of the four terms for all peers as they are at the
+start, the dead included, on the bare payload: headers of Ethernet, IP and TCP cost 4.6 % in the simulation, so that no
+ratio can be under 1.046.
 
 With a profile (as of benchmarks/broadcast.py, where hosts, faults and bounds are explained): no latency, no loss, no
 deaths but those asked for, and a kill is noticed at once, as the kernel of a killed process tells it.
@@ -27,7 +27,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from benchmarks.links import (
     BYTES_PER_MBIT,
@@ -35,6 +34,7 @@ from benchmarks.links import (
     STALLED_MBIT,
     BadProfile,
     Fault,
+    Figures,
     Profile,
     bound_with_faults_s,
     check_faults,
@@ -44,14 +44,14 @@ from benchmarks.links import (
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.plan.simulate.world import World
 from swarm.types import NodeId
-from tests.simulator.broadcast.network import PACKET_BYTES, PACKET_OVERHEAD, NetworkShape
+from tests.simulator.broadcast.network import PACKET_OVERHEAD, NetworkShape
 from tests.simulator.broadcast.schemes import SCHEMES, bound_bytes_per_s
 from tests.simulator.broadcast.seeds import draw_uplink
 from tests.simulator.broadcast.swarm import BroadcastSwarm, Host
 
 MIB = 1 << 20
 
-LEARNER_MBIT = 100.0
+LEARNER_MBIT, LEAF_SHARE = 100.0, 0.7
 
 DETECT_S = 3.0
 
@@ -59,9 +59,7 @@ PROBE_S = 0.02
 """How often a fault looks whether its time has come."""
 
 GIVE_UP_BOUNDS = 40.0
-"""A transfer that takes so many times the bound has failed."""
-
-Figures = dict[str, Any]
+"""A transfer that takes this many times the bound has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,6 @@ class Case:
     bound_s: float
     detect_s: float
     scheme: str | None = None
-    chunk_bytes: int | None = None
     not_for: frozenset[NodeId] = frozenset()
     seed: int = 1
 
@@ -93,7 +90,6 @@ def run(case: Case, befall: Callable[[BroadcastSwarm, Random], None]) -> Figures
         case.peers,
         size_bytes=case.size_bytes,
         scheme=case.scheme,
-        chunk_bytes=case.chunk_bytes,
         detect_s=case.detect_s,
     )
     swarm.start()
@@ -129,30 +125,24 @@ def run(case: Case, befall: Callable[[BroadcastSwarm, Random], None]) -> Figures
 def random_case(options: argparse.Namespace, peers: int, scheme: str, seed: int) -> Case:
     """The swarm that the targets speak of."""
     draw = Random(f"hosts {peers} {seed}")
-    leaves = round(options.leaf_share * peers)
+    leaves = round(LEAF_SHARE * peers)
     public = [False] * leaves + [True] * (peers - leaves)
     draw.shuffle(public)
     hosts = [_host(number, draw_uplink(draw), one) for number, one in enumerate(public)]
-    learner = _host_of("learner", options.learner_mbit * BYTES_PER_MBIT, math.inf, True)
+    learner = _host_of("learner", LEARNER_MBIT * BYTES_PER_MBIT, math.inf, True)
     size_bytes = round(options.size_mib * MIB)
     believed = [replace(h, believed_up=h.up_bytes_per_s * draw.lognormvariate(0, options.error)) for h in hosts]
     slowest = min(host.down_bytes_per_s for host in hosts)
     rate = bound_bytes_per_s(learner.up_bytes_per_s, [host.profile for host in hosts], slowest_downlink=slowest)
-    cap = None
-    if options.cubic and options.loss and options.latency:
-        cap = 1.22 * PACKET_BYTES / (2 * options.latency * math.sqrt(options.loss))
     return Case(
         name=f"{peers} peers",
         learner=learner,
         peers=believed,
         size_bytes=size_bytes,
-        shape=NetworkShape(
-            latency_s=options.latency, loss_share=options.loss, overhead=PACKET_OVERHEAD, connection_bytes_per_s=cap
-        ),
+        shape=NetworkShape(latency_s=options.latency, loss_share=options.loss, overhead=PACKET_OVERHEAD),
         bound_s=size_bytes / rate,
         detect_s=DETECT_S,
         scheme=None if scheme == "relay" else scheme_named(scheme),
-        chunk_bytes=options.chunk_kib * 1024 if options.chunk_kib else None,
         seed=seed,
     )
 
@@ -197,7 +187,6 @@ def profile_case(options: argparse.Namespace, profile: Profile, faults: list[Fau
         bound_s=bound_with_faults_s(size_bytes, profile, faults),
         detect_s=0.0,
         scheme=None if scheme == "relay" else scheme_named(scheme),
-        chunk_bytes=options.chunk_kib * 1024 if options.chunk_kib else None,
         not_for=frozenset(hosts[fault.host].node for fault in faults if fault.kind == "stall"),
         seed=seed,
     )
@@ -256,15 +245,7 @@ def rows_of(options: argparse.Namespace) -> list[Figures]:
 
 
 def _said(row: Figures) -> Figures:
-    ratio = f"{row['ratio']:.3f}" if row["ratio"] is not None else "never"
-    last_s = f"{row['last_peer_s']:.1f}" if row["last_peer_s"] is not None else "-"
-    print(
-        f"{row['peers']:5d} peers  {row['scheme']:<7} {row['chunk_bytes'] >> 10:5d} KiB chunks"
-        f"  bound {row['bound_s']:7.1f} s  last peer {last_s:>7} s  ratio {ratio:>6}"
-        f"  learner's copies {row['learner_copies']:5.2f}"
-        f"  pulled {row['pulled_share']:.4f}  twice {row['duplicate_share']:.4f}  {row['cpu_s']:.0f} CPU-s",
-        flush=True,
-    )
+    print(json.dumps(row), flush=True)
     return row
 
 
@@ -274,14 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--peers", default="10,100,1000", help="how many, several with commas")
     parser.add_argument("--size-mib", type=float, default=128.0, help="encoded size of the version")
-    parser.add_argument("--learner-mbit", type=float, default=LEARNER_MBIT)
-    parser.add_argument("--leaf-share", type=float, default=0.7)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds one way")
     parser.add_argument("--loss", type=float, default=0.01, help="share of packets")
-    parser.add_argument("--cubic", action="store_true", help="loss limits every connection as it does cubic or Reno")
     parser.add_argument("--dying", type=float, default=0.05, help="share of peers that die")
     parser.add_argument("--error", type=float, default=0.0, help="sigma of what the planner believes of log uplinks")
-    parser.add_argument("--chunk-kib", type=int, help="instead of what the planner chooses")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--profile", type=Path, help="TOML file of hosts: no latency, loss or deaths")
     parser.add_argument("--schemes", default="relay", help="relay (the planner's choice), mesh, forest, ...")

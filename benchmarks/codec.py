@@ -1,4 +1,4 @@
-"""Size and speed of the codec beside others: full weights and the delta of one Adam step, bf16.
+"""Size and speed of the codec and of others: full weights and the delta of one Adam step, bf16.
 
 bin/python -m benchmarks.codec --json
 bin/python -m benchmarks.codec --real DIR --json    # versions of a real model: benchmarks/codec_real.py
@@ -22,7 +22,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ import numpy.typing as npt
 import zstandard
 
 from benchmarks import codec_real
+from benchmarks.payload import to_bf16
 from swarm.broadcast.version.codec import decode_region, encode_region
 from swarm.broadcast.version.manifest import Codec
 
@@ -71,12 +72,6 @@ class Figure:
 # -- weights ---------------------------------------------------------------------------------------------------
 
 
-def bf16(values: Floats) -> Words:
-    """Rounded to the nearest, ties to even."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
 def normal(count: int, rng: np.random.Generator) -> Floats:
     return rng.standard_normal(count, dtype=np.float32)
 
@@ -102,9 +97,9 @@ def cases(nbytes: int, region_bytes: int, seed: int) -> list[Case]:
         count = min(BLOCK, nbytes // 2 - start)
         masters = np.float32(WEIGHT_STD) * normal(count, rng)
         direction = adam_direction(count, rng)
-        stages["full"].append(bf16(masters))
+        stages["full"].append(to_bf16(masters))
         for rate in LEARNING_RATES:
-            stages[rate].append(bf16(masters - np.float32(rate) * direction))
+            stages[rate].append(to_bf16(masters - np.float32(rate) * direction))
     streams = {name: np.concatenate(blocks) for name, blocks in stages.items()}
     for rate in LEARNING_RATES:
         changed = np.count_nonzero(streams[rate] != streams["full"]) / streams["full"].size
@@ -250,13 +245,11 @@ def run(nbytes: int, region_bytes: int, repeat: int, seed: int) -> dict[str, Any
     chosen: Counter[Codec] = Counter()
     contenders = [ours(chosen), *peers()]
     for case in cases(nbytes, region_bytes, seed):
-        print(f"\n{'full weights' if case[0] == 'full' else f'one step at lr {case[0]}':24}size       encode    decode")
         chosen.clear()
         for contender in contenders:
             figure = measure(contender, case, repeat)
             rows.setdefault(contender.name, {})[case[0]] = figure
-            speeds = f"{figure.encode_mb_s:6.0f} MB/s{figure.decode_mb_s:6.0f} MB/s"
-            print(f"{contender.name:24}{100 * figure.ratio:6.3f} %{speeds}", flush=True)
+            print(json.dumps({"case": case[0], "codec": contender.name, **asdict(figure)}), flush=True)
         codecs[case[0]] = sorted(chosen)
     own, *others = (contender.name for contender in contenders)
     return {
@@ -272,7 +265,6 @@ def main() -> None:
     parser.add_argument("--size-mib", type=int, default=16, help="of weights, in bf16")
     parser.add_argument("--region-kib", type=int, default=1024, help="64 to 4096, as the model's size has it")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     parser.add_argument("--real", type=Path, nargs="+", metavar="PATH", help="versions of a model in bf16, or where")
     options = parser.parse_args()
@@ -280,7 +272,7 @@ def main() -> None:
     if options.real:
         figures = codec_real.run(options.real)
     else:
-        figures = run(options.size_mib << 20, options.region_kib << 10, options.repeat, options.seed)
+        figures = run(options.size_mib << 20, options.region_kib << 10, options.repeat, seed=1)
     if options.json:
         print(json.dumps(figures))
 

@@ -1,12 +1,12 @@
 """What the page of a large swarm costs its reader and its learner: the real server, page and Chromium.
 
-bin/python -m benchmarks.dashboard --json
+bin/python -m benchmarks.dashboard
 bin/python -m benchmarks.dashboard --screenshots docs    # instead: pictures of a demo that runs meanwhile
 
 A process of its own serves the page of a run whose status is one that a learner gave, with as many samplers as asked
-for (as in benchmarks.digest), all of which change each second. The run takes a step a second, and has a history. To
-make such a status is the learner's work and not in these figures. Each repeat opens the page anew, scrolls to the table
-of nodes and watches updates:
+for (of tests/unit/report/status.json), all of which change each second. The run takes a step a second, and has a
+history. To make such a status is the learner's work and not in these figures. Each repeat opens the page again, scrolls
+to the table of nodes and watches updates:
 
 - `update_ms`: what the page itself measures of the main thread for all messages of a frame, from JSON to the last
   drawing; its median, 95th percentile (`_p95`) and maximum (`_max`) over the updates.
@@ -29,6 +29,7 @@ import json
 import multiprocessing
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,15 +39,30 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
-from benchmarks.digest import LINKS, SAMPLERS, swarm_of
 from swarm.dashboard.server import Dashboard
 from swarm.dashboard.source import ShownRun, Source
 from swarm.run.timeline import Timeline
 from tests.browser.chromium import WIDE, Watched, chromium, watched
+from tests.browser.pages import STEP, Scheme
 
 Figures = dict[str, float]
+
+RECORDED = Path(__file__).parents[1] / "tests" / "unit" / "report" / "status.json"
+SAMPLERS, LINKS = 1000, 2000
+
+PICTURE_STEPS = 45
+"""By then most of the demo's curve is there, and its swarm still works."""
+
+PATIENCE_S = 300.0
+
+SIZES = {"wide": (1920, 1200), "narrow": (360, 1560)}
+"""CSS pixels: what a large screen shows at once, and two screens of a telephone."""
+
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+
+MAX_BYTES = 300_000
 
 UPDATE_TARGET_MS = 50.0
 """Beyond it a click waits noticeably."""
@@ -77,6 +93,23 @@ COUNTS["task_ms"] = "TaskDuration"
 
 
 # -- the run ---------------------------------------------------------------------------------------------------
+
+
+def swarm_of(samplers: int, links: int) -> dict[str, Any]:
+    """The recorded status with this many samplers and links. All samplers are known by gossip, and each has a part of a
+    version under way."""
+    status: dict[str, Any] = json.loads(RECORDED.read_text())
+    ids = [f"{number:032x}" for number in range(max(samplers, links))]
+    (measured, *_), (public, *_) = status["capacity"]["inputs"]["by_node"].values(), status["publics"]
+    sampler = status["samplers"][0]
+    status["samplers"] = [{**sampler, "node": node, "nickname": node[-6:]} for node in ids[:samplers]]
+    status["publics"] = [{**public, "node": node} for node in ids[:samplers]]
+    status["capacity"] |= {"idle_share": 0.3, "binds": "rate", "rollouts_per_s_needed": 1e9}
+    status["capacity"]["inputs"]["by_node"] = dict.fromkeys(ids[:samplers], measured)
+    status["cost"]["by_node"] = dict.fromkeys(ids[:samplers], 1.0)
+    status["links"] = [[status["node"], node, 1000, "0.3"] for node in ids[:links]]
+    status["broadcasts"][max(status["broadcasts"])]["progress"] = dict.fromkeys(ids[:samplers], 0.5)
+    return status
 
 
 class Simulated:
@@ -245,24 +278,63 @@ def summary(found: list[Figures]) -> dict[str, dict[str, float]]:
     }
 
 
+# -- pictures for README.md and docs/ -----------------------------------------------------------------------------
+
+
+def take_pictures(to: Path) -> None:
+    """Write `to`/dashboard-WIDTH-SCHEME.png. Raise RuntimeError if the demo ends before, or a picture is too large."""
+    with tempfile.TemporaryDirectory(prefix="echo-node-pictures-") as directory:
+        run_dir = Path(directory) / "demo"
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "swarm", "demo", "--seed", "1", "--run-dir", str(run_dir)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            url = _page_of(run_dir, demo)
+            with chromium() as browser:
+                for width in SIZES:
+                    for scheme in SCHEMES:
+                        _take(browser, url, width, scheme, to / f"dashboard-{width}-{scheme}.png")
+        finally:
+            demo.terminate()
+            demo.wait(PATIENCE_S)
+
+
+def _page_of(run_dir: Path, demo: subprocess.Popen[bytes]) -> str:
+    """The page's address with its token, once there is one."""
+    path, until = run_dir / "dashboard.json", time.monotonic() + PATIENCE_S
+    while not path.exists():
+        if demo.poll() is not None or time.monotonic() > until:
+            raise RuntimeError("the demo shows no page: run it by itself, and see what it says")
+        time.sleep(0.1)
+    known: dict[str, str] = json.loads(path.read_text())
+    return f"{known['url']}/?token={known['token']}"
+
+
+def _take(browser: Browser, url: str, width: str, scheme: Scheme, to: Path) -> None:
+    columns, rows = SIZES[width]
+    with watched(browser, viewport={"width": columns, "height": rows}, color_scheme=scheme) as seen:
+        page = seen.open(url)
+        page.wait_for_function(f"(least) => {STEP} >= least", arg=PICTURE_STEPS, timeout=1e3 * PATIENCE_S)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.screenshot(path=to)
+    if to.stat().st_size > MAX_BYTES:
+        raise RuntimeError(f"{to} has {to.stat().st_size:,} bytes: show less in it")
+    print(f"{to}: {to.stat().st_size:,} bytes")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samplers", type=int, default=SAMPLERS)
     parser.add_argument("--updates", type=int, default=40, help="watched in each repeat")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--screenshots", type=Path, metavar="DIR", help="take pictures of a demo instead")
     options = parser.parse_args(arguments)
     if options.screenshots is not None:
-        from benchmarks.dashboard_pictures import take_pictures
-
         take_pictures(options.screenshots)
         return 0
-    found = summary(repeats(options.samplers, options.updates, options.repeats))
-    for name, values in found.items():
-        print(f"{name:16} {values['median']:12,.1f}   ({values['low']:,.1f} to {values['high']:,.1f})")
-    if options.json:
-        print(json.dumps(found))
+    found = summary(repeats(SAMPLERS, options.updates, options.repeats))
+    print(json.dumps(found))
     return int(found["update_ms"]["median"] > UPDATE_TARGET_MS)
 
 

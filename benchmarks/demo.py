@@ -27,34 +27,21 @@ MODES: dict[str, list[str]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="as without it: figures are JSON")
     parser.add_argument("--seeds", type=int, help="one demo for each seed from 0 on, in place of the modes")
     options = parser.parse_args()
     if options.seeds:
-        over_seeds(options.seeds, as_json=options.json)
+        over_seeds(options.seeds)
         return
-    results = {name: measure(arguments, options.repeat) for name, arguments in MODES.items()}
-    print(f"{'mode':28} {'held-out':>14} {'steps':>6} {'wall s':>7} {'rollouts/s':>11} {'staleness':>10} {'stale':>6}")
-    for name, found in results.items():
-        held_out = f"{found['held_out_before']:.2f} -> {found['held_out_after']:.2f}"
-        print(
-            f"{name:28} {held_out:>14} {found['steps']:>6.0f} {found['wall_s']:>7.1f} {found['rollouts_per_s']:>11.0f} "
-            f"{found['max_staleness_seen']:>10.0f} {found['rollouts_stale']:>6.0f}"
-        )
-    if options.json:
-        print(json.dumps(results))
+    print(json.dumps({name: measure(arguments, options.repeat) for name, arguments in MODES.items()}))
 
 
-def over_seeds(count: int, *, as_json: bool) -> None:
+def over_seeds(count: int) -> None:
     """One demo a seed; all of them are shown, and the worst counts."""
     runs = []
     for seed in range(count):
-        runs.append(found := run_demo(["--seed", str(seed)]))
-        print(
-            f"seed {seed:2}: {'learned' if found['learned'] else 'DID NOT LEARN'}, "
-            f"held-out {found['held_out_after']:.3f}, {found['steps']} steps, {found['wall_s']:.1f} s",
-            flush=True,
-        )
+        runs.append(run_demo(["--seed", str(seed)]))
+        print(json.dumps(runs[-1]), flush=True)
     steps, walls_s = ([run[name] for run in runs] for name in ("steps", "wall_s"))
     summary = {
         "learned": sum(run["learned"] for run in runs),
@@ -65,9 +52,7 @@ def over_seeds(count: int, *, as_json: bool) -> None:
         "wall_s_median": statistics.median(walls_s),
         "wall_s_worst": max(walls_s),
     }
-    print(", ".join(f"{name} {value:g}" for name, value in summary.items()))
-    if as_json:
-        print(json.dumps({**summary, "steps": steps}))
+    print(json.dumps({**summary, "steps": steps}))
 
 
 def measure(arguments: list[str], repeat: int) -> dict[str, float]:

@@ -1,13 +1,12 @@
 """How full engines stay while turns travel and environments answer, with real processes and a link that delays.
 
 bin/python -m benchmarks.episodes --json
-bin/python -m benchmarks.episodes --turns 64 --json     what a turn of a long episode costs alone (episodes_turns.py)
 
 A learner and two samplers as `lead` and `join` start them; each sampler's engine has 16 places and no model
 (tests/scripted_engine.py, `continuous`), and draws turns of 1 to 8 tokens, all as likely, in 0.5 s on average. All that
 they say to the learner goes through a TCP proxy that holds it back by half of the round trip in each direction. An
 episode has exactly eight turns. Beside it, in the same call: the same without the delay, and samples of one turn that
-take as long as the eight together.
+take as long as the eight together. Each case is a line of JSON: median, least and most of its runs.
 
 A place is idle while its engine draws no turn in it, by the engine's own clock. A turn is away from when it is drawn
 until the next one of its episode is there. CPU is the learner's own process, without its trainer and environments.
@@ -18,13 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,6 @@ import psutil
 
 from benchmarks.delayed_link import delayed
 from benchmarks.episodes_environment import TURNS
-from benchmarks.episodes_figures import Drawn, Window, figures_of, spread
-from benchmarks.episodes_turns import measure_turns
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
 from swarm.settings import LeadConfig
 from swarm.settings_file import as_toml
@@ -56,6 +54,35 @@ LIMIT_S = 240.0
 """Until the warm-up is over."""
 
 TARGET = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One turn: when its lease came, when its answer was there, and for how long it had a place in the engine."""
+
+    group: str
+    index: int
+    turn: int
+    came_s: float
+    ended_s: float
+    drawn_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What is measured: a stretch of time, all places of all engines, and the CPU seconds of the learner's processes
+    in it, the trainer's and rewards' apart."""
+
+    began_s: float
+    ended_s: float
+    places: int
+    learner_cpu_s: float
+    environment_cpu_s: float
+    trainer_cpu_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.began_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +114,7 @@ CASES = (
 )
 
 
-def measure(case: Case, seconds: float, samplers: int) -> dict[str, Any]:
+def measure(case: Case, seconds: float) -> dict[str, Any]:
     """Return the figures of one swarm. RunFailed if it does not come so far; its processes end in any case."""
     port = free_port()
     with (
@@ -101,9 +128,9 @@ def measure(case: Case, seconds: float, samplers: int) -> dict[str, Any]:
         listen = ("--host", "127.0.0.1", "--port", str(port), "--advertise", f"127.0.0.1:{proxy}")
         learner = nodes.start("learner", "0.2", "0", "lead", *listen, *settings, module="tests.slow_steps")
         url_of(nodes, directory / "run" / "node.json")
-        logs = [_join(nodes, directory, number, proxy) for number in range(samplers)]
+        logs = [_join(nodes, directory, number, proxy) for number in range(SAMPLERS)]
         _until_warm(nodes, directory / "run" / "metrics.jsonl")
-        window = _watch(nodes, learner.pid, seconds, samplers)
+        window = _watch(nodes, learner.pid, seconds)
         _wait(nodes, case.longest_s + 2 * case.round_trip_s + 1.0)  # What is drawn at the window's end is written then.
         turns = [
             Drawn(**json.loads(line)) for log in logs for line in log.read_text().splitlines(True) if line[-1:] == "\n"
@@ -154,7 +181,7 @@ def _until_warm(nodes: Nodes, metrics: Path) -> None:
         _wait(nodes, POLL_S)
 
 
-def _watch(nodes: Nodes, learner: int, seconds: float, samplers: int) -> Window:
+def _watch(nodes: Nodes, learner: int, seconds: float) -> Window:
     began_s, before = time.monotonic(), cpu_s(learner)
     _wait(nodes, seconds)
     ended_s, spent = time.monotonic(), cpu_s(learner)
@@ -162,7 +189,7 @@ def _watch(nodes: Nodes, learner: int, seconds: float, samplers: int) -> Window:
     return Window(
         began_s=began_s,
         ended_s=ended_s,
-        places=samplers * PLACES,
+        places=SAMPLERS * PLACES,
         learner_cpu_s=spent["learner"],
         environment_cpu_s=spent["environment"],
         trainer_cpu_s=spent["trainer"],
@@ -192,69 +219,71 @@ def _wait(nodes: Nodes, seconds: float) -> None:
         time.sleep(min(POLL_S, left_s))
 
 
-HEADER = (
-    "| case | places idle, % | turns/s | turn, s | waits for a place, ms | away, median / 95 %, ms "
-    "| learner CPU a turn, ms | environments', ms | target |\n" + "|---" * 9 + "|"
-)
+# -- figures -----------------------------------------------------------------------------------------------------
 
 
-def line(case: Case, runs: Sequence[dict[str, Any]]) -> str:
-    """Return a row of the table: median (least to most) over the repeats."""
-    columns = [
-        case.name,
-        _said(spread(runs, "idle_share"), 100, 1),
-        _said(spread(runs, "turns_per_s"), 1, 1),
-        _said(spread(runs, "turn_s"), 1, 2),
-        _said(spread(runs, "queued_s"), 1000, 0),
-        f"{_said(spread(runs, 'away_median_s'), 1000, 0)} / {_said(spread(runs, 'away_95_s'), 1000, 0)}",
-        _said(spread(runs, "learner_cpu_s"), 1000, 1),
-        _said(spread(runs, "environment_cpu_s"), 1000, 1),
-        ("met" if is_met(runs) else "missed") if case is CASES[0] else "",
-    ]
-    return "| " + " | ".join(columns) + " |"
+def idle_share(turns: Sequence[Drawn], window: Window) -> float:
+    """Return the share of the places' time in which no turn was drawn in them."""
+    busy_s = sum(
+        max(0.0, min(one.ended_s, window.ended_s) - max(one.ended_s - one.drawn_s, window.began_s)) for one in turns
+    )
+    return 1 - busy_s / (window.places * window.seconds)
 
 
-def _said(found: tuple[float, float, float] | None, unit: float, digits: int) -> str:
-    if found is None:
-        return "-"
-    median, least, most = (f"{unit * one:.{digits}f}" for one in found)
-    return f"{median} ({least} to {most})"
+def away_s(turns: Sequence[Drawn], window: Window) -> list[float]:
+    """Return for each turn after an episode's first that came in the window, how long ago the one before was drawn. One
+    that came to another node for a second time, after the first was lost, is left out."""
+    ended = {(one.group, one.index, one.turn): one.ended_s for one in turns}
+    came = [one for one in turns if one.turn and window.began_s <= one.came_s < window.ended_s]
+    before = [(one, ended.get((one.group, one.index, one.turn - 1))) for one in came]
+    return [one.came_s - then for one, then in before if then is not None and then <= one.came_s]
 
 
-def is_met(runs: Sequence[dict[str, Any]]) -> bool:
-    found = spread(runs, "idle_share")
-    return found is not None and found[0] <= TARGET
+def figures_of(turns: Sequence[Drawn], window: Window) -> dict[str, Any]:
+    """Return one run's figures. Shares of 1, seconds, CPU seconds a turn; None where there is nothing to say."""
+    ended = [one for one in turns if window.began_s <= one.ended_s < window.ended_s]
+    if not ended:
+        raise ValueError("no turn ended in the window")
+    away = sorted(away_s(turns, window))
+    count = len(ended)
+    return {
+        "idle_share": idle_share(turns, window),
+        "turns_per_s": count / window.seconds,
+        "queued_s": statistics.median(one.ended_s - one.drawn_s - one.came_s for one in ended),
+        "turn_s": statistics.fmean(one.drawn_s for one in ended),
+        "away_median_s": statistics.median(away) if away else None,
+        "away_95_s": away[int(0.95 * len(away))] if away else None,
+        "learner_cpu_s": window.learner_cpu_s / count,
+        "environment_cpu_s": window.environment_cpu_s / count,
+        "trainer_cpu_s": window.trainer_cpu_s / count,
+        "window": asdict(window),
+    }
+
+
+def spread(runs: Sequence[dict[str, Any]], name: str) -> tuple[float, float, float] | None:
+    """Return median, least and most of a figure over repeats."""
+    found = [run[name] for run in runs if run[name] is not None]
+    return (statistics.median(found), min(found), max(found)) if found else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeat", type=int, default=3, help="runs of each case")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long each is measured")
-    parser.add_argument("--samplers", type=int, default=SAMPLERS)
-    parser.add_argument("--cases", type=int, nargs="+", choices=range(len(CASES)), default=list(range(len(CASES))))
-    parser.add_argument("--turns", type=int, help="measure the line and the loop with so many turns an episode instead")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--json", action="store_true", help="all runs as the last line too")
     options = parser.parse_args(arguments)
-    if options.turns is not None:
-        print(json.dumps(measure_turns(options.turns)))
-        return 0
-    if min(options.repeat, options.seconds, options.samplers) <= 0:
-        parser.error("repeats, seconds and samplers are positive")
-    runs: dict[Case, list[dict[str, Any]]] = {CASES[number]: [] for number in options.cases}
-    loads = []
+    runs: dict[Case, list[dict[str, Any]]] = {case: [] for case in CASES}
     for _ in range(options.repeat):
         for case, found in runs.items():
-            found.append(measure(case, options.seconds, options.samplers))
-            loads.append(os.getloadavg()[0])
-            print(f"{case.name}: {100 * found[-1]['idle_share']:.1f} % idle, load {loads[-1]:.1f}", file=sys.stderr)
-    print(HEADER)
+            found.append({"load": os.getloadavg()[0], **measure(case, options.seconds)})
+    names = [name for name in runs[CASES[0]][0] if name not in ("load", "window")]
     for case, found in runs.items():
-        print(line(case, found))
-    met = is_met(runs[CASES[0]]) if CASES[0] in runs else None
-    print(f"medians (least to most) of {options.repeat}; load average {min(loads):.1f} to {max(loads):.1f}")
+        print(json.dumps({"case": case.name, **{name: spread(found, name) for name in names}}))
+    idle = spread(runs[CASES[0]], "idle_share")
+    met = idle is not None and idle[0] <= TARGET
     if options.json:
-        print(json.dumps({"met": met, "loads": loads, "cases": {case.name: found for case, found in runs.items()}}))
-    return 1 if met is False else 0
+        print(json.dumps({"met": met, "cases": {case.name: found for case, found in runs.items()}}))
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 bin/python -m benchmarks.gossip --nodes 1000 --leaf-share 0.9 --loss 0.1 --seeds 5 --json
 
 One seed is one swarm, in this order: it settles; heads are published; publics join; nothing happens for a long time
-but stalls of event loops, and nobody may be declared dead; then publics and leaves crash, one after another: last, as
+but stalls of event loops, and no node may be declared dead; then publics and leaves crash, one after another: last, as
 few would be left of a small swarm. A message is lost with the given chance, the answer too, and the caller learns of it
 at its time limit: over TCP most of these would only be late.
 
@@ -225,7 +225,7 @@ def measure_records(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measure
 
 
 def measure_quiet(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measured) -> None:
-    """Nothing but stalls: whoever is declared dead now is not. What comes after finds a swarm without stalls."""
+    """Nothing but stalls: a node that is declared dead now is alive. What comes after finds a swarm without stalls."""
     before = watch.false_deaths
     if plan.stall_s:
         swarm.start_stalls(plan.stall_s)
@@ -264,7 +264,7 @@ def crash_together(
 
 
 def run_while(swarm: GossipSwarm, unknown: Callable[[], bool]) -> None:
-    """Until everybody knows, or PATIENCE_S are over."""
+    """Until all nodes know, or PATIENCE_S are over."""
     until = swarm.world.now + PATIENCE_S
     while unknown() and swarm.world.now < until:
         swarm.run_for(5.0)
@@ -339,42 +339,6 @@ def worst(values: list[float]) -> float | None:
     return round(max(values), 2) if values else None
 
 
-ROWS = {
-    "head_known_p99": "99 % of all nodes know a new head",
-    "head_known_all": "all of them",
-    "record_known_p99": "99 % of publics know a new public",
-    "record_known_all": "all of them",
-    "crash_known_p99": "99 % of publics know of a public's crash",
-    "crash_known_all": "all of them",
-    "crash_leaf_known": "no home leases a crashed leaf any more",
-}
-
-
-def print_table(row: Figures) -> None:
-    print(f"\n{row['nodes']} nodes, {row['publics']} of them public, {row['loss']:.0%} loss, {row['seeds']} seeds")
-    print(f"{'':44}{'median':>10}{'worst':>10}")
-    for key, text in ROWS.items():
-        print(f"{text:44}{shown(row[key + '_s'], 's'):>10}{shown(row[key + '_worst_s'], 's'):>10}")
-    print(f"{'':44}{'mean':>10}{'worst':>10}")
-    for key, text in (("public", "bytes a second of a public, both ways"), ("leaf", "of a leaf")):
-        print(f"{text:44}{shown(row[key + '_bytes_per_s']):>10}{shown(row[key + '_bytes_per_s_worst']):>10}")
-    print(f"{'of the learner':44}{shown(row['learner_bytes_per_s']):>10}")
-    print(
-        f"{row['false_deaths']} false deaths in {row['node_hours']:.0f} node-hours with stalls of {row['stall_s']:g} s"
-    )
-    print(
-        f"{row['wall_s']:.0f} s for {row['virtual_s']:.0f} virtual s; "
-        f"CPU {row['cpu_s_per_virtual_minute']:.1f} s for a minute of a settled swarm, "
-        f"{row['settle_cpu_s_per_virtual_minute']:.1f} s while it gathers; signatures asked for "
-        f"{row['signatures_per_virtual_minute']:,.0f} and {row['settle_signatures_per_virtual_minute']:,.0f}",
-        flush=True,
-    )
-
-
-def shown(value: float | None, unit: str = "") -> str:
-    return "never" if value is None else f"{value:.1f} {unit}" if unit else f"{value:.0f}"
-
-
 def runs_of(plan: Plan, jobs: int) -> Iterator[Measured]:
     if jobs == 1:
         yield from map(partial(measure, plan), range(1, plan.seeds + 1))
@@ -389,9 +353,7 @@ def run(plan: Plan, jobs: int) -> Figures:
     for one in runs_of(plan, jobs):
         runs.append(one)
         print(f"{plan.nodes} nodes, seed {len(runs)} of {plan.seeds}: {one.wall_s:.0f} s", flush=True)
-    row = summarize(plan, runs)
-    print_table(row)
-    return row
+    return summarize(plan, runs)
 
 
 def main() -> None:
@@ -401,28 +363,16 @@ def main() -> None:
     parser.add_argument("--leaf-share", type=float, default=plan.leaf_share)
     parser.add_argument("--loss", type=float, default=plan.loss, help="chance of each message, both ways")
     parser.add_argument("--seeds", type=int, default=plan.seeds)
-    parser.add_argument("--heads", type=int, default=plan.heads, help="of each seed, 30 s apart")
-    parser.add_argument("--newcomers", type=int, default=plan.newcomers, help="publics of each seed that join late")
-    parser.add_argument("--crashes", type=int, default=plan.crashes, help="publics of each seed that crash")
-    parser.add_argument("--stall", type=float, default=plan.stall_s, help="seconds; each node, every five minutes")
-    parser.add_argument("--node-hours", type=float, default=plan.node_hours, help="of the quiet phase, in all seeds")
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="all sizes in one line, if there are several")
     options = parser.parse_args()
-    plan = Plan(
-        nodes=0,
-        leaf_share=options.leaf_share,
-        loss=options.loss,
-        seeds=options.seeds,
-        heads=options.heads,
-        newcomers=options.newcomers,
-        crashes=options.crashes,
-        stall_s=options.stall,
-        node_hours=options.node_hours,
-    )
-    rows = [run(replace(plan, nodes=nodes), options.jobs) for nodes in options.nodes or DEFAULT_NODES]
-    if options.json:
-        print(json.dumps(rows[0] if len(rows) == 1 else {"sizes": rows}))
+    plan = Plan(nodes=0, leaf_share=options.leaf_share, loss=options.loss, seeds=options.seeds)
+    rows = []
+    for nodes in options.nodes or DEFAULT_NODES:
+        rows.append(run(replace(plan, nodes=nodes), options.jobs))
+        print(json.dumps(rows[-1]), flush=True)
+    if options.json and len(rows) > 1:
+        print(json.dumps({"sizes": rows}))
 
 
 if __name__ == "__main__":

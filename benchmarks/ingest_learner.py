@@ -60,13 +60,11 @@ class LearnerPlan:
     group_size: int
     groups_per_step: int
     max_staleness: int
-    tls: bool = True
-    profile: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the learner listens, and who it is. The fingerprint of its certificate is empty without TLS."""
+    """Where the learner listens, who it is, and the fingerprint of its certificate."""
 
     port: int
     key: bytes
@@ -114,17 +112,15 @@ class BenchmarkedLearner:
     def __init__(self, plan: LearnerPlan) -> None:
         self._plan = plan
         self._key = SigningKey.generate()
-        tls = load_or_create_tls(plan.directory) if plan.tls else None
-        self._fingerprint = tls.fingerprint if tls else b""
+        tls = load_or_create_tls(plan.directory)
+        self._fingerprint = tls.fingerprint
         sessions = ServerSessions(self._key, self._fingerprint)
         self._service = RolloutService(
             sessions=sessions,
             emit=lambda kind, **fields: None,
         )
         routes = [session_route(sessions), *self._service.routes()]
-        self._server = NodeServer(
-            routes, self._service.status, tls=tls.context if tls else None, counted=(sessions.refused,)
-        )
+        self._server = NodeServer(routes, self._service.status, tls=tls.context, counted=(sessions.refused,))
         self._steps = 0
         self._late_s: list[float] = []
 
@@ -228,12 +224,4 @@ def rss_mb() -> float:
 
 def run_learner(plan: LearnerPlan, pipe: Connection) -> None:
     """The process."""
-    work = BenchmarkedLearner(plan).serve(pipe)
-    if plan.profile is None:
-        uvloop.run(work)
-        return
-    import cProfile
-
-    profile = cProfile.Profile()
-    profile.runcall(uvloop.run, work)
-    profile.dump_stats(plan.profile)
+    uvloop.run(BenchmarkedLearner(plan).serve(pipe))

@@ -2,11 +2,11 @@
 
 bin/python -m benchmarks.journal --rollouts 1000000 --json
 
-Size: so many rollouts are recorded with payloads of one token (the rows do not depend on the length), as a run would:
+Size: `--rollouts` are recorded with payloads of one token (the rows do not depend on the length), as a run would:
 groups opened and leased, answered, scored, and taken in batches. `db_bytes_per_rollout` is what all tables together
 take in the database after the payloads of all batches were pruned.
 
-Speed: rollouts of 512 tokens, in submissions of one group; `--writers` of them wait at a time, each for its own commit,
+Speed: rollouts of 512 tokens, in submissions of one group; WRITERS of them wait at a time, each for its own commit,
 as samplers do whose verdicts wait for it. Opening, leasing, scoring, batches and syncs are part of the time, and so is
 the making of the entries. `cpu_us_per_rollout` is of the whole process, all threads.
 `p50_ms` and `p99_ms` are of `Journal.write` for one submission, and so include the wait for the transaction before.
@@ -23,7 +23,7 @@ import statistics
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,14 @@ from swarm.types import NodeId, Rollout, Score, Span, VersionId
 BATCH_GROUPS = 16
 SYNC_BATCHES = 16
 NODES = 64
+GROUP_SIZES = (8, 16)
+WRITERS = 16
 POOL = 256
 """Rollouts made beforehand, and used in turn: the journal does not look at what is in them."""
 
 
-def pool(tokens: int, seed: int) -> list[Rollout]:
-    draw = random.Random(seed)
+def pool(tokens: int) -> list[Rollout]:
+    draw = random.Random(1)
     return [
         Rollout(
             group_id=f"t{n}",
@@ -57,10 +59,10 @@ def pool(tokens: int, seed: int) -> list[Rollout]:
 class Load:
     """Makes the entries of a run, one group of `size` after the other."""
 
-    def __init__(self, size: int, tokens: int, seed: int) -> None:
+    def __init__(self, size: int, tokens: int) -> None:
         self.size = size
-        self._pool = pool(tokens, seed)
-        self._draw = random.Random(seed)
+        self._pool = pool(tokens)
+        self._draw = random.Random(1)
 
     def opening(self, number: int) -> list[Entry]:
         version = VersionId(incarnation=0, version=number // BATCH_GROUPS)
@@ -114,13 +116,13 @@ async def submit(journal: Journal, load: Load, groups: Iterator[int], latencies_
         await journal.write(load.scores(number))
 
 
-async def steps(journal: Journal, load: Load, first: int, last: int, writers: int) -> tuple[list[float], list[float]]:
-    """Record the batches first..last (exclusive); the latencies of the submissions and of the syncs, in seconds."""
+async def steps(journal: Journal, load: Load, count: int) -> tuple[list[float], list[float]]:
+    """Record `count` batches; the latencies of the submissions and of the syncs, in seconds."""
     latencies_s: list[float] = []
     syncs_s: list[float] = []
-    for step in range(first, last):
+    for step in range(count):
         groups = iter(range(step * BATCH_GROUPS, (step + 1) * BATCH_GROUPS))
-        await asyncio.gather(*(submit(journal, load, groups, latencies_s) for _ in range(writers)))
+        await asyncio.gather(*(submit(journal, load, groups, latencies_s) for _ in range(WRITERS)))
         await journal.write([load.batch(step)])
         if step % SYNC_BATCHES == SYNC_BATCHES - 1:
             start = time.perf_counter()
@@ -139,12 +141,12 @@ def used_bytes(directory: Path) -> int:
     return int(nbytes)
 
 
-async def measure_size(directory: Path, rollouts: int, size: int, seed: int) -> dict[str, Any]:
+async def measure_size(directory: Path, rollouts: int, size: int) -> dict[str, Any]:
     count = -(-rollouts // (size * BATCH_GROUPS))
     journal = Journal(directory, group_size=size)
     await journal.start()
     start = time.perf_counter()
-    await steps(journal, Load(size, 1, seed), 0, count, BATCH_GROUPS)
+    await steps(journal, Load(size, 1), count)
     elapsed_s = time.perf_counter() - start
     while await journal.prune(oldest_step=count, keep_rollouts=0):
         pass
@@ -159,15 +161,13 @@ async def measure_size(directory: Path, rollouts: int, size: int, seed: int) -> 
     }
 
 
-async def measure_speed(
-    directory: Path, *, rollouts: int, tokens: int, size: int, writers: int, seed: int
-) -> dict[str, Any]:
+async def measure_speed(directory: Path, *, rollouts: int, tokens: int, size: int) -> dict[str, Any]:
     count = -(-rollouts // (size * BATCH_GROUPS))
     journal = Journal(directory, group_size=size)
     await journal.start()
-    load = Load(size, tokens, seed)
+    load = Load(size, tokens)
     start, cpu = time.perf_counter(), time.process_time()
-    latencies_s, syncs_s = await steps(journal, load, 0, count, writers)
+    latencies_s, syncs_s = await steps(journal, load, count)
     elapsed_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
     await journal.close()
     recorded = count * size * BATCH_GROUPS
@@ -183,38 +183,19 @@ async def measure_speed(
     }
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    figures: dict[str, Any] = {"tokens": options.tokens, "writers": options.writers, "speed": []}
-    for size in options.group_sizes:
-        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-            speed = measure_speed(
-                Path(directory),
-                rollouts=options.timed_rollouts,
-                tokens=options.tokens,
-                size=size,
-                writers=options.writers,
-                seed=options.seed,
-            )
-            figures["speed"].append(asyncio.run(speed))
-        print(figures["speed"][-1], flush=True)
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        figures |= asyncio.run(measure_size(Path(directory), options.rollouts, options.group_sizes[-1], options.seed))
-    return figures
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=1_000_000, help="rows of the size")
     parser.add_argument("--timed-rollouts", type=int, default=65_536, help="of the speed, for each size of groups")
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--group-sizes", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--writers", type=int, default=16, help="submissions that wait at a time")
-    parser.add_argument("--directory", type=Path, help="whose disk is used; the temporary one by default")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    options = parser.parse_args(arguments)
-    figures = run(options)
-    print(figures if not options.json else json.dumps(figures))
+    parser.add_argument("--json", action="store_true", help="as without it: figures are JSON")
+    options = parser.parse_args()
+    for size in GROUP_SIZES:
+        with tempfile.TemporaryDirectory() as directory:
+            speed = measure_speed(Path(directory), rollouts=options.timed_rollouts, tokens=options.tokens, size=size)
+            print(json.dumps(asyncio.run(speed)), flush=True)
+    with tempfile.TemporaryDirectory() as directory:
+        print(json.dumps(asyncio.run(measure_size(Path(directory), options.rollouts, GROUP_SIZES[-1]))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Speed, memory and publishing of a learner step.
+"""Speed and memory of a learner step.
 
 bin/python -m benchmarks.learner --json
 
@@ -11,12 +11,10 @@ that. On the CPU there is no flash attention: packed rows are kept apart by a ma
 longer a line is, and is why packing is not chosen there.
 Memory: peak of two steps, each variant in a process of its own, over the bytes of the weights.
 Reckoned: what real models take by the preflight's arithmetic, GiB of a GPU + of the host, MB of a version.
-Publishing: cast to bf16 into the staging file, encode as a delta, first chunk read, after each of a few steps, in CPU
-seconds and in GB of bf16 for each of them. The target is a share of one step of at least LARGE_STEP_TOKENS tokens,
-which lasts half a minute on the one thread that takes it here. It says nothing of a faster device; the seconds do.
 MFU: model FLOP/s utilisation in bf16 of a model of 0.6 billion parameters, `--parameters 1.7e9` of another, or with
 another kernel of attention (`--attention flash_attention_2`); on CUDA, and in a quick run.
 `--device cuda` measures memory there, of the same model; `--variants` some of how it is taken.
+Each part is a line of JSON. Publishing is measured by benchmarks/version.py.
 """
 
 from __future__ import annotations
@@ -27,11 +25,9 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,25 +35,14 @@ import torch
 
 from benchmarks import reckoned
 from benchmarks.learner_step import VARIANTS, Peak, Variant, Work, bare_step, our_step, rules_of, tokens_of
-from benchmarks.sampler_models import CHUNK_BYTES, KEY
-from swarm.broadcast.coding import coding_pool
-from swarm.broadcast.encoding import by_threads
-from swarm.broadcast.publishing import PublishedVersions
-from swarm.learner.checkpoint.model_files import layout_of, stream_tensors, write_staging
 from swarm.learner.memory import fit, read_free_bytes, shape_of
 from swarm.learner.messages import TrainerConfig
 from swarm.learner.policy import Policy
 from swarm.models.memory import GIB, Shape
-from swarm.types import VersionId
 
 SPEED_TARGET = 0.9
-PUBLISH_TARGET = 0.05
 ESTIMATE_TARGET = 0.25
 """How far the preflight's estimate may be from the measured peak."""
-
-LARGE_STEP_TOKENS = 20_000
-"""Of the step that publishing is held against: less than a tenth of what somebody would take with any model, 32
-prompts, 16 samples, 512 tokens."""
 
 SPEED = Work(
     parameters=2e7, vocab_size=32_768, groups=1, group_size=8, prompt_tokens=16, least=16, most=240,
@@ -83,8 +68,6 @@ PRODUCT_WIDTH = 8192  # A square product of 1.1 TFLOP: large enough to reach wha
 
 PROCESS_S = 1800.0
 """Longest time for one process of the memory part; a loaded machine took 200 s."""
-
-Say = Callable[[str], None]
 
 
 def speed(work: Work, repeats: int) -> dict[str, float]:
@@ -121,47 +104,6 @@ def peak(variant: Variant, work: Work) -> Peak:
     command = [sys.executable, "-m", "benchmarks.learner_step", variant, msgspec.json.encode(work).decode()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PROCESS_S)
     return Peak(**json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def publishing(work: Work, directory: Path, repeats: int, large_step_tokens: int) -> dict[str, float]:
-    """Median seconds of the parts of publishing, of versions after the first, and as a share of a large step."""
-    model = work.model()
-    step = our_step(work, model, rules_of("chunked", work))
-    tensors = stream_tensors(model)
-    versions = PublishedVersions(directory / "published", KEY, layout_of(tensors, ()))
-    staging, pool = directory / "staging.bin", coding_pool()
-    taken: list[tuple[float, float, float]] = []
-    for version in range(repeats + 1):
-        groups = work.rollouts(version)
-        step(groups)
-        began = time.process_time()
-        write_staging(tensors, staging)
-        cast = time.process_time()
-        held = versions.publish(staging, VersionId(incarnation=0, version=version), CHUNK_BYTES, by_threads(pool))
-        encoded = time.process_time()
-        assert len(held.chunks.chunk(0))
-        taken.append((cast - began, encoded - cast, time.process_time() - encoded))
-    large = list(work.rollouts(repeats + 1))
-    while (tokens := tokens_of(large)) < large_step_tokens:
-        large += work.rollouts(repeats + 1 + len(large))
-    step_s = step(large)
-    pool.shutdown()
-    versions.weights.close()
-    cast_s, encode_s, first_s = (statistics.median(part) for part in zip(*taken[1:], strict=True))
-    nbytes = sum(spec.nbytes for spec in tensors)
-    return {
-        "cast_s": cast_s,
-        "encode_s": encode_s,
-        "first_chunk_s": first_s,
-        "publish_s": cast_s + encode_s + first_s,
-        "step_s": step_s,
-        "step_tokens": float(tokens),
-        "share": (cast_s + encode_s + first_s) / step_s,
-        "published_bytes": float(nbytes),
-        "cast_gb_per_cpu_s": nbytes / cast_s / 1e9,
-        "encode_gb_per_cpu_s": nbytes / encode_s / 1e9,
-        "publish_gb_per_cpu_s": nbytes / (cast_s + encode_s + first_s) / 1e9,
-    }
 
 
 def flops_per_token(shape: Shape, context: float) -> float:
@@ -223,68 +165,34 @@ def peak_flops(device: torch.device) -> float:
     return 2 * width**3 / min(seconds)
 
 
-def run(options: argparse.Namespace, directory: Path, say: Say) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """All parts that were asked for, said as they come."""
     quick, repeats = options.quick, 1 if options.quick else options.repeats
     figures: dict[str, Any] = {"load_average": os.getloadavg()[0], "threads": torch.get_num_threads()}
     if "speed" in options.parts:
         for name, work in (("mixed", SPEED), ("alike", ALIKE)):
-            found = figures[name] = speed(QUICK if quick else work, repeats)
-            for line in speed_lines(name, found):
-                say(line)
+            figures[name] = _said({"speed": name, **speed(QUICK if quick else work, repeats)})
     if "memory" in options.parts:
         figures["memory"] = []
         work = QUICK if quick else MEMORY if options.device == "cpu" else memory_on_cuda()
         # Logits of all tokens at once are many gigabytes of a real vocabulary.
         for variant in options.variants or (VARIANTS[:-1] if options.device == "cpu" else VARIANTS[2:]):
             of = peak(variant, work)
-            estimate = "" if variant == "bare" else f", estimated {of.estimate_ratio:.2f} times that"
-            say(f"peak, {variant}: {of.peak_bytes / 1e6:,.0f} MB, {of.per_model_byte:.1f} times the weights{estimate}")
-            figures["memory"].append(asdict(of) | {"estimate_ratio": of.estimate_ratio})
+            figures["memory"].append(
+                _said({**asdict(of), "per_model_byte": of.per_model_byte, "estimate_ratio": of.estimate_ratio})
+            )
     if "reckoned" in options.parts:
         figures["reckoned"] = reckoned.rows(("0.6B",) if quick else tuple(reckoned.MODELS))
-        for line in reckoned.lines(figures["reckoned"]):
-            say(line)
-    if "publish" in options.parts:
-        work, tokens = (QUICK, 1) if quick else (SPEED, LARGE_STEP_TOKENS)
-        found = figures["publish"] = publishing(work, directory, repeats, tokens)
-        say(publish_line(found))
-    if "mfu" in options.parts:
-        figures["mfu"] = _mfu(options, repeats, say)
+        print("\n".join(reckoned.lines(figures["reckoned"])), flush=True)
+    if "mfu" in options.parts and (quick or torch.cuda.is_available()):
+        work = QUICK if quick else replace(CUDA, parameters=options.parameters)
+        figures["mfu"] = _said(utilisation(work, repeats, attention=options.attention))
     return figures
 
 
-def speed_lines(name: str, found: dict[str, float]) -> list[str]:
-    bare = f"bare transformers, padded, {found['bare_tokens_per_s']:,.0f}"
-    lines = []
-    for how, way, prefix in (("padded", "ours", ""), ("packed", "packed", "packed_")):
-        ratio, least, most = (found[f"{part}{prefix}ratio"] for part in ("", "least_", "most_"))
-        lines.append(
-            f"{name}, {how}: {found[f'{way}_tokens_per_s']:,.0f} tokens/s, {bare}: {ratio:.2f} times "
-            f"({least:.2f} to {most:.2f}; target {SPEED_TARGET})"
-        )
-    return lines
-
-
-def publish_line(found: dict[str, float]) -> str:
-    return (
-        f"publishing {found['published_bytes'] / 1e6:.0f} MB: {found['publish_s']:.3f} CPU-s, "
-        f"{found['publish_gb_per_cpu_s']:.2f} GB a CPU second: cast {found['cast_s'] * 1e3:.0f} ms "
-        f"({found['cast_gb_per_cpu_s']:.2f} GB/s), encode {found['encode_s'] * 1e3:.0f} ms "
-        f"({found['encode_gb_per_cpu_s']:.2f} GB/s), first chunk {found['first_chunk_s'] * 1e3:.1f} ms; "
-        f"{found['share']:.2%} of a step of {found['step_tokens']:,.0f} tokens, which took {found['step_s']:.1f} s "
-        f"on one thread (target {PUBLISH_TARGET:.0%})"
-    )
-
-
-def _mfu(options: argparse.Namespace, repeats: int, say: Say) -> dict[str, float] | None:
-    if not options.quick and not torch.cuda.is_available():
-        say("MFU: not measured, there is no CUDA device here")
-        return None
-    work = QUICK if options.quick else replace(CUDA, parameters=options.parameters)
-    found = utilisation(work, repeats, attention=options.attention)
-    say(f"MFU of {found['parameters']:,.0f} parameters in bf16: {found['mfu']:.1%}")
-    return found
+def _said(figures: dict[str, Any]) -> dict[str, Any]:
+    print(json.dumps(figures), flush=True)
+    return figures
 
 
 def met(figures: dict[str, Any]) -> bool:
@@ -293,29 +201,20 @@ def met(figures: dict[str, Any]) -> bool:
     estimates = [
         abs(of["estimate_ratio"] - 1) <= ESTIMATE_TARGET for of in figures.get("memory", ()) if of["variant"] != "bare"
     ]
-    share = figures.get("publish", {}).get("share", 0.0)
-    return all(speeds) and all(estimates) and share <= PUBLISH_TARGET
+    return all(speeds) and all(estimates)
 
 
-PARTS = ("speed", "memory", "reckoned", "publish", "mfu")
+PARTS = ("speed", "memory", "reckoned", "mfu")
 
 
-def _parts(text: str) -> tuple[str, ...]:
-    if not set(text.split(",")) <= set(PARTS):
-        raise argparse.ArgumentTypeError(f"some of {','.join(PARTS)}")
-    return tuple(text.split(","))
-
-
-def _variants(text: str) -> tuple[str, ...]:
-    if not set(text.split(",")) <= set(VARIANTS):
-        raise argparse.ArgumentTypeError(f"some of {','.join(VARIANTS)}")
+def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", type=_parts, default=PARTS, help=",".join(PARTS))
-    parser.add_argument("--variants", type=_variants, help=f"of memory: {','.join(VARIANTS)}")
+    parser.add_argument("--parts", type=_names, default=PARTS, help=",".join(PARTS))
+    parser.add_argument("--variants", type=_names, help=f"of memory: {','.join(VARIANTS)}")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--parameters", type=float, default=6e8, help="of the model on CUDA")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where memory is measured")
@@ -323,13 +222,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny models and one repeat: does it run at all?")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(arguments)
-    began = time.monotonic()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="echo-node-learner-") as directory:
-        figures = run(options, Path(directory), lambda line: print(line, flush=True))
+    figures = run(options)
     # Figures of a toy say nothing about a target.
     passed = options.quick or met(figures)
-    print(f"targets {'met' if passed else 'missed'}; {time.monotonic() - began:.0f} s")
+    print(f"targets {'met' if passed else 'missed'}")
     if options.json:
         print(json.dumps(figures | {"met": passed}))
     return 0 if passed else 1

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from array import array
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 
-from benchmarks.learning_figures import Run, Step, step_of
-from swarm.broadcast.version.codec import tensor_sum
-from swarm.broadcast.version.manifest import Layout
-from swarm.learner.messages import Train, TrainerConfig, TrainGroup, TrainRollout
+from benchmarks.learning_swarm import Run, Step, step_of
+from swarm.broadcast.version.manifest import TensorSpec
+from swarm.learner.messages import Train, Trained, TrainGroup, TrainRollout
 from swarm.learner.process import trainer_config
 from swarm.learner.trainer import Trainer
+from swarm.models.device import as_streamed
 from swarm.process import NoParent
 from swarm.rollout.plane.groups import sample_seed
-from swarm.sampler.engine import EngineOptions, Generate, Install, Job, Sampled, Start
+from swarm.sampler.engine import EngineOptions, Generate, Job, Sampled, Start
 from swarm.sampler.transformers import TransformersEngine
+from swarm.sampler.weights import own_tensors
 from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
 from swarm.tasks.turns import completion_text
@@ -32,24 +35,21 @@ TIME_LIMIT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """Weights as they would be published, in a file."""
+    """Weights as they are published."""
 
     number: int
-    path: Path
-    tensor_sums: tuple[int, ...]
+    tensors: dict[TensorSpec, torch.Tensor]
 
 
 class OneProcess:
     """The run of `config` without a network. Batch t is drawn by version max(0, t - S); S = 0 is the synchronous
-    baseline. Prompts, seeds, scores, trainer and engine are those of a swarm."""
+    baseline. Prompts, seeds, scores, trainer and engine are those of a swarm. `spent_s` are CPU seconds by part."""
 
     def __init__(self, config: LeadConfig, directory: Path) -> None:
         self._config = config
-        self._directory = directory
-        self._staging = directory / "staging.bin"
         self._task = load_task(task_options(config))
         self._max_new_tokens = config.max_new_tokens or self._task.max_new_tokens or DEFAULT_NEW_TOKENS
-        self._trainer = Trainer(self._prepare(), NoParent())
+        self._trainer = Trainer(trainer_config(config, directory, self._max_new_tokens), NoParent())
         prepared = self._trainer.prepared()
         self._layout = prepared.layout
         self._engine = TransformersEngine()
@@ -58,38 +58,54 @@ class OneProcess:
         self._tokenizer = Tokenizer.from_file(str(directory / "model" / "tokenizer.json"))
         self._stop_token_ids = prepared.stop_token_ids
         self._kept: deque[Version] = deque(maxlen=config.max_staleness + 1)
+        self.spent_s: dict[str, float] = defaultdict(float)
         self._keep(0)
 
+    @property
+    def newest(self) -> Version:
+        return self._kept[-1]
+
     def step(self, number: int) -> Step:
+        return step_of(self.train(number).metrics, time.monotonic())
+
+    def train(self, number: int) -> Trained:
         """Draw batch `number` with the oldest version that the bound allows, and train on it."""
         drawn_by = self._kept[0]
         self._install(drawn_by)
-        groups = self._draw(number, age=number - drawn_by.number)
-        trained = self._trainer.step(Train(step=number, groups=groups))
-        at_s = time.monotonic()
-        self._trainer.stage()
+        with self._timed("draw"):
+            groups = self._draw(number, age=number - drawn_by.number)
+        with self._timed("train"):
+            trained = self._trainer.step(Train(step=number, groups=groups))
         self._keep(number + 1)
-        return step_of(trained.metrics, at_s)
+        return trained
 
     def accuracy(self) -> float:
         """Greedy exact match of the newest version on held-out prompts."""
-        self._install(self._kept[-1])
+        self._install(self.newest)
         prompts = self._task.held_out(self._config.eval_prompts)
-        samples = self._generate([self._job(prompt, seed=0, temperature=0.0) for prompt in prompts])
+        with self._timed("evaluate"):
+            samples = self._generate([self._job(prompt, seed=0, temperature=0.0) for prompt in prompts])
         return sum(self._score(p, s).exact for p, s in zip(prompts, samples, strict=True)) / len(prompts)
 
-    def _prepare(self) -> TrainerConfig:
-        return trainer_config(self._config, self._directory, self._max_new_tokens)
-
     def _keep(self, number: int) -> None:
-        """Keep what is staged as version `number`, in the file of the one that drops out."""
-        path = self._directory / f"version-{number % (self._config.max_staleness + 1)}.bin"
-        shutil.copyfile(self._staging, path)
-        self._kept.append(Version(number=number, path=path, tensor_sums=sums_of(path, self._layout)))
+        with self._timed("publish"):
+            tensors = {spec: as_streamed(tensor.detach()) for spec, tensor in self._trainer._tensors.items()}
+        self._kept.append(Version(number=number, tensors=tensors))
 
     def _install(self, version: Version) -> None:
-        name = VersionId(incarnation=0, version=version.number)
-        self._engine.install(Install(version=name, path=str(version.path), tensor_sums=version.tensor_sums), _quietly)
+        """As the engine's own install, but from memory and without proof."""
+        own = own_tensors(self._engine._model, self._layout)
+        with self._timed("install"):
+            for spec, tensor in version.tensors.items():
+                for name in (spec.name, *spec.aliases):
+                    own[name].copy_(tensor)
+        self._engine._version = VersionId(incarnation=0, version=version.number)
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        self.spent_s[part] += time.process_time() - began
 
     def _draw(self, number: int, *, age: int) -> tuple[TrainGroup, ...]:
         """The groups of batch `number`, scored; `age` is the staleness of all of them."""
@@ -113,7 +129,10 @@ class OneProcess:
 
     def _job(self, prompt: Prompt, *, seed: int, temperature: float) -> Job:
         rules = SamplingRules(
-            temperature=temperature, max_new_tokens=self._max_new_tokens, stop_token_ids=self._stop_token_ids
+            temperature=temperature,
+            max_new_tokens=self._max_new_tokens,
+            stop_token_ids=self._stop_token_ids,
+            stop=tuple(self._config.stop),
         )
         return Job(prompt_token_ids=self._token_ids(prompt), seed=seed, rules=rules, time_limit_s=TIME_LIMIT_S)
 
@@ -144,15 +163,6 @@ def run(config: LeadConfig, directory: Path) -> Run:
     process = OneProcess(config, directory)
     steps = [process.step(number) for number in range(config.steps)]
     return Run(steps=steps, accuracy=process.accuracy())
-
-
-def sums_of(path: Path, layout: Layout) -> tuple[int, ...]:
-    """The sum of each tensor of a staged file, as a chunk table has them."""
-    data, at, sums = memoryview(path.read_bytes()), 0, list[int]()
-    for tensor in layout.tensors:
-        sums.append(tensor_sum(data[at : at + tensor.nbytes]))
-        at += tensor.nbytes
-    return tuple(sums)
 
 
 def _quietly() -> None: ...

@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.learning_figures import Run, step_of
 from swarm.settings import LeadConfig
 from swarm.settings_file import as_toml
 
@@ -25,6 +26,34 @@ STOP_S = 20.0
 """After a polite request a node gets this long, which covers a sampler's drain, before it is killed."""
 
 POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One learner step. `at_s`: when its training was done; staleness is in steps, over the rollouts of its batch."""
+
+    at_s: float
+    reward: float
+    staleness_mean: float
+    staleness_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run: two steps at least, and the greedy exact match of the last version on held-out prompts."""
+
+    steps: Sequence[Step]
+    accuracy: float
+
+
+def step_of(metrics: dict[str, Any], at_s: float) -> Step:
+    """A step from the trainer's metrics."""
+    return Step(
+        at_s=at_s,
+        reward=metrics["reward"],
+        staleness_mean=metrics["staleness/mean"],
+        staleness_max=metrics["staleness/max"],
+    )
 
 
 class RunFailed(Exception):
@@ -102,7 +131,7 @@ def run(
     *,
     step_limit_s: float = LIMIT_PER_STEP_S,
 ) -> Run:
-    """The run of `config` with so many samplers, each with the flags `join` too; everything it writes goes to
+    """The run of `config` with a number of samplers, each with the flags `join` too; everything it writes goes to
     `directory`. RunFailed if it fails."""
     run_dir = directory / "run"
     settings = directory / "lead.toml"

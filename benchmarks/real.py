@@ -1,20 +1,21 @@
 """A real model learns sums with echo-node and with TRL's GRPOTrainer, on the same cores.
 
-    bin/python -m benchmarks.real --model DIR --search                # which settings of TRL are fastest here
-    bin/python -m benchmarks.real --model DIR --seeds 3 --json        # the runs
+    bin/python -m benchmarks.real --model DIR --seeds 3 --json
+    bin/python -m benchmarks.real --model DIR --seeds 1 --only trl --trl dtype=float32 batch=12 --json
 
 Same model, questions (examples/sums.jsonl), longest completion and its end, groups, objective (clipped, no KL), number
 of optimiser steps on a batch, learning rate and warm-up, and the same 300 held-out questions, answered greedily and
 scored by the reward `numeric`. echo-node is a learner and one sampler as `lead` and `join` start them, with a thread
-each; TRL is benchmarks/real_trl.py, with the fastest settings that --search has found and written to --to.
+each; TRL is benchmarks/real_trl.py, with the fastest settings of those that RESULTS.md lists unless --trl says others:
+threads of torch, passes of training, rollouts in one of them.
 
 A learner step is a batch of rollouts with all optimiser steps on it. Steps up to --warm-up-steps are left out of its
 seconds and CPU-seconds. TRL's figures leave out its evaluations; echo-node's sampler answers held-out questions while
 the learner trains, so its figures hold them. Memory is the largest sum of the processes' PSS, read once a second. The
 time of a held-out round runs from when the model is loaded; of TRL it is the time of training alone.
 
-Each run is a line of the file --to, and what stands there is not run again. On a machine that does other work the
-figures mean nothing; each line has the load before and after.
+Each run is a line of JSON with the load before and after it: on a machine that does other work the figures mean
+nothing.
 """
 
 from __future__ import annotations
@@ -30,28 +31,25 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 import psutil
 
-from benchmarks.learning_swarm import POLL_S, RunFailed, nodes_in, url_of
+from benchmarks import learning_swarm
+from benchmarks.learning_swarm import RunFailed
 from swarm.settings import LeadConfig
-from swarm.settings_file import as_toml
+from swarm.settings_file import load_config
 
 SUMS = Path(__file__).parents[1] / "examples" / "sums.jsonl"
 GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 12, 8, 3
 LOOK_S = 1.0
 """Between two readings of memory and CPU time, each of which takes some milliseconds for a process of gigabytes."""
 
-STEP_LIMIT_S, START_LIMIT_S = 300.0, 900.0
+STEP_LIMIT_S = 300.0
 """A run that takes longer has hung."""
-
-SEARCHED = {"threads": (1, 2), "dtype": ("bf16", "float32"), "batch": (96, 48, 24, 12)}
-"""TRL's: threads of torch, passes of training, rollouts in one of them."""
 
 OWN = ("max_staleness", "publish_every_steps", "freshness", "precision")
 """echo-node's own settings; those of examples/smollm2.toml unless said."""
@@ -59,10 +57,8 @@ OWN = ("max_staleness", "publish_every_steps", "freshness", "precision")
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7)
 """Held-out accuracies, of which the time is given until a run first reached them."""
 
-NEEDS_TRL = "TRL is not installed: pip install -e '.[bench]'"
-
 Line = dict[str, Any]
-"""A run in the file: system, seed, settings, and what was measured."""
+"""A run: system, seed, settings, and what was measured."""
 
 
 # -- watching processes ----------------------------------------------------------------------------------------
@@ -141,10 +137,11 @@ def run_trl(model: Path, seed: int, settings: Line, steps: int) -> Line:
     }
 
 
-def lead_settings(model: Path, seed: int, settings: Line, steps: int) -> str:
+def lead_settings(model: Path, seed: int, settings: Line, steps: int) -> LeadConfig:
     values = {
         "model": str(model.resolve()),
         "task": f"jsonl:{SUMS}",
+        "rewards": {"numeric": 1.0},
         "chat": False,
         "stop": ["\n"],
         "max_prompt_tokens": 32,
@@ -158,28 +155,16 @@ def lead_settings(model: Path, seed: int, settings: Line, steps: int) -> str:
         "beat_s": 1.0,
     }
     same = ("group_size", "max_new_tokens", "learning_rate", "warmup_steps", "minibatches", "eval_prompts")
-    values |= {name: settings[name] for name in (*same, *OWN)}
-    return as_toml(LeadConfig, values | {"rewards": {"numeric": 1.0}})
+    return load_config(LeadConfig, None, values | {name: settings[name] for name in (*same, *OWN)})
 
 
 def run_echo_node(model: Path, seed: int, settings: Line, steps: int) -> Line:
     """The figures of a learner and one sampler. RunFailed if one of them fails."""
-    with tempfile.TemporaryDirectory(prefix="real-") as path, watching() as watched, nodes_in(Path(path)) as nodes:
-        file, run_dir = Path(path, "lead.toml"), Path(path, "run")
-        file.write_text(lead_settings(model, seed, settings, steps))
-        listen = ("--host", "127.0.0.1", "--port", "0", "--config", str(file), "--run-dir", str(run_dir))
-        learner = nodes.start("learner", "lead", *listen)
-        url = url_of(nodes, run_dir / "node.json")
-        nodes.start("sampler", "join", "--lan", "--bootstrap", url, "--state-dir", str(Path(path, "sampler")))
-        until = time.monotonic() + START_LIMIT_S + STEP_LIMIT_S * steps
-        while learner.poll() is None:
-            nodes.check()
-            if time.monotonic() > until:
-                raise RunFailed("the run did not end in time")
-            time.sleep(POLL_S)
-        nodes.check()
+    with tempfile.TemporaryDirectory(prefix="real-") as path, watching() as watched:
+        config = lead_settings(model, seed, settings, steps)
+        learning_swarm.run(config, 1, Path(path), step_limit_s=STEP_LIMIT_S)
         metrics, events = (
-            [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
+            [json.loads(line) for line in Path(path, "run", name).read_text().splitlines()]
             for name in ("metrics.jsonl", "events.jsonl")
         )
     began = next(event["time"] for event in events if event["kind"] == "prepared")
@@ -199,60 +184,6 @@ def run_echo_node(model: Path, seed: int, settings: Line, steps: int) -> Line:
 
 
 SYSTEMS = {"echo-node": run_echo_node, "trl": run_trl}
-
-
-# -- runs and their file ---------------------------------------------------------------------------------------
-
-
-def read_lines(path: Path) -> list[Line]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def found_in(lines: Sequence[Line], wanted: Line) -> Line | None:
-    """The line of a run that has been done already."""
-    return next((line for line in lines if all(line[name] == value for name, value in wanted.items())), None)
-
-
-def done(options: argparse.Namespace, system: str, seed: int, settings: Line, steps: int) -> Line:
-    """A run's line, from the file or after running it."""
-    wanted = {"system": system, "seed": seed, "settings": settings, "steps": steps, "model": options.model.name}
-    if found := found_in(read_lines(options.to), wanted):
-        return found
-    if system == "trl" and find_spec("trl") is None:
-        raise SystemExit(NEEDS_TRL)
-    print(f"{system}, seed {seed}: {steps} steps with {json.dumps(settings)}", file=sys.stderr, flush=True)
-    load = os.getloadavg()[0]
-    figures = SYSTEMS[system](options.model, seed, settings, steps)
-    line = {**wanted, **figures, "load": (load, os.getloadavg()[0]), "cores": os.cpu_count(), "ended": time.time()}
-    with options.to.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    return line
-
-
-def common(options: argparse.Namespace) -> Line:
-    given = ("learning_rate", "warmup_steps", "minibatches", "eval_every", "eval_prompts")
-    fixed = {"groups": GROUPS, "group_size": GROUP_SIZE, "max_new_tokens": MAX_NEW_TOKENS}
-    return {**fixed, **{name: getattr(options, name) for name in given}}
-
-
-def search(options: argparse.Namespace) -> None:
-    """Run TRL for a few steps with each of its settings. Batches that do not divide a minibatch are left out."""
-    for values in product(*SEARCHED.values()):
-        one = dict(zip(SEARCHED, values, strict=True))
-        if GROUPS * GROUP_SIZE // options.minibatches % one["batch"]:
-            continue
-        line = done(options, "trl", 0, {**common(options), "eval_prompts": 0, **one}, options.search_steps)
-        print(f"TRL with {one}: {step_s(line, 1):.1f} s a step, {line['peak_bytes'] / 1e9:.1f} GB")
-
-
-def best_of_trl(lines: Sequence[Line], wanted: Line) -> Line:
-    """The fastest settings found for such runs, and if none were looked for, what a first look found."""
-    tried = [line for line in lines if line["system"] == "trl" and line["settings"]["eval_prompts"] == 0]
-    tried = [line for line in tried if line["settings"]["minibatches"] == wanted["minibatches"]]
-    if not tried:
-        return {"threads": 2, "dtype": "bf16", "batch": GROUPS * GROUP_SIZE // wanted["minibatches"]}
-    best = min(tried, key=lambda line: step_s(line, 1))["settings"]
-    return {name: best[name] for name in SEARCHED}
 
 
 # -- figures ---------------------------------------------------------------------------------------------------
@@ -287,21 +218,19 @@ def summary(lines: Sequence[Line], warm_up: int) -> Line:
     }
 
 
-def show(found: dict[str, Line]) -> None:
-    for system, of in found.items():
-        reached = ", ".join(f"{share} {seconds:.0f} s" for share, seconds in of["seconds_to"].items() if seconds)
-        print(
-            f"{system:10} {of['step_s']:7.1f} s and {of['cpu_s_per_step']:7.1f} CPU-s a step, {of['peak_gb']:5.1f} GB, "
-            f"held out {of['held_out_before']} -> {of['held_out_after']}; reached {reached or 'nothing'}"
-        )
+def done(options: argparse.Namespace, system: str, seed: int, settings: Line) -> Line:
+    """A run's line, after running it."""
+    load = os.getloadavg()[0]
+    figures = SYSTEMS[system](options.model, seed, settings, options.steps)
+    line = {"system": system, "seed": seed, "settings": settings, **figures, "load": (load, os.getloadavg()[0])}
+    print(json.dumps(line), flush=True)
+    return line
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="directory of the model")
-    parser.add_argument("--to", type=Path, default=Path("real.jsonl"), help="file of the runs, a line each")
-    parser.add_argument("--search", action="store_true", help="look for TRL's fastest settings, and run nothing else")
-    parser.add_argument("--search-steps", type=int, default=4)
+    parser.add_argument("--trl", nargs="+", default=[], metavar="NAME=VALUE", help="threads, dtype or batch")
     parser.add_argument("--only", choices=SYSTEMS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=100)
@@ -315,23 +244,21 @@ def main() -> None:
     parser.add_argument("--publish-every-steps", type=int, default=2)
     parser.add_argument("--freshness", choices=("adaptive", "off"), default="off")
     parser.add_argument("--precision", default="auto", help="auto, float32 or bfloat16")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--json", action="store_true", help="as without it: the last line is one JSON object")
     options = parser.parse_args()
-    if options.search:
-        search(options)
-        return
+    given = ("learning_rate", "warmup_steps", "minibatches", "eval_every", "eval_prompts")
+    common = {"groups": GROUPS, "group_size": GROUP_SIZE, "max_new_tokens": MAX_NEW_TOKENS}
+    common |= {name: getattr(options, name) for name in given}
     own = {
         "echo-node": {name: getattr(options, name) for name in OWN},
-        "trl": best_of_trl(read_lines(options.to), common(options)),
+        "trl": {"threads": 2, "dtype": "bf16", "batch": 48} | dict(one.split("=") for one in options.trl),
     }
     found = {}
     for system in [options.only] if options.only else SYSTEMS:
-        settings = {**common(options), **own[system]}
-        lines = [done(options, system, seed, settings, options.steps) for seed in range(options.seeds)]
+        settings = {**common, **own[system]}
+        lines = [done(options, system, seed, settings) for seed in range(options.seeds)]
         found[system] = summary(lines, options.warm_up_steps)
-    show(found)
-    if options.json:
-        print(json.dumps(found))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

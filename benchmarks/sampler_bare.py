@@ -1,7 +1,7 @@
 """The bare libraries, in a process of their own as an engine has one: `python -m benchmarks.sampler_bare KIND`.
 
 No store, no swaps, no seeds of single samples but vLLM's own: `generate` of transformers draws a batch as its manual
-has it, and AsyncLLM gets all samples at once. Weights are what the library makes up.
+has it, and AsyncLLM gets all samples at once. Weights are what the library makes up. On the CPU, in float32.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from typing import Any
 import msgspec
 
 from swarm.process import ChildChannel
-from swarm.sampler.engine import EngineDtype, EngineKind, Job
-
-GPU_SHARE = 0.4
-"""Of a GPU's memory for each of two engines that take turns on it."""
+from swarm.sampler.engine import EngineKind, Job
 
 CPU_CACHE_BYTES = 1 << 30
 """Keys and values of all that is drawn at once, many times over."""
@@ -30,8 +27,6 @@ class BareStart(msgspec.Struct, frozen=True, tag=True):
     `weight_bytes` are those of the published weights, in bf16."""
 
     directory: str
-    device: str
-    dtype: EngineDtype
     context_tokens: int
     seats: int
     weight_bytes: int
@@ -48,7 +43,7 @@ class BareStarted(msgspec.Struct, frozen=True):
 
 
 class BareDrawn(msgspec.Struct, frozen=True):
-    """So many tokens in all, in so many seconds."""
+    """The tokens of all samples, and how long they took."""
 
     tokens: int
     seconds: float
@@ -82,20 +77,17 @@ def _transformers(command: BareStart) -> Draw:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from swarm.models.device import SMALL_MODEL_PARAMETERS, pick_device
+    from swarm.models.device import SMALL_MODEL_PARAMETERS
 
-    device = pick_device(command.device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype = dtype if command.dtype == "auto" else getattr(torch, command.dtype)
     config = AutoConfig.from_pretrained(command.directory)
     classes: Any = AutoModelForCausalLM  # annotated in part only
-    model = classes.from_config(config, dtype=dtype).to(device).eval()
+    model = classes.from_config(config, dtype=torch.float32).eval()
     if sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL_PARAMETERS:
         torch.set_num_threads(1)
 
     @torch.inference_mode()
     def batch(jobs: tuple[Job, ...]) -> int:
-        prompts = torch.tensor([job.prompt_token_ids for job in jobs], device=device)
+        prompts = torch.tensor([job.prompt_token_ids for job in jobs])
         output = model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
@@ -107,7 +99,7 @@ def _transformers(command: BareStart) -> Draw:
             eos_token_id=None,
             pad_token_id=0,
         )
-        return int(output[:, prompts.shape[1] :].cpu().numel())
+        return int(output[:, prompts.shape[1] :].numel())
 
     def all_batches(jobs: tuple[Job, ...]) -> int:
         return sum(batch(jobs[at : at + command.seats]) for at in range(0, len(jobs), command.seats))
@@ -121,14 +113,11 @@ def _transformers(command: BareStart) -> Draw:
 
 
 def _vllm(command: BareStart) -> Draw:
-    import torch
-
     from swarm.models.device import SMALL_MODEL_PARAMETERS
     from swarm.sampler.vllm import versions as vllm_versions
 
-    is_cuda = torch.version.cuda is not None
     # Threads as the node's engine has them: they decide more than anything that is compared here.
-    vllm_versions.prepare(is_cuda=is_cuda, is_small=command.weight_bytes < 2 * SMALL_MODEL_PARAMETERS)
+    vllm_versions.prepare(is_cuda=False, is_small=command.weight_bytes < 2 * SMALL_MODEL_PARAMETERS)
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -139,16 +128,15 @@ def _vllm(command: BareStart) -> Draw:
         "load_format": "dummy",
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
-        "dtype": ("bfloat16" if is_cuda else "float32") if command.dtype == "auto" else command.dtype,
+        "dtype": "float32",
         "max_model_len": command.context_tokens,
         "max_num_seqs": command.seats,
         # So that vLLM's processes end with this one; it does nothing else unless it is called.
         "worker_extension_cls": vllm_versions.EXTENSION,
-        "enable_chunked_prefill": is_cuda,
+        "enable_chunked_prefill": False,
         "disable_log_stats": True,
-        "enforce_eager": not is_cuda,
-        "gpu_memory_utilization": GPU_SHARE,
-        "kv_cache_memory_bytes": None if is_cuda else CPU_CACHE_BYTES,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": CPU_CACHE_BYTES,
     }
     arguments = AsyncEngineArgs(**options)
 

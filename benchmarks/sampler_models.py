@@ -22,8 +22,7 @@ from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store.store import VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
-from swarm.broadcast.version.codec import tensor_sum
-from swarm.broadcast.version.manifest import Layout, tensor_spans
+from swarm.broadcast.version.manifest import Layout
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
 from swarm.learner.tiny import tiny_tokenizer
 from swarm.net.signing import SigningKey
@@ -56,7 +55,7 @@ KEY = SigningKey.from_bytes(bytes(range(32)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a model is to be: about so many parameters, with a vocabulary and a context of its own."""
+    """What a model is to be: about how many parameters it has, with a vocabulary and a context of its own."""
 
     parameters: float
     vocab_size: int = 1024
@@ -185,13 +184,6 @@ class Versions:
         self.apply_s = time.perf_counter() - began
         self.sent_share = made.table.encoded_bytes / self.layout.total_bytes
         return Install(version=version, path=str(self.weights.path), tensor_sums=made.table.tensor_sums)
-
-    def holds_what_was_published(self) -> bool:
-        """The map's bytes give the sums of the newest version's table."""
-        content, newest = self.weights.path.read_bytes(), self.published.newest
-        assert newest is not None
-        sums = [tensor_sum(content[span.start : span.start + span.nbytes]) for span in tensor_spans(self.layout)]
-        return tuple(sums) == newest.table.tensor_sums
 
     def close(self) -> None:
         self.weights.close()

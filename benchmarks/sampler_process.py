@@ -46,13 +46,13 @@ class EngineProcess:
         self.log = directory / "engine.log"
         self._child = Child("engine", module, kind, log=self.log, hang_s=HANG_S)
 
-    async def start(self, versions: Versions, *, device: str, dtype: EngineDtype, places: int) -> Started:
-        """Build the model; `places` samples at once."""
+    async def start(self, versions: Versions, *, places: int, dtype: EngineDtype = "auto") -> Started:
+        """Build the model on the CPU; `places` samples at once."""
         context = versions.model.config.max_position_embeddings
         command = Start(
             directory=str(versions.files_dir),
             layout=versions.layout,
-            options=EngineOptions(device=device, dtype=dtype, max_model_len=context, places=places, hang_s=HANG_S),
+            options=EngineOptions(device="cpu", dtype=dtype, max_model_len=context, places=places, hang_s=HANG_S),
         )
         return await self.launch(command)
 

@@ -1,11 +1,20 @@
-"""Swaps of a version beneath an engine: what one takes, what it costs in tokens and memory, what is held after it."""
+"""Swaps of a version beneath an engine: what one takes, what it costs in tokens and memory, what is held after it.
+
+What a swap costs samples with long contexts, because their caches go with the old weights and are computed again, is
+measured by repeats of three draws with all places filled, each for prompts of its own: a few tokens (`short`), all of
+them undisturbed (`whole`), and all with a swap half-way (`swapped`). A swap loses the seconds by which `swapped` is
+longer than `whole`: the pause, the prefill of all contexts, and what check and probe take of the machine meanwhile. The
+speed from `short` to `whole` turns them into tokens. CPU seconds of the engine's processes hardly depend on what else
+runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -21,8 +30,8 @@ from benchmarks.sampler_models import (
     random_model,
     step,
 )
-from benchmarks.sampler_process import EngineProcess, kept_busy, random_job, running
-from swarm.sampler.engine import EngineDtype, EngineKind, Generate, Started
+from benchmarks.sampler_process import EngineBroken, EngineProcess, kept_busy, random_job, running
+from swarm.sampler.engine import EngineDtype, EngineKind, Generate, Install, Installed, Started
 from swarm.types import VersionId
 from tests.unit.models import logprobs_of, published
 
@@ -37,8 +46,6 @@ PLACES = 8
 SIZES = (3e5, 1e6, 1e7, 1e8)
 """Parameters of the models whose swaps are timed."""
 
-QUICK_SIZES = SIZES[:1]
-
 MEMORY_SIZE = 5e6
 """Of the model that is swapped for memory: one copy left behind at each of 200 swaps would be 2 GB."""
 
@@ -50,15 +57,13 @@ BF16_MEAN_ERROR = 0.02
 RSS_GROWTH = 0.03
 """What passes for flat: of 500 MB not quite two copies of the weights, where 180 were made."""
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapTimes:
     """Medians over the swaps of one model, in seconds: apply on the map, then of the engine's call its parts.
 
     Samples stand still for `pause_s`, which costs `tokens_lost` at the speed with all places filled: of samples with
-    next to no context, since caches are not counted that are computed again (sampler_recompute.py)."""
+    next to no context, since caches that are computed again are not counted (see `Recompute`)."""
 
     parameters: int
     weight_bytes: int
@@ -110,13 +115,13 @@ class Memory:
 
 
 async def swap_times(
-    kind: EngineKind, directory: Path, *, parameters: float, swaps: int, device: str, dtype: EngineDtype = "auto"
+    kind: EngineKind, directory: Path, *, parameters: float, swaps: int, dtype: EngineDtype = "auto"
 ) -> SwapTimes:
-    """Time `swaps` swaps of a model of about so many parameters, one learner's step each, all places drawing."""
+    """Time `swaps` swaps of a model of about `parameters` parameters, one learner's step each, all places drawing."""
     vocab_size = 32_768 if parameters >= 1e8 else 1024
     versions = Versions.of(random_model(Size(parameters=parameters, vocab_size=vocab_size)), directory)
     async with running(kind, directory) as engine:
-        started = await engine.start(versions, device=device, dtype=dtype, places=PLACES)
+        started = await engine.start(versions, dtype=dtype, places=PLACES)
         await engine.install(versions.publish())
         tokens_per_s = await _tokens_per_s(engine, started, vocab_size)
         rows = []
@@ -163,16 +168,14 @@ async def accuracy(
     tied: bool,
     dtype: EngineDtype,
     swaps: int,
-    device: str,
-    parameters: float = 2e6,
 ) -> Accuracy:
     """Swap to another version `swaps` times, and compare what the engine says of it each time."""
-    model = random_model(Size(parameters=parameters), architecture=architecture, tied=tied)
+    model = random_model(Size(parameters=2e6), architecture=architecture, tied=tied)
     versions = Versions.of(model, directory)
     errors: list[float] = []
     moved: list[float] = []
     async with running(kind, directory) as engine:
-        started = await engine.start(versions, device=device, dtype=dtype, places=2)
+        started = await engine.start(versions, dtype=dtype, places=2)
         await engine.install(versions.publish())
         before = published(model)
         for number in range(swaps):
@@ -221,12 +224,12 @@ def _distances(some: Sequence[float], others: Sequence[float]) -> list[float]:
     return [abs(one - other) for one, other in zip(some, others, strict=True)]
 
 
-async def memory(kind: EngineKind, directory: Path, *, swaps: int, device: str) -> Memory:
+async def memory(kind: EngineKind, directory: Path, *, swaps: int) -> Memory:
     """Resident memory after each of `swaps` swaps, with a batch between any two."""
     versions = Versions.of(random_model(Size(parameters=MEMORY_SIZE)), directory)
     rss_bytes = []
     async with running(kind, directory) as engine:
-        started = await engine.start(versions, device=device, dtype="auto", places=2)
+        started = await engine.start(versions, places=2)
         await engine.install(versions.publish())
         for number in range(swaps):
             step(versions.model, LEARNING_STEP, number)
@@ -239,83 +242,177 @@ async def memory(kind: EngineKind, directory: Path, *, swaps: int, device: str) 
     return Memory(rss_bytes=tuple(rss_bytes))
 
 
-TIMES_HEADER = (
-    "| parameters | sent | apply | pause | proof | install | tokens/s | lost in the pause |\n" + "|---" * 8 + "|"
-)
-
-ACCURACY_HEADER = (
-    "| architecture | embeddings | dtype | swaps | largest error | mean error | moved by | |\n" + "|---" * 8 + "|"
-)
+# -- caches that are computed again -----------------------------------------------------------------------------
 
 
-def times_line(one: SwapTimes) -> str:
-    """One row: milliseconds, and the proof that was given."""
-    ms = [f"{1000 * seconds:.1f}" for seconds in (one.apply_s, one.pause_s)]
-    columns = [
-        f"{one.parameters / 1e6:.1f} M",
-        f"{100 * one.sent_share:.1f} %",
-        *ms,
-        one.proof,
-        f"{1000 * one.install_s:.1f}",
-        f"{one.tokens_per_s:.0f}",
-        f"{one.tokens_lost:.0f}",
-    ]
-    return "| " + " | ".join(columns) + " |"
+SHORT_TOKENS = 16
+"""Of a sample, so that a draw is a prefill and little else."""
 
 
-def accuracy_line(one: Accuracy) -> str:
-    columns = [
-        one.architecture,
-        "tied" if one.tied else "untied",
-        one.dtype,
-        str(one.swaps),
-        f"{one.max_error:.1e}",
-        f"{one.mean_error:.1e}",
-        f"{one.moved:.2f}",
-        "met" if one.met else "missed",
-    ]
-    return "| " + " | ".join(columns) + " |"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contexts:
+    """Prompts and completions of the samples; half-way through they have about 1,000 tokens."""
+
+    prompt_tokens: int = 872
+    tokens: int = 256
+
+    @property
+    def total(self) -> int:
+        return self.prompt_tokens + self.tokens
 
 
-async def measure(
-    kind: EngineKind,
-    directory: Path,
-    say: Say,
-    *,
-    device: str,
-    quick: bool,
-    dtypes: Sequence[EngineDtype],
-    sizes: Sequence[float],
-) -> dict[str, Any]:
-    """All figures of swaps, said as they come; `met` is False if one of them misses its target."""
-    say(TIMES_HEADER)
-    times = []
-    for parameters in sizes:
-        at = directory / f"times-{parameters:g}"
-        times.append(await swap_times(kind, at, parameters=parameters, swaps=3 if quick else 7, device=device))
-        say(times_line(times[-1]))
-    say(ACCURACY_HEADER)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """All places drew once. `ends` are the tokens at which each sample came to its last version."""
+
+    seconds: float
+    cpu_s: float
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redrawn:
+    """Three draws, and the swap in the last of them."""
+
+    short: Drawn
+    whole: Drawn
+    swapped: Drawn
+    pause_s: float
+
+    @property
+    def fell_within(self) -> bool:
+        """Whether the swap met all samples while they were drawn."""
+        return min(self.swapped.ends) > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Medians over the repeats. `context_tokens` is what a sample had when the swap met it, in the mean; `tokens_per_s`
+    is of all places with such contexts."""
+
+    parameters: int
+    repeats: int
+    places: int
+    context_tokens: float
+    prefill_s: float
+    tokens_per_s: float
+    pause_s: float
+    lost_s: float
+    min_lost_s: float
+    max_lost_s: float
+    lost_cpu_s: float
+
+    @property
+    def tokens_lost(self) -> float:
+        return self.lost_s * self.tokens_per_s
+
+
+async def recompute(
+    kind: EngineKind, directory: Path, *, parameters: float, repeats: int, contexts: Contexts
+) -> Recompute:
+    """Time `repeats` swaps after one that is not counted. Raise EngineBroken if none fell within the samples."""
+    vocab_size = 32_768 if parameters >= 1e8 else 1024
+    size = Size(parameters=parameters, vocab_size=vocab_size, context_tokens=contexts.total)
+    versions = Versions.of(random_model(size), directory)
     found = []
-    kinds: list[tuple[Architecture, bool]] = list(product(("qwen3", "llama"), (True, False)))
-    for dtype, (architecture, tied) in product(dtypes, kinds[:1] if quick else kinds):
-        at = directory / f"{architecture}-{tied}-{dtype}"
-        swaps = 3 if quick else 20
-        found.append(
-            await accuracy(kind, at, architecture=architecture, tied=tied, dtype=dtype, swaps=swaps, device=device)
-        )
-        say(accuracy_line(found[-1]))
-    held = await memory(kind, directory / "memory", swaps=5 if quick else 200, device=device)
-    # Five swaps are within what allocators need to settle.
-    flat = quick or held.growth <= RSS_GROWTH
-    say(
-        f"resident memory over {len(held.rss_bytes)} swaps: {held.rss_bytes[0] / 1e6:.0f} to "
-        f"{held.rss_bytes[-1] / 1e6:.0f} MB, {100 * held.growth:+.1f} % since it settled "
-        f"(flat: at most {100 * RSS_GROWTH:g} %): {'met' if flat else 'missed'}"
+    async with running(kind, directory) as engine:
+        await engine.start(versions, places=PLACES)
+        await engine.install(versions.publish())
+        for number in range(repeats + 1):
+            step(versions.model, LEARNING_STEP, number)
+            found.append(await _repeat(engine, versions.publish(), number, vocab_size, contexts))
+    versions.close()
+    counted = [one for one in found[1:] if one.fell_within]
+    if not counted:
+        raise EngineBroken("no swap fell within the samples: the machine is too busy to say what one costs")
+    return summed_up(parameters_of(versions.model), counted, contexts)
+
+
+async def _repeat(engine: EngineProcess, install: Install, number: int, vocab_size: int, contexts: Contexts) -> Redrawn:
+    async def draw(kind: int, tokens: int) -> Drawn:
+        return await _draw(engine, 3 * number + kind, vocab_size, contexts.prompt_tokens, tokens)
+
+    short = await draw(0, SHORT_TOKENS)
+    whole = await draw(1, contexts.tokens)
+    installing = asyncio.create_task(_install_after(engine, install, (short.seconds + whole.seconds) / 2))
+    swapped = await draw(2, contexts.tokens)
+    return Redrawn(short=short, whole=whole, swapped=swapped, pause_s=(await installing).pause_s)
+
+
+async def _install_after(engine: EngineProcess, install: Install, seconds: float) -> Installed:
+    await asyncio.sleep(seconds)
+    return await engine.install(install)
+
+
+async def _draw(engine: EngineProcess, seed: int, vocab_size: int, prompt_tokens: int, tokens: int) -> Drawn:
+    # Prompts of its own: vLLM keeps the caches of those it has seen.
+    jobs = [
+        random_job(PLACES * seed + place, vocab_size, prompt_tokens=prompt_tokens, tokens=tokens)
+        for place in range(PLACES)
+    ]
+    began, spent_s = time.perf_counter(), engine.cpu_s()
+    samples = (await engine.draw(Generate(jobs=tuple(jobs)))).samples
+    return Drawn(
+        seconds=time.perf_counter() - began,
+        cpu_s=engine.cpu_s() - spent_s,
+        ends=tuple(sample.spans[-1].start for sample in samples),
     )
+
+
+def summed_up(parameters: int, repeats: Sequence[Redrawn], contexts: Contexts) -> Recompute:
+    """Medians of what single repeats give."""
+    median = statistics.median
+    lost_s = [one.swapped.seconds - one.whole.seconds for one in repeats]
+    drawn = PLACES * (contexts.tokens - SHORT_TOKENS)
+    return Recompute(
+        parameters=parameters,
+        repeats=len(repeats),
+        places=PLACES,
+        context_tokens=contexts.prompt_tokens + statistics.fmean(end for one in repeats for end in one.swapped.ends),
+        prefill_s=median(one.short.seconds for one in repeats),
+        tokens_per_s=median(drawn / (one.whole.seconds - one.short.seconds) for one in repeats),
+        pause_s=median(one.pause_s for one in repeats),
+        lost_s=median(lost_s),
+        min_lost_s=min(lost_s),
+        max_lost_s=max(lost_s),
+        lost_cpu_s=median(one.swapped.cpu_s - one.whole.cpu_s for one in repeats),
+    )
+
+
+# -- both --------------------------------------------------------------------------------------------------------
+
+
+def _said(figures: dict[str, Any]) -> dict[str, Any]:
+    print(json.dumps(figures), flush=True)
+    return figures
+
+
+async def measure(kind: EngineKind, directory: Path) -> dict[str, Any]:
+    """All figures of swaps, said as they come; `met` is False if one of them misses its target."""
+    times, found = list[dict[str, Any]](), list[dict[str, Any]]()
+    for parameters in SIZES:
+        one = await swap_times(kind, directory / f"times-{parameters:g}", parameters=parameters, swaps=7)
+        times.append(_said(asdict(one) | {"tokens_lost": one.tokens_lost}))
+    architectures: tuple[Architecture, ...] = ("qwen3", "llama")
+    dtypes: tuple[EngineDtype, ...] = ("float32", "bfloat16")
+    for dtype, architecture, tied in product(dtypes, architectures, (True, False)):
+        at = directory / f"{architecture}-{tied}-{dtype}"
+        held = await accuracy(kind, at, architecture=architecture, tied=tied, dtype=dtype, swaps=20)
+        found.append(_said(asdict(held) | {"met": held.met}))
+    rss = await memory(kind, directory / "memory", swaps=200)
     return {
-        "swaps": [asdict(one) | {"tokens_lost": one.tokens_lost} for one in times],
-        "accuracy": [asdict(one) | {"met": one.met} for one in found],
-        "rss_mb": [round(one / 1e6, 1) for one in held.rss_bytes],
-        "rss_growth": held.growth,
-        "swaps_met": flat and all(one.met for one in found),
+        "swaps": times,
+        "accuracy": found,
+        **_said({"rss_mb": [round(one / 1e6, 1) for one in rss.rss_bytes], "rss_growth": rss.growth}),
+        "met": rss.growth <= RSS_GROWTH and all(one["met"] for one in found),
     }
+
+
+async def measure_recompute(kind: EngineKind, directory: Path) -> list[dict[str, Any]]:
+    """What a swap costs models of all sizes with long contexts, said as it comes."""
+    found = []
+    for parameters in SIZES:
+        at = directory / f"{parameters:g}"
+        one = await recompute(kind, at, parameters=parameters, repeats=5, contexts=Contexts())
+        found.append(_said(asdict(one) | {"tokens_lost": one.tokens_lost}))
+    return found

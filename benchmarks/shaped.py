@@ -15,8 +15,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.links import LEARNER, STALLED_MBIT, Fault, Profile, in_order
-from benchmarks.transfers import Sample, TransferFailed
+from benchmarks.links import LEARNER, STALLED_MBIT, Fault, Profile, Sample, TransferFailed, in_order
 from tests.netns.hosts import Host, Hosts, hosts
 
 TICK_S = 0.5
@@ -66,7 +65,7 @@ class Speaker:
             raise TransferFailed(self._last_words()) from error
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it has said and nobody has taken yet."""
+        """What it has said since the last call."""
         while not self._events.empty():
             if (event := self._events.get()) is not None:
                 yield event
@@ -192,15 +191,6 @@ def sent_bytes(host: Host) -> int:
     """Bytes that its token bucket has let through, every header counted as on a wire."""
     buckets = json.loads(_output("tc", "-n", host.namespace, "-s", "-j", "qdisc", "show", "dev", "eth0", "root"))
     return sum(int(bucket["bytes"]) for bucket in buckets if bucket["kind"] == "tbf")
-
-
-def use_congestion_control(network: Hosts, name: str) -> None:
-    """What every connection in the hosts uses that does not choose for itself. By the route, since a namespace may
-    choose by sysctl only of what the machine allows to everybody."""
-    for host in network:
-        for route in json.loads(_output("ip", "-n", host.namespace, "-j", "-4", "route", "show", "dev", "eth0")):
-            words = [route["dst"], "dev", "eth0", "proto", "kernel", "scope", "link", "src", host.address]
-            _output("ip", "-n", host.namespace, "route", "replace", *words, "congctl", name)
 
 
 def poll(answered: Callable[[], bool], *, every_s: float, limit_s: float, what: str) -> None:

@@ -8,13 +8,13 @@ mean generation time of 0.3 steps; a learner that publishes after every step of 
 workers `broadcast` steps later. The fleet is 1.3 times as fast as the model's least rate
 R / min(T_train, S * T_train - T_bcast - T_gen), or 1.3 * R / T_train where no fleet is fast enough.
 
-Four rules (benchmarks/staleness_rules.py): the real plane with hold 0 and with unlimited hold, each asked one lease
+Four rules (benchmarks/staleness_sim.py): the real plane with hold 0 and with unlimited hold, each asked one lease
 ahead as real samplers do; AReaL's counters; and first in, first out without any pacing, both of which hand out work
 only to a worker that is free. Four cases: `single` and `dying` have groups of one (with 10 % of the workers vanishing
 per hour, noticed after three beats, replaced after ten minutes), `groups` groups of eight and a fifth of the steps,
 `serial` carries one version at a time, so that where a broadcast takes 3 steps only each third version arrives.
 
-Hard cases, in a table of their own: benchmarks/staleness_cases.py.
+Each row is a line of JSON, in shares of 1. Hard cases: benchmarks/staleness_cases.py.
 
 Discarded is the share of all generated rollouts that was not trained on and is no longer waiting to be; lost is what
 was on workers that died. The floor (benchmarks/staleness_floor.py) is the mean staleness of a clairvoyant scheduler
@@ -40,15 +40,13 @@ import json
 import math
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import staleness_cases
 from benchmarks.staleness_floor import Demand, Floor, floor
-from benchmarks.staleness_rules import RULES, Setting, freshness_of, hold_of
-from benchmarks.staleness_sim import Figures, Fleet, Run
+from benchmarks.staleness_sim import RULES, Figures, Fleet, Run, Setting, freshness_of, hold_of
 
 BATCH_GROUPS = 32
 
@@ -251,46 +249,6 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
     return [row for row in rows if not row.hard or (row.floored and row.broadcast <= 1)]
 
 
-HEADER = (
-    "| case | S | T_bcast | workers | deadlines, hold 0: idle / discarded | by length | staleness | floor "
-    "| off: idle / discarded, staleness | unlimited hold | counter | by length | no pacing | target |\n"
-    + "|---" * 14
-    + "|"
-)
-
-
-def line(found: dict[str, Any]) -> str:
-    """One row of the table, in percent."""
-    rules = found["rules"]
-    ours, off, held, counter, none = (rules[name] for name in RULES)
-    verdict = "missed: " + ", ".join(found["missed"]) if found["missed"] else "met" if found["targeted"] else ""
-    cells = [
-        found["case"],
-        found["max_staleness"],
-        f"{found['broadcast_steps']:g}",
-        found["workers"],
-        _shares(ours),
-        _quartiles(ours),
-        f"{ours['mean_staleness']:.2f}, {ours['max_staleness']}",
-        f"{found['floor']['mean_staleness']:.2f}" if found["floor"] else "",
-        f"{_shares(off)}, {off['mean_staleness']:.2f}",
-        _shares(held),
-        _shares(counter),
-        _quartiles(counter),
-        _shares(none),
-        verdict,
-    ]
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-
-def _shares(figures: dict[str, Any]) -> str:
-    return f"{100 * figures['idle']:.1f} / {100 * figures['discarded']:.1f}"
-
-
-def _quartiles(figures: dict[str, Any]) -> str:
-    return " ".join(f"{100 * share:.1f}" for share in figures["discarded_by_quartile"])
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=350, help="learner steps of a run")
@@ -301,22 +259,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", type=_list(str), default=list(CASES), help=",".join(CASES))
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(arguments)
-    if min(options.steps, options.seeds, options.generate, *options.broadcast) <= 0 or min(options.staleness) < 0:
-        parser.error("steps, seeds and times are positive, bounds are not negative")
     if unknown := [case for case in options.cases if case not in CASES]:
         parser.error(f"no case is named {unknown[0]!r}")
     return options
-
-
-def _table(rows: Sequence[Row], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure and print one table, if it has rows."""
-    found: list[dict[str, Any]] = []
-    for row in rows:
-        if not found:
-            print(staleness_cases.HEADER if row.hard else HEADER)
-        found.append(measure(row, steps=options.steps, seeds=options.seeds))
-        print(staleness_cases.line(found[-1]) if row.hard else line(found[-1]), flush=True)
-    return found
 
 
 def _list(of: type) -> Any:
@@ -325,17 +270,13 @@ def _list(of: type) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    began = time.process_time()
-    rows, hard = (_table([row for row in rows_of(options) if row.hard == hard], options) for hard in (False, True))
-    met = not any(row["missed"] for row in rows + hard)
-    cpu_s = time.process_time() - began
-    print(f"targets {'met' if met else 'missed'}, {cpu_s:.0f} CPU-s; percent, by length: per quartile, short to long")
+    rows = []
+    for row in rows_of(options):
+        rows.append(measure(row, steps=options.steps, seeds=options.seeds))
+        print(json.dumps(rows[-1]), flush=True)
+    met = not any(row["missed"] for row in rows)
     if options.json:
-        print(
-            json.dumps(
-                {"met": met, "steps": options.steps, "seeds": options.seeds, "cpu_s": cpu_s, "rows": rows, "hard": hard}
-            )
-        )
+        print(json.dumps({"met": met, "steps": options.steps, "seeds": options.seeds, "rows": rows}))
     return 0 if met else 1
 
 

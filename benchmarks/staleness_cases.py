@@ -4,7 +4,7 @@ Each is run by the real plane with freshness adaptive and off, in the simulator 
 (`places`: of eight) and a fleet 1.3 times as fast as needed unless it says otherwise.
 
 - `halved`: 2.6 times as fast as needed, until half of the samplers vanish in the middle of the run. The learner notices
-  after three beats; nobody takes their place.
+  after three beats; they are not replaced.
 - `doubled`: in the middle of the run as many samplers again join, with the newest version.
 - `bursts`: every 20 steps a held-out round of as many prompts as four batches have.
 - `mixed`: the fastest sampler is 50 times as fast as the slowest, log-uniform, with the same rate in all.
@@ -29,8 +29,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from benchmarks.staleness_rules import MEAN_TOKENS, DeadlineRule, Job, Sample, Setting, freshness_of, node, prompt
-from benchmarks.staleness_sim import STEP_S, DeadlockError, Figures, Fleet, Run, Worker
+from benchmarks.staleness_sim import (
+    MEAN_TOKENS,
+    STEP_S,
+    DeadlineRule,
+    DeadlockError,
+    Figures,
+    Fleet,
+    Job,
+    Run,
+    Sample,
+    Setting,
+    Worker,
+    freshness_of,
+    node,
+    prompt,
+)
 from swarm.sampler.feeding import AHEAD
 from swarm.types import VersionId
 
@@ -350,29 +364,3 @@ def beside_off(ours: dict[str, Any], off: dict[str, Any]) -> list[str]:
         "discards beside off": ours["discarded"] > off["discarded"] + DISCARDED_BESIDE_OFF,
     }
     return [name for name, is_missed in missed.items() if is_missed]
-
-
-HEADER = (
-    "| case | S | T_bcast | workers | idle / discarded, staleness | off: the same | recovery, batches "
-    "| target |\n" + "|---" * 8 + "|"
-)
-
-
-def line(found: dict[str, Any]) -> str:
-    """One row of the table, in percent."""
-    cells = [
-        found["case"],
-        found["max_staleness"],
-        f"{found['broadcast_steps']:g}",
-        found["workers"],
-        *(_cell(found["rules"][rule]) for rule in RULES),
-        "" if found["recovery_batches"] is None else found["recovery_batches"],
-        "missed: " + ", ".join(found["missed"]) if found["missed"] else "met",
-    ]
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-
-def _cell(figures: dict[str, float] | None) -> str:
-    if figures is None:
-        return "-"
-    return f"{100 * figures['idle']:.1f} / {100 * figures['discarded']:.1f}, {figures['mean_staleness']:.2f}"

@@ -30,8 +30,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from benchmarks.staleness_rules import Job, Sample
-from benchmarks.staleness_sim import STEP_S, Figures, Fleet, Lengths, Run
+from benchmarks.staleness_sim import STEP_S, Figures, Fleet, Job, Lengths, Run, Sample
 
 GAP = 1e-6
 """Steps that a sample begins after its version arrived, and ends before its batch is taken: more than rounding."""

@@ -1,13 +1,13 @@
 """A version's whole way, from the end of the optimiser's step to the first token that is drawn with it.
 
 bin/python -m benchmarks.version --size-mib 1024 --receivers 4 --json
-bin/python -m benchmarks.version --size-mib 64 --receivers 2 --deltas 5 --lr 1e-5 --plot timeline.svg
+bin/python -m benchmarks.version --size-mib 64 --receivers 2 --deltas 5 --lr 1e-5
 
 A learner and receivers as real processes: masters of normal weights moved by a real AdamW step (gradients of noise),
 the broadcast as shipped (TLS where hosts are apart), and an engine (transformers, bf16, on the CPU) that installs each
-version and draws a token. With root every process has a network namespace with shaped links; without, all are on
-loopback and the nodes cap themselves, which is said. The first version only loads the engines. Then come one full
-version and --deltas deltas, each after the one before is installed everywhere. All times are of one monotonic clock.
+version and draws a token. Every process has a network namespace with shaped links, which needs root. The first version
+only loads the engines. Then come one full version and --deltas deltas, each after the one before is installed
+everywhere; each gives a line of JSON. All times are of one monotonic clock.
 
 Figures, for `delta` (medians, and each run) and `full` (one run):
 installed_over_wire  from the step's end to the last install, over the wire's own bound for the bytes that were sent
@@ -17,7 +17,7 @@ encode_s             staged until signed: compare, encode, digests, sums
 stages               seconds from the step's end until each stage was reached, at the median and the last receiver
 disk_bytes_per_received_byte  what all receivers wrote to their disks, over the encoded bytes that they received
 cpu_s_per_gb         CPU of learner (trainer left out) and receivers, over raw gigabytes of the model times receivers
-pss_over_weights     memory of a receiver's node, beside its engine's process, over the weights; shared pages count once
+pss_over_weights     memory of a receiver's node, without its engine's, over the weights; shared pages count once
 memcpy_s             one copy of the model in memory, for comparison
 All processes share the cores of this machine, so the figures rest on `cores`; `receivers` 1 is nearest to a swarm whose
 receivers have machines of their own.
@@ -29,24 +29,17 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.links import LEARNER, Profile, bound_s, equal_profile
+from benchmarks.links import LEARNER, Profile, TransferFailed, bound_s, equal_profile
 from benchmarks.shaped import Speaker, poll, shaped
-from benchmarks.transfers import TransferFailed
-from benchmarks.version_picture import picture
 from tests.integration.processes import fetch_status
-from tests.netns.hosts import Host, unusable
+from tests.netns.hosts import Host, Hosts, unusable
 
 MIB = 1 << 20
 MAKE_S = 1200.0
@@ -58,47 +51,23 @@ STAGES = ("announced_s", "first_chunk_s", "complete_s", "applied_s", "installed_
 Event = dict[str, Any]
 
 
-class Here:
-    """This machine itself, as a host for processes."""
-
-    address = "127.0.0.1"
-
-    def popen(self, arguments: Sequence[str], **settings: Any) -> subprocess.Popen[Any]:
-        return subprocess.Popen(arguments, **settings)
-
-
-@contextmanager
-def places(profile: Profile, *, apart: bool) -> Iterator[dict[int, Any]]:
-    """Where each host's process runs: in a namespace with its links, or here."""
-    if not apart:
-        yield {number: Here() for number in profile.hosts}
-        return
-    with shaped(profile) as network:
-        yield {number: network.host(number) for number in profile.hosts}
-
-
 class Swarm:
     """The learner and its receivers."""
 
-    def __init__(self, at: dict[int, Any], profile: Profile, options: argparse.Namespace, directory: Path) -> None:
-        self._options = options
-        apart = isinstance(at[LEARNER], Host)
-        caps = [] if apart else ["--max-upload", str(options.up_mbit)]
-        arguments = ["--directory", str(directory / "learner"), "--host", at[LEARNER].address, *caps]
-        arguments += ["--port", "7700" if apart else "0"]
+    def __init__(self, network: Hosts, profile: Profile, options: argparse.Namespace, directory: Path) -> None:
+        self._host: Host = network.host(LEARNER)
+        arguments = ["--directory", str(directory / "learner"), "--host", self._host.address]
         arguments += ["--size-bytes", str(options.size_mib * MIB), "--lr", repr(options.lr)]
         learner_log = directory / "learner.log"
-        self.learner = Speaker(at[LEARNER], "benchmarks.version_learner", *arguments, log=learner_log)
-        self._cpu_before = 0.0
+        self.learner = Speaker(self._host, "benchmarks.version_learner", *arguments, log=learner_log)
         listening = self.learner.expect("listening", timeout_s=MAKE_S)
         self.memcpy_s = float(listening["memcpy_s"])
-        self._url, self._at = listening["url"], at[LEARNER]
-        caps += [] if apart else ["--max-download", str(options.down_mbit)]
+        self._url = listening["url"]
         self.receivers = {
             number: Speaker(
-                at[number],
+                network.host(number),
                 "benchmarks.version_receiver",
-                *("--join", listening["join"], "--directory", str(directory / f"receiver-{number}"), *caps),
+                *("--join", listening["join"], "--directory", str(directory / f"receiver-{number}")),
                 log=directory / f"receiver-{number}.log",
             )
             for number in profile.peers
@@ -108,10 +77,8 @@ class Swarm:
         poll(self._linked, every_s=1.0, limit_s=READY_S, what="all receivers are linked with the learner")
 
     def _linked(self) -> bool:
-        if isinstance(self._at, Host):
-            with self._at.inside():
-                return int(fetch_status(self._url)["streams"]) == len(self.receivers)
-        return int(fetch_status(self._url)["streams"]) == len(self.receivers)
+        with self._host.inside():
+            return int(fetch_status(self._url)["streams"]) == len(self.receivers)
 
     def publish(self, *, full: bool = False) -> tuple[Event, dict[int, Event]]:
         """Have a version published and wait until all have drawn with it."""
@@ -135,11 +102,11 @@ class Swarm:
         return float(times.user + times.system)
 
 
-def measure(options: argparse.Namespace, directory: Path, *, apart: bool) -> dict[str, Any]:
+def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     profile = equal_profile(options.receivers, options.up_mbit, options.down_mbit)
     runs: list[dict[str, Any]] = []
-    with places(profile, apart=apart) as at:
-        swarm = Swarm(at, profile, options, directory)
+    with shaped(profile) as network:
+        swarm = Swarm(network, profile, options, directory)
         raw_bytes = options.size_mib * MIB
         _, before = swarm.publish()
         cpu_s = swarm.cpu_s()
@@ -149,8 +116,8 @@ def measure(options: argparse.Namespace, directory: Path, *, apart: bool) -> dic
             run["cpu_s_per_gb"] += (swarm.cpu_s() - cpu_s) / len(installed)
             run["cpu_s_per_gb"] = round(run["cpu_s_per_gb"] / (raw_bytes / 1e9), 2)
             run["kind"], run["pss_over_weights"] = kind, round(run["pss_bytes"] / raw_bytes, 2)
-            runs.append({**run, "timeline": timeline(published, installed)})
-            print(line(runs[-1]), flush=True)
+            runs.append(run)
+            print(json.dumps(run), flush=True)
             before, cpu_s = installed, swarm.cpu_s()
     deltas = [run for run in runs if run["kind"] == "delta"]
     return {
@@ -158,7 +125,7 @@ def measure(options: argparse.Namespace, directory: Path, *, apart: bool) -> dic
         "receivers": options.receivers,
         "lr": options.lr,
         "cores": os.cpu_count(),
-        "links": f"{options.up_mbit:g}/{options.down_mbit:g} Mbit/s, " + ("namespaces" if apart else "the nodes' caps"),
+        "links": f"{options.up_mbit:g}/{options.down_mbit:g} Mbit/s",
         "memcpy_s": round(swarm.memcpy_s, 3),
         "full": runs[0],
         **({"delta": summary(deltas), "deltas": deltas} if deltas else {}),
@@ -190,24 +157,6 @@ def figures(published: Event, installed: dict[int, Event], before: dict[int, Eve
     }
 
 
-def timeline(published: Event, installed: dict[int, Event]) -> dict[str, list[tuple[str, float, float]]]:
-    """A lane for the learner and each receiver: what it did, from when to when, in seconds after the step's end."""
-    zero = published["ended_s"]
-    lanes = {
-        "learner": [
-            ("stage", 0.0, published["staged_s"] - zero),
-            ("encode", published["staged_s"] - zero, published["encoded_s"] - zero),
-            ("send", published["encoded_s"] - zero, max(e["complete_s"] for e in installed.values()) - zero),
-        ]
-    }
-    for number, event in installed.items():
-        marks = [("receive", "first_chunk_s"), ("apply", "complete_s"), ("install", "applied_s")]
-        marks += [("draw", "installed_s"), ("", "drawn_s")]
-        known = [(name, event[mark] - zero) for name, mark in marks if event[mark]]
-        lanes[f"receiver {number}"] = [(name, begin, end) for (name, begin), (_, end) in pairwise(known)]
-    return lanes
-
-
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians of all figures, and the range of the ratio."""
     numbers = {name for name, value in runs[0].items() if isinstance(value, int | float)}
@@ -222,18 +171,6 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def line(run: dict[str, Any]) -> str:
-    """What a person is told of one version."""
-    stages = run["stages"]
-    last = ", ".join(f"{name.removesuffix('_s').replace('_', ' ')} {stages[name]['last']:.2f}" for name in STAGES)
-    return (
-        f"{run['kind']}: {run['encoded_bytes'] / 1e6:.1f} MB, wire {run['bound_s']:.2f} s, installed after "
-        f"{run['installed_s']:.2f} s ({run['installed_over_wire']:.2f} times); staged {stages['staged_s']:.2f}, "
-        f"encoded {stages['encoded_s']:.2f}, last receiver: {last}; "
-        f"disk {run['disk_bytes_per_received_byte']:.2f} times"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size-mib", type=int, default=256, help="of the weights in bf16, about")
@@ -242,27 +179,18 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-6)
     parser.add_argument("--up-mbit", type=float, default=50)
     parser.add_argument("--down-mbit", type=float, default=100)
-    parser.add_argument("--plot", type=Path, help="where to write the timeline of the last delta, as SVG")
     parser.add_argument("--work-dir", type=Path, help="keep logs and states here")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="all figures as the last line")
     options = parser.parse_args()
-    reason = unusable()
-    if reason:
-        print(f"no namespaces ({reason}): all on loopback, the nodes cap themselves", flush=True)
-    began = time.monotonic()
+    if reason := unusable():
+        sys.exit(f"benchmarks.version: {reason}")
     with tempfile.TemporaryDirectory() as scratch:
         directory = options.work_dir or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            found = measure(options, directory, apart=not reason)
+            found = measure(options, directory)
         except TransferFailed as error:
             sys.exit(f"benchmarks.version: {error}")
-    last = (found.get("deltas") or [found["full"]])[-1]
-    if options.plot:
-        options.plot.write_text(picture(last["timeline"], f"{last['kind']} of {options.size_mib} MiB"))
-    print(f"{time.monotonic() - began:.0f} s")
-    for run in [found["full"], *found.get("deltas", [])]:
-        del run["timeline"]
     if options.json:
         print(json.dumps(found))
 

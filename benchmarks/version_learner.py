@@ -87,7 +87,7 @@ def train() -> None:
 
 
 async def lead(options: argparse.Namespace) -> None:
-    settings = LeadConfig(host=options.host, port=options.port, lan=True, max_upload=options.max_upload)
+    settings = LeadConfig(host=options.host, port=7700, lan=True)
     network = NodeNetwork(options.directory / "identity", "learner", settings, say=_to_stderr, emit=_ignore)
     broadcast = BroadcastService(options.directory / "versions", network.key, network.station)
     trainer = Child(
@@ -157,10 +157,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--host", required=True)
-    parser.add_argument("--port", type=int, default=7700)
     parser.add_argument("--size-bytes", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
-    parser.add_argument("--max-upload", type=float, metavar="MBIT", help="as of echo-node lead")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     uvloop.run(lead(options))

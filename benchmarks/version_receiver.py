@@ -36,9 +36,8 @@ class ReceivingNode(JoiningNode):
 
     role = "sampler"
 
-    def __init__(self, config: JoinConfig, dtype: str) -> None:
+    def __init__(self, config: JoinConfig) -> None:
         super().__init__(config, _to_stderr)
-        self._dtype = dtype
 
     def status(self) -> dict[str, Any]:
         return {**self._network.status(), **self._data.status()}
@@ -46,7 +45,7 @@ class ReceivingNode(JoiningNode):
     def _set_state(self, state: str) -> None: ...
 
     async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
-        options = EngineOptions(device="cpu", dtype=self._dtype)  # type: ignore[arg-type]
+        options = EngineOptions(device="cpu", dtype="bfloat16")
         engine = EngineWorker(self._directory, kind="transformers", options=options)
         await engine.launch()
         try:
@@ -99,19 +98,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--join", required=True)
     parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--max-upload", type=float)
-    parser.add_argument("--max-download", type=float)
     options = parser.parse_args()
-    config = JoinConfig(
-        role="sampler",
-        bootstrap=(options.join,),
-        state_dir=options.directory,
-        lan=True,
-        max_upload=options.max_upload,
-        max_download=options.max_download,
-    )
-    uvloop.run(ReceivingNode(config, options.dtype).run())
+    config = JoinConfig(role="sampler", bootstrap=(options.join,), state_dir=options.directory, lan=True)
+    uvloop.run(ReceivingNode(config).run())
 
 
 if __name__ == "__main__":

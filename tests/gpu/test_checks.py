@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.gpu_check import CHECKS
-from benchmarks.gpu_run import DRY_FACTOR, Check, run
+from benchmarks.gpu_check import CHECKS, DRY_FACTOR, Check, run
 
 IN_A_SUBMISSION = frozenset({"mfu-0.6b", "rank", "transformers"})
 """On a CPU the others run what these do, or what the rings vllm and integration do."""

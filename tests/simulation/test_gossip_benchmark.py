@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -79,15 +78,6 @@ def test_a_head_that_reaches_no_leaf_shows(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(GossipSwarm, "publish", to_publics_alone)
     row = figures(Plan(nodes=30, leaf_share=0.7, seeds=1, heads=1, newcomers=0, crashes=0, node_hours=0.0))
     assert row["head_known_p99_s"] is row["head_known_all_s"] is None
-
-
-def test_the_last_line_can_be_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = "gossip --nodes 10 --leaf-share 0.5 --seeds 1 --heads 1 --newcomers 0 --crashes 0 --node-hours 0 --json"
-    monkeypatch.setattr("sys.argv", arguments.split())
-    gossip.main()
-    printed = capsys.readouterr().out.splitlines()
-    assert json.loads(printed[-1])["nodes"] == 10
-    assert any(line.startswith("99 % of all nodes know a new head") for line in printed)
 
 
 def test_time_of_a_share() -> None:

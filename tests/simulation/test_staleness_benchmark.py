@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks import staleness
 from benchmarks.staleness import Row, misses, simulate
-from benchmarks.staleness_rules import RULES
-from benchmarks.staleness_sim import REPLACED_S, STEP_S
+from benchmarks.staleness_sim import REPLACED_S, RULES, STEP_S
 
 PAIR = Row(case="single", max_staleness=2, broadcast=0.3, generate=0.3)
 
@@ -112,10 +111,3 @@ def test_what_the_aim_may_cost_is_measured_by_the_same_rule_without_it() -> None
         "idle beside off",
         "discards beside off",
     ]
-
-
-@pytest.mark.parametrize("arguments", ["--cases none", "--steps 0", "--staleness -1", "--broadcast 0"])
-def test_bad_input_ends_with_status_2(arguments: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        staleness.main(arguments.split())
-    assert ended.value.code == 2

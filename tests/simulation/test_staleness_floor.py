@@ -11,8 +11,7 @@ import pytest
 from benchmarks import staleness_floor
 from benchmarks.staleness import Row, clairvoyant, simulate
 from benchmarks.staleness_floor import GAP, Arrivals, Planned, Wanted, schedule
-from benchmarks.staleness_rules import RULES, Job
-from benchmarks.staleness_sim import Fleet, Lengths
+from benchmarks.staleness_sim import RULES, Fleet, Job, Lengths
 
 PAIR = Row(case="single", max_staleness=4, broadcast=0.3, generate=0.3)
 

@@ -1,9 +1,8 @@
-"""The arithmetic example and its benchmark: questions, tokenizer, base, and what is said of a curve."""
+"""The arithmetic example and its benchmark: questions, tokenizer, base, and its curve."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +11,7 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks.arithmetic import lead_settings, main
-from benchmarks.arithmetic_figures import Point, line_of, read_curve, summary, two_proportion_z, wilson
+from benchmarks.arithmetic import lead_settings, read_curve
 from benchmarks.arithmetic_words import (
     EXAMPLES,
     LARGEST,
@@ -131,79 +129,26 @@ def test_the_base_knows_a_little_and_takes_learner_steps(config: LeadConfig, tmp
     assert [0 <= process.step(number).reward <= 1 for number in range(2)] == [True, True]
 
 
-def test_the_benchmark_runs_the_example_without_its_end(config: LeadConfig, tmp_path: Path) -> None:
-    path = tmp_path / "lead.toml"
-    path.write_text(lead_settings(random_reward=True, eval_every=20, seed=3))
-    found = load_config(LeadConfig, path, {})
-    assert (found.is_control, found.eval_every_steps, found.seed, found.target) == (True, 20, 3, None)
-    assert (found.learning_rate, found.own_rewards) == (config.learning_rate, config.rewards)
+@pytest.mark.parametrize(("adapter", "learning_rate", "used"), [(None, None, 3e-4), (8, None, 3e-3), (8, 1e-3, 1e-3)])
+def test_the_benchmark_runs_the_example_without_its_end_and_an_adapter_at_ten_times_its_rate(
+    config: LeadConfig, adapter: int | None, learning_rate: float | None, used: float
+) -> None:
+    found = lead_settings(eval_every=20, seed=3, steps=400, adapter=adapter, learning_rate=learning_rate)
+    assert (found.eval_every_steps, found.seed, found.steps, found.target) == (20, 3, 400, None)
+    assert (found.adapter, found.learning_rate, found.own_rewards) == (adapter, used, config.rewards)
     assert Path(found.model).samefile(config.model)
 
 
-@pytest.mark.parametrize(("learning_rate", "used"), [(None, 3e-3), (1e-3, 1e-3)])
-def test_an_adapter_of_the_example_has_ten_times_its_rate_unless_that_is_said(
-    tmp_path: Path, learning_rate: float | None, used: float
-) -> None:
-    path = tmp_path / "lead.toml"
-    asked = lead_settings(
-        random_reward=False, eval_every=100, seed=0, steps=400, adapter=8, learning_rate=learning_rate
-    )
-    path.write_text(asked)
-    found = load_config(LeadConfig, path, {})
-    assert (found.adapter, found.steps, found.learning_rate) == (8, 400, used)
-
-
-# -- figures -------------------------------------------------------------------------------------------------
-
-
-def point(step: int, pass_at_1: float, prompts: int = 400) -> Point:
-    return Point(step=step, minutes=step / 10, pass_at_1=pass_at_1, prompts=prompts, reward=None, tokens=None)
-
-
-def test_a_curve_is_read_from_a_run_that_goes_on(tmp_path: Path) -> None:
-    assert read_curve(tmp_path) == []
+def test_a_curve_is_read_from_a_run(tmp_path: Path) -> None:
     rounds = [
         {"kind": "evaluated", "version": 0, "exact_match": 0.2, "prompts": 400, "time": 60.0},
         {"kind": "saved", "time": 61.0},
         {"kind": "evaluated", "version": 3, "exact_match": 0.5, "prompts": 400, "time": 120.0},
     ]
-    steps = [{"step": n, "reward": n / 10, "completions/mean_length": n} for n in range(1, 6)]
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds) + '{"kind": "eval')
+    steps = [{"step": n, "reward": n / 10} for n in range(1, 6)]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
     first, last = read_curve(tmp_path)
-    assert (first.step, first.minutes, first.reward) == (0, 0.0, None)
-    assert (last.step, last.minutes, last.pass_at_1, last.tokens) == (3, 1.0, 0.5, 2.0)
-    assert last.reward == pytest.approx(0.2)
-    assert "0.500" in line_of(last)
-
-
-def test_an_interval_is_that_of_wilson() -> None:
-    assert wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
-    low, high = wilson(0.0, 50)
-    assert low == pytest.approx(0.0, abs=1e-12)
-    assert high == pytest.approx(0.0713, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "z"), [(0.3, 0.4, 2.9650), (0.4, 0.3, -2.9650), (0.3, 0.3, 0.0), (1.0, 1.0, 0.0)]
-)
-def test_a_rise_is_judged_by_two_proportions(first: float, last: float, z: float) -> None:
-    assert two_proportion_z(first, last, 400) == pytest.approx(z, abs=1e-4)
-
-
-@pytest.mark.parametrize(("last", "risen"), [(0.4, True), (0.36, False), (0.2, False)])
-def test_a_curve_has_risen_if_its_last_round_is_above_its_first(last: float, risen: bool) -> None:
-    found = summary([point(0, 0.3), point(20, 0.9), point(40, last)])
-    assert (found["risen"], found["first"], found["last"], found["steps"]) == (risen, 0.3, last, 40)
-    json.dumps(found, allow_nan=False)
-
-
-@pytest.mark.parametrize("arguments", [("--minutes", "0"), ("--samplers", "0")])
-def test_bad_input_is_one_line(
-    arguments: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["arithmetic", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("benchmarks.arithmetic: --minutes is above 0")
+    assert (first["step"], first["minutes"], first["reward"]) == (0, 0.0, None)
+    assert (last["step"], last["minutes"], last["pass_at_1"]) == (3, 1.0, 0.5)
+    assert last["reward"] == pytest.approx(0.2)

@@ -12,10 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks import gpu_check, gpu_run
-from benchmarks.gpu_check import CHECKS
+from benchmarks import gpu_check
+from benchmarks.gpu_check import CHECKS, Check, Limit, judged, run
 from benchmarks.gpu_child import MARK, counted, replays_per_step
-from benchmarks.gpu_run import Check, Limit, judged, run
 
 RATIOS = (Limit(path="memory.*.estimate_ratio", least=0.85, most=1.15),)
 
@@ -47,12 +46,6 @@ def test_each_of_several_figures_has_to_keep_to_a_limit(ratios: tuple[float, ...
     found = judged(check_of(limits=RATIOS), figures, 1.0, dry=False)
     assert found.outcome == outcome
     assert found.line.startswith(f"estimate_ratio {ratios[0]:.3g}, {ratios[1]:.3g} (at least 0.85 and at most 1.15)")
-
-
-def test_what_has_no_limit_is_shown() -> None:
-    shown = Limit(path="tokens_per_s"), Limit(path="pause_s")
-    found = judged(check_of(limits=shown), {"tokens_per_s": 12345.6, "pause_s": 0.0123456}, 1.0, dry=False)
-    assert (found.outcome, found.line) == ("met", "tokens_per_s 12,346; pause_s 0.0123")
 
 
 def test_what_is_not_a_number_keeps_to_no_limit() -> None:
@@ -89,9 +82,7 @@ def test_what_cannot_run_here_is_skipped_by_name() -> None:
     ("source", "line"),
     [
         ("raise SystemExit('no room')", "ended with status 1: no room"),
-        ("import sys; print('{}'); sys.exit(3)", "ended with status 3: {}"),
         ("import os; os.kill(os.getpid(), 9)", "ended with status -9: it said nothing"),
-        ("print('all is well')", "ended with status 0: all is well"),
         ("print([1, 2])", "ended with status 0: [1, 2]"),
         ("import sys; print('{}'); print('late'); print('loud', file=sys.stderr)", "ended with status 0: {} late loud"),
     ],
@@ -115,7 +106,7 @@ def test_what_takes_too_long_is_killed_and_has_failed(scripts: Scripts) -> None:
 
 
 def test_what_was_not_given_its_share_is_out_of_time(scripts: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_run, "MIN_S", 0.0)
+    monkeypatch.setattr(gpu_check, "MIN_S", 0.0)
     found = run(scripts.check("import time; time.sleep(3600)", limit_s=100.0), dry=False, left_s=0.2)
     assert (found.outcome, found.line) == ("skipped", "out of time after 0 s")
 
@@ -177,7 +168,7 @@ def test_figures_are_written_after_each_check_and_none_takes_another_with_it(
         scripts.check(reads, name="reads"),
         scripts.check("print('{}')", name="other"),
     ]
-    assert dry_run(checks, monkeypatch, "--json", "--out", str(out)) == 1
+    assert dry_run(checks, monkeypatch, "--out", str(out)) == 1
     written = json.loads(out.read_text())
     assert [(one["name"], one["outcome"]) for one in written["checks"]] == [
         ("dies", "failed"),
@@ -185,30 +176,8 @@ def test_figures_are_written_after_each_check_and_none_takes_another_with_it(
         ("other", "met"),
     ]
     assert written["checks"][1]["figures"] == {"before": 1}
-    said = capsys.readouterr().out
-    assert "1 failed" in said.splitlines()[-2]
-    assert json.loads(said.splitlines()[-1]) == written
+    assert "1 failed" in capsys.readouterr().out.splitlines()[-1]
     assert dry_run(checks, monkeypatch, "--only", "other", "--out", str(out)) == 0
-
-
-def test_when_the_time_is_up_what_is_left_is_named(
-    scripts: Scripts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    checks = [scripts.check("raise SystemExit(9)", name=name) for name in ("first", "second")]
-    assert dry_run(checks, monkeypatch, "--minutes", "0", "--out", str(tmp_path / "found.json")) == 1
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert [name in row and "out of time" in row for name, row in zip(("first", "second"), rows, strict=True)] == [
-        True
-    ] * 2
-
-
-def test_without_a_gpu_it_says_what_can_be_done(capsys: pytest.CaptureFixture[str]) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a CUDA device")
-    assert gpu_check.main([]) == 2
-    assert "--dry-run runs all of it on the CPU" in capsys.readouterr().err
 
 
 def test_replayed_graphs_are_counted_in_the_steps_of_each_call(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ MAX_BYTES = 100
 
 
 def test_what_the_benchmark_records_is_a_run_without_a_breach(tmp_path: Path) -> None:
-    size = asyncio.run(measure_size(tmp_path / "size", 100, 4, 1))
+    size = asyncio.run(measure_size(tmp_path / "size", 100, 4))
     assert size["rows"] == 2 * 4 * BATCH_GROUPS
-    speed = measure_speed(tmp_path / "speed", rollouts=200, tokens=8, size=4, writers=4, seed=1)
+    speed = measure_speed(tmp_path / "speed", rollouts=200, tokens=8, size=4)
     assert asyncio.run(speed)["rollouts"] == 4 * 4 * BATCH_GROUPS
     for name, batches in (("size", 2), ("speed", 4)):
         report = verify_run(tmp_path / name, groups_per_step=BATCH_GROUPS, group_size=4)
@@ -28,6 +28,6 @@ def test_what_the_benchmark_records_is_a_run_without_a_breach(tmp_path: Path) ->
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_a_rollout_takes_a_hundred_bytes_of_the_index_at_most(tmp_path: Path, size: int) -> None:
-    found = asyncio.run(measure_size(tmp_path / "size", 4096, size, 1))
+    found = asyncio.run(measure_size(tmp_path / "size", 4096, size))
     assert found["rows"] >= 4000
     assert DIGEST_BYTES < found["db_bytes_per_rollout"] <= MAX_BYTES

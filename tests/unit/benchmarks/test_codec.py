@@ -1,4 +1,4 @@
-"""Deltas of real versions: how these are found and read, and that the three forms are counted on the same tensors."""
+"""The codec's benchmark on made weights; and on real versions, how these are found, read and counted in three forms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks import codec_real
+from benchmarks import codec, codec_real
+
+
+def test_full_weights_and_deltas_are_coded_by_all() -> None:
+    found = codec.run(1 << 20, 1 << 18, repeat=1, seed=1)
+    assert 0.6 < found["full_ratio"] < 0.7
+    assert found["delta_ratio"]["1e-6"] < 0.01 < found["delta_ratio"]["1e-5"] < found["peers"]["zstd-1"]["full_ratio"]
 
 
 def _version(path: Path, moved: int) -> None:
