@@ -164,11 +164,11 @@ def pace_of(point: Point, version_bytes: float) -> Pace:
     broadcast_s = point.broadcast_steps * TRAIN_STEP_S
 
     def fleet(rate: float) -> tuple[list[Worker], list[float]]:
-        each = rate / SAMPLERS
-        workers = [
-            Worker(name=f"w{n}", rollouts_per_s=each, samples_at_once=AT_ONCE, lockstep=True) for n in range(SAMPLERS)
-        ]
-        return workers, [broadcast_s] * SAMPLERS
+        each = demand.rollouts_per_step / TRAIN_STEP_S / SAMPLERS
+        count = max(1, round(rate / each))
+        return [Worker(name="w", rollouts_per_s=each, samples_at_once=AT_ONCE, lockstep=True)] * count, [
+            broadcast_s
+        ] * count
 
     unit, rate = unit_of(demand, fleet)
     batch_s = SAMPLERS * AT_ONCE / (point.ratio * rate)

@@ -1,6 +1,7 @@
 """How full engines stay while turns travel and environments answer, with real processes and a link that delays.
 
 bin/python -m benchmarks.episodes --json
+bin/python -m benchmarks.episodes --turns 64 --json     what a turn of a long episode costs alone (episodes_turns.py)
 
 A learner and two samplers as `lead` and `join` start them; each sampler's engine has 16 places and no model
 (tests/scripted_engine.py, `continuous`), and draws turns of 1 to 8 tokens, all as likely, in 0.5 s on average. All that
@@ -32,6 +33,7 @@ import psutil
 
 from benchmarks.delayed_link import delayed
 from benchmarks.episodes_environment import TURNS
+from benchmarks.episodes_turns import measure_turns
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
 from swarm.settings import LeadConfig
 from swarm.settings_file import as_toml
@@ -271,7 +273,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeat", type=int, default=3, help="runs of each case")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long each is measured")
     parser.add_argument("--json", action="store_true", help="all runs as the last line too")
+    parser.add_argument("--turns", type=int, help="measure the line and the loop with so many turns an episode instead")
     options = parser.parse_args(arguments)
+    if options.turns is not None:
+        print(json.dumps(measure_turns(options.turns)))
+        return 0
     runs: dict[Case, list[dict[str, Any]]] = {case: [] for case in CASES}
     for _ in range(options.repeat):
         for case, found in runs.items():
