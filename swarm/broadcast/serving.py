@@ -16,7 +16,7 @@ from swarm.errors import ProtocolError
 from swarm.net.hosts import caller_of, network_of
 from swarm.net.limits import Turns
 from swarm.net.links import Station
-from swarm.net.stream import Pace
+from swarm.net.pace import Pace
 from swarm.types import VersionId
 from swarm.wire import Digest, encode
 

@@ -22,13 +22,13 @@ from swarm.bounded import Bounded
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import PeerClient
 from swarm.net.hosts import Tries, caller_of
+from swarm.net.pace import Pace
 from swarm.net.sessions import ServerSessions
 from swarm.net.stream import (
     HEADER,
     Frame,
     Incoming,
     LinkEnd,
-    Pace,
     Stream,
     open_stream,
     receive_exactly,

@@ -36,10 +36,11 @@ from swarm.gossip.table import Leaf, Peer
 from swarm.net.client import PeerClient, session_route
 from swarm.net.hosts import caller_of, is_dialable, is_loopback, is_private
 from swarm.net.links import Station
+from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey, node_id_of, swarm_id_of, unseal
-from swarm.net.stream import Incoming, Pace
+from swarm.net.stream import Incoming
 from swarm.node.bootstrap import (
     Bootstraps,
     Greeting,

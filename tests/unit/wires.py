@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from swarm.errors import ProtocolError
+from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
-from swarm.net.stream import Frame, Incoming, Outgoing, Pace, Stream, open_stream
+from swarm.net.stream import Frame, Incoming, Outgoing, Stream, open_stream
 from swarm.node.identity import ServerTls
 from swarm.types import Address, VersionId
 

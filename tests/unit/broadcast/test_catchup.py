@@ -28,8 +28,8 @@ from swarm.broadcast.version.manifest import DELTAS
 from swarm.errors import PeerUnreachable
 from swarm.net.client import Busy, Gone, Peer, PeerClient, guard
 from swarm.net.links import Station
+from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
-from swarm.net.stream import Pace
 from swarm.types import Address, NodeId
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER, encode
 from tests.builders import KEY, MIXED_LAYOUT, v

@@ -42,8 +42,9 @@ from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import Peer, PeerClient, Progress
 from swarm.net.hosts import is_dialable
 from swarm.net.links import NO_VERSION, Station
+from swarm.net.pace import Pace
 from swarm.net.sessions import ServerSessions
-from swarm.net.stream import Frame, Pace
+from swarm.net.stream import Frame
 from swarm.types import Address, NodeId, VersionId
 from swarm.wire import decode, encode
 from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v

@@ -24,10 +24,10 @@ from swarm.join.joining import DataPlane
 from swarm.net import links as links_module
 from swarm.net.client import PeerClient, session_route
 from swarm.net.links import Station
+from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey
-from swarm.net.stream import Pace
 from swarm.node.network import PeerPool
 from swarm.types import Address, NodeId
 from tests.builders import KEY, v

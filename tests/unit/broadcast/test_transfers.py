@@ -30,7 +30,8 @@ from swarm.broadcast.transfers import (
 )
 from swarm.broadcast.version.manifest import ChunkTable, Head, RegionEntry
 from swarm.errors import ProtocolError
-from swarm.net.stream import Frame, Outgoing, Pace, Stream
+from swarm.net.pace import Pace
+from swarm.net.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
 from swarm.wire import digest, encode
 from tests.builders import KEY, SWARM_OF_KEY, v

@@ -17,7 +17,7 @@ from swarm.join import joining
 from swarm.join.owner import FILE, Holds, change_limits
 from swarm.join.relay import RelayNode
 from swarm.join.watch import Watch, is_in_use, is_on_battery
-from swarm.net.stream import Pace
+from swarm.net.pace import Pace
 from swarm.settings import JoinConfig
 
 START = JoinConfig(bootstrap=("127.0.0.1",), max_upload=10.0)

@@ -17,10 +17,11 @@ from swarm.errors import PeerUnreachable
 from swarm.net import links as links_module
 from swarm.net.client import PeerClient, session_route
 from swarm.net.links import HELLO, METHOD, NO_VERSION, PATH, WELCOME, Links, Station, StreamHello
+from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey
-from swarm.net.stream import HEADER, Frame, Pace, Stream, open_stream, receive_exactly, send_all, unpack_frame
+from swarm.net.stream import HEADER, Frame, Stream, open_stream, receive_exactly, send_all, unpack_frame
 from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.node.network import PeerPool
 from swarm.types import Address, NodeId

@@ -16,8 +16,9 @@ import pytest
 import uvloop
 
 from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
-from swarm.net.stream import HEADER, PREAMBLE, Frame, Outgoing, Pace, open_stream, unpack_frame
+from swarm.net.stream import HEADER, PREAMBLE, Frame, Outgoing, open_stream, unpack_frame
 from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address
 from tests.builders import v
