@@ -39,7 +39,7 @@ DIALS = {
     "max_staleness": _dial_of("max_staleness", "steps"),
     "publish_every_steps": _dial_of("publish_every_steps", "steps"),
     "learning_rate": _dial_of("learning_rate"),
-    "max_cost": _dial_of("max_cost", "of the prices' currency"),
+    "max_cost": _dial_of("max_cost"),
     "refuse": Dial("node", NODE, "Bar this sampler, and have others draw what it gave."),
     "let_in": Dial("node", NODE, "Take rollouts of a barred sampler again, as of a newcomer."),
     "checkpoint": Dial("action", Literal["now"], "now writes one of the newest step."),

@@ -136,7 +136,7 @@ def bottleneck(status: Mapping[str, Any] | None) -> str:
     if idle is None:
         return "what binds is known after the second step"
     if idle <= BUSY:
-        return f"nothing binds: the learner is busy {_share(1 - idle)} of the time"
+        return f"the samplers keep up: the learner is busy {_share(1 - idle)} of the time"
     return f"learner idle {_share(idle)}: {_rewards(status) or _binds(status, capacity)}"
 
 
@@ -313,6 +313,14 @@ def _lag(newest: str, held: str) -> int | None:
 # -- a learner's figures -------------------------------------------------------------------------------------
 
 
+AGED_BY = {
+    "bound": "the most that the bound allows",
+    "broadcast": "versions take that long to arrive",
+    "generation": "answers take that long",
+}
+"""Why rollouts are as old as pacing aims at (rollout/plane/rules.py)."""
+
+
 def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
     """Names and values of what a learner has done, with units; "" for those not known yet."""
     metrics, capacity, cost = (part(status, name) for name in ("metrics", "capacity", "cost"))
@@ -330,7 +338,7 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
         "best held-out": _measured(part(status, "best")),
         "samplers": samplers + (told(standby or None, ", {:.0f} on standby") if samplers else ""),
         "staleness": told(metrics.get("staleness/mean"), "{:.1f}" + of_bound),
-        "staleness aim": (told(metrics.get("staleness/aim"), "{:.1f}, ") + f"by {by}") if by else "",
+        "staleness aim": told(metrics.get("staleness/aim"), "{:.1f}, ") + AGED_BY.get(by, ""),
         "accepted": f"{accepted:,.0f} rollouts" if accepted else "",
         "of all nodes": f"{number(status, 'rollouts_per_s'):.4g} rollouts/s" if accepted else "",
         "tokens": told(status.get("tokens_per_s") if accepted else None, "{:.4g} tokens/s"),

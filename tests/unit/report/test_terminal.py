@@ -118,7 +118,7 @@ def test_a_running_learner_shows_its_figures(running: dict[str, Any]) -> None:
         "samplers 2, 1 on standby",
         "train step 0.25 s",
         "staleness 0.5, max 0 of 2",
-        "staleness aim 1.2, by generation",
+        "staleness aim 1.2, answers take that long",
     ):
         assert part in line
     assert "\n" not in line

@@ -73,7 +73,7 @@ def test_what_a_learner_waits_for_comes_first(status: dict[str, Any]) -> None:
 
 def test_a_busy_learner_waits_for_nothing(status: dict[str, Any]) -> None:
     busy = changed(status, capacity={"idle_share": 0.0184})
-    assert bottleneck(busy) == "nothing binds: the learner is busy 98 % of the time"
+    assert bottleneck(busy) == "the samplers keep up: the learner is busy 98 % of the time"
     assert bottleneck(changed(status, capacity={"idle_share": None})) == "what binds is known after the second step"
 
 
