@@ -1,10 +1,10 @@
 """The cheapest set of samplers that keeps the learner busy.
 
-Theory of operation. A set must reach R / T, plus two margins: a share for errors of the estimates, and a reserve for
-samplers that are missing at any time. Samplers are ranked by their price per useful rollout, and cover.py searches for
-the cheapest set that reaches the rate. If the closed form says that the learner would wait for that set all the same
-(long answers, few places), the rate is raised until it does not. If no rate is enough, as always at S = 0, the smallest
-set is taken that comes within NEAR_LEAST of the least idle share.
+Theory of operation. A set must reach R / T less the idle target, plus two margins: a share for errors of the estimates,
+and a reserve for samplers that are missing at any time. Samplers are ranked by their price per useful rollout, and
+cover.py searches for the cheapest set that reaches the rate. If the closed form says that the learner would wait for
+that set all the same (long answers, few places), the rate is raised until it does not. If no rate is enough, as always
+at S = 0, the smallest set is taken that comes within NEAR_LEAST of the least idle share.
 
 How long a version takes depends on the set, and the set depends on how long a version takes. So the search plans,
 chooses and plans again, at most MAX_ROUNDS times. A sampler outside the last planned set is assumed to fare like its
@@ -268,7 +268,8 @@ class Search:
 
     def select(self, *, fixed: Collection[str] = ()) -> Selection:
         """Return the set to activate. It includes `fixed` unless the budget forbids it."""
-        least = (1.0 + self._rules.least_margin) * self._demand.rollouts_per_step / self._demand.train_step_s
+        busy = 1.0 - self._rules.idle_target
+        least = busy * (1.0 + self._rules.least_margin) * self._demand.rollouts_per_step / self._demand.train_step_s
         if self._rules.activate == "all" or not self._market.workers:
             return self._afforded(self.assess(self._market.workers, least))
         tried = [self._reaching(least, fixed)]

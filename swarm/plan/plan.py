@@ -31,7 +31,6 @@ LONGEST_PERIOD = 16  # Longest period between versions, in steps: rarer ones sav
 MAX_PLANNED = 3  # Settings for which a set is chosen
 ROLLOUTS = 10_000  # That are simulated, in some two seconds, but at least MIN_STEPS steps
 MIN_STEPS = 8
-CLOSE = 1.02  # Simulated cost of a step, relative to the expected one, with which the search ends
 AS_CHEAP = 1.01  # Costs per step within this factor count as equal: prices are not known better
 
 
@@ -118,9 +117,10 @@ def plan_for(scenario: Scenario, *, idle_target: float = NEARLY_BUSY, progress: 
     for draft in drafts:
         tell(f"simulating S = {draft.setting.max_staleness}", (1 + len(plans)) / (1 + len(drafts)))
         plans.append(_simulated(scenario, draft, idle_target))
-        if plans[-1].cost_per_step <= CLOSE * draft.cost_per_step:
+        if plans[-1].cost_per_step <= AS_CHEAP * draft.cost_per_step:
             break
-    return min(plans, key=lambda plan: plan.cost_per_step)
+    near = [one for one in plans if one.cost_per_step <= AS_CHEAP * min(plan.cost_per_step for plan in plans)]
+    return min(near, key=lambda plan: plan.max_staleness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

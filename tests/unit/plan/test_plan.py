@@ -119,22 +119,22 @@ def test_of_two_bounds_that_cost_the_same_the_smaller_is_planned() -> None:
 
 
 def test_lab_4b_is_planned_as_it_is_reckoned_by_hand() -> None:
-    """docs/capacity.md: four, four and three of the cheap classes, 0.384 a step, 35 % less than in turn."""
+    """docs/capacity.md: three, four and three of the cheap classes, 0.377 a step, 36 % less than in turn."""
     told: list[float] = []
     found = plan_for(LAB, progress=lambda what, share: told.append(share))
     assert [(one.name, one.active) for one in found.classes if one.active] == [
-        ("vast-3090", 4),
+        ("vast-3090", 3),
         ("vast-4090", 4),
         ("vast-5090", 3),
     ]
-    assert found.cost_per_step == pytest.approx(0.384, rel=0.02)
+    assert found.cost_per_step == pytest.approx(0.377, rel=0.01)
     assert found.idle_share <= 0.02
     assert 0 < found.mean_staleness <= found.max_staleness
     assert told == sorted(told)
     console = Console(file=io.StringIO(), width=100)
     with console.capture() as shown:
         console.print(plan_view(found))
-    assert "35% cheaper per step (0.593)" in shown.get()
+    assert "36% cheaper per step (0.593)" in shown.get()
     assert "--max-staleness 3 --publish-every-steps 1" in shown.get()
 
 
