@@ -69,7 +69,7 @@ REPLACED = {
 QUESTIONS = {
     '"Qwen/Qwen3-0.6B"': '"./examples/arithmetic"',
     "max_new_tokens = 512": "max_new_tokens = 12",
-    "eval_every_steps = 20": "eval_every_steps = 20\ncheckpoint_every_steps = 1",
+    "eval_prompts = 200": "eval_prompts = 200\n\n[run]\ncheckpoint_every_steps = 1",
 }
 """examples/questions.toml, with a small model that is here instead of one that has to be downloaded, and with something
 to export after the first step."""
