@@ -18,7 +18,7 @@ each unproven class, if its claim makes it cheaper than the dearest active one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.pay.fleet import Demand, Disseminate, Worker
@@ -46,7 +46,7 @@ OVER_BUDGET = 1.02
 """Cost of the active set, relative to the budget, above which it is given up at once: the price of traffic varies with
 the learner's step time. A newly chosen set is always within the budget."""
 
-MEASURED_STEP = 0.05  # Growth of the margin if the learner waits although the set should be enough
+MEASURED_STEP = 0.05  # By which the margin grows, until one more steps in, if the set should have been enough
 MAX_MEASURED = 0.5  # Largest such correction: beyond it, more samplers do not cure the cause
 MEASURED_KEPT = 0.98  # Factor on the correction after each decision at which the learner was not idle: halved in 35
 
@@ -182,21 +182,18 @@ class Activation:
         present = {worker.name for worker in workers}
         active = frozenset(self._active & present) - self._probes
 
-        def search() -> Search:
-            rules = replace(self._rules, least_margin=self._rules.least_margin + self._measured)
-            return Search(demand, workers, disseminate, rules, kept=active)
-
-        best = search().select()
+        search = Search(demand, workers, disseminate, self._rules, kept=active)
+        best = search.select(more_margin=self._measured)
         if self._rules.activate == "all":
             return self._settled(best, "all samplers are wanted")
         if not active:
             return self._settled(best, best.why)
-        held = search().assess(active, best.least_rollouts_per_s)
+        held = search.assess(active, best.least_rollouts_per_s)
         if held.cost_per_hour > self._budget * OVER_BUDGET:
             return self._settled(best, "the others cost more than the budget")
         if (grown := self._grown(search, held, best, lost=lost)) is not None:
             return self._settled(grown, f"{'samplers were lost' if lost else 'the learner waits'}: you step in")
-        cheaper = self._cheaper(search(), held, best)
+        cheaper = self._cheaper(search, held, best)
         if cheaper is not None:
             return self._settled(cheaper, f"with you the same costs less: {best.why}")
         patience = dict.fromkeys(present.intersection(best.active), PATIENCE)
@@ -213,17 +210,22 @@ class Activation:
             self._little = min(0, self._little + 1)
             self._measured *= MEASURED_KEPT
 
-    def _grown(self, search: Callable[[], Search], held: Selection, best: Selection, *, lost: bool) -> Selection | None:
-        """Return the active set with others added, if it lacks any."""
+    def _grown(self, search: Search, held: Selection, best: Selection, *, lost: bool) -> Selection | None:
+        """Return the active set with others added, if it lacks any. If the closed form thinks that it lacks none, the
+        margin grows until the next cheapest is added."""
         short = not held.has_margin and held.useful_rollouts_per_s < best.useful_rollouts_per_s
         if not (lost and short) and self._little < LITTLE_DECISIONS:
             return None
-        grown = search().select(fixed=held.active)
-        if best.feasible and not set(held.active) < set(grown.active) and self._measured < MAX_MEASURED:
-            self._measured += MEASURED_STEP
-            grown = search().select(fixed=held.active)
+        margin, present = self._measured, set(held.active)
+        grown = search.select(fixed=present, more_margin=margin)
+        while best.feasible and not present < set(grown.active) and margin < MAX_MEASURED:
+            margin += MEASURED_STEP
+            grown = search.select(fixed=present, more_margin=margin)
         saved = held.prediction.idle_share - grown.prediction.idle_share
-        return grown if set(held.active) < set(grown.active) and (best.feasible or saved > WORTH_ADDING) else None
+        if not present < set(grown.active) or not (best.feasible or saved > WORTH_ADDING):
+            return None
+        self._measured = margin
+        return grown
 
     @property
     def _budget(self) -> float:
@@ -239,7 +241,7 @@ class Activation:
         if self._cheaper_set is not None:
             tried = search.assess(self._cheaper_set, best.least_rollouts_per_s)
             if not tried.has_margin:
-                tried = search.select(fixed=self._cheaper_set)
+                tried = search.select(fixed=self._cheaper_set, more_margin=self._measured)
         saving = relative_saving(tried.cost_per_hour, held.cost_per_hour)
         worse = held.feasible and not tried.feasible
         if worse or saving <= SAVING or not tried.active:

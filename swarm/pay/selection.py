@@ -266,10 +266,12 @@ class Search:
         self._market = Market(demand, workers, disseminate, kept=kept)
         self._trials: dict[tuple[str, ...], Trial] = {}
 
-    def select(self, *, fixed: Collection[str] = ()) -> Selection:
-        """Return the set to activate. It includes `fixed` unless the budget forbids it."""
+    def select(self, *, fixed: Collection[str] = (), more_margin: float = 0.0) -> Selection:
+        """Return the set to activate. It includes `fixed` unless the budget forbids it. `more_margin` is added to the
+        rules' own."""
         busy = 1.0 - self._rules.idle_target
-        least = busy * (1.0 + self._rules.least_margin) * self._demand.rollouts_per_step / self._demand.train_step_s
+        margin = 1.0 + self._rules.least_margin + more_margin
+        least = busy * margin * self._demand.rollouts_per_step / self._demand.train_step_s
         if self._rules.activate == "all" or not self._market.workers:
             return self._afforded(self.assess(self._market.workers, least))
         tried = [self._reaching(least, fixed)]

@@ -284,6 +284,23 @@ def test_where_the_model_is_too_kind_the_margin_grows_until_the_learner_is_busy(
     assert len(run.active) < most
 
 
+def test_where_the_set_has_much_to_spare_and_the_learner_waits_the_next_cheapest_steps_in_at_once() -> None:
+    run = settled(cards(6, 3.0, 2.0))
+    assert len(run.active) == 2, "6 rollouts/s where 4.4 are needed"
+    run.steps(SETTLING_DECISIONS, idle_share=0.0)
+    assert run.steps(LITTLE_DECISIONS - 1, idle_share=0.2) == [[]] * (LITTLE_DECISIONS - 1)
+    assert len(activated(run.step(idle_share=0.2))) == 1
+
+
+def test_a_margin_does_not_grow_where_nobody_is_left_to_step_in() -> None:
+    run = settled(cards(15, 0.3, 0.2))
+    assert len(run.active) == 15
+    run.steps(20, idle_share=0.3)
+    run.workers = cards(40, 0.3, 0.2)
+    run.steps(LITTLE_DECISIONS, idle_share=0.3)
+    assert len(run.active) <= 17
+
+
 def test_a_learner_that_waits_just_after_a_change_waits_for_starts() -> None:
     run = settled(cards(40, 0.3, 0.2))
     assert [run.step(idle_share=0.3) for _ in range(5)] == [[]] * 5
