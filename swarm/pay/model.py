@@ -28,19 +28,16 @@ generation: the last answers of a batch; shorter or more even answers would help
 NEARLY_BUSY = 0.02  # Idle share below which the learner counts as busy, and the default target
 NEARLY_ALL_WORK = 0.05  # The learner waits for the samplers' rate if they are idle for at most this share of the time
 
-
 SPARE_SHARE = 1 / 16  # Spare groups of a batch: half of the most that pacing opens (rollout/plane/rules.py)
 DEALS = 4  # Orders of the lengths over which the time to fill a batch is averaged: its last answer is a matter of luck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The long-run mean. `idle_share` is of the learner's time, `samplers_idle_share` of the places' time weighted by
-    their rates. `step_s` is the time from batch to batch."""
+    """The long-run mean. `idle_share` is of the learner's time, `step_s` the time from batch to batch."""
 
     idle_share: float
     step_s: float
-    samplers_idle_share: float
     binds: Binds
 
 
@@ -80,19 +77,18 @@ def predict(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float
     publication to its install by worker i. Without workers the learner is idle for ever."""
     check_fleet(demand, workers, install_s)
     if not workers:
-        return Prediction(idle_share=1.0, step_s=math.inf, samplers_idle_share=0.0, binds="rate")
+        return Prediction(idle_share=1.0, step_s=math.inf, binds="rate")
     rate = math.fsum(worker.rollouts_per_s for worker in workers)
     steps = fresh_every_steps(publish_every_steps=demand.publish_every_steps, max_staleness=demand.max_staleness)
     others = steps - (demand.max_staleness + 2 - demand.publish_every_steps)
-    filled_s = fill_s(demand, workers, install_s)
+    work_s, filled_s = demand.rollouts_per_step / rate, fill_s(demand, workers, install_s)
     fresh_s = (demand.train_step_s * (1 + others) + filled_s) / steps
-    step_s = max(demand.train_step_s, demand.rollouts_per_step / rate, fresh_s)
+    step_s = max(demand.train_step_s, work_s, fresh_s)
     mean_install_s = math.fsum(w.rollouts_per_s * own_s for w, own_s in zip(workers, install_s, strict=True)) / rate
     return Prediction(
         idle_share=1 - demand.train_step_s / step_s,
         step_s=step_s,
-        samplers_idle_share=max(0.0, 1 - demand.rollouts_per_step / (rate * step_s)),
-        binds=_binds(demand, step_s, filled_s, broadcast_s=mean_install_s, work_s=demand.rollouts_per_step / rate),
+        binds=_binds(demand, step_s, filled_s, broadcast_s=mean_install_s, work_s=work_s),
     )
 
 

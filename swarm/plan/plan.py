@@ -263,7 +263,7 @@ def _demand(scenario: Scenario, setting: Setting) -> Demand:
     return demand_of(scenario, max_staleness=setting.max_staleness, publish_every_steps=setting.publish_every_steps)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # Each keeps the plans that it made: a set is asked for by choice, price and simulation
 def disseminate_in(scenario: Scenario, setting: Setting) -> Disseminate:
     """Return how deltas over kappa steps reach samplers, one after another, by the swarm's own plan."""
     once = deltas_to(scenario, setting.publish_every_steps)

@@ -50,6 +50,5 @@ def predicted(demand: Demand, fleet: list[tuple[Worker, float]]) -> Prediction:
 def test_a_prediction_is_possible_and_the_same_again(demand: Demand, fleet: list[tuple[Worker, float]]) -> None:
     told = predicted(demand, fleet)
     assert 0 <= told.idle_share < 1
-    assert 0 <= told.samplers_idle_share <= 1
     assert told.step_s >= TRAIN_STEP_S * (1 - 1e-9)
     assert told == predicted(demand, fleet)
