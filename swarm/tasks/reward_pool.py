@@ -114,7 +114,7 @@ class _Worker:
 
     async def scored(self, completions: Sequence[Completion], turn_s: float) -> Sequence[Outcome]:
         """Score as RewardPool.score says. All go in one call. If the process dies or hangs, each goes in one of its
-        own, since it is not known which one did it."""
+        own, since it is not known which one did it: a hang then costs its time limit twice."""
         fault = await self.begin()  # Loading does not count in turn_s
         if len(completions) > 1 and not fault:
             async with self._turn:
