@@ -21,17 +21,18 @@ from pathlib import Path
 from random import Random, SystemRandom
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from swarm.broadcast.publishing import base_of_file
 from swarm.broadcast.version.manifest import read_layout
 from swarm.cli.runs import readers_of, verify_directory
-from swarm.dashboard.server import url_of
+from swarm.dashboard.report import write_report
+from swarm.dashboard.server import serve_files, url_of
+from swarm.dashboard.source import ShownRun
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.net.client import PeerClient, plain_address
-from swarm.report.charts import Chart, Curve, picture
-from swarm.report.figures import Column
 from swarm.report.live import LiveView
 from swarm.report.samples import last_episode
 from swarm.rollout.journal.verify import Report
@@ -40,6 +41,7 @@ from swarm.run.local import last_words, learner_url, printed, start_node, stop_n
 from swarm.sampler.choice import choose_engine, gpu_build
 from swarm.settings import TINY_WARM, DemoConfig, LeadConfig
 from swarm.settings_file import load_config
+from swarm.tasks.base import Read
 
 POLL_S = 0.25
 
@@ -161,7 +163,28 @@ class Demo:
             "load_average_after": os.getloadavg(),
         }
         ability = await self._compare() if self._options.real else {}
-        return self._finish(report, {**spent, **ability})
+        summary = self._finish(report, {**spent, **ability})
+        await self._go_on_with_page()
+        return summary
+
+    async def _go_on_with_page(self) -> None:
+        """Where somebody looks, serve the page at its address until they press Enter, or Ctrl-C."""
+        port = urlsplit(url_of(self._run_dir)).port
+        if port is None or not (self._view.is_live and sys.stdin.isatty()):
+            return
+        loop, pressed = asyncio.get_running_loop(), asyncio.Event()
+        shown = ShownRun(directory=self._run_dir, readers=self._readers)
+        serving = asyncio.create_task(serve_files(shown, port, lambda line: None))
+        loop.add_reader(sys.stdin, pressed.set)
+        self._say("the page stays where it was until you press Enter")
+        try:
+            await asyncio.wait({serving, asyncio.create_task(pressed.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # Ctrl-C ends only this: the run has its result
+        finally:
+            loop.remove_reader(sys.stdin)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
 
     async def _compare(self) -> dict[str, Any]:
         """Have the model before the run and after it read and answer the same, and show what they answer."""
@@ -328,19 +351,19 @@ class Demo:
     def _learner_name(self) -> str:
         return f"learner-{self._learner_kills}" if self._learner_kills else "learner"
 
-    def _finish(self, report: Report, spent: dict[str, Any]) -> dict[str, Any]:
+    def _finish(self, verified: Report, spent: dict[str, Any]) -> dict[str, Any]:
         final = json.loads((self._run_dir / "summary.json").read_text())
         show, held_out = self._show, final["held_out"]
         before, after = held_out[0]["exact_match"], held_out[-1]["exact_match"]
         learned = after >= show.learned
-        picture = self._draw(held_out)
+        report, _ = write_report(self._run_dir, None, self._readers)
         unchanged = self._is_base_unchanged()
         if self._options.environment:
             self._show_episode()
         self._say(f"{show.measure} {before:.3f} -> {after:.3f} in {final['step']} steps and {spent['wall_s']:.0f} s")
         control = self._options.reward == "random"
         self._say(verdict(show.did, learned=learned, control=control, steps=final["steps"]))
-        for line in next_steps(self._run_dir, picture, show.by_hand):
+        for line in next_steps(self._run_dir, report, show.by_hand):
             self._say(line)
         verdicts = final["verdicts"]
         return {
@@ -355,8 +378,8 @@ class Demo:
             "turns_per_rollout": final["metrics"].get("episode/turns/mean", 1.0),
             "largest_fall": largest_fall(held_out),
             **spent,
-            "verified": not report.breaches,
-            "rollouts_accepted": report.accepted,
+            "verified": not verified.breaches,
+            "rollouts_accepted": verified.accepted,
             "rollouts_stale": verdicts.get("stale", 0) + final["rollouts_dropped"].get("stale", 0),
             "versions_published": final["versions_published"],
             "max_staleness_seen": final["max_staleness_seen"],
@@ -366,36 +389,25 @@ class Demo:
             "sampler_killed": self._killed,
             "learner_killed": self._learner_kills,
             "run_dir": str(self._run_dir),
-            "picture": str(picture),
+            "report": str(report),
         }
 
     def _show_episode(self) -> None:
-        config = resumed_config(self._run_dir, {}, finished=True)
         try:
-            lines = last_episode(self._run_dir, lambda: readers_of(self._run_dir, config))
+            lines = last_episode(self._run_dir, self._readers)
         except UserError as fault:
             lines = [f"no episode can be shown: {fault}"]
         for line in lines:
             self._say(line)
+
+    def _readers(self) -> Read:
+        return readers_of(self._run_dir, resumed_config(self._run_dir, {}, finished=True))
 
     def _is_base_unchanged(self) -> bool:
         """Whether the last version has the frozen weights that the run began with; True without an adapter."""
         versions = self._run_dir / "versions"
         layout = read_layout((versions / "layout").read_bytes())
         return layout.adapter is None or base_of_file(versions / "weights.bin", layout) == layout.adapter.base
-
-    def _draw(self, held_out: list[dict[str, float]]) -> Path:
-        steps = [json.loads(line) for line in (self._run_dir / "metrics.jsonl").read_text().splitlines()]
-        greedy = Column.of((one["version"], one["exact_match"]) for one in held_out)
-        curves = [
-            Curve(name="reward", column=Column.of((one["step"], one["reward"]) for one in steps)),
-            Curve(name="exact match (sampled)", column=Column.of((one["step"], one["exact_match"]) for one in steps)),
-            Curve(name="held-out (greedy)", column=greedy, dots=True),
-        ]
-        path = self._run_dir / "learning.svg"
-        chart = Chart(title="Learning", unit="share", curves=curves, floor=0, ceiling=1)
-        path.write_text(picture(self._show.title, "All rollouts come from samplers.", [chart]))
-        return path
 
     def _log_tail(self, name: str) -> str:
         return last_words(self._logs / f"{name}.log")
@@ -457,14 +469,14 @@ def verdict(did: str, *, learned: bool, control: bool, steps: int) -> str:
             return f"It did not learn within {steps} steps: try another --seed, or more --steps."
 
 
-def next_steps(run_dir: Path, picture: Path, by_hand: str) -> list[str]:
+def next_steps(run_dir: Path, report: Path, by_hand: str) -> list[str]:
     """Return commands that the user can run now."""
     command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
     quoted = shlex.quote(str(run_dir))
     return [
-        f"learning curves: {picture}",
-        "next, look at it as a page, prove that no rollout was lost, take the model away:",
-        f"  {command} report {quoted}",
+        f"its curves, rollouts and events as a page: {report}",
+        "next, serve that page, prove that no rollout was lost, take the model away:",
+        f"  {command} dashboard {quoted}",
         f"  {command} verify {quoted}",
         f"  {command} export model {quoted} --best --to my-model",
         "the same in two terminals; this one prints what to type in the other:",

@@ -26,14 +26,13 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 
 def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = False) -> None:
     """Choose the fleet for a scenario. What to rent or admit, what it costs, what binds."""
-    from rich.console import Console
-
     from swarm.report.plans import plan_view
+    from swarm.report.terminal import console
 
     scenario = load_scenario(file)
     with progress(shown=sys.stderr.isatty()) as tell:
         found = planned(scenario, idle_target=idle_target, progress=tell)
-    Console().print(plan_view(found))
+    console().print(plan_view(found))
     if as_json:
         typer.echo(json.dumps(plan_json(found)))
 

@@ -182,7 +182,7 @@ def report(
     to: Annotated[Path | None, typer.Option(help="HTML file to write. Default: RUN_DIR/report.html.")] = None,
 ) -> None:
     """Write one HTML file about a run. Over or not: curves, staleness, costs, events, samples, configuration."""
-    from swarm.report.page import write_report
+    from swarm.dashboard.report import write_report
 
     config = _config(run_dir)
     path, fault = write_report(run_dir, to, lambda: readers_of(run_dir, config))
@@ -263,10 +263,10 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="All that it says, as one JSON object in a line.")] = False,
 ) -> None:
     """What a running node says of itself: a learner, a sampler or a relay."""
-    from rich.console import Console
+    from swarm.report.terminal import console as for_stdout
 
     url = url or ask_own("where", state_dir)
-    console, found = Console(), asyncio.run(_fetch(url))
+    console, found = for_stdout(), asyncio.run(_fetch(url))
     if watch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # This is the normal way to end it, so nothing is printed.

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -162,6 +162,7 @@ def charts_of(simulation: CapacitySimulation) -> list[Chart]:
         "learner steps",
         curve("mean", batches, [step.mean_staleness for step in timeline.steps]),
         curve("oldest", batches, [step.max_staleness for step in timeline.steps]),
+        curve(f"bound S = {bound}", [0.0, simulation.settings.hours], [bound, bound]),
     )
     return [
         chart(
@@ -184,7 +185,7 @@ def charts_of(simulation: CapacitySimulation) -> list[Chart]:
                 [one.to_s - one.from_s for one in timeline.versions],
             ),
         ),
-        replace(staleness, steps=[(0.0, bound)], limit=f"bound S = {bound}"),
+        staleness,
         chart("Cost", f"{currency} per hour", curve("rate", hours, [moment.cost_per_hour for moment in moments])),
         # The first step pays for the start of the whole fleet.
         chart("Cost", f"{currency} per step", curve("step", batches[1:], [one.cost for one in timeline.steps[1:]])),
@@ -212,12 +213,12 @@ def as_object(
 
 
 def show(scenario: Scenario, settings: Settings, figures: SwarmFigures, title: str) -> None:
-    from rich.console import Console
+    from swarm.report.terminal import console
 
-    console = Console()
-    console.print(f"[bold]{title}[/bold]")
-    console.print(figures_table(scenario, settings, figures))
-    console.print(classes_table(scenario, figures))
+    out = console()
+    out.print(f"[bold]{title}[/bold]")
+    out.print(figures_table(scenario, settings, figures))
+    out.print(classes_table(scenario, figures))
 
 
 def figures_table(scenario: Scenario, settings: Settings, figures: SwarmFigures) -> RenderableType:

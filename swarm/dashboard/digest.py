@@ -52,7 +52,20 @@ TILES: tuple[tuple[str, str, str, str | None, tuple[str, ...]], ...] = (
 )
 """Id, label, the figure that it shows, the column of its curve, and figures beside it."""
 
-TEXTLESS = {"cost": "no price set"}  # What a tile without a figure says, rather than nothing
+WAITS_FOR = {
+    "reward": "after the first step",
+    "held_out": "after the first evaluation",
+    "rollouts_per_s": "none yet",
+    "tokens_per_s": "none yet",
+    "busy": "after the second step",
+    "staleness": "after the first step",
+    "discarded": "none yet",
+    "broadcast": "after the first install",
+    "samplers": "none yet",
+    "cost": "no price set",
+}
+"""What a tile of a run that is led says as long as its figure is not known."""
+
 RATES = ("tokens_per_s", "rollouts_per_s", "up_bytes_per_s", "down_bytes_per_s", "cost_per_hour", "last_seen_s")
 ALARM_STEPS = 50  # For as long as this an alarm is news
 STATES = {"alive": "active", "suspect": "silent"}  # Gossip's words
@@ -87,7 +100,7 @@ def digest(status: Mapping[str, Any], figures: Known, *, now: float, live: bool 
         "time_left_s": _time_left_s(status),
         "began": finite(figures.began),
         "bottleneck": bottleneck(status) if live else ending(status, config),
-        "tiles": _tiles(status),
+        "tiles": _tiles(status, WAITS_FOR if live else {}),
         "nodes": {"columns": list(COLUMNS), "rows": list(islice(_rows(status, config, live=live), MAX_NODES))},
         "links": _links(status.get("links")) if live else [],
         "versions": _versions(status),
@@ -106,8 +119,8 @@ def _time_left_s(status: Mapping[str, Any]) -> float | None:
     return left * step_s if step_s is not None and is_going_on else None
 
 
-def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the terminal says, ordered. A tile whose text is "" is not known yet."""
+def _tiles(status: Mapping[str, Any], waits_for: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What the terminal says, ordered. A tile whose figure is not known has no value."""
     known, metrics, capacity = learner_figures(status), part(status, "metrics"), part(status, "capacity")
     held_out: Mapping[str, Any] = next(reversed(parts(status, "held_out")), {})
     idle, bound, lost = finite(capacity.get("idle_share")), number(status, "max_staleness"), discarded(status)
@@ -134,7 +147,7 @@ def _tiles(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     }
     tiles = []
     for name, label, figure, series, beside in TILES:
-        text, _, rest = (known[figure] or TEXTLESS.get(name, "")).partition(", ")
+        text, _, rest = (known[figure] or waits_for.get(name, "")).partition(", ")
         said = [["and", rest], *([one, known.get(one, "")] for one in beside)]
         tile = {"id": name, "label": label, "text": text, "value": finite(values[name]) if known[figure] else None}
         more = [one for one in said if one[1]]

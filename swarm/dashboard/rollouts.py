@@ -8,7 +8,7 @@ from typing import Any
 
 from swarm.errors import Damaged, UserError
 from swarm.report.samples import conversation, has_players, versions_of
-from swarm.rollout.journal.index import FINISHES, reading
+from swarm.rollout.journal.index import FINISHES, read_meta, reading
 from swarm.rollout.journal.journal import DATABASE
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, group_rows, read_rollout, rollout_rows
 from swarm.tasks.base import Read
@@ -21,14 +21,27 @@ GROUPS = 50  # In one answer
 ANY_ROLLOUT = "number < ? AND (? = 0 OR step = ?) AND EXISTS (SELECT 1 FROM rollouts WHERE number = groups.number)"
 
 
-def read_groups(run_dir: Path, read: Read, *, before: int, count: int, step: int = 0) -> dict[str, Any]:
+def sampled_steps(run_dir: Path) -> list[int]:
+    """Return the first, the middle and the last step whose rollouts are kept, 1 for the run's first; none if the run
+    has recorded no step. Raise UserError or Damaged if the journal cannot be read."""
+    if not (run_dir / DATABASE).is_file():
+        return []
+    with reading(run_dir / DATABASE) as journal:
+        steps = [step + 1 for (step,) in journal.execute("SELECT step FROM batches ORDER BY step")]
+        kept = steps[read_meta(journal, "pruned") :]
+    return sorted({kept[0], kept[len(kept) // 2], kept[-1]}) if kept else []
+
+
+def read_groups(
+    run_dir: Path, read: Read, *, before: int, count: int, step: int = 0, chars: int = ANSWER_CHARS
+) -> dict[str, Any]:
     """Return up to `count` groups below number `before`, as the page shows them, and the number to go on from. With a
-    `step`, 1 for the first, only those that it trained on."""
+    `step`, 1 for the first, only those that it trained on. `chars` bounds their texts."""
     if not (run_dir / DATABASE).is_file():
         return {"groups": [], "next": None, "fault": "the run has recorded nothing yet"}
     found: list[dict[str, Any]] = []
     count = max(1, min(count, GROUPS))
-    left, lost = ANSWER_CHARS, 0
+    left, lost = chars, 0
     try:
         with reading(run_dir / DATABASE) as journal:
             order = f"number DESC LIMIT {count + 1}"
@@ -36,7 +49,7 @@ def read_groups(run_dir: Path, read: Read, *, before: int, count: int, step: int
             for group in rows[:count]:
                 if left <= 0:
                     break
-                one = _group(journal, group, read)
+                one = _group(journal, group, read, chars)
                 texts = (t for r in one["rollouts"] for t in (r["completion"], *(turn["text"] for turn in r["turns"])))
                 left -= sum(map(len, texts))
                 lost += sum(rollout["lost"] for rollout in one["rollouts"])
@@ -47,9 +60,9 @@ def read_groups(run_dir: Path, read: Read, *, before: int, count: int, step: int
     return {"groups": found, "next": found[-1]["group"] if len(found) < len(rows) else None, "fault": words}
 
 
-def _group(journal: sqlite3.Connection, group: GroupRow, read: Read) -> dict[str, Any]:
+def _group(journal: sqlite3.Connection, group: GroupRow, read: Read, chars: int) -> dict[str, Any]:
     prompt, rows = read[0](group.number), rollout_rows(journal, group.number)
-    chars = min(TEXT_CHARS, ANSWER_CHARS // max(1, len(rows)))
+    chars = min(TEXT_CHARS, chars // max(1, len(rows)))
     return {
         "group": group.number,
         "step": None if group.step is None else group.step + 1,

@@ -28,22 +28,19 @@ from aiohttp import web
 from swarm.aio import in_thread
 from swarm.dashboard.feed import Feed
 from swarm.dashboard.public import PublicState
+from swarm.dashboard.report import STATIC, report_of
 from swarm.dashboard.rollouts import read_groups
-from swarm.dashboard.source import ShownRun, Source, encode, kept_timeline, older_events
+from swarm.dashboard.source import SOON, ShownRun, Source, encode, kept_timeline, older_events
 from swarm.errors import EchoError, UserError
 from swarm.net.hosts import address_of, caller_of, is_loopback
 from swarm.net.limits import Limits, Meter
 from swarm.net.server import Connection, quiet_logger
-from swarm.report.figures import read_figures
-from swarm.report.page import render
-from swarm.report.samples import read_journal
 from swarm.run.directory import CONFIG, SUMMARY, TIMELINE, write_json
 from swarm.run.log import EVENTS, METRICS
 from swarm.run.timeline import Timeline
 from swarm.settings import dashboard_address
 from swarm.tasks.base import Read
 
-STATIC = Path(__file__).parent / "static"
 ADDRESS = "dashboard.json"  # In the run directory, for its owner alone: where the page is, and its token
 PING_S = 15.0  # Proxies close what is silent for a minute
 STALLED_S = 60.0  # A reader that takes nothing for this long is let go; it comes back by itself if it is there
@@ -53,7 +50,6 @@ REFUSED_S = 1.0  # A connection gets one refusal in this time: they would cost a
 IDLE_S = 10.0  # A connection that asks for nothing, or never did, is closed after this
 CLOSE_S = 0.5  # What readers get at the end to take the last messages
 CHANGE_BYTES = 4096  # Of a request to change something, as on the socket
-SOON = 2.0**53  # Of what is numbered, more than there is
 
 DOWNLOADS = (METRICS, EVENTS, CONFIG, SUMMARY, TIMELINE)
 REPORT = "report.html"  # Made when it is asked for
@@ -66,7 +62,7 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-PUBLIC = ("public.js", "dom.js", "format.js", "style.css", "icon.svg")  # What public.html loads
+PUBLIC = ("public.js", "dom.js", "kept.js", "format.js", "style.css", "icon.svg")  # What public.html loads
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 R = TypeVar("R")
@@ -320,14 +316,13 @@ class Dashboard:
         name = request.match_info["name"]
         saved = {"Content-Disposition": f'attachment; filename="{name}"'}
         if name == REPORT:
-            return web.Response(text=await self._alone(self._report), content_type="text/html", headers=saved)
+            status = self._run.status() if self._run.status else None
+            work = partial(report_of, self._run.directory, self._run.readers, now=time.time(), status=status)
+            page, _ = await self._alone(work)
+            return web.Response(text=page, content_type="text/html", headers=saved)
         if name not in DOWNLOADS or not (path := self._run.directory / name).is_file():
             raise web.HTTPNotFound(text="this run has no such file, or has not written it yet\n")
         return web.FileResponse(path, headers=saved)
-
-    def _report(self) -> str:
-        directory = self._run.directory
-        return render(read_figures(directory), read_journal(directory, self._run.readers), now=time.time())
 
 
 async def _harden(request: web.Request, answer: web.StreamResponse) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,6 @@ from swarm.dashboard.digest import digest
 from swarm.dashboard.feed import Feed
 from swarm.report.figures import LINES_A_LOOK, MARKED, PASSING, Column, FigureFiles, Figures, Line
 from swarm.report.live import LOOK_SHARE
-from swarm.report.page import shown_config
 from swarm.run.directory import TIMELINE
 from swarm.run.log import EVENTS
 from swarm.run.timeline import Timeline
@@ -37,6 +36,8 @@ EVENTS_SHOWN = 200  # Newest events in a snapshot; older ones are asked for
 OLDER_BYTES = 1 << 18  # Of events, read for one such question: four times what 200 usual ones take
 FORGET_S = 60.0  # Figures stay in memory for this long after the last reader, who may only have lost the connection
 STARTING = {"state": "starting"}
+SOON = 2.0**53  # Of what is numbered, more than there is
+SECRETS = ("token", "password", "secret")  # Settings with these in their names are not shown
 
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
 
@@ -128,7 +129,10 @@ class Source:
                 self._feed.forget()
                 self._files = files
             if self._made[0] != self._feed.newest:
-                self._made = self._feed.newest, await in_thread(partial(self._snapshot, files))
+                name, live = self._run.directory.absolute().name, self._run.status is not None
+                known = files, self._digest, list(self._recent)
+                work = partial(snapshot_of, *known, name=name, boot=self._feed.boot, live=live)
+                self._made = self._feed.newest, await in_thread(work)
             return self._made
 
     def _reckon(self, files: FigureFiles) -> None:
@@ -139,23 +143,37 @@ class Source:
         self._digest = encode(digest(status, found, now=now, live=live))
         self._pause_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
 
-    def _snapshot(self, files: FigureFiles) -> bytes:
-        found = files.figures
-        marks = found.marks((*MARKED, *PASSING))
-        return encode(
-            {
-                "boot": self._feed.boot,
-                "live": self._run.status is not None,
-                "name": self._run.directory.absolute().name,
-                "digest": msgspec.Raw(self._digest),
-                "config": shown_config(found.config),
-                **curves(files),
-                "marks": [{"step": step, "kind": text.partition(" ")[0], "text": text} for step, text in marks],
-                "bounds": found.bounds,
-                "events": list(self._recent),
-                "event_counts": found.kinds,
-            }
-        )
+
+def snapshot_of(
+    files: FigureFiles, shown: bytes, events: Sequence[Line], *, name: str, boot: str = "", live: bool = False
+) -> bytes:
+    """Return all that a page shows of a run at first, as JSON. `shown` is its digest, encoded."""
+    found = files.figures
+    marks = found.marks((*MARKED, *PASSING))
+    return encode(
+        {
+            "boot": boot,
+            "live": live,
+            "name": name,
+            "digest": msgspec.Raw(shown),
+            "config": shown_config(found.config),
+            "torn": found.torn,
+            "ability": files.ability(),
+            **curves(files),
+            "marks": [{"step": step, "kind": text.partition(" ")[0], "text": text} for step, text in marks],
+            "bounds": found.bounds,
+            "events": events,
+            "event_counts": found.kinds,
+        }
+    )
+
+
+def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, with "not shown" in place of secrets."""
+    return {
+        name: "not shown" if any(part in name.lower().split("_") for part in SECRETS) else value
+        for name, value in config.items()
+    }
 
 
 def last_status(found: Figures) -> dict[str, Any]:

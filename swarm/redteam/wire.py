@@ -233,7 +233,7 @@ async def replays(client: Client) -> str:
     """Send a signed request a second time, as one who recorded it would."""
     async with client.identity() as (peer, _):
         (node,) = client.nodes
-        body = encode(Beat(node=node, installed=None, samples=0, rollouts_per_s=0.0))
+        body = encode(Beat(node=node, installed=None, samples=0))
         header = await peer.signed_header("POST", BEAT_PATH, body)
         found = [await client.post(peer, BEAT_PATH, body, header) for _ in range(2)]
     return "status 401" if found == [200, 401] else ""

@@ -1,32 +1,23 @@
-"""Curves as inline SVG, and which figures are drawn together, under which title and unit.
-
-The curves follow the page's light or dark variables, can be read without colour, and need no script. A curve of many
-steps is drawn as the mean of each bucket, over a band from its smallest to its largest value. A figure that no chart
-names gets a chart of its own.
-"""
+"""Curves as an SVG file. They follow the reader's light or dark colours and can be read without colour. A curve of many
+steps is drawn as the mean of each bucket, over a band from its smallest to its largest value."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from html import escape
-from typing import NamedTuple
 
-from swarm.report.figures import Column, Figures, Point
+from swarm.report.figures import Column, Point
 from swarm.report.words import shown
+from swarm.types import printable
 
-TEXT_SHOWN = 1500  # Characters of a prompt or a completion; of an event's field a tenth
+TEXT_SHOWN = 400  # Characters of a title, a name or a mark
 
 
-def text(value: object, most: int = TEXT_SHOWN) -> str:
+def text(value: object) -> str:
     """Anybody's words, escaped. Marks that would reverse a line or hide in it are replaced."""
-    words = str(value)
-    cut = words[:most]
-    plain = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in cut)
-    more = f" [{len(words) - most} characters more]" if len(words) > most else ""
-    return escape(plain) + more
+    return escape(printable(str(value)[:TEXT_SHOWN]))
 
 
 WIDTH, HEIGHT = 560, 250
@@ -36,17 +27,16 @@ DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 2", "12 4")  # Besides the colours: no
 MAX_CURVES = len(DASHES)
 
 CHART_STYLE = """
-:root { --paper: #ffffff; --ink: #1d1f21; --dim: #5b6168; --line: #d5d8dc; --grid: #e8eaed; --card: #f6f7f9;
+:root { --paper: #ffffff; --ink: #1d1f21; --dim: #5b6168; --line: #d5d8dc; --grid: #e8eaed;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #aa4499; --c4: #8a6d00; --c5: #56707f; --limit: #b00020; }
 @media (prefers-color-scheme: dark) { :root { --paper: #16181b; --ink: #e6e8ea; --dim: #a2a8b0; --line: #3b4047;
-  --grid: #292d33; --card: #1f2226; --c0: #56b4e9; --c1: #f0934e; --c2: #3fc79a; --c3: #d98cc6; --c4: #e0c341;
+  --grid: #292d33; --c0: #56b4e9; --c1: #f0934e; --c2: #3fc79a; --c3: #d98cc6; --c4: #e0c341;
   --c5: #9fb6c3; --limit: #ff7b8a; } }
 svg text { fill: var(--dim); font-size: 12px; }
 .grid { stroke: var(--grid); fill: none; }
 .axis { stroke: var(--line); fill: none; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .band { stroke: none; opacity: 0.18; }
-.limit { fill: none; stroke: var(--limit); stroke-width: 1.5; stroke-dasharray: 5 3; }
 .mark { stroke: var(--limit); stroke-width: 1; opacity: 0.6; fill: none; }
 """ + "\n".join(
     f".line.c{n} {{ stroke: var(--c{n}); }} .band.c{n}, .dot.c{n}, text .c{n} {{ fill: var(--c{n}); }}"
@@ -64,15 +54,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What `draw` draws. `unit` is "" for plain numbers. `floor` and `ceiling` are always visible."""
+    """`unit` is "" for plain numbers. `floor` and `ceiling` are always visible."""
 
     title: str
     unit: str
     curves: Sequence[Curve]
     floor: float | None = None
     ceiling: float | None = None
-    steps: Sequence[tuple[float, float]] = ()  # A limit drawn as stairs: (first step, value)
-    limit: str = ""  # The name of that limit
     across: str = "learner step"
     marks: Sequence[tuple[float, str]] = ()  # Steps at which something happened, and what
     until: float = 0.0  # The last step of the run, so that all charts have the same range
@@ -91,18 +79,6 @@ class Scale:
 
     def y(self, value: float) -> str:
         return _px(TOP + (HEIGHT - TOP - BOTTOM) * (self.y1 - value) / (self.y1 - self.y0))
-
-
-def draw(chart: Chart) -> str:
-    """A <figure> with its caption, picture and legend, for a page in CHART_STYLE."""
-    unit = f" ({chart.unit})" if chart.unit else ""
-    lasts = "; ".join(f"{curve.name} {shown(curve.column.last)}" for curve in chart.curves[:MAX_CURVES])
-    parts = [
-        f'<figure><figcaption>{text(chart.title)}<span class="unit">{text(unit)}</span></figcaption>',
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(chart.title + unit)} over '
-        f'{text(chart.across)}; last: {text(lasts)}">',
-    ]
-    return "\n".join([*parts, *_drawn(chart), "</svg>", _legend(chart), "</figure>"])
 
 
 def picture(title: str, said: str, charts: Sequence[Chart]) -> str:
@@ -135,7 +111,6 @@ def _drawn(chart: Chart) -> Iterator[str]:
     curves = [(curve, curve.column.points()) for curve in chart.curves[:MAX_CURVES]]
     scale = _scale(chart, [point for _, points in curves for point in points])
     yield from _axes(chart, scale)
-    yield from _stairs(chart, scale)
     yield from _marks(chart, scale)
     for place, (curve, points) in enumerate(curves):
         yield from _curve(place, curve, points, scale)
@@ -143,9 +118,8 @@ def _drawn(chart: Chart) -> Iterator[str]:
 
 def _scale(chart: Chart, points: Sequence[Point]) -> Scale:
     lows, highs = [point.low for point in points], [point.high for point in points]
-    limits = [value for _, value in chart.steps]
     fixed = [value for value in (chart.floor, chart.ceiling) if value is not None]
-    low, high = min([*lows, *limits, *fixed], default=0.0), max([*highs, *limits, *fixed], default=1.0)
+    low, high = min([*lows, *fixed], default=0.0), max([*highs, *fixed], default=1.0)
     if high - low <= 1e-12 * max(abs(high), abs(low), 1e-300):
         room = abs(low) or 1.0
         low, high = low - (room / 2 if chart.floor is None else 0.0), high + room / 2
@@ -188,16 +162,6 @@ def _axes(chart: Chart, scale: Scale) -> Iterator[str]:
         yield f'<text x="12" y="{middle:g}" {turn} text-anchor="middle">{text(chart.unit)}</text>'
 
 
-def _stairs(chart: Chart, scale: Scale) -> Iterator[str]:
-    if not chart.steps:
-        return
-    path = ""
-    for number, (step, value) in enumerate(chart.steps):
-        x = scale.x(min(scale.x1, max(0.0, step)))
-        path += f"{'H' if number else 'M'}{x}{'V' if number else ' '}{scale.y(value)}"
-    yield f'<path class="limit" d="{path}H{WIDTH - RIGHT}"><title>{text(chart.limit)}</title></path>'
-
-
 def _marks(chart: Chart, scale: Scale) -> Iterator[str]:
     for step, words in chart.marks:
         if step <= scale.x1:
@@ -223,136 +187,5 @@ def _curve(place: int, curve: Curve, points: Sequence[Point], scale: Scale) -> I
             )
 
 
-def _legend(chart: Chart) -> str:
-    rows = [
-        f'<span><svg class="key" viewBox="0 0 30 8" aria-hidden="true"><path class="line c{place}" '
-        f'stroke-dasharray="{DASHES[place] or "none"}" d="M0 4H30"/></svg>{text(curve.name)} '
-        f"<b>{shown(curve.column.last)}</b></span>"
-        for place, curve in enumerate(chart.curves[:MAX_CURVES])
-    ]
-    if chart.steps:
-        rows.append(
-            '<span><svg class="key" viewBox="0 0 30 8" aria-hidden="true"><path class="limit" d="M0 4H30"/></svg>'
-            f"{text(chart.limit)} <b>{shown(chart.steps[-1][1])}</b></span>"
-        )
-    if chart.marks:
-        rows.append(
-            '<span><svg class="key" viewBox="0 0 30 8" aria-hidden="true"><path class="mark" d="M15 0V8"/></svg>'
-            f"{text(', '.join(sorted({words for _, words in chart.marks})))}</span>"
-        )
-    if len(chart.curves) > MAX_CURVES:
-        rows.append(f"<span>and {len(chart.curves) - MAX_CURVES} more in the table of figures</span>")
-    return f'<p class="legend">{"".join(rows)}</p>'
-
-
 def _px(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
-
-
-# -- which charts --------------------------------------------------------------------------------------------
-
-
-class Wanted(NamedTuple):
-    """A chart of the figures whose names match the patterns in `names`. Without any it is left out. A share is drawn
-    from 0 to 1."""
-
-    title: str
-    names: str
-    unit: str = ""
-    floor: float | None = 0
-
-
-LEARNING = (
-    Wanted("Reward of a rollout", "reward reward_std reward_shaped", floor=None),
-    Wanted("Each reward", "rewards/*/mean", floor=None),
-    Wanted("Each reward: standard deviation", "rewards/*/std"),
-    Wanted("Exact answers while training", "exact_match", "share"),
-    Wanted("Groups without variance", "frac_reward_zero_std", "share"),
-    Wanted("Rewards that failed", "reward_failed_share", "share"),
-    Wanted("Loss", "loss", floor=None),
-    Wanted("Entropy", "entropy", "nats a token"),
-    Wanted("Gradient norm before clipping", "grad_norm"),
-    Wanted("mismatch_kl: engine against learner, same version", "mismatch_kl", "nats"),
-    Wanted("KL to the reference", "kl", "nats"),
-    Wanted("Tokens that are clipped", "clip_ratio/*", "share of tokens"),
-    Wanted("Importance ratio", "sampling/importance_sampling_ratio/*", floor=None),
-    Wanted("Log-prob difference", "sampling/sampling_logp_difference/*", "nats"),
-    Wanted("Length of completions", "completions/*_length", "tokens"),
-    Wanted("Completions cut at the limit", "completions/clipped_ratio", "share"),
-    Wanted("Turns of an episode", "episode/turns/mean"),
-    Wanted("Tokens of a turn", "episode/turn_tokens/mean", "tokens"),
-    Wanted("Reward of each turn", "episode/reward/turn_*", floor=None),
-    Wanted("Episodes at a limit, and their drawn tokens", "episode/*_share", "share"),
-    Wanted("Learning rate", "learning_rate"),
-    Wanted("Optimiser steps of a learner step", "optimizer_steps optimizer_steps_skipped"),
-)
-
-SWARM = (
-    Wanted("Staleness of the rollouts trained on", "staleness/mean staleness/max staleness/aim", "learner steps"),
-    Wanted("Time", "train_step_s broadcast_s", "s"),
-    Wanted("Learner idle", "idle_share predicted_idle_share", "share"),
-    Wanted("Rollouts", "rollouts_per_s", "1/s"),
-    Wanted("Samplers", "samplers active standby"),
-    Wanted("Rollouts accepted", "rollouts_accepted"),
-    Wanted("Tokens accepted", "tokens_accepted"),
-)
-
-COSTS = (
-    Wanted("Cost in all", "cost_total"),
-    Wanted("Cost of a learner step", "cost_per_step"),
-    Wanted("Cost of a rollout", "cost_per_rollout"),
-    Wanted("Cost of a token", "cost_per_token"),
-)
-
-MAX_OTHERS = 32  # Charts of figures that none of these name
-
-
-def sections(found: Figures) -> list[tuple[str, list[Chart]]]:
-    """Titles and their charts; a section without figures has none."""
-    free = dict.fromkeys(name for name, column in found.columns.items() if column.values)
-    learning = [*_held_out(found), *(replace(one, marks=found.marks()) for one in _charts(LEARNING, found, free))]
-    swarm = [
-        replace(one, steps=found.bounds, limit="max_staleness, the bound S") if one.title == SWARM[0].title else one
-        for one in _charts(SWARM, found, free)
-    ]
-    costs = list(_charts(COSTS, found, free)) if found.last("cost_total") else []
-    others = [_chart(found, Wanted(name, name, floor=None), [name]) for name in free if not name.startswith("cost_")]
-    return [("Learning", learning), ("Swarm", swarm), ("Cost", costs), ("Other figures", others[:MAX_OTHERS])]
-
-
-def _held_out(found: Figures) -> Iterator[Chart]:
-    """Shares in one chart; `pass_at_1` is `exact_match` by another name. Each other figure in a chart of its own."""
-    names = [name for name in found.evaluated if name != "pass_at_1" or "exact_match" not in found.evaluated]
-    shares = sorted(name for name in names if name == "exact_match" or name.startswith("pass"))
-    for chosen in ([shares] if shares else []) + [[name] for name in names if name not in shares]:
-        is_share = chosen is shares
-        yield Chart(
-            title="Held-out prompts" if is_share else f"Held-out {chosen[0]}",
-            unit="share" if is_share else "",
-            curves=[Curve(name=name, column=found.evaluated[name], dots=True) for name in chosen],
-            floor=0 if is_share else None,
-            ceiling=1 if is_share else None,
-            across="policy version",
-            until=found.steps,
-        )
-
-
-def _charts(wanted: tuple[Wanted, ...], found: Figures, free: dict[str, None]) -> Iterator[Chart]:
-    """Takes the figures of each chart out of `free`; what is too much for one chart goes on in another."""
-    for one in wanted:
-        names = list(dict.fromkeys(n for pattern in one.names.split() for n in free if fnmatchcase(n, pattern)))
-        for name in names:
-            del free[name]
-        for at in range(0, len(names), MAX_CURVES):
-            yield _chart(found, one, names[at : at + MAX_CURVES])
-
-
-def _chart(found: Figures, wanted: Wanted, names: Sequence[str]) -> Chart:
-    return Chart(
-        title=wanted.title,
-        unit=wanted.unit,
-        curves=[Curve(name=name, column=found.columns[name]) for name in names],
-        floor=wanted.floor,
-        ceiling=1 if wanted.unit == "share" else None,
-        until=found.steps,
-    )

@@ -100,7 +100,6 @@ class Figures:
     config: Mapping[str, Any]
     summary: Mapping[str, Any] | None
     ran_on: Line = field(default_factory=dict)  # The newest event `prepared`
-    ability: str = ""  # What the model answered before and after, if that was compared
     columns: dict[str, Column] = field(default_factory=dict)
     evaluated: dict[str, Column] = field(default_factory=dict)  # Figures of held-out prompts, by policy version
     unaudited: bool = False  # Whether answers of the last of them could not be drawn again
@@ -171,6 +170,10 @@ class FigureFiles:
             begins = self._read[EVENTS]
         return list(steps), list(events)
 
+    def ability(self) -> str:
+        """What the model answered before and after the run, if that was compared."""
+        return "\n".join((_json(self._run_dir / ABILITY) or {}).get("lines", ()))
+
     def _lines(self, name: str, is_last: bool) -> Iterator[Line]:
         """Every further line that is a JSON object. Counts the others, and notes the times."""
         try:
@@ -202,7 +205,6 @@ def read_figures(run_dir: Path) -> Figures:
     """All figures in `run_dir`; a missing file has none. Reads each file once."""
     files = FigureFiles(run_dir)
     files.look(is_last=True)
-    files.figures.ability = "\n".join((_json(run_dir / ABILITY) or {}).get("lines", ()))
     return files.figures
 
 

@@ -5,21 +5,43 @@ Pure functions from a status to what rich prints.
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from swarm.report.words import ID_LENGTH, bottleneck, counted, counts, in_bytes, learner_figures, nodes, part, told
+from swarm.report.words import (
+    ID_LENGTH,
+    bottleneck,
+    counted,
+    counts,
+    in_bytes,
+    learner_figures,
+    nodes,
+    part,
+    told,
+    version_in_words,
+    waiting_for,
+)
 from swarm.types import printable
 
 NAME_WIDTH, VALUE_WIDTH = 15, 18  # Columns of a figure's name and value: two pairs fit into the live view
+MAX_WIDTH = 10_000  # Columns of a pipe, for a library that wants a number
 Figures = list[tuple[str, str]]
 Row = tuple[str, ...]
+
+
+def console() -> Console:
+    """Return a console for stdout. What goes into a pipe or a file has no width: nothing in it is cut or wrapped."""
+    is_narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console() if is_narrow else Console(width=MAX_WIDTH)
 
 
 # -- a learner at work ---------------------------------------------------------------------------------------
@@ -47,15 +69,17 @@ def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: in
 
 
 def plain_line(status: dict[str, Any] | None) -> str:
-    """Any node in one line, for a pipe or a log."""
-    if status is not None and status["role"] != "learner":
-        known = [f"{name} {value}" for name, value in figures(status) if name in IN_A_LINE]
-        return printable("; ".join([status["state"], *known]))
-    state = status["state"] if status is not None else "starting"
-    why = bottleneck(status)
-    known = [f"{name} {value}" for name, value in figures(status)] if status is not None else []
-    words = [state, *([why] if why else []), *known]
-    return printable("  ".join(words))
+    """Any node in one line, for a pipe or a log. Of what would make it longer than LINE_LENGTH, whole figures are left
+    out."""
+    known = dict(figures(status)) if status is not None else {}
+    line = status["state"] if status is not None else "starting"
+    if status is None or status["role"] == "learner":
+        why = bottleneck(status) if waiting_for(status) else ""
+        line = why if why.startswith(line) else f"{line}; {why}" if why else line
+    for name in IN_A_LINE:
+        more = f"; {name} {known[name]}" if known.get(name) else ""
+        line += more if len(line + more) <= LINE_LENGTH else ""
+    return printable(line)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -65,8 +89,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(sparks[round((value - low) / (high - low) * (len(sparks) - 1))] for value in shown)
 
 
-IN_A_LINE = ("engine has", "this node draws", "accepted", "not accepted", "dropped", "syncing", "links", "passed on")
-"""What of a sampler or a relay is told in one line."""
+LINE_LENGTH = 120
+IN_A_LINE = (
+    *("step", "reward", "held-out", "samplers", "of all nodes", "staleness", "learner idle", "cost", "discarded"),
+    *("engine has", "this node draws", "accepted", "not accepted", "dropped", "syncing", "links", "passed on"),
+)
+"""What is told in one line: of a learner the first ones, of a sampler or a relay the others."""
 
 
 # -- a screen about any node ---------------------------------------------------------------------------------
@@ -74,12 +102,11 @@ IN_A_LINE = ("engine has", "this node draws", "accepted", "not accepted", "dropp
 
 def status_screen(status: dict[str, Any], width: int, height: int | None) -> RenderableType:
     """A node's figures, then as many of the nodes that it knows as fit into `height` lines; None: all of them."""
-    known = _grid(figures(status), width)
-    parts = [*_titles(status), known, Text()]
+    parts = [*_titles(status), _grid(figures(status), width), Text()]
     rows = [_row(node) for node in nodes(status)]
     if rows:
         # The last line of the screen is the prompt's, and one is the table's head.
-        room = len(rows) if height is None else max(1, height - (len(parts) - 1 + known.row_count) - 2)
+        room = len(rows) if height is None else max(1, height - _height(Group(*parts), width) - 2)
         shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
         parts.append(_nodes(shown))
         if left := len(rows) - len(shown):
@@ -99,7 +126,7 @@ def _sampler_figures(status: dict[str, Any]) -> Figures:
     return [
         ("engine", status.get("engine") or ""),
         ("draws at once", counted(status["places"], "sample") if status.get("places") else ""),
-        ("engine has", status.get("installed") or ""),
+        ("engine has", version_in_words(status.get("installed"))),
         ("proven by", status.get("proof") or ""),
         ("this node draws", told(status.get("rollouts_per_s") or None, "{:.4g} rollouts/s")),
         ("each sample", told(status.get("tokens_per_s") or None, "{:.4g} tokens/s")),
@@ -115,8 +142,8 @@ def _sampler_figures(status: dict[str, Any]) -> Figures:
 def _weight_figures(status: dict[str, Any]) -> Figures:
     """Of the weights that a relay or a sampler keeps and passes on."""
     return [
-        ("weights here", status.get("map") or ""),
-        ("newest version", status.get("newest") or ""),
+        ("weights here", version_in_words(status.get("map"))),
+        ("newest version", version_in_words(status.get("newest"))),
         ("syncing", _syncing(status.get("syncing"))),
         ("last version", _stages(status.get("versions"))),
         ("links", str(status.get("streams") or "")),
@@ -133,7 +160,7 @@ def _contributed(status: dict[str, Any]) -> str:
 
 
 def _syncing(syncing: dict[str, Any] | None) -> str:
-    return f"{syncing['share']:.0%} of version {syncing['version']}" if syncing else ""
+    return f"{syncing['share']:.0%} of version {version_in_words(syncing['version'])}" if syncing else ""
 
 
 def _stages(versions: dict[str, dict[str, float | None]] | None) -> str:
@@ -179,7 +206,7 @@ def _row(node: dict[str, Any]) -> Row:
         node["name"],
         node.get("class") or node["role"] or "",
         node["state"],
-        node["version"] + behind if node["version"] else "",
+        version_in_words(node["version"]) + behind if node["version"] else "",
         rate,
         told(node.get("accepted"), "{:,.0f}"),
         f"{node['last_seen_s']:.1f} s",
@@ -205,20 +232,24 @@ def _nodes(rows: list[Row]) -> Table:
 
 
 def _grid(pairs: Figures, width: int) -> Table:
-    """Two figures in a line, one on a narrow screen; none takes a second line."""
+    """Two figures in a line, one on a narrow screen. One that is long goes on in the next line."""
     count = 2 if width >= 2 * (NAME_WIDTH + VALUE_WIDTH) else 1
     grid = Table.grid(padding=(0, 2, 0, 0))
     for at in range(2 * count):
         # The same width in every frame, so that nothing jumps.
-        grid.add_column(no_wrap=True, overflow="ellipsis", min_width=VALUE_WIDTH if at % 2 else NAME_WIDTH)
+        grid.add_column(overflow="fold", min_width=VALUE_WIDTH if at % 2 else NAME_WIDTH)
     for at in range(0, len(pairs), count):
         line = pairs[at : at + count]
         grid.add_row(*(cell for name, value in line for cell in (Text(name, style="dim"), _text(value))))
     return grid
 
 
+def _height(view: RenderableType, width: int) -> int:
+    return len(Console(width=width, file=io.StringIO()).render_lines(view))
+
+
 def _line(words: str, style: str = "") -> Text:
-    return Text(printable(words), style=style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(words), style=style, overflow="fold")
 
 
 def _text(words: str) -> Text:

@@ -73,6 +73,12 @@ def told(value: object, form: str) -> str:
     return "" if (found := finite(value)) is None else form.format(found)
 
 
+def version_in_words(text: object) -> str:
+    """A version as people read it: the learner step that it follows. One of a run that was set back, such as "1.178",
+    keeps the number of its life."""
+    return text.removeprefix("0.") if isinstance(text, str) else ""
+
+
 def shown(value: float | None) -> str:
     """A value in few characters."""
     if value is None:
@@ -331,7 +337,7 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
     per_token, lost = finite(cost.get("cost_per_token")), discarded(status)
     return {
         "step": f"{number(status, 'step'):.0f} of {number(status, 'steps'):.0f}",
-        "version": words(status, "version", 40),
+        "version": version_in_words(words(status, "version", 40)),
         "reward": told(metrics.get("reward"), "{:.3f}"),
         "exact match": told(metrics.get("exact_match"), "{:.3f}"),
         "held-out": _measured(next(reversed(parts(status, "held_out")), {})),

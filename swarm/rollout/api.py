@@ -397,7 +397,7 @@ class RolloutService:
         beat = decode(body, Beat, cap_bytes=CONTROL_BODY_BYTES)
         self._check_sender(node, beat.node)
         stats = self._hear(node, request.remote)
-        stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
+        stats.samples = beat.samples
         if beat.offer is not None:
             stats.offered(beat.offer)
             if not self._is_barred(node):

@@ -106,7 +106,6 @@ class Beat(Message, frozen=True):
     node: Id
     installed: VersionId | None
     samples: Count
-    rollouts_per_s: Rate
     tokens_per_s: Rate = 0.0
     offer: Offer | None = None
     life: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0

@@ -39,14 +39,13 @@ class Recent:
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStats:
-    """What the learner knows about one sampler. `recent` are tokens that were accepted, seconds that rewards took, and
-    bytes of weights `up` and `down`, as far as it tells."""
+    """What the learner knows about one sampler. `recent` are rollouts and tokens that were accepted, seconds that
+    rewards took, and bytes of weights `up` and `down`, as far as it tells."""
 
     recent: Recent
     verdicts: Counter[str] = field(default_factory=Counter)
     installed: VersionId | None = None
     samples: int = 0
-    rollouts_per_s: float = 0.0
     heard_at: float = 0.0
     questions: int = 0
     reward_failures: int = 0
@@ -102,6 +101,7 @@ class Tally:
             self.verdicts[one.counted_as] += 1
             if one.node in self.samplers:
                 self.samplers[one.node].verdicts[one.counted_as] += 1
+                self.samplers[one.node].recent.add("rollouts", one.counted_as == "accepted", now=now)
         self.recent.add("rollouts", sum(one.counted_as == "accepted" for one in judged), now=now)
 
     def accepted(self, records: Sequence[object], watch: SamplerWatch, *, now: float) -> None:
@@ -168,7 +168,7 @@ class Tally:
                     "node": node,
                     "installed": str(stats.installed) if stats.installed else None,
                     "samples": stats.samples,
-                    "rollouts_per_s": round(stats.rollouts_per_s, 1),
+                    "rollouts_per_s": stats.recent.per_s("rollouts", now=now),
                     "tokens_per_s": stats.recent.per_s("tokens", now=now),
                     "up_bytes_per_s": stats.recent.per_s("up", now=now),
                     "down_bytes_per_s": stats.recent.per_s("down", now=now),

@@ -316,10 +316,9 @@ class Session:
         await self._settled.wait()
         while True:
             installed = self._engine.installed
-            rates = self._engine.rates.rollouts_per_s, self._engine.rates.tokens_per_s
             running = self._feed.running if self._feed else 0
-            did = self._engine.doings.take()
-            reply = await self._client.beat(installed, running, *rates, offer=self._offer(), did=did)
+            rate, did = self._engine.rates.tokens_per_s, self._engine.doings.take()
+            reply = await self._client.beat(installed, running, rate, offer=self._offer(), did=did)
             if reply.elsewhere:
                 raise InUseElsewhere
             self._hear_standby(reply.standby)

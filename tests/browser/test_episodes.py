@@ -62,7 +62,7 @@ def test_an_episode_is_a_conversation(episodes: str, opened: Opened, scheme: Sch
     first = page.get_by_role("region", name="Episode 0")
     expect(first).to_contain_text(f"{SCRIPT} 7+8")
     heads = first.locator(".meta").all_inner_texts()
-    assert heads[0] == "player 1 · reward 1 · by alice · version 0.0"
+    assert heads[0] == "player 1 · reward 1 · by alice · version 0"
     assert heads[1:3] == ["environment to player 1", "environment to player 2"]
     assert [each.get_attribute("class") for each in first.locator(":scope > div").all()] == [
         "said",

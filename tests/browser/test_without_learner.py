@@ -12,11 +12,12 @@ from contextlib import suppress
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.chromium import NARROW
 from tests.browser.conftest import Opened
 from tests.browser.hostile import IMAGE, SCRIPT
 from tests.browser.pages import EVERY_WAY, Scheme, address_of, faults_in, kept_address, made_of_strangers
 from tests.browser.swarms import ENDLESS, Led
-from tests.integration.processes import Node, eventually, swarm_in
+from tests.integration.processes import Node, command, eventually, swarm_in
 
 
 class Line:
@@ -121,6 +122,28 @@ def test_everybody_can_use_a_kept_run(kept: str, opened: Opened, scheme: Scheme,
     page = opened(kept).page
     expect(page.locator("#steps")).to_have_text(re.compile("step [1-9]"))
     assert faults_in(page, scheme, size) == []
+
+
+def test_a_report_shows_a_run_without_a_server_and_prints(kept: str, hostile_swarm: Led, opened: Opened) -> None:
+    to = hostile_swarm.learner.log.parent / "report.html"
+    done = command("report", str(hostile_swarm.learner.run_dir), "--to", str(to))
+    assert done.returncode == 0, done.stderr
+    watched = opened(to.as_uri())
+    page = watched.page
+    expect(page.locator("#connection")).to_contain_text("report")
+    expect(page.locator("#steps")).to_have_text(re.compile("step [1-9]"))
+    expect(page.locator("#tile-reward .value")).to_contain_text(re.compile("[0-9]"))
+    expect(page.locator("#charts .uplot").first).to_be_attached()
+    expect(page.locator("#lane-legend")).to_contain_text("train")
+    for written in (IMAGE, SCRIPT):
+        expect(page.locator("#rollout-group")).to_contain_text(written)
+    assert made_of_strangers(page) == []
+    assert page.locator(".served").evaluate_all("them => them.filter((it) => it.checkVisibility()).length") == 0
+    assert faults_in(page, "light", NARROW) == []
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 720, "height": 1000})
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert watched.overflow_px() <= 0
 
 
 @pytest.fixture(scope="module")

@@ -136,7 +136,7 @@ def test_two_players_train_on_their_games(swarm: Swarm) -> None:
         assert one["rewards"]["reward_of_player_2"] == -one["reward"]
     assert {one["reward"] for one in episodes} >= {-1.0, 1.0}
     assert command("report", str(learner.run_dir)).returncode == 0
-    assert "turns" in (learner.run_dir / "report.html").read_text()
+    assert '"player":2' in (learner.run_dir / "report.html").read_text()
 
 
 @pytest.mark.long

@@ -2,13 +2,14 @@
 import { Curves } from "./curves.js";
 import { byId, copyButton, el, say, setTone } from "./dom.js";
 import { Events } from "./events.js";
-import { date, duration, number, plain, symbolOf } from "./format.js";
+import { date, duration, number, plain, symbolOf, version } from "./format.js";
+import { kept } from "./kept.js";
+import { Links } from "./links.js";
 import { Nodes } from "./nodes.js";
 import { Rollouts } from "./rollouts.js";
 import { Steering } from "./steering.js";
 import { Store } from "./store.js";
 import { connect } from "./stream.js";
-import { Swarm } from "./swarm.js";
 import { Tiles } from "./tiles.js";
 import { Timeline } from "./timeline.js";
 import { Versions } from "./versions.js";
@@ -18,7 +19,7 @@ const tiles = new Tiles(store);
 const curves = new Curves(store);
 const timeline = new Timeline(store);
 const nodes = new Nodes(store);
-const swarm = new Swarm(store, (node) => nodes.find(node));
+const links = new Links(store);
 const versions = new Versions(store);
 const rollouts = new Rollouts(store);
 const events = new Events(store);
@@ -34,7 +35,7 @@ function draw() {
   if (changed.has("digest")) {
     header(store.digest);
     nodes.draw();
-    swarm.draw();
+    links.draw();
     versions.draw();
     steering.draw();
   }
@@ -53,6 +54,8 @@ function restarted() {
   timeline.restart();
   events.restart();
   rollouts.restart();
+  byId("ability").hidden = store.ability === "";
+  say(byId("ability-said"), plain(store.ability, 100_000));
   byId("file-summary").hidden = store.live; // It is written at the end
   say(byId("run"), plain(store.name, 80) || "echo-node");
   const body = byId("config-table").tBodies[0];
@@ -78,10 +81,12 @@ function header(digest) {
   progress.value = digest.step ?? 0;
   say(byId("steps"), `step ${number(digest.step)} of ${number(digest.steps)}`);
   say(byId("alarm"), [digest.fault, digest.alarm].filter(Boolean).map((each) => `! ${plain(each, 300)}`).join(" "));
-  fact("version", plain(digest.version ?? "-", 20));
-  fact("time left", store.live && !away ? duration(digest.time_left_s) : "-");
+  fact("version", version(digest.version));
+  if (store.live) fact("time left", away ? "-" : duration(digest.time_left_s));
   fact("running for", duration(Math.max(0, (digest.at ?? 0) - (digest.began ?? digest.at ?? 0))));
   fact("since", date(digest.began));
+  if (kept !== null) fact("written", date(kept.written));
+  if (store.torn > 0) fact("damaged lines", `${number(store.torn)}, passed over`);
   if (digest.target !== null && digest.target !== undefined) fact("target", number(digest.target));
   if (digest.swarm) fact("swarm", plain(digest.swarm, 200).slice(0, 16));
   say(byId("join-line"), plain(digest.join || "echo-node join ADDRESS", 500));
@@ -115,7 +120,8 @@ const CONNECTIONS = {
 };
 
 function tell(state, detail) {
-  const [symbol, word, tone] = state === "connected" && !store.live && store.snapshots > 0 ? ["✓", "kept run", ""] : CONNECTIONS[state];
+  const isKept = state === "connected" && !store.live && store.snapshots > 0;
+  const [symbol, word, tone] = isKept ? ["✓", kept === null ? "kept run" : "report", ""] : CONNECTIONS[state];
   const shown = byId("connection");
   setTone(shown, tone);
   say(shown.querySelector(".symbol"), symbol);
@@ -130,4 +136,9 @@ function tell(state, detail) {
 for (const line of ["join-line", "alone-line"]) byId(line).after(copyButton(byId(line)));
 // The server has put the token into a cookie; in the address it would be seen over a shoulder, and in a bookmark.
 if (new URLSearchParams(location.search).has("token")) history.replaceState(null, "", location.pathname + location.hash);
-connect(store, draw, tell);
+if (kept === null) connect(store, draw, tell);
+else {
+  document.body.classList.add("report");
+  store.apply("snapshot", kept.snapshot);
+  draw();
+}

@@ -3,6 +3,7 @@ import { colours, el, onResize, onSeen, say, sizeOf } from "./dom.js";
 import { date, number, plain, spoken, tick, ticks } from "./format.js";
 
 const HEIGHT = 200;
+const PRINTED = 300; // Pixels wide on paper, where two charts stand side by side
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [1, 2], [12, 4]]; // As the report's: not everybody sees colours
 export const MOST_CURVES = DASHES.length;
 const NEAR = 8; // Pixels from a mark at which it is read
@@ -42,19 +43,23 @@ export class Chart {
       "aria-describedby": "curves-help", on: { keydown: (event) => this._key(event) },
     }, this._empty);
     this._legend = el("ul", { class: "legend" });
-    this._read = el("p", { class: "read" }, "\u00a0");
+    this._read = el("span", { class: "read" });
+    this._told = "";
     const unit = wanted.unit ? el("span", { class: "unit" }, wanted.unit) : null;
-    const head = el("figcaption", {}, el("span", {}, plain(wanted.title, 80), " ", unit));
+    const head = el("figcaption", {}, el("span", {}, plain(wanted.title, 80), " ", unit), this._read);
     if (wanted.remove) {
       const label = `Remove ${plain(wanted.title, 80)}`;
       head.append(el("button", { type: "button", class: "small", "aria-label": label, on: { click: wanted.remove } }, "✕"));
     }
-    this.figure = el("figure", { class: "chart" }, head, this._box, this._legend, this._read);
+    this.figure = el("figure", { class: "chart" }, head, this._box, this._legend);
     onSeen(this.figure, (seen) => {
       this._seen = seen;
       if (seen && this._dirty) this.draw();
     });
     onResize(this._box, () => this._plot?.setSize({ width: this._box.clientWidth, height: HEIGHT }));
+    for (const [kind, width] of [["beforeprint", () => PRINTED], ["afterprint", () => this._box.clientWidth]]) {
+      window.addEventListener(kind, () => this._plot?.setSize({ width: width(), height: HEIGHT }));
+    }
   }
 
   /** Take the newest figures; the drawing waits until the chart is on the screen. */
@@ -213,13 +218,21 @@ export class Chart {
   _readCursor(plot) {
     const { left, idx } = plot.cursor;
     const away = left === undefined || left < 0 || idx === null || idx === undefined;
-    say(this._read, away ? "\u00a0" : this._words(plot, left, idx));
+    const where = away ? [] : this._where(plot, left, idx);
+    say(this._read, where.join(" · "));
+    this._told = away ? "" : [...where, ...this._values(plot, idx)].join(" · ");
     this._keys(away ? undefined : (at) => nearest(plot.data[this._places[at]] ?? [], idx));
   }
 
-  _words(plot, left, idx) {
+  /** Where the cursor is, and the marks there; the legend has the values. */
+  _where(plot, left, idx) {
     const x = plot.data[0][idx];
     const where = this._room.across === "time" ? date(x) : `${this._room.across} ${number(Math.round(x))}`;
+    const marks = this._room.marks().filter((mark) => Math.abs(plot.valToPos(mark.x, "x") - left) <= NEAR);
+    return [where, ...marks.slice(0, 3).map((mark) => `${MARKS[mark.kind].sign} ${spoken(mark.text)}`)];
+  }
+
+  _values(plot, idx) {
     const values = this._curves.map((curve, at) => {
       const place = this._places[at];
       const value = nearest(plot.data[place], idx);
@@ -227,9 +240,7 @@ export class Chart {
       const spread = band && band[0] < band[1] ? ` (${number(band[0])} to ${number(band[1])})` : "";
       return this._hidden.has(curve.name) || value === null ? null : `${plain(curve.label ?? curve.name, 40)} ${number(value)}${spread}`;
     });
-    const marks = this._room.marks().filter((mark) => Math.abs(plot.valToPos(mark.x, "x") - left) <= NEAR);
-    const told = marks.slice(0, 3).map((mark) => `${MARKS[mark.kind].sign} ${spoken(mark.text)}`);
-    return [where, ...told, ...values.filter((value) => value !== null)].join(" · ");
+    return values.filter((value) => value !== null);
   }
 
   _key(event) {
@@ -245,7 +256,7 @@ export class Chart {
       const next = way > 0 ? stops.find((x) => x > (now ?? -Infinity) + least) : stops.findLast((x) => x < (now ?? Infinity) - least);
       if (next !== undefined) {
         plot.setCursor({ left: plot.valToPos(next, "x"), top: 10 }, true, true);
-        this._room.tell(this._read.textContent);
+        this._room.tell(this._told);
       }
     } else if (event.key === "+" || event.key === "=" || event.key === "-") {
       const middle = now ?? (low + high) / 2;

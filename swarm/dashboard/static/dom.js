@@ -1,4 +1,5 @@
 // What every part of the page does with elements, canvases and colours.
+import { kept } from "./kept.js";
 
 /**
  * An element. Text goes in as text nodes, never as markup, and `style` through the CSSOM, which the page's
@@ -72,8 +73,15 @@ export function onTheme(does) {
   });
 }
 
-/** Call `does(seen)` when an element comes onto the screen (or within a screen's quarter of it) or leaves it. */
+/**
+ * Call `does(seen)` when an element comes onto the screen (or within a screen's quarter of it) or leaves it. All of a
+ * report is seen: it may be printed.
+ */
 export function onSeen(element, does) {
+  if (kept !== null) {
+    queueMicrotask(() => does(true));
+    return;
+  }
   new IntersectionObserver((entries) => does(entries.at(-1).isIntersecting), { rootMargin: "25%" }).observe(element);
 }
 
@@ -88,8 +96,9 @@ export function onResize(element, does) {
   }).observe(element);
 }
 
-/** A GET of JSON. An error says what the server said. */
+/** A GET of JSON; of a report, what it has of that. An error says what the server said. */
 export async function ask(path, options) {
+  if (kept !== null) return kept.answers[path.split("?")[0]];
   const answer = await fetch(path, { credentials: "same-origin", ...options });
   if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText} (${path.split("?")[0]})`);
   return answer.json();

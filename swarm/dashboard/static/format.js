@@ -106,6 +106,11 @@ export function spoken(key) {
   return plain(key, 80).replaceAll("_", " ");
 }
 
+/** A version of the weights: the learner step that it follows. One of a run that was set back says which life it is of. */
+export function version(text) {
+  return plain(text ?? "-", 20).replace(/^0\./, "");
+}
+
 /** A run's or a node's state: its symbol, its word and its tone. The symbol tells it to people who see no colours. */
 const STATES = {
   running: ["▶", "good"], training: ["▶", "good"], active: ["●", "good"], starting: ["◔", ""], preparing: ["◔", ""],

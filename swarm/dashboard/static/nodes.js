@@ -1,6 +1,6 @@
 // The table of nodes: any number of rows, of which only those on the screen exist.
 import { byId, el, say, setTone } from "./dom.js";
-import { called, counted, duration, number, plain, rate, symbolOf, tenths } from "./format.js";
+import { called, counted, duration, number, plain, rate, symbolOf, tenths, version } from "./format.js";
 
 const ROW = 32; // Pixels of a row, as in the stylesheet
 const MARGIN = 6; // Rows drawn above and below those that are seen, so that scrolling shows no gap
@@ -36,8 +36,6 @@ export class Nodes {
     this._room = 0;
     this._rows = [];
     this._pool = [];
-    this._found = null;
-    this._asked = 0;
     const space = () => el("tr", { class: "space", "aria-hidden": "true" }, el("td", { colspan: "1" }));
     [this._above, this._below] = [space(), space()];
     this._body.append(this._above, this._below);
@@ -89,19 +87,6 @@ export class Nodes {
       this._ranks = new Map(named.map(([, id], at) => [id, at]));
     }
     return (row) => this._ranks.get(row[node]);
-  }
-
-  /** Show the row of a node. */
-  find(node) {
-    byId("node-filter").value = "";
-    this._found = node;
-    this.draw();
-    const place = this._rows.findIndex((row) => row[this._columns.indexOf("node")] === node);
-    this._top = Math.max(0, place * ROW - this._height / 2);
-    this._scroll.scrollTop = this._top;
-    this._scroll.scrollIntoView({ block: "center" });
-    this._scroll.focus({ preventScroll: true });
-    this._window();
   }
 
   /** The columns of which something is known, or was; when somebody was seen is more urgent than what runs there. */
@@ -172,12 +157,12 @@ export class Nodes {
   _fill(shown, values, place) {
     const node = values[this._columns.indexOf("node")];
     shown.row.ariaRowIndex = String(place + 2);
-    shown.row.classList.toggle("found", node === this._found);
     this._shown.forEach(({ name, at }, n) => {
       const value = values[at];
       const cell = shown.cells[n];
       const write = COLUMNS[name] === undefined ? number : COLUMNS[name][1];
       let text = write && (typeof value === "number" || value === null) ? write(value) : plain(value ?? "-", 120);
+      if (name === "version") text = version(value);
       if (name === "name" && (value === null || value === "")) text = called("", node);
       if (name === "state" && value !== null) {
         const { symbol, tone } = symbolOf(value);

@@ -1,6 +1,6 @@
 // The rollouts, a group at a time. All of it is strangers' text: it goes into text nodes and nowhere else.
 import { ask, byId, el, onSeen, say } from "./dom.js";
-import { number, plain } from "./format.js";
+import { number, plain, version } from "./format.js";
 
 const PAGE = 20; // Groups of one answer
 const KEPT = 200; // Groups held; going further back forgets the newest
@@ -155,8 +155,8 @@ export class Rollouts {
     const exact = one.exact === null || one.exact === undefined ? null : el("span", { "data-tone": one.exact ? "good" : "" }, one.exact ? "✓ exact" : "not exact");
     const facts = [`${number(one.tokens)} tokens`, one.finish && plain(one.finish, 30), `by ${name}`, typeof one.staleness === "number" && `${number(one.staleness)} steps old`];
     const parts = Object.entries(one.parts ?? {}).slice(0, 16).map(([part, value]) => `${plain(part, 40)} ${number(value)}`);
-    const spans = el("div", { class: "spans", role: "group", "aria-label": "Versions that drew it" }, ...(one.spans ?? []).slice(0, 32).map(([version, tokens]) => {
-      const span = el("span", { title: `version ${plain(version, 20)}: ${number(tokens)} tokens` }, `${plain(version, 20)}: ${number(tokens)}`);
+    const spans = el("div", { class: "spans", role: "group", "aria-label": "Versions that drew it" }, ...(one.spans ?? []).slice(0, 32).map(([drawnBy, tokens]) => {
+      const span = el("span", { title: `version ${version(drawnBy)}: ${number(tokens)} tokens` }, `${version(drawnBy)}: ${number(tokens)}`);
       span.style.flexGrow = String(Math.max(1, tokens));
       return span;
     }));
@@ -172,7 +172,7 @@ export class Rollouts {
   _conversation(one) {
     return el("div", { class: "conversation", tabindex: "0", role: "region", "aria-label": `Episode ${number(one.index)}` }, ...one.turns.slice(0, TURNS).map((turn) => {
       const [isDrawn, player] = [turn.node !== undefined, typeof turn.player === "number" ? `player ${number(turn.player)}` : ""];
-      const facts = isDrawn ? [player || "model", `reward ${number(turn.reward)}`, `by ${this._store.nameOf(turn.node)}`, `version ${(turn.versions ?? []).map((version) => plain(version, 20)).join(", ")}`] : [player ? `environment to ${player}` : "environment"];
+      const facts = isDrawn ? [player || "model", `reward ${number(turn.reward)}`, `by ${this._store.nameOf(turn.node)}`, `version ${(turn.versions ?? []).map(version).join(", ")}`] : [player ? `environment to ${player}` : "environment"];
       return el("div", { class: isDrawn ? "said" : "read" }, el("p", { class: "meta" }, facts.join(" · ")), el("pre", { class: "completion" }, plain(turn.text, LONGEST)));
     }));
   }

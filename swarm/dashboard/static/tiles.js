@@ -76,7 +76,7 @@ export class Tiles {
     shown.value.replaceChildren(...words, ...(unit ? [" ", el("span", { class: "unit" }, unit)] : []));
   }
 
-  /** The first ones always, in two lines at most; all of them on demand. */
+  /** The first ones always, all of them on demand. */
   _details(shown, details) {
     const first = details.slice(0, BESIDE).map(([name, text]) => (name === "and" ? plain(text, 60) : `${plain(name, 40)} ${plain(text, 40)}`));
     while (shown.beside.children.length > first.length) shown.beside.lastChild.remove();

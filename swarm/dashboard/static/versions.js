@@ -1,6 +1,6 @@
 // The newest versions of the weights: how large, how far they are, how long they took. And how old rollouts are.
 import { byId, colours, el, fit, onResize, onTheme, say } from "./dom.js";
-import { bytes, duration, number, plain, share } from "./format.js";
+import { bytes, duration, number, plain, share, version } from "./format.js";
 
 const ROWS = 8; // Newest versions in the table
 const BEHIND = 4; // Nodes with a bar of their own: those furthest behind
@@ -8,7 +8,7 @@ const UNCHANGED = 64; // Bytes: a version of fewer says that no weight is anothe
 const AGES = 12; // Bars of the histogram; older rollouts share the last
 
 const COLUMNS = [
-  ["Version", (one) => plain(one.version, 20)],
+  ["Version", (one) => version(one.version)],
   ["50 %", (one) => took(one.installed_s?.["50"])],
   ["90 %", (one) => took(one.installed_s?.["90"])],
   ["100 %", (one) => took(one.installed_s?.["100"])],
@@ -59,7 +59,7 @@ export class Versions {
       return;
     }
     const less = !(one.raw_bytes && one.encoded_bytes) ? "" : one.encoded_bytes < UNCHANGED ? ", unchanged" : `, ${Number((one.raw_bytes / one.encoded_bytes).toPrecision(3))} times smaller`;
-    say(this._line, `Version ${plain(one.version, 20)}: ${bytes(one.raw_bytes)} raw, ${bytes(one.encoded_bytes)} encoded${less}, ${bytes(one.sent_bytes)} sent`);
+    say(this._line, `Version ${version(one.version)}: ${bytes(one.raw_bytes)} raw, ${bytes(one.encoded_bytes)} encoded${less}, ${bytes(one.sent_bytes)} sent`);
     this._bar.value = one.of > 0 ? one.complete / one.of : 0;
     say(this._done, `${number(one.complete)} of ${number(one.of)}`);
     const progress = Object.entries(one.progress ?? {}).sort((a, b) => a[1] - b[1] || (a[0] < b[0] ? -1 : 1));

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
+import socket
 import stat
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import aiohttp
 import pytest
 
 from swarm.cli.demo import REAL, Demo, largest_fall, show_of, verdict
 from swarm.errors import EchoError, UserError
 from swarm.rollout.journal.verify import Report
+from swarm.run.directory import create_run_directory
 from swarm.run.local import start_node
 from swarm.settings import DemoConfig, LeadConfig
 from swarm.settings_file import load_config
@@ -214,3 +219,34 @@ async def test_what_a_node_prints_is_for_its_owner_alone(tmp_path: Path) -> None
     process = await start_node(log, "--version")
     await process.wait()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+async def test_the_page_of_a_demo_stays_until_enter_is_pressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_run_directory(tmp_path / "run", LeadConfig(run_dir=tmp_path / "run"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    known = {"url": f"http://127.0.0.1:{port}", "token": "t"}
+    (tmp_path / "run" / "dashboard.json").write_text(json.dumps(known))
+    demo = demo_of(DemoConfig(run_dir=tmp_path / "run"))
+    said: list[str] = []
+    monkeypatch.setattr(demo, "_say", said.append)
+    await demo._go_on_with_page()
+    assert said == [], "without a terminal nobody could press it"
+    leader, follower = pty.openpty()
+    with os.fdopen(leader, "w") as keys, os.fdopen(follower) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        demo._view.is_live = True
+        shown = asyncio.create_task(demo._go_on_with_page())
+        async with aiohttp.ClientSession() as browser:
+            while True:
+                with suppress(aiohttp.ClientConnectorError):
+                    async with browser.get(f"http://127.0.0.1:{port}/?token=t") as answer:
+                        assert answer.status == 200
+                        break
+                await asyncio.sleep(0.01)
+        assert not shown.done()
+        keys.write("\n")
+        keys.flush()
+        async with asyncio.timeout(30):
+            await shown
+    assert said == ["the page stays where it was until you press Enter"]

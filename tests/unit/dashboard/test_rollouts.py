@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from swarm.dashboard import rollouts
 from swarm.dashboard.rollouts import read_groups
 from swarm.tasks.base import Read
 from tests.builders import ALICE, BOB, prompt
@@ -69,10 +68,9 @@ async def test_what_is_pruned_or_damaged_is_said(run_dir: Path) -> None:
     assert read_groups(run_dir / "nowhere", READ, before=0, count=9)["fault"] == "the run has recorded nothing yet"
 
 
-def test_long_texts_are_cut_and_an_answer_ends_early(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "ANSWER_CHARS", 100)
+def test_long_texts_are_cut_and_an_answer_ends_early(run_dir: Path) -> None:
     long: Read = (prompt, lambda tokens: "x" * 1000, lambda prompt, said: [])
-    found = read_groups(run_dir, long, before=NEWEST, count=9)
+    found = read_groups(run_dir, long, before=NEWEST, count=9, chars=100)
     assert {len(rollout["completion"]) for rollout in found["groups"][0]["rollouts"]} == {100 // SIZE}
     assert (len(found["groups"]), found["next"]) == (1, 4)
 
@@ -92,8 +90,8 @@ def test_an_episode_is_told_turn_by_turn(tmp_path: Path) -> None:
     assert [one["player"] for one in alone["turns"]] == [None] * 4
 
 
-def test_the_texts_of_an_episode_are_cut_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "ANSWER_CHARS", 30)
+def test_the_texts_of_an_episode_are_cut_together(tmp_path: Path) -> None:
     record_episodes(tmp_path, played())
-    found = read_groups(tmp_path, (prompt, lambda tokens: "x" * 10, lambda prompt, said: []), before=NEWEST, count=9)
+    read: Read = (prompt, lambda tokens: "x" * 10, lambda prompt, said: [])
+    found = read_groups(tmp_path, read, before=NEWEST, count=9, chars=30)
     assert [[len(turn["text"]) for turn in one["turns"]] for one in found["groups"][0]["rollouts"]] == [[10, 5]] * 2

@@ -7,11 +7,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.dashboard.source import older_events
 from swarm.report import figures
 from swarm.report.figures import FigureFiles, read_figures
+from swarm.run.directory import create_run_directory, ran_on
+from swarm.run.log import RunLog
+from swarm.settings import LeadConfig
 
 # A resumed run repeats steps, and a killed one leaves half a line.
 METRICS = b"".join(
@@ -70,3 +75,78 @@ def test_many_alarms_leave_the_mark_of_what_was_set(tmp_path: Path) -> None:
     assert (300, "set paused=True") in found
     assert len(found) == figures.MARKS_KEPT + 1
     assert found[-1] == (399, "alarm gradient"), "the newest are kept"
+
+
+def run_in(directory: Path, **settings: Any) -> Path:
+    create_run_directory(directory, LeadConfig(run_dir=directory, **settings))
+    return directory
+
+
+def log_steps(run_dir: Path, steps: int, **of: Any) -> None:
+    log = RunLog(run_dir)
+    for step in range(1, steps + 1):
+        log.metrics({"step": step, "time": 1000.0 + step, **{name: value(step) for name, value in of.items()}})
+    log.close()
+
+
+def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    for step, value in enumerate([0.5, float("nan"), float("inf"), None, True, "x", 10**400, 0.75]):
+        log.metrics({"step": step + 1, "loss": value})
+    log.close()
+    assert list(read_figures(tmp_path).columns["loss"].values) == [0.5, 0.75]
+
+
+def test_held_out_figures_are_told_by_version_and_too_many_names_are_not_read(tmp_path: Path) -> None:
+    log_steps(tmp_path, 1, **{f"x{number}": float for number in range(figures.MAX_NAMES + 10)}, eval_reward=float)
+    log = RunLog(tmp_path)
+    log.event("evaluated", version=10, exact_match=0.25, **{"pass@4": 0.5}, prompts=8)
+    log.event("evaluated", version=40, exact_match=0.125, **{"pass@4": 0.75}, prompts=8)
+    log.close()
+    found = read_figures(tmp_path)
+    assert len(found.columns) == figures.MAX_NAMES
+    assert {name: list(one.values) for name, one in found.evaluated.items()} == {
+        "exact_match": [0.25, 0.125],
+        "pass@4": [0.5, 0.75],
+    }
+
+
+def test_the_bound_of_a_former_life_is_not_that_of_the_configuration(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run", max_staleness=1)
+    log = RunLog(run_dir)
+    log.event("set", key="max_staleness", before=4, after=1, step=5, by="resume")
+    log.close()
+    found = read_figures(run_dir)
+    assert (found.bounds, found.bound) == ([(0, 4), (5, 1)], 4)
+
+
+def test_events_of_a_long_run_are_counted_and_the_middle_is_left_out(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    for number in range(5000):
+        log.event("sampler_joined", node=f"n{number:04}")
+        if number == 2500:
+            log.event("alarm", alarm="entropy", step=7, text="collapsed")
+    log.close()
+    found = read_figures(tmp_path)
+    joined = [event["node"] for event in found.events if event["kind"] == "sampler_joined"]
+    assert (found.kinds["sampler_joined"], len(joined)) == (5000, 2 * figures.EVENTS_KEPT)
+    assert (joined[0], joined[-1]) == ("n0000", "n4999")
+    assert [event["text"] for event in found.events if event["kind"] == "alarm"] == ["collapsed"]
+
+
+def test_a_start_tells_what_it_ran_on_and_nobody_is_shown_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/echo-node", "lead", "--provider", "key=a-secret-of-mine"])
+    monkeypatch.setenv("SOME_TOKEN", "another secret")
+    log = RunLog(tmp_path)
+    log.event("prepared", step=0, device="cpu", **ran_on())
+    log.event("prepared", step=7, device="cuda", **ran_on())
+    log.close()
+    (first, _) = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert first["command"] == ["echo-node", "lead", "--provider", "key=a-secret-of-mine"]
+    assert first["libraries"]["torch"].startswith("2.")
+    assert "another secret" not in (tmp_path / "events.jsonl").read_text()
+    found = read_figures(tmp_path)
+    assert (found.ran_on["step"], found.ran_on["device"]) == (7, "cuda")
+    assert "a-secret-of-mine" not in json.dumps([found.events, older_events(tmp_path, 1 << 53, 9)])

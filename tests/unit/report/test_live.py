@@ -129,7 +129,7 @@ def test_lines_alone_are_printed_on_a_pipe() -> None:
     with LiveView(Console(file=file), title="echo-node test", line_s=3600.0) as view:
         view.update(None)
         view.update(None)
-    assert file.getvalue() == "one\nstarting  waiting for the learner's process to start\n"
+    assert file.getvalue() == "one\nstarting; waiting for the learner's process to start\n"
 
 
 def test_a_terminal_that_stands_still_holds_nobody_up() -> None:

@@ -250,12 +250,12 @@ async def test_free_places_of_an_engine_are_not_asked_ahead() -> None:
     ],
 )
 def test_an_offer_that_makes_no_sense_is_refused(offer: dict[str, object]) -> None:
-    beat = Beat(node=ALICE, installed=None, samples=0, rollouts_per_s=0.0, offer=Offer(**offer))  # type: ignore[arg-type]
+    beat = Beat(node=ALICE, installed=None, samples=0, offer=Offer(**offer))  # type: ignore[arg-type]
     with pytest.raises(ProtocolError):
         decode(encode(beat), Beat, cap_bytes=CONTROL_BODY_BYTES)
 
 
 def test_an_offer_takes_few_bytes_of_a_beat() -> None:
-    bare = Beat(node=ALICE, installed=v(0), samples=0, rollouts_per_s=0.0)
+    bare = Beat(node=ALICE, installed=v(0), samples=0)
     full = msgspec.structs.replace(bare, offer=Offer(device_class="NVIDIA GeForce RTX 4090"))
     assert len(encode(full)) - len(encode(bare)) < 100

@@ -7,7 +7,8 @@ import pytest
 from swarm.rollout import tally
 from swarm.rollout.journal.entries import RolloutAccepted
 from swarm.rollout.messages import Offer
-from swarm.types import NodeId
+from swarm.rollout.plane.effects import Judged
+from swarm.types import NodeId, Verdict
 from tests.builders import ALICE, BOB, rollout
 
 
@@ -61,6 +62,20 @@ def test_what_a_sampler_moved_is_the_difference_of_two_offers_and_a_restart_is_n
         stats.offered(Offer(sent_bytes=sent, received_bytes=received))
     assert stats.recent.per_s("up", now=3.0) == pytest.approx(1_000 / 3, rel=0.1)
     assert stats.recent.per_s("down", now=3.0) == pytest.approx(2_000 / 3, rel=0.1)
+
+
+def test_a_samplers_rollouts_and_tokens_a_second_are_both_those_that_were_accepted() -> None:
+    """A page has them side by side: with a rate that a node claims, a rollout could have less than a token."""
+    known = tally.Tally()
+    known.begin(now=0.0)
+    for node in (ALICE, BOB):
+        known.samplers[node] = tally.SamplerStats(recent=tally.Recent(now=0.0))
+    verdicts: tuple[tuple[NodeId, Verdict], ...] = ((ALICE, "accepted"), (ALICE, "stale"), (BOB, "stale"))
+    judged = [Judged(rollout_id="", node=node, verdict=one, detail="", counted_as=one) for node, one in verdicts]
+    known.judged(judged, now=1.0)
+    status = known.status(now=1.0, why_idle=lambda node: "", is_barred=lambda node: False)
+    assert status["rollouts_per_s"] == 1
+    assert [one["rollouts_per_s"] for one in status["samplers"]] == [1, 0]
 
 
 def test_tokens_are_counted_in_all_and_of_each_sampler_that_is_there() -> None:
