@@ -16,8 +16,8 @@ CROWD_STEPS = 40  # Enough for each attacker on the wire to be audited, and for 
 def redteam(
     only: Annotated[str, typer.Option(help="Attacks by name, with commas between.")] = "",
     steps: Annotated[int, typer.Option(min=1, help="Learner steps of each run.")] = STEPS,
-    seeds: Annotated[int, typer.Option(min=1, help="Repeat with so many seeds.")] = 1,
-    honest: Annotated[int, typer.Option(min=0, help="Run honest samplers alone instead, with so many seeds.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to repeat it with.")] = 1,
+    honest: Annotated[int, typer.Option(min=0, help="Run honest samplers alone instead, with this many seeds.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Attack a swarm on this machine: who is caught, after how many rollouts, and what it costs the run."""

@@ -70,7 +70,7 @@ def audit(
         typer.echo(json.dumps({"caught": found}))
         return
     lines = list(_audit_lines(found, whole=node is not None))
-    typer.echo("\n".join(map(printable, lines)) if lines else "nobody was caught in this run")
+    typer.echo("\n".join(map(printable, lines)) if lines else "no node was caught in this run")
 
 
 def _audit_lines(found: Sequence[dict[str, Any]], *, whole: bool) -> Iterator[str]:

@@ -85,7 +85,7 @@ class Known(Protocol):
 
 
 def digest(status: Mapping[str, Any], figures: Known, *, now: float, live: bool = True) -> dict[str, Any]:
-    """`now` is the wall clock, in seconds. A run that is not `live` has only its files: nobody is there any more."""
+    """`now` is the wall clock, in seconds. A run that is not `live` has only its files."""
     config, ages = figures.config, status.get("ages")
     alarm = part(status, "alarm")
     alarmed_at, is_late = number(alarm, "step"), number(status, "step") - number(alarm, "step") > ALARM_STEPS

@@ -2,7 +2,7 @@
 
 A reader's queue is the part of the ring behind its place. So a reader that never reads takes no memory, and once the
 ring has dropped what it has not read, it gets a snapshot of everything instead. A message about a state (`digest`)
-replaces the one before, which nobody needs any more.
+replaces the one before, which is out of date by then.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Door:
 
 
 class Dashboard:
-    """Serves one run. Without a `token` nobody can change anything."""
+    """Serves one run. Without a `token` nothing can be changed."""
 
     def __init__(self, run: ShownRun, *, token: str | None = None) -> None:
         self._run = run
@@ -280,7 +280,7 @@ class Dashboard:
         return _json(await self._alone(work))
 
     async def _alone(self, work: Callable[[], R]) -> R:
-        """Do heavy work in a thread. Whoever gives up waiting leaves it running, so its turn lasts as long as it."""
+        """Do heavy work in a thread. It goes on if its asker gives up, and holds the lock until it is done."""
         await self._heavy.acquire()
         doing = asyncio.create_task(in_thread(work))
         doing.add_done_callback(self._done)
@@ -289,7 +289,7 @@ class Dashboard:
     def _done(self, work: asyncio.Task[Any]) -> None:
         self._heavy.release()
         if not work.cancelled():
-            # Its asker may be gone: a fault that nobody hears is none.
+            # Its asker may be gone: read the exception, or asyncio logs that it was never retrieved.
             work.exception()
 
     async def _events(self, request: web.Request) -> web.Response:
@@ -365,7 +365,7 @@ async def beside(run: ShownRun, address: str, say: Callable[[str], None]) -> Asy
     try:
         url = "" if address == "off" else await _open(page, *dashboard_address(address), last, say)
         with suppress(OSError):
-            # On a full disk only the line below has it. Without a page nobody may be sent to the one of a life before.
+            # On a full disk only the line below has it. A run without a page must not keep an earlier life's address.
             write_json(run.directory / ADDRESS, {"url": url, "token": page._token}, mode=0o600)
         if url:
             say(f"page {url}/?token={page._token}")

@@ -1,5 +1,5 @@
 """What the page shows of a run: of one that this process leads its node's status and its files, of any other its files
-alone. Nothing is read or reckoned while nobody looks.
+alone. Nothing is read or computed while no page is open.
 
 Files are read in a thread. The node's status is made on its event loop, once a second at most, and more rarely where it
 would take more than LOOK_SHARE of the loop's time.
@@ -116,7 +116,7 @@ class Source:
         """Return the number of the last message, and what the page shows with all of them, as JSON."""
         if self._making is None or self._making.done():
             self._making = asyncio.create_task(self._make())
-        # Whoever gives up waiting leaves it to the next, who would only begin the same again.
+        # A reader that gives up leaves the work running: the next one would only begin the same again.
         return await asyncio.shield(self._making)
 
     async def _make(self) -> tuple[int, bytes]:

@@ -328,7 +328,7 @@ class Membership:
         return effects + (self._push(now) if self.view.is_public or was_public else [])
 
     def leave(self, *, now: float) -> list[Effect]:
-        """Tell a few others, so that nobody has to wait for this node's death."""
+        """Tell a few others, so that they need not wait until this node is declared dead."""
         homes = [self._table.find(home.node) for home in self.homes.homes]
         told = [peer for peer in homes if peer] or self.view.some(self.rules.push_fanout, self._random, now=now)
         self._owner.reachability = "gone"

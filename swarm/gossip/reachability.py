@@ -113,7 +113,7 @@ class Reachability:
     def answered(self, witness: NodeId, reply: DialBackReply, publics: int, *, now: float) -> bool:
         """Take in what a witness found. Return True if `address` has changed."""
         if reply.refused:
-            # No node keeps a record for which it has no room: a public that nobody knows is a leaf.
+            # Nodes drop records that they have no room for, and a public that no node knows has to act as a leaf.
             return self._failed() if reply.refused == CROWDED else False
         # An honest witness names only the address that its socket saw and that it called.
         if not reply.reached or "%" in reply.host or not is_dialable(reply.host, lan=self._lan):

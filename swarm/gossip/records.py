@@ -30,7 +30,7 @@ from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, Message, decode, encode
 GOSSIP_BODY_BYTES = 64 * 1024  # Largest body: the digest of the largest table (57,344 bytes) and some records
 MAX_PUBLICS = 4096  # Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB
 MAX_PER_SUBNET = 64  # Publics of one /24 (IPv4) or /48 (IPv6): one cheap block of addresses must not fill the table
-MAX_PER_HOST = 8  # Publics of one address: the processes of one machine, and no more where nobody asked to be called
+MAX_PER_HOST = 8  # Publics of one address: a machine runs few, and a record may name a stranger's
 MAX_LEAVES = 1024  # Per home: 1,024 held polls are 110 requests a second at the default pace, a quarter of a core
 
 MAX_BANNED = 1024  # Keys that equivocated; the oldest is forgotten first. Their owner can make new keys anyway.

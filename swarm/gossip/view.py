@@ -114,7 +114,7 @@ class View:
         return peer.signed if peer is not None else None
 
     def ages_of(self, records: Iterable[SignedRecord], now: float) -> list[Entry]:
-        """Return entries for records that are passed on, so that nobody takes an old beat for a young one."""
+        """Return entries for records that are passed on. The age of each beat keeps an old one from looking new."""
         entries: list[Entry] = []
         for signed in records:
             if signed.prefix == self.own.prefix:

@@ -194,7 +194,7 @@ class Turns(Generic[T]):
             self._owed[name] += cost
 
     def forgive(self) -> None:
-        """Forget what is owed. Nobody may be waiting."""
+        """Forget what is owed. Call it only while no name is waiting."""
         self._waiting.clear()
         self._owed.clear()
 

@@ -45,7 +45,7 @@ LINGER_S = 2.0  # How long the rest of a refused body is read and dropped, so th
 
 FETCHED_PATHS = ("/v1/versions/", "/v1/objects/")  # Pieces of weights, of which a newcomer needs thousands
 
-STATUS_S = 1.0  # A status is made once in this time, whoever asks: with 4,096 nodes that takes 40 ms of the loop
+STATUS_S = 1.0  # A status is made once in this time, however many ask: with 4,096 nodes that takes 40 ms of the loop
 SHOWN_ROWS = 128
 """Entries of a list in a status that strangers see, half of them its first and half its last: 250 kB with 4,096 nodes.
 The dashboard shows all."""

@@ -3,9 +3,9 @@
 decide() is called once a publication period, and in between when calls_for_decision() says so. In this order:
 
     nothing is known yet (no step, no length, no rate), or `activate` is all -> everybody is active
-    active samplers are gone and the rest lacks its margin -> others step in at once; nobody is stood by
+    active samplers are gone and the rest lacks its margin -> others step in at once; none goes to standby
     the learner is measured to wait, LITTLE_DECISIONS times in a row
-                                    -> others step in, at least the next cheapest one; nobody is stood by
+                                    -> others step in, at least the next cheapest one; none goes to standby
     a set costs less by SAVING, for as many decisions in a row as dwell_decisions() says of the smallest saving
                                     -> it replaces the active set
 
@@ -67,7 +67,7 @@ PROBE_S = 1800.0  # How long one is tried: enough for a cold start of ten minute
 MAX_NODES = 4096  # Samplers in one decision; the bound of the estimator's table
 NOTHING_KNOWN = "nothing is known yet: everybody is tried"
 TRIED = "your rate is not known yet: it is being measured"
-PROVES = "nobody of your class has shown yet what it can do: you are tried"
+PROVES = "no node of your class has been measured yet, so yours is tried"
 UNMEASURED = "your rate is not known yet: you are tried when others have been"
 DEAR = "your price is more than the whole budget per hour"
 SUFFICE = "the active samplers suffice"

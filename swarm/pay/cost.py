@@ -57,7 +57,7 @@ class _Sums(Tally):
         """Change the number of active samplers and their summed price by these amounts from now on."""
         self.charge(now)
         self.active += active
-        # Exactly 0 if nobody is active: repeated sums are off in the last digit.
+        # Exactly 0 without active samplers: a sum that is added to and subtracted from is off in the last digit.
         self.price_per_hour = self.price_per_hour + price_per_hour if self.active else 0.0
 
     def charge(self, now: float) -> None:

@@ -54,7 +54,7 @@ JUDGED_S = 3600.0
 would have. A cold start takes a quarter of this."""
 
 PRIOR_HOURS = 24.0
-"""Sampler-hours at the start value that departures begin with, so that a class nobody has left is not thought immortal.
+"""Sampler-hours at the start value that departures begin with, so that a class without a departure still has a rate.
 """
 
 REMEMBERED_HOURS = 1000.0  # Sampler-hours of a class after which its history is halved

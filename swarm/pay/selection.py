@@ -137,7 +137,8 @@ class Market:
 
     def offers(self) -> list[Offer]:
         """Return the offers of all who would contribute, cheapest per rollout first; among equals kept samplers first,
-        then faster ones. If nobody can be in time (S = 0), all offer, and count for more the less they delay a step."""
+        then faster ones. If no sampler can be in time (S = 0), all of them offer, and those that delay a step less
+        count for more."""
         offers = self._offers(waiting=False) or self._offers(waiting=True)
         return sorted(offers, key=lambda o: (o.ratio, o.name not in self._kept, -o.useful_rollouts_per_s, o.name))
 

@@ -241,7 +241,7 @@ def delta_bytes(scenario: Scenario, steps_apart: int) -> float:
 
 
 def deltas_to(scenario: Scenario, steps_apart: int) -> Disseminate:
-    """Return how a delta over so many steps reaches samplers, by the swarm's own plan."""
+    """Return how a delta over that many steps reaches the samplers, by the swarm's own broadcast plan."""
     return disseminate_by(
         learner_uplink_bytes_per_s=scenario.learner.up_mbps * BYTES_PER_MBIT,
         encoded_bytes=delta_bytes(scenario, steps_apart),

@@ -18,7 +18,7 @@ from swarm.redteam.wire import NODES, RELAYS, WIRE
 SAMPLERS = 4  # Of a run whose accuracy is wanted, attackers included unless there are five
 MAX_LOST = 0.05  # Held-out accuracy that an attacker may cost if it is not caught
 NAMES = tuple(dict.fromkeys((*ENGINES, *NODES, *RELAYS, *WIRE)))
-NOT_TARGETED = {"hoarded-leases", "withheld-chunks", "lying-bitmaps"}  # Nobody claims to catch these in minutes
+NOT_TARGETED = {"hoarded-leases", "withheld-chunks", "lying-bitmaps"}  # By no guard, within minutes
 FLATTERING = {"held-out-oracle"}  # It raises the held-out accuracy, which therefore cannot show that it is harmless
 
 

@@ -37,7 +37,7 @@ from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, PROTOCOL_HEADER, ROLLOUT_UN
 OLD = 8  # A version: a lazy sampler that never installs a second one asks for leases from this one on
 HOARD, HALF = 512, 8  # Samples: a step of the copy task, half a group
 HOPS = cycle(f"transformers/{one}" for one in ("float32/cpu", "bfloat16/cpu", "int8/cpu", "float32/own"))
-BEYOND = 1 << 20  # No vocabulary here has so many tokens
+BEYOND = 1 << 20  # Larger than any vocabulary here
 CALL_S = 30.0
 AGAIN_S = 1.0  # Between two questions, while the run has no version or no leases
 SLOW_S = 0.5  # Between two bytes of a slow body
@@ -56,7 +56,7 @@ async def lag(self: Any, honest: Any, held: VersionId, *given: Any, **rest: Any)
 
 
 def asking_for(samples: int) -> Callable[..., Any]:
-    """Ask for so many samples, whatever there is room for."""
+    """Ask for a fixed number of samples, however few there is room for."""
     return lambda self, honest, held, capacity, *given, **rest: honest(self, held, samples, *given, **rest)
 
 
@@ -144,7 +144,7 @@ RELAYS: dict[str, tuple[Change, ...]] = {
 
 @dataclass
 class Client:
-    """One who calls the learner at `url`. `nodes` are all identities that it has had."""
+    """A client that calls the learner at `url`. `nodes` are all identities that it has had."""
 
     url: str
     nodes: set[NodeId] = field(default_factory=set)

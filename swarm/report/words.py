@@ -19,7 +19,7 @@ MAX_CHARACTERS = 400  # Of anybody's words in one place
 MAX_COUNTED = 16  # Reasons told beside one another
 ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
 JOIN_LENGTH = 4096  # A join line names eight addresses at most
-BUSY = 0.05  # Idle share up to which nobody asks what a learner waits for
+BUSY = 0.05  # Up to this idle share a learner counts as busy
 
 
 def finite(value: object) -> float | None:
@@ -161,7 +161,9 @@ def ending(status: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         return f"ended {at}: the budget of {most:g} is spent"
     if step and step >= steps:
         return "ended after its last step"
-    return f"ended {at}" if status.get("state") in ("finished", "stopped") else f"nobody leads it here: it stands {at}"
+    if status.get("state") in ("finished", "stopped"):
+        return f"ended {at}"
+    return f"its files end {at}: it goes on elsewhere, or was killed"
 
 
 def _rewards(status: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ class FixedRun:
             sampler.activate()
 
     def until(self, steps: int) -> None:
-        """Until so many steps are done, or nothing can happen any more."""
+        """Run until `steps` steps are done, or nothing is left that could happen."""
         self.world.run_until(lambda: self.learner.steps >= steps)
 
     def tally(self) -> Tally:

@@ -59,13 +59,13 @@ def newcomer_s(random: Random) -> float:
 
 
 def death_s(random: Random) -> float:
-    """Draw the seconds from a node's end, watched by nobody else, until the learner declares it dead."""
+    """Draw how many seconds after a node's end the learner declares it dead; only the learner watches it."""
     return RULES.dead_rounds * RULES.round_s + random.uniform(-DEATH_SPREAD_S, DEATH_SPREAD_S)
 
 
 class Choice:
-    """Who is active. A node reports its rate and links when it joins; a rentable machine is known by its market data.
-    Figures of the scenario stand in until they are observed."""
+    """Decides which samplers are active. A node reports its rate and links when it joins; a machine for rent is known
+    by its market data. Figures of the scenario stand in until they are observed."""
 
     def __init__(self, scenario: Scenario, settings: Settings, rules: Rules) -> None:
         self._scenario = scenario

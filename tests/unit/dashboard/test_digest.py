@@ -117,7 +117,7 @@ def test_of_a_run_that_is_over_nobody_is_there_any_more() -> None:
         "ended at step 60 of 200: the budget of 7 is spent",
         "ended after its last step",
         "ended at step 60 of 200",
-        "nobody leads it here: it stands at step 60 of 200",
+        "its files end at step 60 of 200: it goes on elsewhere, or was killed",
     ]
 
 

@@ -337,7 +337,7 @@ def test_of_a_class_that_is_only_claimed_one_is_tried_and_then_another() -> None
     before = run.active
     run.workers = [*run.workers, *claiming(3, 3.0, 1.0, "new")]
     (change,) = run.step()
-    assert "nobody of your class has shown" in change.reason
+    assert "no node of your class has been measured" in change.reason
     first = change.node
     assert run.step() == []
     run.now += PROBE_S
