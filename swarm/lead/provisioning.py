@@ -316,8 +316,9 @@ class Provisioning(SamplerWatch):
             encoded_bytes=self._broadcast.version_bytes,
             apply_s=0.0,
         )
-        once = measured_first(planned, dict(self._installs_s))
-        return sustained(once, period_s=self._period_s) if self._period_s else once
+        # A measured install has waited its turn already: to sustain it would count the wait twice.
+        many = sustained(planned, period_s=self._period_s) if self._period_s else planned
+        return measured_first(many, dict(self._installs_s))
 
     # -- costs -----------------------------------------------------------------------------------------------
 

@@ -195,14 +195,12 @@ async def test_a_loss_while_it_is_decided_is_answered_by_the_next_decision() -> 
     assert swarm.provisioning._due.is_set()
 
 
-async def test_who_needs_more_than_a_period_for_a_version_is_reckoned_to_skip_some() -> None:
+async def test_a_measured_install_is_not_taken_to_wait_for_the_version_before_once_more() -> None:
+    """To add those waits put the idle share 14 and 23 points too high where a version took 1.5 and 2.9 steps."""
     swarm = await settled(*PRICED)
     swarm.provisioning._installs_s.update(a1=1.5 * STEP_S)
-    workers = [Worker(name=name, device_class="a", rollouts_per_s=1.0) for name in ("a1", "a2")]
-    plan = swarm.provisioning._disseminate()(workers)
-    assert plan.install_s[0] == pytest.approx(2.5 * STEP_S)
-    assert plan.install_s[1] < STEP_S
-    assert plan.down_bytes[0] == pytest.approx(plan.down_bytes[1] / 1.5)
+    workers = [Worker(name=name, device_class="b", rollouts_per_s=1.0) for name in ("a1", "a2")]
+    assert swarm.provisioning._disseminate()(workers).install_s[0] == 1.5 * STEP_S
 
 
 async def test_one_that_came_while_it_was_decided_is_not_judged() -> None:
