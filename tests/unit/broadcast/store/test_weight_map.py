@@ -56,6 +56,14 @@ def copy(store: VersionStore) -> WeightMap:
     return open_weights(store)
 
 
+@pytest.fixture
+def first(versions: list[HeldVersion], store: VersionStore, copy: WeightMap) -> HeldVersion:
+    """Version 0, which the map has become."""
+    held = hand_over(store, versions[0])
+    copy.apply(held)
+    return held
+
+
 def content(copy: WeightMap) -> bytes:
     return copy.path.read_bytes()
 
@@ -68,6 +76,11 @@ def reopened(copy: WeightMap) -> WeightMap:
 def spoil(copy: WeightMap, index: int) -> None:
     with copy.path.open("r+b") as file:
         os.pwrite(file.fileno(), b"spoilt", copy.regions[index].start + 10)
+
+
+def within(weights: bytes, index: int) -> bytes:
+    """A region of them."""
+    return weights[REGIONS[index].start :][: REGIONS[index].nbytes]
 
 
 def test_versions_arrive_bit_for_bit_by_deltas_and_in_full(
@@ -83,17 +96,9 @@ def test_versions_arrive_bit_for_bit_by_deltas_and_in_full(
         assert copy.lacking(version.table) == []
 
 
-def test_a_full_version_needs_no_base(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    copy.apply(hand_over(store, versions[3]))
-    assert content(copy) == publisher.history[v(3)]
-
-
 def test_a_delta_against_another_version_is_refused_before_anything_is_touched(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
+    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap, first: HeldVersion
 ) -> None:
-    copy.apply(hand_over(store, versions[0]))
     held = hand_over(store, versions[2])
     assert not copy.can_become(held)
     with pytest.raises(ProtocolError, match=r"0.2 is a delta against 0.1, and \d+ regions of the map, which holds 0.0"):
@@ -102,33 +107,29 @@ def test_a_delta_against_another_version_is_refused_before_anything_is_touched(
     assert content(copy) == publisher.history[v(0)]
 
 
-def test_an_older_version_is_refused(versions: list[HeldVersion], store: VersionStore, copy: WeightMap) -> None:
+def test_an_older_version_is_refused(
+    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
+) -> None:
     copy.apply(hand_over(store, versions[3]))
+    assert content(copy) == publisher.history[v(3)], "a full version needs no base"
     with pytest.raises(ProtocolError, match=r"older than 0\.3"):
         copy.apply(hand_over(store, versions[0]))
     assert copy.version == v(3)
 
 
-def test_the_same_version_again_changes_nothing(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
+def test_the_same_version_again_changes_nothing(copy: WeightMap, first: HeldVersion) -> None:
     state = copy.path.stat().st_mtime_ns
-    copy.apply(held)
+    copy.apply(first)
     assert copy.path.stat().st_mtime_ns == state
 
 
 def test_what_was_held_is_held_after_a_restart(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
+    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap, first: HeldVersion
 ) -> None:
-    for version in versions[:2]:
-        copy.apply(hand_over(store, version))
     again = reopened(copy)
-    assert again.version == v(1)
-    assert again.unfinished is None
-    again.apply(hand_over(store, versions[2]))
-    assert content(again) == publisher.history[v(2)]
+    assert (again.version, again.unfinished) == (v(0), None)
+    again.apply(hand_over(store, versions[1]))
+    assert content(again) == publisher.history[v(1)]
 
 
 def _wrong_region(version: HeldVersion, place: int) -> HeldVersion:
@@ -144,14 +145,16 @@ def _wrong_region(version: HeldVersion, place: int) -> HeldVersion:
 
 
 def test_a_region_that_does_not_decode_to_what_was_signed_is_never_written(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap, pool: ThreadPoolExecutor
+    publisher: Publisher,
+    versions: list[HeldVersion],
+    store: VersionStore,
+    copy: WeightMap,
+    first: HeldVersion,
+    pool: ThreadPoolExecutor,
 ) -> None:
-    copy.apply(hand_over(store, versions[0]))
     with pytest.raises(ProtocolError, match="does not decode"):
         copy.apply(_wrong_region(versions[1], 5), pool)
-    span = REGIONS[5]
-    before = publisher.history[v(0)][span.start : span.start + span.nbytes]
-    assert content(copy)[span.start : span.start + span.nbytes] == before
+    assert within(content(copy), 5) == within(publisher.history[v(0)], 5)
     assert copy.version is None
     copy.apply(hand_over(store, versions[1]), pool)
     assert content(copy) == publisher.history[v(1)]
@@ -192,25 +195,26 @@ def test_a_cut_apply_is_finished_at_the_next_start(
     versions: list[HeldVersion],
     store: VersionStore,
     copy: WeightMap,
+    first: HeldVersion,
     monkeypatch: pytest.MonkeyPatch,
     after: int,
     part: int,
 ) -> None:
-    for version in versions[:2]:
-        copy.apply(hand_over(store, version))
-    cut_apply(copy, hand_over(store, versions[2]), monkeypatch, after=after, part=part)
-    assert copy.unfinished == v(2)
+    cut_apply(copy, hand_over(store, versions[1]), monkeypatch, after=after, part=part)
+    assert copy.unfinished == v(1)
     copy.close()
     again = open_weights(VersionStore(store.directory, KEY.public_bytes))
-    assert again.version == v(2)
-    assert again.unfinished is None
-    assert content(again) == publisher.history[v(2)]
+    assert (again.version, again.unfinished) == (v(1), None)
+    assert content(again) == publisher.history[v(1)]
 
 
 def test_no_region_is_applied_twice(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap, monkeypatch: pytest.MonkeyPatch
+    versions: list[HeldVersion],
+    store: VersionStore,
+    copy: WeightMap,
+    first: HeldVersion,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy.apply(hand_over(store, versions[0]))
     held = hand_over(store, versions[1])
     changed = len(copy.lacking(held.table))
     cut_apply(copy, held, monkeypatch, after=3 * 4 + 2, part=7)
@@ -225,9 +229,9 @@ def test_a_torn_region_without_its_redo_counts_as_damaged(
     versions: list[HeldVersion],
     store: VersionStore,
     copy: WeightMap,
+    first: HeldVersion,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy.apply(hand_over(store, versions[0]))
     held = hand_over(store, versions[1])
     cut_apply(copy, held, monkeypatch, after=2, part=1000)
     (copy.path.parent / "weights.redo").unlink()
@@ -235,76 +239,56 @@ def test_a_torn_region_without_its_redo_counts_as_damaged(
     (damaged,) = again.missing_base(held)
     with pytest.raises(ProtocolError, match="1 regions of the map"):
         again.apply(held)
-    region = publisher.published.weights.encode_full(damaged, held.table.regions[damaged].decoded_digest)
-    # The learner has gone on meanwhile.
-    assert region is None
     again.begin_fill(held)
-    span = REGIONS[damaged]
-    assert again.put_region(damaged, "raw", publisher.history[v(1)][span.start : span.start + span.nbytes])
+    assert again.put_region(damaged, "raw", within(publisher.history[v(1)], damaged))
     again.apply(held)
     assert content(again) == publisher.history[v(1)]
 
 
 def test_a_region_that_rots_is_seen_at_the_next_start(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
+    publisher: Publisher, store: VersionStore, copy: WeightMap, first: HeldVersion
 ) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
     spoil(copy, 3)
     again = reopened(copy)
-    assert again.version is None
-    assert again.last_whole == v(0)
-    assert again.lacking(held.table) == [3]
+    assert (again.version, again.last_whole) == (None, v(0))
+    assert again.lacking(first.table) == [3]
     assert open_weights(store).version == v(0)
     assert content(again) == publisher.history[v(0)]
 
 
 def test_a_region_that_rots_is_found_by_a_recheck_and_made_anew(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
+    publisher: Publisher, copy: WeightMap, first: HeldVersion
 ) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
     assert copy.recheck() == 0
     spoil(copy, 3)
     assert copy.recheck() == 1
     assert copy.version is None
-    assert copy.can_become(held)
-    copy.apply(held)
+    assert copy.can_become(first)
+    copy.apply(first)
     assert content(copy) == publisher.history[v(0)]
 
 
-def test_a_map_of_another_size_begins_anew(versions: list[HeldVersion], store: VersionStore, copy: WeightMap) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
+def test_a_map_of_another_size_begins_anew(copy: WeightMap, first: HeldVersion) -> None:
     os.truncate(copy.path, 1000)
     again = reopened(copy)
     assert again.version is None
-    assert len(again.lacking(held.table)) == len(REGIONS)
+    assert len(again.lacking(first.table)) == len(REGIONS)
 
 
-def test_what_another_swarm_left_is_known_by_its_digests_alone(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    held = hand_over(store, versions[4 - 1])
-    copy.apply(held)
+def test_what_another_swarm_left_is_known_by_its_digests_alone(copy: WeightMap, first: HeldVersion) -> None:
     copy.close()
     other = WeightMap(copy.path.parent, MIXED_LAYOUT, OTHER_KEY.public_bytes)
-    assert other.version is None
-    assert other.last_whole is None
-    assert other.lacking(held.table) == []
+    assert (other.version, other.last_whole) == (None, None)
+    assert other.lacking(first.table) == []
 
 
 @pytest.mark.parametrize("content_", [b"", b"junk", b"\xc0" * 300])
-def test_a_damaged_record_is_forgotten(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap, content_: bytes
-) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
+def test_a_damaged_record_is_forgotten(copy: WeightMap, first: HeldVersion, content_: bytes) -> None:
     (copy.path.parent / "weights.current").write_bytes(content_)
     again = reopened(copy)
     assert again.version is None
-    assert again.lacking(held.table) == []
-    again.apply(held)
+    assert again.lacking(first.table) == []
+    again.apply(first)
     assert again.version == v(0)
 
 
@@ -313,16 +297,15 @@ def test_a_full_disk_is_said_before_anything_is_touched(
     versions: list[HeldVersion],
     store: VersionStore,
     copy: WeightMap,
+    first: HeldVersion,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy.apply(hand_over(store, versions[0]))
     held = hand_over(store, versions[1])
     (copy.path.parent / "weights.redo").unlink()
-    spare_bytes = disk.SPARE_BYTES
-    monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
-    with pytest.raises(DiskFull, match=r"weights.redo: free \d+ MB"):
-        copy.apply(held)
-    monkeypatch.setattr(disk, "SPARE_BYTES", spare_bytes)
+    with monkeypatch.context() as full:
+        full.setattr(disk, "SPARE_BYTES", 1 << 60)
+        with pytest.raises(DiskFull, match=r"weights.redo: free \d+ MB"):
+            copy.apply(held)
     assert content(copy) == publisher.history[v(0)]
     copy.apply(held)
     assert content(copy) == publisher.history[v(1)]
@@ -347,11 +330,10 @@ def test_a_map_is_filled_with_regions_that_another_encodes(
 
 
 def test_a_cut_fill_keeps_what_it_has(publisher: Publisher, versions: list[HeldVersion], copy: WeightMap) -> None:
-    target, whole = versions[4], publisher.history[v(4)]
+    target = versions[4]
     copy.begin_fill(target)
     for index in (0, 7, 9):
-        span = REGIONS[index]
-        assert copy.put_region(index, "raw", whole[span.start : span.start + span.nbytes])
+        assert copy.put_region(index, "raw", within(publisher.history[v(4)], index))
     again = reopened(copy)
     assert again.unfinished == v(4)
     assert set(range(len(REGIONS))) - set(again.lacking(target.table)) == {0, 7, 9}
@@ -381,15 +363,12 @@ def test_no_region_but_the_signed_one_is_put(
     assert copy.put_region(0, good.codec, b"again, and not even read")
 
 
-def test_a_region_that_has_changed_meanwhile_is_not_given(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
-    assert copy.encode_full(2, held.table.regions[2].decoded_digest) is not None
+def test_a_region_that_has_changed_meanwhile_is_not_given(copy: WeightMap, first: HeldVersion) -> None:
+    signed = first.table.regions[2].decoded_digest
+    assert copy.encode_full(2, signed) is not None
     assert copy.encode_full(2, digest(b"another")) is None
     spoil(copy, 2)
-    assert copy.encode_full(2, held.table.regions[2].decoded_digest) is None
+    assert copy.encode_full(2, signed) is None
 
 
 # -- shapes --------------------------------------------------------------------------------------------------
