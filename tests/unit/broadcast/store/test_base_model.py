@@ -17,14 +17,18 @@ from swarm.errors import UserError
 from tests.builders import MIXED_LAYOUT, v
 from tests.publishers import Publisher, receiver_store
 
-DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}
+DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64, "U8": torch.uint8}
 
 
-def save(directory: Path, layout: Layout, content: bytes | bytearray, *, files: int = 1) -> Path:
+def save(
+    directory: Path, layout: Layout, content: bytes | bytearray, *, files: int = 1, frozen_only: bool = False
+) -> Path:
     """The tensors of a stream in safetensors files, in turn."""
     directory.mkdir(exist_ok=True)
     parts: list[dict[str, torch.Tensor]] = [{} for _ in range(files)]
     for place, (tensor, span) in enumerate(zip(layout.tensors, tensor_spans(layout), strict=True)):
+        if frozen_only and not tensor.frozen:
+            continue
         flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)[span.start : span.start + span.nbytes]
         parts[place % files][tensor.name] = flat.clone().view(DTYPES[tensor.dtype]).view(tensor.shape)
     for number, part in enumerate(parts):
