@@ -416,7 +416,7 @@ async def test_a_roster_aims_nobody_at_addresses_that_no_stranger_may_name(
 ) -> None:
     hearer = Hearer(tmp_path / "receiver", lan=lan)
     found, dialled, called = hearer.receiver._neighbours, list[str](), list[str]()
-    station = replace(hearer.station, peer_at=lambda node, address: called.append(address.host))  # type: ignore[arg-type,func-returns-value,return-value]
+    station = replace(hearer.station, peer_at=lambda node, address: called.append(address.host))  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(found, "_station", station)
 
     def dial(wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:

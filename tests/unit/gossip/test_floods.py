@@ -222,7 +222,7 @@ def test_records_of_a_third_party_bring_it_few_calls_while_an_honest_public_gets
     assert len(called) - len(at_victim) > HOUR_S / RULES.hold_s / 4
 
 
-def test_a_claimed_address_is_proven_by_a_call_from_it_or_an_answer_at_it() -> None:
+def test_a_claimed_address_is_proven_by_a_call_from_it_or_an_answer_at_it_and_after_a_move_again() -> None:
     one = core(1)
     for number in (2, 3, 4):
         introduce(one, signed(number), proven=False)
@@ -231,6 +231,8 @@ def test_a_claimed_address_is_proven_by_a_call_from_it_or_an_answer_at_it() -> N
     call = one.calls.to(key(4).node_id, (address(4),), "round", Exchange(), now=1.0)
     one.answered(call.ticket, ExchangeReply(), now=1.0)
     assert [peer.proven for peer in one.view.table] == [False, True, True]
+    introduce(one, signed(3, 1), at(4, VICTIM, sequence=1), proven=False)
+    assert [peer.proven for peer in one.view.table] == [False, True, False]
 
 
 def test_of_several_addresses_only_the_one_that_was_proven_is_called_again() -> None:
@@ -241,16 +243,6 @@ def test_of_several_addresses_only_the_one_that_was_proven_is_called_again() -> 
     assert {host for _, host in calls_of(one, 100.0, lambda now: one.view.table.find(key(2).node_id))} == {
         address(2).host
     }
-
-
-def test_a_move_has_to_be_proven_again_and_a_renewal_has_not() -> None:
-    one = core(1)
-    introduce(one, signed(2))
-    introduce(one, signed(2, 1), proven=False)
-    (peer,) = one.view.table
-    assert peer.proven
-    introduce(one, at(2, VICTIM, sequence=2), proven=False)
-    assert not peer.proven
 
 
 def test_a_node_that_was_never_reached_is_not_called_after_its_death() -> None:

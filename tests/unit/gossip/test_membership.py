@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
@@ -90,16 +91,11 @@ def a_round(one: Membership, *, now: float) -> list[Call]:
 # -- what is taken in ----------------------------------------------------------------------------------------
 
 
-def test_a_record_and_its_age_make_a_public_known() -> None:
-    one = core(1)
-    assert Appeared(signed=signed(2)) in introduce(one, signed(2), now=100.0, age_s=5.0)
-    assert peer_of(one, 2).heard_at == pytest.approx(100.0 - RULES.transit_s - 5.0)
-
-
-def test_a_record_without_an_age_brings_no_beat() -> None:
+def test_a_record_and_its_age_make_a_public_known_and_one_without_brings_no_beat() -> None:
     one = core(1)
     assert reasons(told(one, signed(2), now=100.0)) == ["zombie"]
-    introduce(one, signed(2), now=100.0, age_s=30.0)
+    assert Appeared(signed=signed(2)) in introduce(one, signed(2), now=100.0, age_s=30.0)
+    assert peer_of(one, 2).heard_at == pytest.approx(100.0 - RULES.transit_s - 30.0)
     told(one, signed(2, 1), now=101.0)
     assert peer_of(one, 2).signed == signed(2, 1)
     assert peer_of(one, 2).heard_at < 70.0
@@ -323,22 +319,6 @@ def test_nobody_is_dead_by_hearsay() -> None:
     assert knows(one, 2) is not None
 
 
-def test_a_dead_node_that_is_said_to_live_is_believed_for_one_life() -> None:
-    one = core(1)
-    introduce(one, signed(2), now=0.0)
-    now, died_at = 0.0, 0.0
-    while not died_at and now < 2 * LIFE_S:
-        now = max(now, one.deadline())
-        told(one, signed(2), digest=ages((signed(2), 0.0)), now=now)
-        effects = one.tick(now=now)
-        for call in calls_in(effects):
-            one.failed(call.ticket, now=now)
-        died_at = now if deaths(effects) else 0.0
-    assert LIFE_S <= died_at <= LIFE_S + 2 * RULES.round_s
-    introduce(one, signed(2), now=now)
-    assert knows(one, 2) is None
-
-
 def test_who_was_late_itself_waits_twice_as_long() -> None:
     def dies(stalled: bool) -> float:
         one = core(1)
@@ -417,16 +397,12 @@ def assert_fits(message: Exchange | ExchangeReply) -> None:
     assert decode(body, type(message), cap_bytes=GOSSIP_BODY_BYTES) == message
 
 
-def test_the_digest_of_the_largest_table_is_a_message_that_others_take() -> None:
+@pytest.mark.parametrize("known", [0, 500, 1500, 3000, MAX_OTHERS])
+def test_every_message_of_the_largest_table_fits_a_body(known: int) -> None:
     one = crowded()
     one.view.table.admit(signed(0), 0.0, now=0.0)
     assert len(ages_in(one.view.round_message(0.0).digest)) == MAX_PUBLICS
     assert_fits(one.view.round_message(0.0))
-
-
-@pytest.mark.parametrize("known", [0, 500, 1500, 3000, MAX_OTHERS])
-def test_every_answer_of_the_largest_table_fits_a_body(known: int) -> None:
-    one = crowded()
     one.take_head(head(3), now=0.0)
     others = fakes(MAX_OTHERS)
     asked = Exchange(digest=ages(*((other, 500.0) for other in others[:known])))
@@ -498,7 +474,7 @@ def test_a_bootstrap_is_asked_for_the_others_at_the_address_where_it_answered() 
     assert one.introduced(one.view.own, address(1), now=2.0) == [], "itself"
 
 
-def test_whoever_does_not_answer_is_called_less_and_less() -> None:
+def test_whoever_does_not_answer_is_called_less_and_less_until_it_is_heard_of() -> None:
     one = core(1)
     introduce(one, signed(2))
     peer = peer_of(one, 2)
@@ -513,21 +489,14 @@ def test_whoever_does_not_answer_is_called_less_and_less() -> None:
     assert waits[0] < 0, "one failure is a lost packet"
     assert waits[1:] == sorted(waits[1:])
     assert waits[-1] == waits[-2]
-    one.answered(called(), reply(), now=10.0)
-    assert peer.failures == 0
-    assert peer.retry_at < 0
-
-
-def test_whoever_calls_or_says_hello_may_be_called_again_at_once() -> None:
-    one = core(1)
-    introduce(one, signed(2))
-    peer = peer_of(one, 2)
-    for greets in (False, True):
+    heard: list[Callable[[], object]] = [
+        lambda: one.answered(called(), reply(), now=10.0),
+        lambda: one.introduced(signed(2), address(2), now=10.0),
+        lambda: told(one, by=2, now=10.0),
+    ]
+    for hear in heard:
         peer.failures, peer.retry_at = 4, 1e9
-        if greets:
-            one.introduced(signed(2), address(2), now=10.0)
-        else:
-            told(one, by=2, now=10.0)
+        hear()
         assert peer.failures == 0
         assert peer.retry_at < 0
 

@@ -84,10 +84,8 @@ def test_two_witnesses_of_one_address_make_a_node_public() -> None:
     assert one.address is None
     assert answered(one, 2, "::ffff:8.8.8.8")
     assert one.address == Address(host="8.8.8.8", port=7700, fingerprint=bytes(32))
-
-
-def test_where_one_public_is_known_one_witness_is_enough() -> None:
-    assert answered(case(), 0, known=1)
+    assert (one.message().port, one.message().fingerprint) == (7700, bytes(32))
+    assert answered(case(), 0, known=1), "where one public is known"
 
 
 @pytest.mark.parametrize("host", ["example.com", "", "fe80::1%eth0", "8.8.8.8\n"])
@@ -145,18 +143,11 @@ def test_witnesses_are_asked_one_after_another_each_once_before_any_twice() -> N
     one = case()
     first = one.ask(PUBLICS, now=0.0)
     assert first is not None
+    assert one.deadline() > ROUND_S
     answered(one, PUBLICS.index(first), known=99, now=0.0)
+    assert one.deadline() <= ROUND_S, "the second is asked soon"
     for attempt in range(20):
         assert one.ask(PUBLICS, now=100.0 * (attempt + 1)) not in (None, first)
-
-
-def test_the_second_witness_is_asked_soon() -> None:
-    one = case()
-    first = one.ask(PUBLICS, now=0.0)
-    assert first is not None
-    assert one.deadline() > ROUND_S
-    answered(one, PUBLICS.index(first), now=0.0)
-    assert one.deadline() <= ROUND_S
 
 
 def test_a_shell_that_wakes_often_does_not_put_off_the_question() -> None:
@@ -181,7 +172,3 @@ def test_whoever_is_proven_or_without_hope_asks_seldom() -> None:
     for one in (proven(), hopeless):
         assert one.ask(PUBLICS, now=1000.0) is not None
         assert one.deadline() - 1000.0 >= 0.8 * CHECK_ROUNDS * ROUND_S
-
-
-def test_a_question_names_the_port_and_the_certificate() -> None:
-    assert (case().message().port, case().message().fingerprint) == (7700, bytes(32))

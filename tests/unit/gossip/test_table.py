@@ -55,15 +55,10 @@ def with_dead() -> Table:
     return one
 
 
-def test_a_public_appears_once() -> None:
-    one = table()
-    assert one.admit(signed(1), 0.0, now=0.0) == ("new", [Appeared(signed=signed(1))])
-    assert one.admit(signed(1), 0.0, now=0.0) == ("known", [])
-    assert len(one) == 1
-
-
 def test_only_a_higher_order_replaces_a_record() -> None:
-    one = known(signed(1, 5))
+    one = table()
+    assert one.admit(signed(1, 5), 0.0, now=0.0) == ("new", [Appeared(signed=signed(1, 5))])
+    assert one.admit(signed(1, 5), 0.0, now=0.0) == ("known", [])
     assert admitted(one, signed(1, 4)) == "old_record"
     assert admitted(one, signed(1, 9, generation=0)) == "old_record"
     assert admitted(one, signed(1, 6)) == "reissued"
@@ -95,23 +90,11 @@ def test_silence_ends_a_public_and_patience_stretches_it() -> None:
 
 def test_a_record_that_is_not_issued_anew_ends_whatever_is_said_of_its_beats() -> None:
     one = known(signed(1))
+    one.admit(signed(1), LIFE_S - 2, now=LIFE_S - 2)
     (peer,) = one
     peer.heard_at = LIFE_S + 1
     assert one.expire(now=LIFE_S - 1, patience=1.0) == []
     assert one.expire(now=LIFE_S + 1, patience=9.0) == [Died(node=key(1).node_id, reason="record expired")]
-
-
-def test_the_same_record_heard_again_is_no_re_issue() -> None:
-    one = known(signed(1))
-    one.admit(signed(1), LIFE_S, now=LIFE_S)
-    (peer,) = one
-    assert peer.risen_at == 0.0
-
-
-def test_a_zombie_is_refused() -> None:
-    one = table()
-    assert admitted(one, signed(1), now=100.0, age_s=DEAD_S + 1) == "zombie"
-    assert admitted(one, signed(1), now=100.0, age_s=DEAD_S - 1) == "new"
 
 
 def test_a_dead_node_comes_back_by_a_higher_order_alone() -> None:
@@ -120,6 +103,9 @@ def test_a_dead_node_comes_back_by_a_higher_order_alone() -> None:
     assert admitted(one, signed(1, 5), now=LATE) == "known"
     assert len(one) == 0
     assert admitted(one, signed(1, 6), now=LATE) == "new"
+    assert one.dead == {}
+    one = with_dead()
+    assert admitted(one, signed(1, 5, profile=Profile(leaves=1)), now=LATE) == "equivocation"
     assert one.dead == {}
 
 
@@ -147,26 +133,15 @@ def test_a_public_may_withdraw_itself_and_no_older_record_undoes_it(reachability
 
 def test_two_contents_of_one_order_ban_the_key() -> None:
     one = known(signed(1))
+    wrapped = encode([signed(1).body, key(1).sign(RECORD_CONTEXT, signed(1).body), "more"])
+    assert wrapped != signed(1).sealed
+    assert admitted(one, open_record(wrapped, THE_SWARM)) == "known", "the same body in other bytes"
     said, effects = one.admit(signed(1, profile=Profile(leaves=1)), 0.0, now=0.0)
     assert (said, reasons(effects)) == ("equivocation", ["equivocation"])
     assert effects[-1] == Died(node=key(1).node_id, reason="equivocated")
     assert key(1).node_id in one.banned
     assert (len(one), len(one.dead)) == (0, 0)
     assert admitted(one, signed(1, 9, generation=9)) == "banned_key"
-
-
-def test_a_dead_node_that_equivocates_is_banned_too() -> None:
-    one = with_dead()
-    assert admitted(one, signed(1, 5, profile=Profile(leaves=1)), now=LATE) == "equivocation"
-    assert one.dead == {}
-
-
-def test_wrapping_the_same_body_in_other_bytes_is_no_equivocation() -> None:
-    one = known(signed(1))
-    sealed = encode([signed(1).body, key(1).sign(RECORD_CONTEXT, signed(1).body), "more"])
-    assert sealed != signed(1).sealed
-    assert admitted(one, open_record(sealed, THE_SWARM)) == "known"
-    assert key(1).node_id not in one.banned
 
 
 def test_a_banned_key_is_forgotten_when_there_are_too_many() -> None:
@@ -204,20 +179,16 @@ def test_a_laboratory_of_private_addresses_has_no_limit() -> None:
         assert admitted(one, signed(number, addresses=hosts)) == "new"
 
 
-def test_a_move_does_not_go_around_the_cap_of_a_subnet() -> None:
+def test_a_move_does_not_go_around_the_cap_of_a_subnet_and_makes_room_where_it_left() -> None:
     numbers = range(1, MAX_PER_SUBNET + 2)
     one = known(*map(signed, numbers))
     moved = [admitted(one, signed(number, 1, addresses=at(f"20.200.1.{number}"))) for number in numbers]
     assert moved == ["changed"] * MAX_PER_SUBNET + ["subnet_full"]
     assert admitted(one, signed(1, 2, addresses=at("20.200.1.250"))) == "changed", "within its own subnet"
-
-
-def test_whoever_leaves_a_subnet_makes_room() -> None:
-    one = known(*(signed(number, addresses=at(f"20.1.1.{number}")) for number in range(1, MAX_PER_SUBNET + 1)))
-    one.admit(signed(1, 1, addresses=at("20.9.9.9")), 0.0, now=0.0)
-    assert admitted(one, signed(1000, addresses=at("20.1.1.200"))) == "new"
-    one.admit(signed(2, 1, reachability="gone", addresses=()), 0.0, now=0.0)
-    assert admitted(one, signed(1001, addresses=at("20.1.1.201"))) == "new"
+    one.admit(signed(1, 3, addresses=at("20.9.9.9")), 0.0, now=0.0)
+    assert admitted(one, signed(1000, addresses=at("20.200.1.200"))) == "new"
+    one.admit(signed(2, 2, reachability="gone", addresses=()), 0.0, now=0.0)
+    assert admitted(one, signed(1001, addresses=at("20.200.1.201"))) == "new"
 
 
 def fakes(count: int) -> list[SignedRecord]:
@@ -265,19 +236,16 @@ def test_an_address_that_may_not_be_called_is_refused_at_first_sight_and_after_a
     assert all(peer.addresses == (address(1),) for peer in one)
 
 
-def test_the_learner_is_remembered_after_its_death() -> None:
-    one = known(signed(0))
-    one.expire(now=LATE, patience=1.0)
-    assert one.learner is not None
-    assert one.learner.signed == signed(0)
-
-
 def test_a_leaf_forgets_the_old_but_never_the_learner() -> None:
     one = known(signed(0), signed(1))
     one.admit(signed(2), LIFE_S, now=LIFE_S)
     one.forget_old(now=LIFE_S + 1)
     assert {peer.signed.node for peer in one} == {key(0).node_id, key(2).node_id}
     assert one.dead == {}
+    one.expire(now=LIFE_S + LATE, patience=1.0)
+    assert len(one) == 0
+    assert one.learner is not None
+    assert one.learner.signed == signed(0), "it is remembered after its death"
 
 
 def test_what_was_refused_for_good_is_not_asked_for_again_for_a_while() -> None:
@@ -296,10 +264,11 @@ def test_what_was_refused_for_good_is_not_asked_for_again_for_a_while() -> None:
     assert not one.unwanted
 
 
-def test_what_nobody_was_heard_of_lately_is_asked_for_again() -> None:
+def test_a_zombie_is_refused_and_asked_for_again() -> None:
     one = table()
-    assert admitted(one, signed(1), now=LATE, age_s=LATE) == "zombie"
+    assert admitted(one, signed(1), now=100.0, age_s=DEAD_S + 1) == "zombie"
     assert not one.unwanted
+    assert admitted(one, signed(1), now=100.0, age_s=DEAD_S - 1) == "new"
 
 
 def test_a_name_is_taken_from_the_learner_alone_and_only_with_its_certificate() -> None:

@@ -95,9 +95,9 @@ def publics(node: NodeNetwork) -> set[str]:
     return {public["node"] for public in node.status()["publics"]}
 
 
-def public_at(address: Address, swarm: SwarmId) -> SignedRecord:
+def public_at(address: Address, swarm: str) -> SignedRecord:
     """What OTHER_KEY may say of itself."""
-    owner = Owner(OTHER_KEY, swarm, "relay", generation=1, addresses=(address,))
+    owner = Owner(OTHER_KEY, SwarmId(swarm), "relay", generation=1, addresses=(address,))
     owner.reachability = "public"
     owner.issue()
     return owner.signed
