@@ -123,29 +123,21 @@ async def test_chunks_leave_while_the_rest_is_being_encoded(world: World, gate: 
     assert learner.service.status()["broadcasts"]["0.1"]["repairs"] == 0
 
 
-async def test_who_comes_while_a_version_is_encoded_gets_all_of_it(world: World, gate: Gate, tmp_path: Path) -> None:
+async def test_who_comes_or_starts_again_while_a_version_is_encoded_gets_all_of_it(
+    world: World, gate: Gate, tmp_path: Path
+) -> None:
     learner, hosts = await swarm_with(world, gate)
     async with encoding_of(learner, gate, 1):
         await until(lambda: all(map(has_all_so_far, hosts)))
         late = await world.receiver(9)
         await until(lambda: late.holds(0))
         assert begun_at(late) is None
-    await until(lambda: late.holds(1))
-    assert late.weights() == expected(tmp_path, 1)
-
-
-async def test_who_starts_again_while_a_version_is_encoded_gets_all_of_it(
-    world: World, gate: Gate, tmp_path: Path
-) -> None:
-    learner, hosts = await swarm_with(world, gate)
-    async with encoding_of(learner, gate, 1):
-        await until(lambda: all(map(has_all_so_far, hosts)))
         await hosts[0].stop()
         assert not list(hosts[0].directory.glob("**/0.1.head"))
         again = await world.receiver(1)
-        await until(lambda: again.receiver.status()["streams"] == 2)
-    await until(lambda: again.holds(1) and hosts[1].holds(1))
-    assert again.weights() == expected(tmp_path, 1)
+        await until(lambda: again.receiver.status()["streams"] == 3)
+    await until(all_hold([late, again, hosts[1]], 1))
+    assert late.weights() == again.weights() == expected(tmp_path, 1)
 
 
 async def killed_while_encoding(learner: LearnerHost, hosts: list[ReceiverHost], gate: Gate) -> None:

@@ -89,19 +89,6 @@ def test_a_chunk_goes_on_to_the_children_of_its_stripe_and_no_others() -> None:
     assert drained(core, B) == []
 
 
-def test_a_child_that_takes_nothing_delays_no_other() -> None:
-    core = source(400, [[A, B, C]])
-    found: list[int] = []
-    for _ in range(800):
-        for peer in (A, B):
-            frame = core.next_for(peer, now=0.0)
-            if isinstance(frame, Send):
-                core.sent(peer, frame, now=0.0)
-                found.append(frame.index)
-    assert sorted(found) == sorted([*range(400)] * 2)
-    assert len(indices(drained(core, C))) == 400
-
-
 def test_links_stay_abreast_while_the_others_move() -> None:
     core = source(100, [[A], [B], [C]])
     ahead = indices(drained(core, A))

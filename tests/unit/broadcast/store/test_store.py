@@ -105,14 +105,11 @@ def test_a_receiver_finds_everything_again(publisher: Publisher, store: VersionS
     assert newest.sealed_head == done[2].sealed_head
 
 
-def test_a_known_version_is_not_begun_twice(publisher: Publisher, store: VersionStore) -> None:
+def test_a_known_version_is_not_begun_twice_and_another_of_its_name_is_refused(
+    publisher: Publisher, store: VersionStore
+) -> None:
     version = publisher.publish(0)
     assert begin(store, version) is begin(store, version)
-
-
-def test_another_version_under_the_same_name_is_refused(publisher: Publisher, store: VersionStore) -> None:
-    version = publisher.publish(0)
-    begin(store, version)
     table = msgspec.structs.replace(version.table, tensor_sums=(1, 2, 3, 4))
     table_bytes = encode(table)
     head = msgspec.structs.replace(version.head, table_digest=digest(table_bytes), table_bytes=len(table_bytes))
@@ -143,10 +140,13 @@ def test_a_damaged_version_is_swept_away(
     assert names(again) == {"layout", "0.0.head", "0.0.table", "0.0.chunks"}
 
 
-def test_a_damaged_layout_takes_its_versions_with_it(publisher: Publisher) -> None:
-    publisher.publish(0)
-    _flip(publisher.published.store.directory / "layout")
-    assert reopened(publisher.published.store).versions() == []
+def test_versions_with_a_damaged_layout_or_of_another_swarm_are_removed(
+    publisher: Publisher, store: VersionStore
+) -> None:
+    hand_over(store, publisher.publish(0))
+    _flip(store.directory / "layout")
+    assert reopened(store).versions() == []
+    assert VersionStore(publisher.published.store.directory, OTHER_KEY.public_bytes).versions() == []
 
 
 def test_what_a_killed_process_left_half_written_is_swept_away(publisher: Publisher) -> None:
@@ -157,11 +157,6 @@ def test_what_a_killed_process_left_half_written_is_swept_away(publisher: Publis
     again = reopened(publisher.published.store)
     assert numbers(again) == [0]
     assert {name for name in names(again) if "0.1" in name or "partial" in name} == set()
-
-
-def test_versions_of_another_swarm_are_removed(publisher: Publisher) -> None:
-    publisher.publish(0)
-    assert VersionStore(publisher.published.store.directory, OTHER_KEY.public_bytes).versions() == []
 
 
 def test_another_layout_removes_versions_and_map(publisher: Publisher) -> None:
